@@ -1,0 +1,169 @@
+"""The auxiliary peer's process: a fixed address and identity, the keeper, the recorder, and a screenful of facts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tt_cli import __version__
+from tt_cli.auxiliary.keeper import Keeper
+from tt_cli.auxiliary.recorder import Recorder
+from tt_cli.errors import TTError
+from tt_cli.monitor import take_snapshot
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
+from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.board import Board, View
+from tt_cli.swarm.dht import DHT, addresses_of, alive, daemon_pid, dht_time, start_dht, stop_dht
+from tt_cli.swarm.identity import claim_identity
+from tt_cli.swarm.records import PeerRecord
+
+LOOK_SECONDS = 0.5
+SNAPSHOT_SECONDS = 2.0
+HISTORY_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `tt aux-peer` hands its process, beside the run (TOML text)."""
+
+    run: str
+    port: int
+    initial_peers: list[str] = field(default_factory=list)
+    host: str = "0.0.0.0"
+    announce: list[str] = field(default_factory=list)
+    user: str = ""
+
+
+def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
+    """Serve until `leave` is set."""
+    opts = Options(**options)
+    run = RunConfig.from_toml(opts.run, "the run file")
+    folder = folders.run_folder(run)
+    identity = claim_identity(folder, "aux")
+    keeper, recorder = Keeper(run, emit), Recorder(folder)
+    emit(Phase("starting", "joining the DHT"))
+    dht = start_dht(
+        run, identity, initial_peers=opts.initial_peers, host=opts.host, port=opts.port, announce=opts.announce
+    )
+    averager = Averager(
+        run, dht, [torch.zeros(1)], keeper.hand_over, client_mode=False, max_state_bytes=run_state_limit(run)
+    )
+    board = Board(run, dht, identity)
+    try:
+        addresses = list(opts.announce) or addresses_of(dht)
+        address_file = folder / "address"
+        address_file.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
+        emit(Listening(identity.peer_id, addresses, False))
+        serve = _Service(run, emit, keeper, recorder, board, averager, identity.peer_id, opts.user)
+        board.start()
+        emit(Phase("waiting", "for trainers"))
+        daemon = daemon_pid(dht)
+        while not leave.wait(LOOK_SECONDS):
+            serve.look()
+            _check_alive(averager, daemon)
+        emit(Finished("left"))
+    finally:
+        with contextlib.suppress(OSError):
+            (folder / "address").unlink(missing_ok=True)
+        _close(board, averager, dht)
+
+
+def run_state_limit(run: RunConfig) -> int:
+    """The most bytes that a state of this run may have: fp32 parameters twice over, by the model's shape."""
+    model = run.model
+    per_layer = model.dim * model.dim_head * model.heads * 4 + 3 * model.ff_mult * model.dim**2
+    vocabulary = run.tokenizer.vocab_size + run.model.text_length + run.vqgan.codebook_size
+    layers = min(model.depth, model.shared_layer_groups + 1)
+    parameters = layers * per_layer + (1 if model.tied_embeddings else 2) * vocabulary * model.dim
+    return 16 * parameters + 2**26
+
+
+class _Service:
+    """One look at the swarm after the other."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        emit: Emit,
+        keeper: Keeper,
+        recorder: Recorder,
+        board: Board,
+        averager: Averager,
+        peer_id: str,
+        user: str,
+    ):
+        self._run, self._emit, self._keeper, self._recorder = run, emit, keeper, recorder
+        self._board, self._averager, self._peer_id, self._user = board, averager, peer_id, user
+        self._told_at = self._remembered_at = -float("inf")
+        self._trainers = 0
+
+    def look(self) -> None:
+        """Record, fetch and tell what is due."""
+        self._publish()
+        view = self._board.view
+        try:
+            self._recorder.record(view)
+        except TTError as error:
+            self._emit(Log(str(error), "error"))
+        if self._keeper.wants(view):
+            self._keeper.fetch(view, self._averager, self._peer_id)
+            self._publish()
+        self._tell(view)
+
+    def _publish(self) -> None:
+        self._board.publish(
+            PeerRecord(
+                peer_id=self._peer_id,
+                role="aux",
+                user=self._user,
+                version=__version__,
+                client_mode=False,
+                epoch=self._keeper.epoch,
+                digest=self._keeper.digest,
+                samples=0,
+                samples_per_second=0.0,
+                total_samples=0,
+                bytes_sent=int(self._averager.traffic[0]),
+                bytes_received=int(self._averager.traffic[1]),
+                time=dht_time(),
+            )
+        )
+
+    def _tell(self, view: View) -> None:
+        now = time.monotonic()
+        if now > self._remembered_at + HISTORY_SECONDS:
+            self._remembered_at = now
+            self._board.publish_history(self._recorder.history())
+        if now < self._told_at + SNAPSHOT_SECONDS:
+            return
+        self._told_at = now
+        snapshot = take_snapshot(self._run, list(view.records), self._recorder.history(), dht_time())
+        self._emit(Snapshot(snapshot.to_json()))
+        trainers = sum(record.role == "trainer" for record in view.records)
+        if trainers != self._trainers:
+            self._trainers = trainers
+            reason = f"{trainers} trainer{'' if trainers == 1 else 's'}" if trainers else "for trainers"
+            self._emit(Phase("serving" if trainers else "waiting", reason))
+
+
+def _check_alive(averager: Averager, daemon: int | None) -> None:
+    if daemon is not None and not alive(daemon):
+        raise WorkerBroken("the p2p daemon of this peer was ended by something else")
+    if not averager.is_alive():
+        raise WorkerBroken("the averager process of this peer was ended by something else")
+
+
+def _close(board: Board, averager: Averager, dht: DHT) -> None:
+    if board.is_alive():
+        board.stop()
+    averager.shutdown()
+    if averager.is_alive():
+        averager.kill()
+    stop_dht(dht)

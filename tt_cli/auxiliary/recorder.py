@@ -1,0 +1,74 @@
+"""Records what the swarm did: one line of JSON for each step, and the history that others read from the DHT."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from tt_cli.errors import TTError
+from tt_cli.swarm.board import View
+from tt_cli.swarm.records import HistoryRecord
+
+HISTORY_STEPS = 256
+
+
+class Recorder:
+    """Appends to `steps.jsonl` in the run's folder; survives a kill at any instant (a torn last line is dropped).
+
+    A line: {"step", "loss", "time" (Unix seconds), "peers", "samples_per_second", "users"}.
+    """
+
+    def __init__(self, folder: Path):
+        self.path = folder / "steps.jsonl"
+        self._steps: list[tuple[int, float, float]] = self._read()
+
+    def _read(self) -> list[tuple[int, float, float]]:
+        steps = []
+        if self.path.exists():
+            whole, _, _torn = self.path.read_bytes().rpartition(b"\n")
+            if _torn:
+                self.path.write_bytes(whole + b"\n" if whole else b"")
+            for line in whole.decode("utf-8", "replace").splitlines():
+                try:
+                    row = json.loads(line)
+                    steps.append((int(row["step"]), float(row["loss"]), float(row["time"])))
+                except (ValueError, KeyError, TypeError):
+                    continue
+        return steps
+
+    @property
+    def step(self) -> int:
+        """The last step recorded, 0 before the first."""
+        return self._steps[-1][0] if self._steps else 0
+
+    def record(self, view: View) -> bool:
+        """Record the swarm's step if it is new and its loss is known. Raises TTError when it cannot be written."""
+        at_step = [r for r in view.records if r.role == "trainer" and r.epoch == view.epoch and r.loss is not None]
+        if view.epoch <= self.step or not at_step:
+            return False
+        weights = [max(record.samples_per_second, 1e-9) for record in at_step]
+        loss = sum(w * (r.loss or 0.0) for w, r in zip(weights, at_step, strict=True)) / sum(weights)
+        row = {
+            "step": view.epoch,
+            "loss": loss,
+            "time": time.time(),
+            "peers": len(at_step),
+            "samples_per_second": view.samples_per_second(),
+            "users": sorted({record.user or record.peer_id for record in at_step}),
+        }
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise TTError(f"cannot record step {view.epoch} in {self.path}: {error.strerror}") from error
+        self._steps.append((view.epoch, loss, row["time"]))
+        return True
+
+    def history(self) -> HistoryRecord:
+        """The recorded steps, thinned evenly to at most 256; the last one is always among them."""
+        steps = self._steps
+        if len(steps) > HISTORY_STEPS:
+            scale = (len(steps) - 1) / (HISTORY_STEPS - 1)
+            steps = [steps[round(index * scale)] for index in range(HISTORY_STEPS)]
+        return HistoryRecord(steps=steps)

@@ -1,0 +1,19 @@
+"""Errors that a person can meet.
+
+Each carries one line that says what happened, why, and what to do; the command line prints that line and
+exits with the error's code. A traceback is for bugs.
+"""
+
+from __future__ import annotations
+
+
+class TTError(Exception):
+    """Something outside the program went wrong (network, disk, another process)."""
+
+    exit_code = 1
+
+
+class UsageError(TTError):
+    """What the person asked for cannot be done as asked: a wrong name, flag, file or value."""
+
+    exit_code = 2

@@ -1,0 +1,1 @@
+"""The training peer: device, batch sizing, training loop, checkpoints, and the live view of `tt join`."""

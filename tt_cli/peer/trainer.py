@@ -1,0 +1,173 @@
+"""The training peer's process: what `tt join` starts, from the run file to the last gradient."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from tt_cli import __version__
+from tt_cli.data import ExampleStream, load_tokenizer
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.optim import warm_up
+from tt_cli.peer.backup import Backups
+from tt_cli.peer.device import choose_device, choose_micro_batch
+from tt_cli.peer.shared import TrainedState
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
+from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.swarm.codec import codec_of, self_test
+from tt_cli.swarm.collaboration import About, Collaboration
+from tt_cli.swarm.dht import addresses_of, alive, daemon_pid, start_dht, stop_dht
+from tt_cli.swarm.identity import claim_identity
+
+REPORT_SECONDS = 1.0
+HAND_OVER_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `tt join` hands its peer process, beside the run (TOML text)."""
+
+    run: str
+    initial_peers: list[str] = field(default_factory=list)
+    host: str = "0.0.0.0"
+    port: int = 0
+    announce: list[str] = field(default_factory=list)
+    client_mode: bool = False
+    device: str | None = None
+    batch_size: int | None = None
+    threads: int | None = None
+    user: str = ""
+    seed: int | None = None
+
+
+def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
+    """Train until the run is done or `leave` is set."""
+    opts = Options(**options)
+    run = RunConfig.from_toml(opts.run, "the run file")
+    emit(Phase("starting", "loading the model and the data"))
+    if opts.threads:
+        torch.set_num_threads(opts.threads)
+    codec = codec_of(run)
+    warm_up()
+    self_test(codec)
+    tokenizer = load_tokenizer(run)
+    model = Dalle(DalleConfig.from_run(run))
+    model.initialise(run.run.seed)
+    backups = Backups(run, emit)
+    shared = TrainedState(run, model, backups.newest())
+    emit(Choice("weights", f"step {shared.epoch}", "own backup" if shared.epoch else f"fresh, from seed {run.run.seed}"))
+
+    identity = claim_identity(folders.run_folder(run), "trainer")
+    emit(Phase("starting", "joining the DHT"))
+    dht = start_dht(
+        run,
+        identity,
+        initial_peers=opts.initial_peers,
+        host=opts.host,
+        port=opts.port,
+        announce=opts.announce,
+        client_mode=opts.client_mode,
+    )
+    emit(Listening(identity.peer_id, [] if opts.client_mode else addresses_of(dht), opts.client_mode))
+    about = About(user=opts.user, version=__version__)
+    collaboration = Collaboration(run, dht, identity, shared, about, emit, client_mode=opts.client_mode)
+    try:
+        seed = random.SystemRandom().getrandbits(32) if opts.seed is None else opts.seed
+        stream = ExampleStream(run, tokenizer, seed)
+        device = choose_device(opts.device, emit)  # after the forks: their processes must never touch CUDA
+        model.to(device.torch_device)
+        step = MicroStep(model, device, collaboration)
+        size = choose_micro_batch(device, opts.batch_size, run.swarm.target_batch_size, step.probe(stream), emit)
+        about.device, about.micro_batch = device.name, size
+        emit(Phase("syncing", "looking for the swarm's state"))
+        collaboration.synchronise()
+        _train(step, stream, size, backups, leave, daemon_pid(dht))
+        if not leave.is_set():
+            _hand_over(collaboration, leave)
+        emit(Phase("leaving", "writing a backup"))
+        with collaboration.use_state():
+            state = shared.snapshot()
+        backups.write(state, wait=True)
+        emit(Finished("the run is done" if collaboration.finished else "left"))
+    finally:
+        collaboration.close()
+        stop_dht(dht)
+
+
+class MicroStep:
+    """Forward and backward of one micro-batch, with the newest shared parameters."""
+
+    def __init__(self, model: Dalle, device: Any, collaboration: Collaboration):
+        self.model, self.device, self.collaboration = model, device, collaboration
+        self._parameters = dict(model.named_parameters())
+
+    def probe(self, stream: ExampleStream) -> Any:
+        """A function that computes one micro-batch of a given size and counts it for nothing."""
+
+        def compute(size: int) -> None:
+            self._backward(next(iter(stream.batches(size))))
+
+        return compute
+
+    def __call__(self, batch: Any) -> bool:
+        """Compute one micro-batch and count it in; False when it was not finite and was left out."""
+        if self.collaboration.fresh:
+            with self.collaboration.use_state() as shared:
+                shared.copy_into(self.model)
+        losses = self._backward(batch)
+        return self.collaboration.step(self.gradients(), len(batch.text), *losses)
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        """Of the last micro-batch, by name."""
+        return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
+
+    def _backward(self, batch: Any) -> tuple[float, float, float]:
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        place = self.device.torch_device
+        with self.device.precision():
+            losses = self.model.loss(batch.text.to(place), batch.image.to(place))
+        losses.total.backward()
+        return float(losses.total), float(losses.text), float(losses.image)
+
+
+def _train(
+    step: MicroStep, stream: ExampleStream, size: int, backups: Backups, leave: threading.Event, daemon: int | None
+) -> None:
+    collaboration, reported = step.collaboration, 0.0
+    for batch in stream.batches(size):
+        step(batch)
+        if time.monotonic() > reported + REPORT_SECONDS:
+            reported = time.monotonic()
+            collaboration.report()
+            _check_alive(collaboration, daemon)
+        if backups.due(collaboration.epoch):
+            with collaboration.use_state() as shared:
+                state = shared.snapshot()
+            backups.write(state)
+        if leave.is_set() or collaboration.finished:
+            return
+
+
+def _check_alive(collaboration: Collaboration, daemon: int | None) -> None:
+    """Without its daemon or averager a peer would train for nobody: end it, so that it is started again."""
+    if daemon is not None and not alive(daemon):
+        raise WorkerBroken("the p2p daemon of this peer was ended by something else")
+    if not collaboration.averager.is_alive():
+        raise WorkerBroken("the averager process of this peer was ended by something else")
+
+
+def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:
+    """At the end of the run, stay until another peer that stays holds the last state."""
+    deadline = time.monotonic() + HAND_OVER_SECONDS
+    while time.monotonic() < deadline and not leave.is_set():
+        view = collaboration.board.fresh_view()
+        holders = [r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.digest)]
+        if any(record.role == "aux" for record in holders) or len(view.records) <= 1:
+            return

@@ -1,0 +1,1 @@
+"""Starts, watches and ends processes; carries typed events from them. No torch here."""

@@ -1,0 +1,237 @@
+"""The pieces that every screen of `tt` is drawn with: numbers in words, sparkline, plot, bar, table.
+
+Everything is pure: values in, `rich.text.Text` of at most the given width out. Strings that came over the
+network go through `clean`, so that no peer can move another person's cursor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.text import Text
+
+SPARKS = "▁▂▃▄▅▆▇█"
+BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""The bit of each dot in a Unicode braille pattern: four rows of two columns."""
+NONE = "–"
+DRAWABLE = 1e9
+"""Larger values are no losses; they would flatten every curve, and their sums may overflow."""
+PHASE_STYLES: Mapping[str, str] = {
+    "starting": "blue",
+    "syncing": "blue",
+    "training": "green",
+    "averaging": "cyan",
+    "serving": "green",
+    "waiting": "yellow",
+    "leaving": "magenta",
+    "finished": "dim",
+    "failed": "bold red",
+}
+LEVEL_STYLES: Mapping[str, str] = {"info": "", "warning": "yellow", "error": "red"}
+
+
+def clean(text: str) -> str:
+    """`text` on one line without control, escape or direction characters (they become "?")."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def short_id(peer_id: str) -> str:
+    """The end of a peer id, which differs between peers; the beginning is the same for all of them."""
+    peer_id = clean(peer_id)
+    return peer_id if len(peer_id) <= 8 else f"…{peer_id[-6:]}"
+
+
+def short_digest(digest: str) -> str:
+    return clean(digest)[:8] or NONE
+
+
+def byte_count(count: float) -> str:
+    """Bytes in decimal units: 999 B, 12.1 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:,.1f} TB"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds in words of at most two units: 12 s, 3 min 20 s, 2 h 05 min, 4 d 3 h; a dash for unknown."""
+    if seconds is None or not math.isfinite(seconds):
+        return NONE
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400:,} d {whole % 86400 // 3600} h"
+
+
+def rate(per_second: float) -> str:
+    """Samples per second with three digits that mean something: 0.35, 12.1, 1,204."""
+    if per_second >= 99.95:
+        return f"{per_second:,.0f}"
+    return f"{per_second:.1f}" if per_second >= 9.995 else f"{per_second:.2f}"
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+def loss_value(loss: float | None) -> str:
+    if loss is None or not math.isfinite(loss):
+        return NONE
+    return f"{loss:.3f}" if abs(loss) < 1000 else f"{loss:.3g}"
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def thin(values: Sequence[float], buckets: int) -> list[float]:
+    """At most `buckets` drawable values: the means of equal stretches of `values`, in order."""
+    finite = [value for value in values if abs(value) < DRAWABLE]
+    if len(finite) <= buckets:
+        return finite
+    edges = [round(i * len(finite) / buckets) for i in range(buckets + 1)]
+    return [math.fsum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """One character per value, or per stretch of values where there are more than `width`."""
+    values = thin(values, width) if width > 0 else []
+    if not values:
+        return ""
+    low, high = min(values), max(values)
+    if high == low:
+        return SPARKS[3] * len(values)
+    return "".join(SPARKS[min(7, int(8 * (value - low) / (high - low)))] for value in values)
+
+
+def bar(fraction: float, width: int, style: str = "cyan") -> Text:
+    """A progress bar of exactly `width` cells; `fraction` is cut to 0..1."""
+    fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else 0.0
+    halves = round(2 * width * fraction)
+    text = Text("━" * (halves // 2) + "╸" * (halves % 2), style=style)
+    text.append("─" * (width - halves // 2 - halves % 2), style="bright_black")
+    return text
+
+
+def plot(points: Sequence[tuple[int, float]], width: int, height: int) -> list[Text]:
+    """(step, value) points as a braille curve: `height` rows and one row of step numbers below.
+
+    Values are placed by step and joined by straight lines. Returns no row without a point.
+    """
+    points = [(step, value) for step, value in points if abs(value) < DRAWABLE]
+    label = 7
+    columns = 2 * (width - label - 1)
+    if not points or columns < 4 or height < 1:
+        return []
+    first, last = points[0][0], points[-1][0]
+    span = max(1, last - first)
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    by_column: dict[int, list[float]] = {}
+    for step, value in points:
+        by_column.setdefault((step - first) * (columns - 1) // span, []).append(value)
+    dots = 4 * height
+    grid = [[0] * (columns // 2) for _ in range(height)]
+    before: tuple[int, int] | None = None
+    for column in sorted(by_column):
+        value = math.fsum(by_column[column]) / len(by_column[column])
+        row = round((dots - 1) * (high - value) / (high - low)) if high > low else dots // 2
+        for x, y in _joined(before or (column, row), (column, row)):
+            grid[y // 4][x // 2] |= BRAILLE[y % 4][x % 2]
+        before = (column, row)
+    labels = [""] * height
+    labels[-1], labels[0] = loss_value(low), loss_value(high)
+    rows = [
+        Text(f"{name:>{label}} ", style="dim").append(
+            "".join(chr(0x2800 + cell) if cell else " " for cell in cells), style="cyan"
+        )
+        for name, cells in zip(labels, grid, strict=True)
+    ]
+    left, right = f"step {first:,}", f"{last:,}"
+    axis = " " * (label + 1) + left
+    if first != last:
+        axis += right.rjust(width - len(axis))
+    return [*rows, fit(Text(axis, style="dim"), width)]
+
+
+def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
+    """The dots of a straight line between two dots, both with it."""
+    (x0, y0), (x1, y1) = start, end
+    count = max(x1 - x0, abs(y1 - y0), 1)
+    return [(x0 + round(i * (x1 - x0) / count), y0 + round(i * (y1 - y0) / count)) for i in range(count + 1)]
+
+
+def fit(text: Text, width: int) -> Text:
+    """`text` on one line of at most `width` cells, cut with an ellipsis."""
+    text = text.copy()
+    text.no_wrap = True
+    text.truncate(max(0, width), overflow="ellipsis")
+    return text
+
+
+def left_right(left: Text, right: Text, width: int) -> Text:
+    """`left` and, flush at `width`, `right`; `left` is cut first."""
+    right = fit(right, width)
+    room = width - right.cell_len - 2
+    if room < 1:
+        return fit(left, width)
+    left = fit(left, room)
+    return Text.assemble(left, " " * (width - left.cell_len - right.cell_len), right)
+
+
+def labelled(label: str, *parts: str | tuple[str, str] | Text, width: int) -> Text:
+    """A dim label in a column of ten cells, then `parts`."""
+    return fit(Text.assemble((f"{label:<10}", "dim"), *parts), width)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table: at least `least` and at most `most` cells wide.
+
+    Where there is too little room, the columns with the smallest `keep` are left out first.
+    """
+
+    title: str
+    least: int
+    most: int
+    keep: int
+    right: bool = False
+
+
+def table(columns: Sequence[Column], rows: Iterable[Sequence[Text]], width: int) -> list[Text]:
+    """A heading and one line per row, none wider than `width`, columns two spaces apart."""
+    body = [list(row) for row in rows]
+    natural = [
+        min(column.most, max([cell_len(column.title), *(row[i].cell_len for row in body)]))
+        for i, column in enumerate(columns)
+    ]
+    shown = list(range(len(columns)))
+    while (
+        len(shown) > 1
+        and sum(min(natural[i], columns[i].least) for i in shown) + 2 * (len(shown) - 1) > width
+    ):
+        shown.remove(min(shown, key=lambda i: columns[i].keep))
+    while (excess := sum(natural[i] for i in shown) + 2 * (len(shown) - 1) - width) > 0:
+        wide = max(shown, key=lambda i: natural[i] - columns[i].least)
+        if natural[wide] <= columns[wide].least:
+            break
+        natural[wide] -= min(excess, natural[wide] - columns[wide].least)
+    heading = [Text(column.title, style="dim") for column in columns]
+    lines = []
+    for row in [heading, *body]:
+        line = Text()
+        for i in shown:
+            cell = fit(row[i], natural[i])
+            gap = " " * (natural[i] - cell.cell_len)
+            line.append("  " if line else "")
+            line.append_text(Text(gap).append_text(cell) if columns[i].right else cell.append(gap))
+        line.rstrip()
+        lines.append(fit(line, width))
+    return lines

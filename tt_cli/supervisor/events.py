@@ -1,0 +1,215 @@
+"""What a worker process tells its supervisor: typed events, one JSON object a line.
+
+The screen, plain log lines, `--json`, the demo and the tests all read these same events; a worker prints
+nothing else that anyone parses. Add a field with a default rather than change the meaning of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. `at` is Unix time in seconds."""
+
+    kind: ClassVar[str] = ""
+    at: float = field(default_factory=time.time, kw_only=True)
+
+    def to_json(self) -> str:
+        """One line of JSON without a newline; `kind` names the class."""
+        return json.dumps({"kind": self.kind, **dataclasses.asdict(self)}, ensure_ascii=False)
+
+
+@dataclass(frozen=True)
+class Log(Event):
+    """A line for a person. level: "info", "warning" or "error"."""
+
+    kind: ClassVar[str] = "log"
+    message: str
+    level: str = "info"
+
+
+@dataclass(frozen=True)
+class Choice(Event):
+    """An automatic choice and its reason: ("micro-batch", "16", "fastest of 4, 8, 16, 32 on cpu")."""
+
+    kind: ClassVar[str] = "choice"
+    what: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Phase(Event):
+    """What the worker does now: starting, syncing, training, averaging, waiting or leaving; and why."""
+
+    kind: ClassVar[str] = "phase"
+    phase: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Listening(Event):
+    """The DHT is up: who this peer is and where others reach it (full multiaddrs with /p2p/…)."""
+
+    kind: ClassVar[str] = "listening"
+    peer_id: str
+    addresses: list[str]
+    client_mode: bool
+
+
+@dataclass(frozen=True)
+class Progress(Event):
+    """The way to the next global step, sent about once a second.
+
+    epoch: global steps done. samples/target_samples: of the whole swarm towards the next one.
+    my_share: this peer's part of the swarm's samples per second, 0 to 1. eta: seconds to the next step.
+    bytes_sent/bytes_received: gradients and state since the start. loss: mean of the last micro-batches.
+    """
+
+    kind: ClassVar[str] = "progress"
+    epoch: int
+    samples: int
+    target_samples: int
+    peers: int
+    my_samples: int
+    my_samples_per_second: float
+    swarm_samples_per_second: float
+    my_share: float
+    eta: float
+    loss: float | None
+    bytes_sent: int
+    bytes_received: int
+    rejected_micro_batches: int = 0
+
+
+@dataclass(frozen=True)
+class Contribution(Event):
+    """This peer's gradients entered a committed round (sent once, after the first one)."""
+
+    kind: ClassVar[str] = "contribution"
+    epoch: int
+    samples: int
+
+
+@dataclass(frozen=True)
+class Round(Event):
+    """How one averaging round ended.
+
+    outcome: "committed" (averaged and stepped), "alone" (the only peer, stepped), "failed" (repeated with
+    the gradients still held), "dropped" (others stepped without this peer: it synchronises).
+    received: part of the averaged gradient that arrived, 0 to 1. rejected: members whose parts were refused,
+    with the reason. seconds: wall time by phase (matchmaking, averaging, optimizer). words: for the screen.
+    """
+
+    kind: ClassVar[str] = "round"
+    epoch: int
+    outcome: str
+    words: str
+    members: list[str]
+    received: float
+    samples: int
+    seconds: dict[str, float]
+    rejected: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Step(Event):
+    """A global step was made; `epoch` counts them. digest: of parameters and optimizer state after it."""
+
+    kind: ClassVar[str] = "step"
+    epoch: int
+    loss: float | None
+    learning_rate: float
+    gradient_norm: float
+    digest: str
+
+
+@dataclass(frozen=True)
+class Synchronised(Event):
+    """State was taken over: from a peer id, or "backup" or "seed" (fresh weights)."""
+
+    kind: ClassVar[str] = "synchronised"
+    epoch: int
+    source: str
+    digest: str
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Saved(Event):
+    """A checkpoint was written."""
+
+    kind: ClassVar[str] = "saved"
+    epoch: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Snapshot(Event):
+    """The auxiliary peer's view of the swarm (fields of `tt monitor --json`)."""
+
+    kind: ClassVar[str] = "snapshot"
+    swarm: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Failure(Event):
+    """The worker cannot go on: one line, and the exit code that fits it."""
+
+    kind: ClassVar[str] = "failure"
+    message: str
+    exit_code: int = 1
+
+
+@dataclass(frozen=True)
+class Finished(Event):
+    """The worker ends by itself; nothing comes after this."""
+
+    kind: ClassVar[str] = "finished"
+    reason: str
+
+
+EVENTS: dict[str, type[Event]] = {
+    cls.kind: cls
+    for cls in (
+        Log,
+        Choice,
+        Phase,
+        Listening,
+        Progress,
+        Contribution,
+        Round,
+        Step,
+        Synchronised,
+        Saved,
+        Snapshot,
+        Failure,
+        Finished,
+    )
+}
+
+
+def from_json(line: str) -> Event:
+    """The event in a line written by `Event.to_json`. Raises ValueError for anything else."""
+    data = json.loads(line)
+    if not isinstance(data, dict) or data.get("kind") not in EVENTS:
+        raise ValueError(f"not an event: {line[:120]}")
+    cls = EVENTS[data.pop("kind")]
+    names = {f.name for f in dataclasses.fields(cls)}
+    try:
+        return cls(**{key: value for key, value in data.items() if key in names})
+    except TypeError as error:
+        raise ValueError(f"not a {cls.kind} event: {error}") from error
+
+
+class Emit(Protocol):
+    """Where a worker sends its events."""
+
+    def __call__(self, event: Event, /) -> None: ...

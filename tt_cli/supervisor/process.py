@@ -1,0 +1,115 @@
+"""The supervisor's end: start a worker, follow its events, end it and all it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tt_cli.errors import TTError
+from tt_cli.supervisor.events import Event, Failure, from_json
+
+
+class Worker:
+    """One worker process in a process group of its own.
+
+    module: run as `python -m module`, must call `run_worker`. options: handed over as JSON (no secrets: other
+    users of the machine can read a command line). log: file that receives what the worker and its libraries print.
+    Start it from the main thread: the kernel ends it when the starting thread ends.
+    """
+
+    def __init__(self, module: str, options: dict[str, Any], log: Path, environment: dict[str, str] | None = None):
+        self.log = log
+        reading, writing = os.pipe()
+        try:
+            with log.open("ab") as output:
+                log.chmod(0o600)
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", module, str(writing), json.dumps(options)],
+                    stdin=subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    pass_fds=(writing,),
+                    start_new_session=True,
+                    env={**os.environ, **(environment or {})},
+                )
+        except OSError as error:
+            os.close(reading)
+            raise TTError(f"cannot start a worker process with its log in {log}: {error.strerror or error}") from error
+        finally:
+            os.close(writing)
+        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
+        self._reader.start()
+        self._waiter = threading.Thread(target=self._wait, daemon=True)
+        self._waiter.start()
+        self.failure: Failure | None = None
+
+    @property
+    def pid(self) -> int:
+        """Process id; also the id of the worker's process group."""
+        return self._process.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative: the signal that ended it."""
+        return self._process.poll()
+
+    def events(self, timeout: float | None = None) -> Iterator[Event]:
+        """Its events as they come, until the worker has ended or nothing came for `timeout` seconds."""
+        while True:
+            try:
+                event = self._events.get(timeout=timeout)
+            except queue.Empty:
+                return
+            if event is None:
+                self._events.put(None)
+                return
+            yield event
+
+    @property
+    def ended(self) -> bool:
+        """True when the process is gone and all its events have been read."""
+        return self._process.poll() is not None and not self._reader.is_alive() and self._events.qsize() <= 1
+
+    def leave(self) -> None:
+        """Ask it to leave cleanly."""
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"leave\n")
+            self._process.stdin.flush()
+
+    def kill(self) -> None:
+        """End it and all that it started, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Wait for its end. Returns its exit code, None when `timeout` seconds were not enough."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout)
+            self._reader.join(timeout=2.0)
+        return self._process.poll()
+
+    def _read(self, descriptor: int) -> None:
+        with os.fdopen(descriptor, encoding="utf-8", errors="replace") as pipe:
+            for line in pipe:
+                with contextlib.suppress(ValueError):
+                    event = from_json(line)
+                    if isinstance(event, Failure):
+                        self.failure = event
+                    self._events.put(event)
+        self._events.put(None)
+
+    def _wait(self) -> None:
+        """What a worker leaves behind ends with it; that also closes the event pipe."""
+        self._process.wait()
+        self.kill()

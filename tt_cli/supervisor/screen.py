@@ -1,0 +1,98 @@
+"""Where screens go: a live view on a terminal, plain lines anywhere else, JSON lines on request."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Literal, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+Mode = Literal["live", "plain", "json"]
+Frame = Callable[[int, int], list[Text]]
+"""Draws a view: (width, height) in cells to at most `height` lines of at most `width` cells."""
+
+
+def output_mode(stream: TextIO, *, plain: bool = False, json: bool = False) -> Mode:
+    """How to write to `stream`: live only on a terminal that can move its cursor and show Unicode."""
+    if json:
+        return "json"
+    able = os.environ.get("TERM", "") not in ("", "dumb") and "utf" in (stream.encoding or "").lower()
+    return "live" if stream.isatty() and able and not plain else "plain"
+
+
+def write_line(stream: TextIO, line: str) -> None:
+    """`line` and a newline, at once; characters that the stream cannot encode become "?"."""
+    encoding = stream.encoding or "utf-8"
+    stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+    stream.flush()
+
+
+def clock(at: float) -> str:
+    """Unix time as local HH:MM:SS."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+class LiveView:
+    """Redraws `frame` four times a second. `whole` takes the alternate screen; else it stays in the scroll.
+
+    `frame` is called from Rich's refresh thread, which holds Rich's lock: a caller that guards its state
+    with a lock of its own must not hold it while it calls `print_above`.
+    """
+
+    def __init__(self, stream: TextIO, frame: Frame, *, whole: bool = False) -> None:
+        self.console = Console(file=stream, highlight=False)
+        self._frame = frame
+        self._whole = whole
+        self._above: list[str] = []
+        self._size = self.console.size
+        self._height = 0
+        self._afresh = 0
+        self._live = Live(
+            console=self.console,
+            get_renderable=self._renderable,
+            screen=whole,
+            refresh_per_second=4,
+            vertical_overflow="crop",
+        )
+
+    def __enter__(self) -> LiveView:
+        self._live.start(refresh=True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.stop()
+        if self._whole:  # the alternate screen is gone: leave the last view to read
+            self.console.print(self._renderable())
+
+    def print_above(self, line: str) -> None:
+        """A line above the view, wrapped by the terminal itself: it can be copied as one line."""
+        self._above.append(line)
+        self.console.print(Text(line, style="bold"), soft_wrap=True)
+
+    def _renderable(self) -> Group:
+        size = self.console.size
+        if size != self._size and not self._whole:
+            self._size, self._afresh = size, 2
+        if self._afresh:
+            self._start_afresh()
+        above = 0 if self._whole else 1 + sum(-(-len(line) // size.width) for line in self._above)
+        lines = self._frame(size.width, max(4, size.height - above))
+        self._height = len(lines)
+        return Group(*lines)
+
+    def _start_afresh(self) -> None:
+        # The terminal has reflowed what was drawn, so nobody knows where the view is. Clear all, and leave
+        # the cursor as far below the lines above as Rich will move it up before it draws. Twice, for a view
+        # that is higher than the new terminal scrolls the lines above away the first time.
+        self._afresh -= 1
+        stream = self.console.file
+        stream.write("\x1b[H\x1b[2J" + "".join(f"{line}\n" for line in self._above))
+        stream.write("\n" * max(0, self._height - 1))
+        stream.flush()

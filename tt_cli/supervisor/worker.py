@@ -1,0 +1,100 @@
+"""The worker's end of supervision: what a worker process does first, and how it reports.
+
+A worker is started by `supervisor.process.Worker`. Its events go out through a pipe of their own; commands come
+in on standard input, one word a line. It dies with its supervisor, and everything it forks dies with it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from tt_cli.errors import TTError
+from tt_cli.supervisor.events import Emit, Event, Failure
+
+PR_SET_PDEATHSIG = 1
+BUG_EXIT_CODE = 70
+Main = Callable[[dict[str, Any], Emit, threading.Event], None]
+
+
+class WorkerBroken(TTError):
+    """Something that this worker needs died under it; a new worker process can go on."""
+
+    exit_code = 75
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process, and those it forks, when its parent ends (Linux).
+
+    Without this, hivemind's processes outlive a killed trainer and even join later rounds.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    parent = os.getppid()
+
+    def arm() -> None:
+        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+    arm()
+    os.register_at_fork(after_in_child=arm)
+    if os.getppid() != parent:  # it ended before the kernel was told
+        os._exit(1)
+
+
+class Reporter:
+    """Writes events to the supervisor's pipe, whole lines from any thread."""
+
+    def __init__(self, descriptor: int):
+        self._pipe = os.fdopen(descriptor, "w", encoding="utf-8", buffering=1)
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __call__(self, event: Event, /) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("a forked process must not report events")
+        with self._lock:
+            self._pipe.write(event.to_json() + "\n")
+
+
+def run_worker(main: Main) -> int:
+    """Run `main(options, emit, leave)` under a supervisor; returns the exit code.
+
+    `leave` is set when the supervisor says so or is gone: `main` then ends by itself within seconds.
+    """
+    descriptor, options = int(sys.argv[1]), json.loads(sys.argv[2])
+    os.set_inheritable(descriptor, False)
+    die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    emit, leave = Reporter(descriptor), threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: leave.set())
+    threading.Thread(target=_follow_commands, args=(leave,), daemon=True).start()
+    code = 0
+    try:
+        main(options, emit, leave)
+    except TTError as error:
+        emit(Failure(str(error), error.exit_code))
+        code = error.exit_code
+    except BrokenPipeError:  # the supervisor is gone; nobody is left to tell
+        code = 1
+    except Exception as error:  # a bug: the traceback goes to the worker's log, one line to the person
+        traceback.print_exc()
+        emit(Failure(f"{type(error).__name__}: {error}", BUG_EXIT_CODE))
+        code = BUG_EXIT_CODE
+    sys.stderr.flush()
+    os._exit(code)  # hivemind's threads and futures may block a normal exit
+
+
+def _follow_commands(leave: threading.Event) -> None:
+    # Not through sys.stdin: its lock, held while reading, would hang forked processes, which close it first.
+    received = b""
+    while data := os.read(0, 4096):
+        received += data
+        if b"leave\n" in received:
+            break
+    leave.set()

@@ -1,0 +1,14 @@
+"""The swarm: the only room that imports hivemind.
+
+identity.py       who a peer is: one RSA key for libp2p and for signatures
+dht.py            the DHT node: start, validators, clear errors
+records.py        what each peer publishes about itself
+board.py          publishing and reading those records, and the view of the swarm that follows from them
+codec.py          how gradients travel: 8-bit block-wise, 16-bit for small tensors
+runner.py         one all-reduce in which every member receives the same bytes
+averager.py       hivemind's averager: matchmaking by state, rounds, state hand-over
+collaboration.py  accumulate, average, step: what the training loop talks to
+observer.py       a client that only reads
+
+Nothing is imported here: hivemind takes a second and reads its environment on import.
+"""

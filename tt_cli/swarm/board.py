@@ -1,0 +1,223 @@
+"""Publishing this peer's record, reading everybody's, and what follows from them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from hivemind.dht import DHT
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.utils import get_dht_time, get_logger
+from hivemind.utils.timed_storage import ValueWithExpiration
+from pydantic import ValidationError
+
+from tt_cli.run import RunConfig
+from tt_cli.swarm.identity import Identity, peer_id_of
+from tt_cli.swarm.records import HistoryRecord, PeerRecord, history_key, peers_key
+from tt_cli.swarm.validator import owners_of
+
+logger = get_logger(__name__)
+
+MIN_PUBLISH_SECONDS = 0.4
+READ_SECONDS = 0.5
+DHT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class View:
+    """The swarm as its members' records tell it. (epoch, digest): the state that most of the foremost hold."""
+
+    records: tuple[PeerRecord, ...]
+    epoch: int
+    digest: str
+
+    @classmethod
+    def of(cls, records: Iterable[PeerRecord]) -> View:
+        """Trainers count first; an auxiliary peer's state counts where no trainer holds one.
+
+        Peers in client mode cannot hand their state over, so the foremost epoch is that of a peer that can,
+        where there is one.
+        """
+        records = tuple(records)
+        trainers = [r for r in records if r.role == "trainer" and r.digest]
+        holders = (
+            [r for r in trainers if not r.client_mode]
+            or [r for r in records if r.role == "aux" and r.digest]
+            or trainers
+        )
+        if not holders:
+            return cls(records, 0, "")
+        epoch = max(record.epoch for record in holders)
+        votes = Counter(record.digest for record in holders if record.epoch == epoch)
+        digest = min(votes, key=lambda candidate: (-votes[candidate], candidate))
+        return cls(records, epoch, digest)
+
+    def members(self, epoch: int, digest: str) -> list[PeerRecord]:
+        """Trainers that hold exactly this state: those who can average together."""
+        return [r for r in self.records if r.role == "trainer" and r.epoch == epoch and r.digest == digest]
+
+    def samples(self, epoch: int, digest: str) -> int:
+        """Samples accumulated towards the step that follows this state."""
+        return sum(record.samples for record in self.members(epoch, digest))
+
+    def samples_per_second(self) -> float:
+        """Of all trainers together."""
+        return sum(record.samples_per_second for record in self.records if record.role == "trainer")
+
+    def donors(self) -> list[str]:
+        """Peer ids that can hand over the state (epoch, digest), trainers first."""
+        able = [
+            r for r in self.records if not r.client_mode and (r.epoch, r.digest) == (self.epoch, self.digest)
+        ]
+        return [record.peer_id for record in sorted(able, key=lambda record: record.role == "aux")]
+
+
+def read_records(dht: DHT, run: RunConfig) -> list[PeerRecord]:
+    """Everybody's newest valid record, without those who left. Empty when the DHT does not answer in time."""
+    found = dht.get(peers_key(run.identity), latest=True, return_future=True)
+    with contextlib.suppress(TimeoutError):
+        return list(_parse(found.result(timeout=DHT_SECONDS), run))
+    return []
+
+
+def _parse(found: object, run: RunConfig) -> Iterable[PeerRecord]:
+    entries = found.value if isinstance(found, ValueWithExpiration) else None
+    for subkey, entry in entries.items() if isinstance(entries, dict) else ():
+        try:
+            record = PeerRecord.model_validate(entry.value)
+            if not record.left and [record.peer_id] == [peer_id_of(owner) for owner in owners_of(subkey)]:
+                yield record
+        except (ValidationError, ValueError, AttributeError) as error:
+            logger.warning(f"ignored a malformed record of run {run.identity}: {error}")
+
+
+def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
+    """The longest history that an auxiliary peer published."""
+    found = dht.get(history_key(run.identity), latest=True, return_future=True)
+    with contextlib.suppress(TimeoutError):
+        answer = found.result(timeout=DHT_SECONDS)
+        entries = (
+            answer.value if isinstance(answer, ValueWithExpiration) and isinstance(answer.value, dict) else {}
+        )
+        histories = []
+        for entry in entries.values():
+            with contextlib.suppress(ValidationError):
+                histories.append(HistoryRecord.model_validate(entry.value))
+        return max(histories, key=lambda history: len(history.steps), default=None)
+    return None
+
+
+class Board(threading.Thread):
+    """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
+
+    A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, and
+    within half a second of a change.
+    """
+
+    def __init__(self, run: RunConfig, dht: DHT, identity: Identity):
+        super().__init__(name="board", daemon=True)
+        self._run, self._dht = run, dht
+        self._owner = RSASignatureValidator(identity.key).local_public_key
+        self._lock = threading.Condition()
+        self._record: PeerRecord | None = None
+        self._changed = False
+        self._view = View.of(())
+        self._reads_begun = self._reads_ended = 0
+        self._stopping = False
+        self._urgent = False
+
+    def publish(self, record: PeerRecord) -> None:
+        """Make this the peer's record; sent with the next renewal, at once when its epoch or digest is new."""
+        with self._lock:
+            previous, self._record = self._record, record
+            self._changed = True
+            if previous is None or (previous.epoch, previous.digest) != (record.epoch, record.digest):
+                self._urgent = True
+                self._lock.notify_all()
+
+    def publish_history(self, history: HistoryRecord) -> None:
+        """Replace this auxiliary peer's history (kept ten minutes)."""
+        self._dht.store(
+            history_key(self._run.identity),
+            subkey=self._owner,
+            value=history.model_dump(),
+            expiration_time=get_dht_time() + 600,
+            return_future=True,
+        )
+
+    @property
+    def view(self) -> View:
+        """The swarm as of the last read, at most about a second old."""
+        with self._lock:
+            return self._view
+
+    def fresh_view(self, timeout: float = DHT_SECONDS) -> View:
+        """The swarm as of a read that begins after this call; the last one known when none ends in time."""
+        with self._lock:
+            self._urgent = True
+            self._lock.notify_all()
+            wanted = self._reads_begun + 1
+            self._lock.wait_for(lambda: self._reads_ended >= wanted or self._stopping, timeout)
+            return self._view
+
+    def run(self) -> None:
+        published_at, renew = -float("inf"), self._run.swarm.statistics_expiration / 3
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return
+                due = self._urgent or time.monotonic() >= published_at + renew
+                soon = self._changed and time.monotonic() >= published_at + MIN_PUBLISH_SECONDS
+                record = self._record if due or soon else None
+                if record is not None:
+                    self._changed = False
+                self._urgent = False
+            if record is not None:
+                self._store(record)
+                published_at = time.monotonic()
+            with self._lock:
+                self._reads_begun += 1
+            view = View.of(self._with_own(read_records(self._dht, self._run)))
+            with self._lock:
+                self._view, self._reads_ended = view, self._reads_begun
+                self._lock.notify_all()
+                self._lock.wait_for(lambda: self._urgent or self._stopping, READ_SECONDS)
+
+    def _with_own(self, records: Sequence[PeerRecord]) -> list[PeerRecord]:
+        """This peer knows its own record better than the DHT does."""
+        with self._lock:
+            own = self._record
+        return list(records) if own is None else [own, *(r for r in records if r.peer_id != own.peer_id)]
+
+    def _store(self, record: PeerRecord) -> None:
+        future = self._dht.store(
+            peers_key(self._run.identity),
+            subkey=self._owner,
+            value=record.model_dump(),
+            expiration_time=get_dht_time() + self._run.swarm.statistics_expiration,
+            return_future=True,
+        )
+        with contextlib.suppress(TimeoutError):
+            future.result(timeout=DHT_SECONDS)
+
+    def stop(self) -> None:
+        """Withdraw the record, so that the others do not wait for this peer, and end the thread."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+        self.join(timeout=2.0)
+        if self._record is None or not self._dht.is_alive():
+            return
+        gone = self._dht.store(
+            peers_key(self._run.identity),
+            subkey=self._owner,
+            value=self._record.model_copy(update={"left": True}).model_dump(),
+            expiration_time=get_dht_time() + self._run.swarm.statistics_expiration,
+            return_future=True,
+        )
+        with contextlib.suppress(TimeoutError):
+            gone.result(timeout=1.0)

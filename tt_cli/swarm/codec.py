@@ -1,0 +1,74 @@
+"""How gradients travel: 8-bit block-wise for large tensors, fp16 for small ones.
+
+The paper's setting (section 3.1, "communication"): tensors of 2^16 elements and more in 8 bits with one scale
+per block of 4096 (Dettmers et al., 2022), the rest in 16 bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from hivemind.compression import (
+    BlockwiseQuantization,
+    CompressionBase,
+    CompressionInfo,
+    Float16Compression,
+    SizeAdaptiveCompression,
+    deserialize_torch_tensor,
+)
+from hivemind.proto import runtime_pb2
+
+from tt_cli.errors import TTError
+from tt_cli.run import RunConfig
+
+SELF_TEST_ERROR = 0.05
+
+
+class MalformedPart(ValueError):
+    """A part of a tensor that another peer sent is not what it should be."""
+
+
+def codec_of(run: RunConfig) -> CompressionBase:
+    """The run's codec: 8-bit block-wise for tensors of `large_tensor` elements and more, fp16 below."""
+    return SizeAdaptiveCompression(
+        run.swarm.large_tensor, less=Float16Compression(), greater_equal=BlockwiseQuantization()
+    )
+
+
+def self_test(codec: CompressionBase) -> None:
+    """Send one tensor there and back. Raises TTError where the installed packages break the codec.
+
+    With numpy 2.4 hivemind's 8-bit codecs raise inside the averager, where the round still looks like a success.
+    """
+    tensor = torch.linspace(-1.0, 1.0, 2**16, dtype=torch.float32).mul_(1e-3)
+    info = CompressionInfo.from_tensor(tensor, key="self-test")
+    try:
+        again = deserialize_torch_tensor(codec.compress(tensor, info))
+        error = float((again - tensor).norm() / tensor.norm())
+    except Exception as problem:  # whatever the codec's dependencies raise, the peer must not start
+        raise TTError(
+            f"the gradient codec does not work here ({problem}): reinstall tt with its pinned versions"
+        ) from problem
+    if not error < SELF_TEST_ERROR:
+        raise TTError(f"the gradient codec loses {error:.1%} here: reinstall tt with its pinned versions")
+
+
+def decode_part(message: runtime_pb2.Tensor, shape: torch.Size) -> torch.Tensor:
+    """One received part as a finite fp32 tensor of `shape`. Raises MalformedPart for anything else.
+
+    The header is checked before a byte is decoded: hivemind's decoders trust it.
+    """
+    if tuple(message.size) != tuple(shape):
+        raise MalformedPart(f"a part of shape {tuple(message.size)} instead of {tuple(shape)}")
+    if message.dtype != "float32":
+        raise MalformedPart(f"a part of type {message.dtype[:20]!r} instead of float32")
+    if len(message.buffer) > 4 * shape.numel() + 2**20:
+        raise MalformedPart(f"a part of {len(message.buffer)} bytes for {shape.numel()} elements")
+    try:
+        tensor = deserialize_torch_tensor(message)
+    except Exception as error:  # numpy, torch and bitsandbytes raise many types for broken bytes
+        raise MalformedPart(f"a part that cannot be decoded ({error})") from error
+    if tensor.shape != shape or tensor.dtype != torch.float32:
+        raise MalformedPart(f"a part that decodes to {tensor.dtype} {tuple(tensor.shape)}")
+    if not bool(torch.isfinite(tensor).all()):
+        raise MalformedPart("values that are not finite")
+    return tensor.detach()

@@ -1,0 +1,498 @@
+"""Train together: accumulate gradients, average them with the swarm, step the shared state.
+
+The way of one gradient, between `backward` and the next `forward`:
+
+1. `step` (training thread) checks it finite and adds it to the accumulators.
+2. When the swarm together has `target_batch_size` samples, the round (background thread) takes the accumulators
+   as this peer's mean gradient, and averages it with every peer that holds the same state.
+3. A complete average goes through the optimizer on the CPU, on all members alike: same bytes in, same bytes
+   out. An incomplete one is dropped, and the round is repeated with the gradient still held.
+4. The training loop copies the new parameters into the model before its next micro-batch. With delayed updates
+   (the paper, section 3.1) the device kept computing meanwhile, on parameters one step old.
+
+Parameters are never averaged: equal state and equal averages give equal state. Who missed a round takes the
+others' state over, checked against the digest that its holders signed.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from hivemind.dht import DHT
+from hivemind.utils import get_dht_time
+
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import Contribution, Emit, Log, Phase, Progress, Round, Step, Synchronised
+from tt_cli.swarm.averager import Averager, RoundResult
+from tt_cli.swarm.board import Board, View
+from tt_cli.swarm.identity import Identity
+from tt_cli.swarm.records import PeerRecord
+from tt_cli.swarm.shared import SharedState
+from tt_cli.swarm.throughput import Throughput
+
+DOWNLOAD_SECONDS = 600.0
+LOOK_SECONDS = 0.25
+
+
+@dataclass
+class About:
+    """What this peer tells the others about itself, beside its progress."""
+
+    user: str = ""
+    version: str = ""
+    device: str = ""
+    micro_batch: int = 0
+
+
+@dataclass
+class LossSums:
+    """Losses times samples, summed over what was accumulated."""
+
+    samples: int = 0
+    total: float = 0.0
+    text: float = 0.0
+    image: float = 0.0
+
+    def add(self, samples: int, total: float, text: float, image: float) -> None:
+        """Count in the mean losses of one micro-batch."""
+        self.samples += samples
+        self.total += total * samples
+        self.text += text * samples
+        self.image += image * samples
+
+    def merge(self, other: LossSums) -> None:
+        """Count in all that another one counted."""
+        self.samples += other.samples
+        self.total += other.total
+        self.text += other.text
+        self.image += other.image
+
+    def mean(self, value: float) -> float | None:
+        """`value` per sample; None before the first."""
+        return value / self.samples if self.samples else None
+
+
+class Collaboration:
+    """One trainer's share in the swarm.
+
+    It forks when it is made: make it before other threads and before CUDA is touched. Then call `synchronise`
+    once, `step` after every micro-batch, and `close`. The DHT stays the caller's.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        dht: DHT,
+        identity: Identity,
+        shared: SharedState,
+        about: About,
+        emit: Emit,
+        *,
+        client_mode: bool,
+    ):
+        self.run, self.emit, self.about = run, emit, about
+        self.peer_id, self.client_mode = identity.peer_id, client_mode
+        self._shared = shared
+        self._position = (shared.epoch, shared.digest)
+        self._target = run.swarm.target_batch_size
+
+        self._accumulators: dict[str, torch.Tensor] = {}
+        self._new = LossSums()  # of the accumulators
+        self._held = LossSums()  # of the gradient that the round under way averages
+        self._throughput = Throughput()
+        self._total_samples = self._rejected = 0
+        self._last_loss = LossSums()
+        self._last_round = self._phase = ""
+        self._contributed = False
+
+        self._accumulating = threading.Lock()  # guards the accumulators and their counts
+        self._stepping = threading.Lock()  # guards the shared state
+        self._changed = threading.Condition()
+        self._fresh = self._closing = False
+        self._broken: BaseException | None = None
+
+        shapes = shared.shapes()
+        self._names = list(shapes)
+        local = [torch.zeros(shape).share_memory_() for shape in shapes.values()]
+        self.averager = Averager(
+            run, dht, local, self._hand_over, client_mode=client_mode, max_state_bytes=2 * shared.nbytes() + 2**22
+        )
+        self.board = Board(run, dht, identity)
+        self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
+
+    # ------------------------------------------------------------------ for the training loop
+
+    @property
+    def epoch(self) -> int:
+        """Global steps that the shared state has seen."""
+        return self._position[0]
+
+    @property
+    def digest(self) -> str:
+        """Of the shared state."""
+        return self._position[1]
+
+    @property
+    def finished(self) -> bool:
+        """True when the run's last step is made."""
+        return self.epoch >= self.run.schedule.total_steps
+
+    def synchronise(self) -> None:
+        """Take the swarm's state over where it is ahead of this peer's, then begin to take part."""
+        self.board.start()
+        self._catch_up(self.board.fresh_view())
+        self._publish()
+        self._worker.start()
+        self._tell_phase("training", f"towards step {self.epoch + 1}")
+
+    def step(
+        self, gradients: Mapping[str, torch.Tensor], samples: int, total: float, text: float, image: float
+    ) -> bool:
+        """Count in the mean gradient of one micro-batch of `samples`, and its three losses.
+
+        Returns False when any of it is not finite: it is then left out. Without delayed updates it returns only
+        after a global step that is due. Raises what broke the background thread.
+        """
+        if self._broken is not None:
+            raise self._broken
+        finite = math.isfinite(total) and _all_finite(gradients)
+        with self._accumulating:
+            if finite:
+                self._accumulate(gradients, float(samples))
+                self._new.add(samples, total, text, image)
+                self._throughput.add(samples)
+                self._total_samples += samples
+            else:
+                self._rejected += 1
+        if not finite:
+            words = f"left out a micro-batch: its loss or gradients are not finite ({self._rejected} so far)"
+            self.emit(Log(words, "warning"))
+        self._publish()
+        with self._changed:
+            self._changed.notify_all()
+            if not self.run.optimizer.delayed:
+                self._changed.wait_for(lambda: self._closing or self._broken is not None or not self._due(self.board.view))
+        return finite
+
+    @property
+    def fresh(self) -> bool:
+        """True when the shared state is newer than what `use_state` last showed."""
+        return self._fresh
+
+    def use_state(self) -> _StateLease:
+        """A context in which the shared state does not change: copy parameters, write a checkpoint."""
+        return _StateLease(self)
+
+    def report(self) -> None:
+        """Emit the progress towards the next step; the training loop calls it about once a second."""
+        view, mine = self.board.view, self._throughput.per_second()
+        others = [r for r in view.records if r.peer_id != self.peer_id and r.role == "trainer"]
+        swarm = mine + sum(record.samples_per_second for record in others)
+        samples = self._samples_of_swarm(view)
+        recent = self._new if self._new.samples else self._last_loss
+        self.emit(
+            Progress(
+                epoch=self.epoch,
+                samples=samples,
+                target_samples=self._target,
+                peers=len(others) + 1,
+                my_samples=self._total_samples,
+                my_samples_per_second=mine,
+                swarm_samples_per_second=swarm,
+                my_share=mine / swarm if swarm else 0.0,
+                eta=max(0, self._target - samples) / swarm if swarm else 0.0,
+                loss=recent.mean(recent.total),
+                bytes_sent=int(self.averager.traffic[0]),
+                bytes_received=int(self.averager.traffic[1]),
+                rejected_micro_batches=self._rejected,
+            )
+        )
+
+    def close(self) -> None:
+        """Leave: withdraw the record, end the averager's process. The others do not wait for this peer."""
+        self._closing = True
+        with self._changed:
+            self._changed.notify_all()
+        if self.board.is_alive():
+            self.board.stop()
+        self.averager.shutdown()
+        if self.averager.is_alive():
+            self.averager.kill()
+
+    # ------------------------------------------------------------------ accumulating
+
+    def _accumulate(self, gradients: Mapping[str, torch.Tensor], samples: float) -> None:
+        if not self._accumulators:
+            self._accumulators = {name: torch.zeros_like(gradients[name]) for name in self._names}
+        new = [gradients[name] for name in self._names]
+        torch._foreach_add_(list(self._accumulators.values()), new, alpha=samples)
+
+    def _hold(self) -> None:
+        """Move the accumulators into the averager's tensors, as a mean; what comes now counts for the next step."""
+        with self._accumulating, self.averager.get_tensors() as local:
+            self._held, self._new = self._new, LossSums()
+            for name, tensor in zip(self._names, local, strict=True):
+                if self._held.samples:
+                    tensor.copy_(self._accumulators[name]).div_(self._held.samples)
+                    self._accumulators[name].zero_()
+                else:
+                    tensor.zero_()
+
+    def _give_back(self) -> None:
+        """The others stepped without the gradient held: it counts for the next step, one step late."""
+        with self._accumulating, self.averager.get_tensors() as local:
+            if self._held.samples:
+                for name, tensor in zip(self._names, local, strict=True):
+                    accumulator = self._accumulators[name]
+                    accumulator.add_(tensor.to(accumulator.device), alpha=float(self._held.samples))
+                self._new.merge(self._held)
+            self._held = LossSums()
+
+    def _publish(self) -> None:
+        shown = self._last_loss if self._last_loss.samples else self._new
+        self.board.publish(
+            PeerRecord(
+                peer_id=self.peer_id,
+                role="trainer",
+                user=self.about.user,
+                version=self.about.version,
+                device=self.about.device[:80],
+                client_mode=self.client_mode,
+                epoch=self.epoch,
+                digest=self.digest,
+                samples=self._held.samples + self._new.samples,
+                samples_per_second=self._throughput.per_second(),
+                total_samples=self._total_samples,
+                micro_batch=self.about.micro_batch,
+                loss=shown.mean(shown.total),
+                text_loss=shown.mean(shown.text),
+                image_loss=shown.mean(shown.image),
+                round=self._last_round[:80],
+                bytes_sent=int(self.averager.traffic[0]),
+                bytes_received=int(self.averager.traffic[1]),
+                rejected_micro_batches=self._rejected,
+                time=get_dht_time(),
+            )
+        )
+
+    # ------------------------------------------------------------------ rounds, in the background thread
+
+    def _samples_of_swarm(self, view: View) -> int:
+        others = [r for r in view.members(*self._position) if r.peer_id != self.peer_id]
+        return self._held.samples + self._new.samples + sum(record.samples for record in others)
+
+    def _due(self, view: View) -> bool:
+        return not self.finished and self._samples_of_swarm(view) >= self._target
+
+    def _behind(self, view: View) -> bool:
+        """Others hold a later state, or most of those at this epoch hold another one."""
+        if view.epoch != self.epoch:
+            return view.epoch > self.epoch and bool(view.donors())
+        return bool(view.digest) and view.digest != self.digest and bool(view.donors())
+
+    def _work(self) -> None:
+        try:
+            while not self._closing:
+                view = self.board.view
+                if self._behind(view):
+                    self._catch_up(self.board.fresh_view())
+                elif self._due(view):
+                    self._make_step()
+                else:
+                    with self._changed:
+                        self._changed.wait(timeout=LOOK_SECONDS)
+        except BaseException as error:  # handed to the training thread, which ends the peer with it
+            self._broken = error
+        finally:
+            with self._changed:
+                self._changed.notify_all()
+
+    def _make_step(self) -> None:
+        """Average what was accumulated and step; repeat until committed, or until the others are ahead."""
+        started = time.monotonic()
+        self._hold()
+        view = self.board.view
+        while not self._closing:
+            if len(view.members(*self._position)) <= 1:
+                view = self.board.fresh_view()
+            if self._behind(view):
+                self._tell_round("dropped", f"the others made step {view.epoch} without this peer", started)
+                self._give_back()
+                return
+            members = view.members(*self._position)
+            if len(members) > 1:
+                result = self._average(len(members))
+                if result.complete:
+                    average = dict(zip(self._names, self.averager.average, strict=True))
+                    self._commit(average, started, result)
+                    return
+                self._tell_round("failed", f"round repeated: {result.problem}"[:200], started, result)
+            elif self._may_step_alone(view):
+                with self.averager.get_tensors() as local:
+                    self._commit(dict(zip(self._names, local, strict=True)), started, None)
+                return
+            view = self.board.fresh_view()
+
+    def _may_step_alone(self, view: View) -> bool:
+        """A step by this peer alone is the swarm's step only if others can receive it afterwards."""
+        if not self._held.samples:
+            self._give_back()
+            self._hold()
+            return False
+        if self.client_mode and any(record.peer_id != self.peer_id for record in view.records):
+            self._tell_phase("waiting", "in client mode, for a trainer that accepts connections")
+            with self._changed:
+                self._changed.wait(timeout=LOOK_SECONDS)
+            return False
+        return True
+
+    def _average(self, expected: int) -> RoundResult:
+        self._tell_phase("averaging", f"for step {self.epoch + 1} with {expected - 1} others")
+        about_me = {"samples": self._held.samples, "loss": self._held.total}
+        return self.averager.run_round(
+            f"{self.epoch}_{self.digest[:16]}",
+            expected,
+            float(self._held.samples),
+            about_me,
+            timeout=2 * self.run.swarm.matchmaking_time + 1.0,
+        )
+
+    def _commit(self, gradients: dict[str, torch.Tensor], started: float, result: RoundResult | None) -> None:
+        """Step the shared state with the whole average. Nothing else steps it."""
+        before = time.monotonic()
+        with self._stepping:
+            facts = self._shared.step(gradients)
+            self._position = (self._shared.epoch, self._shared.digest)
+            self._fresh = True
+        stepped = time.monotonic()
+        samples, loss = _swarm_loss(result, self._held)
+        own, self._last_loss, self._held = self._held.samples, self._held, LossSums()
+        others = 0 if result is None else len(result.members) - 1
+        company = "alone" if result is None else f"with {others} other{'' if others == 1 else 's'}"
+        words = f"step {self.epoch} made {company}, {samples} samples"
+        self._last_round = words
+        self._publish()
+        self.emit(
+            Round(
+                epoch=self.epoch,
+                outcome="alone" if result is None else "committed",
+                words=words,
+                members=[self.peer_id] if result is None else sorted(result.members),
+                received=1.0 if result is None else result.received,
+                samples=samples,
+                seconds={
+                    "matchmaking": 0.0 if result is None else result.matchmaking_seconds,
+                    "averaging": 0.0 if result is None else result.averaging_seconds,
+                    "optimizer": stepped - before,
+                    "whole": stepped - started,
+                },
+                rejected={} if result is None else result.rejected,
+            )
+        )
+        self.emit(Step(self.epoch, loss, facts.learning_rate, facts.gradient_norm, self.digest))
+        if own and not self._contributed:
+            self._contributed = True
+            self.emit(Contribution(self.epoch, own))
+        self._tell_phase("training", f"towards step {self.epoch + 1}")
+        with self._changed:
+            self._changed.notify_all()
+
+    def _tell_phase(self, phase: str, reason: str) -> None:
+        if self._phase != phase + reason:
+            self._phase = phase + reason
+            self.emit(Phase(phase, reason))
+
+    def _tell_round(self, outcome: str, words: str, started: float, result: RoundResult | None = None) -> None:
+        self._last_round = words
+        self.emit(
+            Round(
+                epoch=self.epoch,
+                outcome=outcome,
+                words=words,
+                members=[] if result is None else sorted(result.members),
+                received=0.0 if result is None else result.received,
+                samples=self._held.samples,
+                seconds={"whole": time.monotonic() - started},
+                rejected={} if result is None else result.rejected,
+            )
+        )
+
+    # ------------------------------------------------------------------ state hand-over
+
+    def _hand_over(self) -> tuple[dict[str, object], torch.Tensor]:
+        """The state as bytes, for a peer that asks (called in a thread of the averager's)."""
+        with self._stepping:
+            blob = torch.frombuffer(bytearray(self._shared.pack()), dtype=torch.uint8)
+            epoch, digest = self._position
+        self.averager.traffic[0] += blob.numel()
+        return {"epoch": epoch, "digest": digest}, blob
+
+    def _catch_up(self, view: View) -> None:
+        """Take over the state that most of the foremost hold; returns when this peer is no longer behind."""
+        attempts = 0
+        while self._behind(view) and not self._closing:
+            started = time.monotonic()
+            attempts += 1
+            donors = [donor for donor in view.donors() if donor != self.peer_id]
+            self._tell_phase("syncing", f"taking over step {view.epoch}")
+            found = self.averager.download(donors, DOWNLOAD_SECONDS)
+            problem = "no peer handed its state over" if found is None else self._adopt(found[0], found[2], started)
+            if problem:
+                self.emit(Log(f"could not take over step {view.epoch}: {problem}; trying again", "warning"))
+                with self._changed:
+                    self._changed.wait(timeout=min(5.0, 0.5 * attempts))
+            view = self.board.fresh_view()
+        if self._worker.is_alive():
+            self._tell_phase("training", f"towards step {self.epoch + 1}")
+
+    def _adopt(self, donor: str, blob: torch.Tensor, started: float) -> str:
+        """Use a downloaded state if its holders signed it. Returns what is wrong with it, or ''."""
+        records = self.board.fresh_view().records
+        held = {(record.epoch, record.digest) for record in records if record.peer_id != self.peer_id}
+        try:
+            with self._stepping:
+                self._shared.adopt(blob.numpy().tobytes(), lambda epoch, digest: (epoch, digest) in held)
+                self._position = (self._shared.epoch, self._shared.digest)
+                self._fresh = True
+        except ValueError as error:
+            return f"{donor} sent {error}"
+        self._publish()
+        self.emit(Synchronised(self.epoch, donor, self.digest, time.monotonic() - started, blob.numel()))
+        return ""
+
+
+class _StateLease:
+    """Holds the shared state still while the training loop reads it."""
+
+    def __init__(self, collaboration: Collaboration):
+        self._collaboration = collaboration
+
+    def __enter__(self) -> SharedState:
+        self._collaboration._stepping.acquire()
+        return self._collaboration._shared
+
+    def __exit__(self, *_: object) -> None:
+        self._collaboration._fresh = False
+        self._collaboration._stepping.release()
+
+
+def _all_finite(gradients: Mapping[str, torch.Tensor]) -> bool:
+    norms = torch._foreach_norm(list(gradients.values()))
+    return bool(torch.isfinite(torch.stack(norms)).all())
+
+
+def _swarm_loss(result: RoundResult | None, own: LossSums) -> tuple[int, float | None]:
+    """Samples of all members and their mean loss, from what they said when they joined the round."""
+    if result is None:
+        return own.samples, own.mean(own.total)
+    samples, total = 0, 0.0
+    for said in result.members.values():
+        count, loss = said.get("samples"), said.get("loss")
+        if isinstance(count, int) and isinstance(loss, float) and count > 0 and math.isfinite(loss):
+            samples, total = samples + count, total + loss
+    return samples, total / samples if samples else None

@@ -1,0 +1,143 @@
+"""The DHT node of this machine: start it, say clearly why it cannot start, end it within a bound."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from hivemind.dht import DHT
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.utils import get_dht_time
+
+from tt_cli.errors import TTError
+from tt_cli.run import RunConfig
+from tt_cli.swarm.identity import Identity
+from tt_cli.swarm.validator import RecordValidator
+
+__all__ = ["DHT", "addresses_of", "alive", "children_of", "daemon_pid", "dht_time", "start_dht", "stop_dht"]
+
+START_SECONDS = 30.0
+
+dht_time = get_dht_time  # seconds since 1970, as all peers of a DHT agree on it; rooms above this one use it from here
+
+
+def start_dht(
+    run: RunConfig,
+    identity: Identity | None,
+    *,
+    initial_peers: Sequence[str],
+    host: str = "0.0.0.0",
+    port: int = 0,
+    announce: Sequence[str] = (),
+    client_mode: bool = False,
+) -> DHT:
+    """A running DHT node that checks and signs this run's records.
+
+    identity: None for an observer, which publishes nothing. initial_peers: multiaddrs with /p2p/…; empty for the
+    first peer of a run. host, port: the address to listen on (port 0: any free one); nothing in client mode.
+    Raises TTError when the port is taken or none of the initial peers answers.
+    """
+    validators = [RecordValidator(run.identity)]
+    if identity is not None:
+        validators.insert(0, RSASignatureValidator(identity.key))
+    else:
+        validators.insert(0, RSASignatureValidator())
+    if not client_mode and port:
+        _check_port_free(host, port)
+    listen = [f"/ip4/{host}/tcp/{port}"]
+    try:
+        return DHT(
+            initial_peers=list(initial_peers) or None,
+            start=True,
+            record_validators=validators,
+            client_mode=client_mode,
+            host_maddrs=listen,
+            announce_maddrs=list(announce) or None,
+            no_listen=client_mode,
+            identity_path=None if identity is None else str(identity.path),
+            check_if_identity_free=False,
+            use_auto_relay=client_mode,
+            nat_port_map=not host.startswith("127."),
+            shutdown_timeout=2,
+            startup_timeout=START_SECONDS,
+        )
+    except Exception as error:  # hivemind passes on whatever its node or daemon raised
+        raise _explain(error, run, initial_peers, port) from error
+
+
+def _check_port_free(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise TTError(
+                f"cannot listen on port {port}: {error.strerror or error}: "
+                "end the program that uses it or choose another with --port"
+            ) from error
+
+
+def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], port: int) -> TTError:
+    words = " ".join(str(error).split())[:200] or type(error).__name__
+    if initial_peers and (
+        "bootstrap" in words.lower() or "initial peers" in words.lower() or "connect" in words.lower()
+    ):
+        return TTError(
+            f"no peer of run {run.identity} answered at {', '.join(initial_peers)}: check the address, that its "
+            "auxiliary peer is running, and that no firewall is between"
+        )
+    if "address already in use" in words.lower():
+        return TTError(f"port {port} is taken: choose another with --port")
+    return TTError(f"the p2p daemon did not start: {words}")
+
+
+def addresses_of(dht: DHT) -> list[str]:
+    """Where others reach this node: multiaddrs with /p2p/…, loopback last."""
+    addresses = [str(address) for address in dht.get_visible_maddrs(latest=True)]
+    return sorted(addresses, key=lambda address: "/127.0.0.1/" in address)
+
+
+def daemon_pid(dht: DHT) -> int | None:
+    """The process id of the node's p2p daemon: the child of the DHT process with that name."""
+    for child in children_of(dht.pid or 0):
+        with contextlib.suppress(OSError):
+            if "p2pd" in Path(f"/proc/{child}/comm").read_text():
+                return child
+    return None
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the direct children of a process, from /proc (Linux)."""
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    return []
+
+
+def alive(pid: int) -> bool:
+    """True for a process that runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def stop_dht(dht: DHT, seconds: float = 3.0) -> None:
+    """Shut the node down; end its daemon the hard way when it takes longer than `seconds`."""
+    daemon = daemon_pid(dht)
+    dht.shutdown_timeout = seconds
+    with contextlib.suppress(Exception):  # a node whose daemon died raises here; it is ended below
+        dht.shutdown()
+    if dht.is_alive():
+        dht.kill()
+    deadline = time.monotonic() + 1.0
+    while daemon is not None and alive(daemon) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if daemon is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(daemon, signal.SIGKILL)
