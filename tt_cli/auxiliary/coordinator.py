@@ -17,11 +17,12 @@ from tt_cli.errors import TTError
 from tt_cli.monitor import take_snapshot
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
+from tt_cli.supervisor.processes import alive
 from tt_cli.supervisor.worker import WorkerBroken
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import Board, View
-from tt_cli.swarm.dht import DHT, addresses_of, alive, daemon_pid, dht_time, start_dht, stop_dht
-from tt_cli.swarm.identity import claim_identity
+from tt_cli.swarm.dht import DHT, NobodyAnswered, addresses_of, daemon_pid, dht_time, start_dht, stop_dht
+from tt_cli.swarm.identity import Identity, claim_identity
 from tt_cli.swarm.records import PeerRecord
 
 LOOK_SECONDS = 0.5
@@ -49,15 +50,13 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     identity = claim_identity(folder, "aux")
     keeper, recorder = Keeper(run, emit), Recorder(folder)
     emit(Phase("starting", "joining the DHT"))
-    dht = start_dht(
-        run, identity, initial_peers=opts.initial_peers, host=opts.host, port=opts.port, announce=opts.announce
-    )
+    dht = _join(run, identity, opts, emit)
     averager = Averager(
         run, dht, [torch.zeros(1)], keeper.hand_over, client_mode=False, max_state_bytes=run_state_limit(run)
     )
     board = Board(run, dht, identity)
     try:
-        addresses = list(opts.announce) or addresses_of(dht)
+        addresses = addresses_of(dht)
         address_file = folder / "address"
         address_file.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
         emit(Listening(identity.peer_id, addresses, False))
@@ -73,6 +72,20 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         with contextlib.suppress(OSError):
             (folder / "address").unlink(missing_ok=True)
         _close(board, averager, dht)
+
+
+def _join(run: RunConfig, identity: Identity, opts: Options, emit: Emit) -> DHT:
+    """The DHT through the other aux peers; alone when none of them answers: somebody must be the first."""
+    others = [address for address in opts.initial_peers if not address.endswith(f"/p2p/{identity.peer_id}")]
+    try:
+        return start_dht(
+            run, identity, initial_peers=others, host=opts.host, port=opts.port, announce=opts.announce
+        )
+    except NobodyAnswered as error:
+        emit(Log(f"{error}; starting without them", "warning"))
+        return start_dht(
+            run, identity, initial_peers=[], host=opts.host, port=opts.port, announce=opts.announce
+        )
 
 
 def run_state_limit(run: RunConfig) -> int:
@@ -113,7 +126,7 @@ class _Service:
         except TTError as error:
             self._emit(Log(str(error), "error"))
         if self._keeper.wants(view):
-            self._keeper.fetch(view, self._averager, self._peer_id)
+            self._keeper.fetch(self._board, self._averager)
             self._publish()
         self._tell(view)
 

@@ -7,17 +7,18 @@ import time
 
 import torch
 
-from tt_cli.checkpoint import CheckpointError, TrainingState, newest, pack, save, unpack
+from tt_cli.checkpoint import TrainingState, newest, pack, save, unpack
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Log, Saved, Synchronised
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.board import View
+from tt_cli.swarm.board import Board, View
 
 MIN_FETCH_SECONDS = 3.0
 SHARE_OF_TIME = 0.1  # of the auxiliary peer's time goes into fetching at most
 DOWNLOAD_SECONDS = 600.0
 KEPT = 5
+LOOKS = 3
 
 
 class Keeper:
@@ -52,23 +53,22 @@ class Keeper:
         last = view.epoch >= self._run.schedule.total_steps
         return bool(view.digest) and new and (last or time.monotonic() >= self._fetch_again_at)
 
-    def fetch(self, view: View, averager: Averager, own_peer_id: str) -> None:
+    def fetch(self, board: Board, averager: Averager) -> None:
         """Fetch the state that most of the foremost hold; on failure say why and keep the one before."""
         started = time.monotonic()
-        donors = [donor for donor in view.donors() if donor != own_peer_id]
-        found = averager.download(donors, DOWNLOAD_SECONDS) if donors else None
+        found = averager.download(board.view.donors(), DOWNLOAD_SECONDS)
         if found is not None:
             donor, _, blob = found
-            self._take(donor, blob, view, started)
+            self._take(donor, blob, board, started)
         seconds = time.monotonic() - started
         self._fetch_again_at = time.monotonic() + max(MIN_FETCH_SECONDS, seconds / SHARE_OF_TIME)
 
-    def _take(self, donor: str, blob: torch.Tensor, view: View, started: float) -> None:
+    def _take(self, donor: str, blob: torch.Tensor, board: Board, started: float) -> None:
         data = blob.numpy().tobytes()
         try:
             state = unpack(data)
-            self._check(state, view)
-        except (CheckpointError, ValueError) as error:
+            self._check(state, board)
+        except (TTError, ValueError) as error:
             self._emit(Log(f"{donor} sent a state that is not kept: {error}", "warning"))
             return
         self._hold(state, data)
@@ -78,15 +78,15 @@ class Keeper:
         except TTError as error:
             self._emit(Log(f"the state is kept in memory only: {error}", "error"))
 
-    def _check(self, state: TrainingState, view: View) -> None:
-        if state.identity != self._run.identity:
-            raise ValueError(f"it belongs to run {state.identity}")
-        digest = state.digest()
-        if not any((r.epoch, r.digest) == (state.step, digest) for r in view.records if r.role == "trainer"):
-            later = state.step > view.epoch  # the donor stepped between the look at the records and its answer
-            if not later:
-                raise ValueError(f"no member signed its step {state.step}")
-            raise ValueError(f"its step {state.step} is not signed yet")
+    def _check(self, state: TrainingState, board: Board) -> None:
+        inside = RunConfig.from_toml(state.run_toml, "the run file inside").identity
+        if {state.identity, inside} != {self._run.identity}:
+            raise ValueError(f"it belongs to run {state.identity}, with the run file of {inside}")
+        wanted = (state.step, state.digest())
+        for _ in range(LOOKS):  # the donor may have stepped just before it answered: its record follows
+            if any((r.epoch, r.digest) == wanted for r in board.fresh_view().records if r.role == "trainer"):
+                return
+        raise ValueError(f"no member signed this state of step {state.step}")
 
     def _hold(self, state: TrainingState, data: bytes) -> None:
         blob = torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -26,15 +27,19 @@ class Recorder:
     def _read(self) -> list[tuple[int, float, float]]:
         steps = []
         if self.path.exists():
-            whole, _, _torn = self.path.read_bytes().rpartition(b"\n")
-            if _torn:
-                self.path.write_bytes(whole + b"\n" if whole else b"")
+            try:
+                whole, newline, torn = self.path.read_bytes().rpartition(b"\n")
+                if torn:
+                    os.truncate(self.path, len(whole + newline))
+            except OSError as error:
+                raise TTError(f"cannot read {self.path}: {error.strerror}: move it away or set TT_HOME") from error
             for line in whole.decode("utf-8", "replace").splitlines():
                 try:
                     row = json.loads(line)
-                    steps.append((int(row["step"]), float(row["loss"]), float(row["time"])))
-                except (ValueError, KeyError, TypeError):
-                    continue
+                    step = (int(row["step"]), float(row["loss"]), float(row["time"]))
+                    steps += HistoryRecord(steps=[step]).steps
+                except (ValueError, KeyError, TypeError, OverflowError):
+                    continue  # damaged on the disk; one line must not stop the others
         return steps
 
     @property
@@ -44,7 +49,9 @@ class Recorder:
 
     def record(self, view: View) -> bool:
         """Record the swarm's step if it is new and its loss is known. Raises TTError when it cannot be written."""
-        at_step = [r for r in view.records if r.role == "trainer" and r.epoch == view.epoch and r.loss is not None]
+        at_step = [
+            r for r in view.records if r.role == "trainer" and r.epoch == view.epoch and r.loss is not None
+        ]
         if view.epoch <= self.step or not at_step:
             return False
         weights = [max(record.samples_per_second, 1e-9) for record in at_step]

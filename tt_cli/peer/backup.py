@@ -25,7 +25,9 @@ class Backups:
 
     def newest(self) -> TrainingState | None:
         """The newest backup that can be read; damaged ones are set aside and told."""
-        found = newest(self._folder, self._identity, on_message=lambda words: self._emit(Log(words, "warning")))
+        found = newest(
+            self._folder, self._identity, on_message=lambda words: self._emit(Log(words, "warning"))
+        )
         if found is None:
             return None
         self._written_step = found[1].step
@@ -42,7 +44,7 @@ class Backups:
             self._writer.join()
         if state.step <= self._written_step:
             return
-        self._written_at, self._written_step = time.monotonic(), state.step
+        self._written_at = time.monotonic()
         self._writer = threading.Thread(target=self._write, args=(state,), name="backup")
         self._writer.start()
         if wait:
@@ -50,6 +52,8 @@ class Backups:
 
     def _write(self, state: TrainingState) -> None:
         try:
-            self._emit(Saved(state.step, str(save(self._folder, state))))
+            path = save(self._folder, state)
+            self._written_step = state.step
+            self._emit(Saved(state.step, str(path)))
         except TTError as error:
             self._emit(Log(f"no backup was written: {error}", "error"))

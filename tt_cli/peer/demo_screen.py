@@ -98,7 +98,7 @@ class DemoScreen:
     ) -> None:
         self.mode = output_mode(stream or sys.stdout, plain=plain)
         self.view = DemoView(total_steps)
-        self._title, self._identity = title, identity
+        self._titles = (title, identity)
         self._stream = stream or sys.stdout
         self._lock = threading.Lock()
         self._open = ExitStack()
@@ -132,13 +132,16 @@ class DemoScreen:
 
     def _frame(self, width: int, height: int) -> list[Text]:
         with self._lock:
-            return draw(self.view, self._title, self._identity, width, height, now=time.time())
+            return draw(self.view, self._titles, width, height, now=time.time())
 
 
-def draw(view: DemoView, title: str, identity: str, width: int, height: int, *, now: float) -> list[Text]:
-    """The live view as at most `height` lines of at most `width` cells. now: Unix seconds."""
+def draw(view: DemoView, titles: tuple[str, str], width: int, height: int, *, now: float) -> list[Text]:
+    """The live view as at most `height` lines of at most `width` cells.
+
+    titles: what stands at the left and at the right of the first line. now: Unix seconds.
+    """
     front = view.front()
-    head = [left_right(Text(title, style="bold"), Text(identity, style="dim"), width)]
+    head = [left_right(Text(titles[0], style="bold"), Text(titles[1], style="dim"), width)]
     body = [loss_line(view.curve or front.losses(), width)]
     progress = front.progress
     if progress is not None:

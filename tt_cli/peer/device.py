@@ -16,7 +16,9 @@ from tt_cli.supervisor.events import Choice, Emit
 
 GIB = 2**30
 LARGEST_PROBE = 256
-SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
+SLOWEST_MICRO_BATCH = (
+    4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
+)
 WORTHWHILE = 1.05
 MEMORY_SHARE = 0.8  # of what is free: desktops and other programs want some
 
@@ -67,7 +69,9 @@ def _named(wanted: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise UsageError(f"--device {wanted}: torch sees {count} GPUs here: give --device cpu or check the driver")
+            raise UsageError(
+                f"--device {wanted}: torch sees {count} GPUs here: give --device cpu or check the driver"
+            )
         return torch.device("cuda", device.index or 0)
     return device
 
@@ -83,7 +87,12 @@ def free_memory(device: torch.device) -> int:
 
 
 def choose_micro_batch(
-    device: Device, wanted: int | None, target_batch_size: int, compute: Callable[[int], None], emit: Emit
+    device: Device,
+    wanted: int | None,
+    target_batch_size: int,
+    compute: Callable[[int], None],
+    emit: Emit,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> int:
     """Examples per forward and backward: the fastest size of 1, 2, 4 … that fits, tried for real.
 
@@ -99,7 +108,7 @@ def choose_micro_batch(
     stopped = f"the largest tried, for a target batch of {target_batch_size}"
     for size in _doubling(limit):
         try:
-            seconds, used = _probe(device, size, compute)
+            seconds, used = _probe(device, size, compute, clock)
         except torch.OutOfMemoryError:
             stopped = f"{size} does not fit"
             break
@@ -117,8 +126,16 @@ def choose_micro_batch(
             stopped = f"{size} takes {used / GIB:.1f} of {free / GIB:.1f} GiB free"
             break
     if not best:
-        raise TTError(f"not one example fits in the {free / GIB:.1f} GiB free on {device.name}: close programs that use it")
-    emit(Choice("micro-batch", str(best), f"fastest of {', '.join(map(str, tried))} at {best_rate:.1f} samples/s; {stopped}"))
+        raise TTError(
+            f"not one example fits in the {free / GIB:.1f} GiB free on {device.name}: close programs that use it"
+        )
+    emit(
+        Choice(
+            "micro-batch",
+            str(best),
+            f"fastest of {', '.join(map(str, tried))} at {best_rate:.1f} samples/s; {stopped}",
+        )
+    )
     return best
 
 
@@ -129,7 +146,9 @@ def _doubling(limit: int) -> Iterator[int]:
         size *= 2
 
 
-def _probe(device: Device, size: int, compute: Callable[[int], None]) -> tuple[float, int]:
+def _probe(
+    device: Device, size: int, compute: Callable[[int], None], clock: Callable[[], float]
+) -> tuple[float, int]:
     """Seconds and bytes of one forward and backward; the first, which warms caches up, is not counted when short."""
     cuda = device.torch_device.type == "cuda"
     if cuda:
@@ -137,13 +156,17 @@ def _probe(device: Device, size: int, compute: Callable[[int], None]) -> tuple[f
     before = free_memory(device.torch_device)
     fastest, spent = float("inf"), 0.0
     for _ in range(3):
-        started = time.perf_counter()
+        started = clock()
         compute(size)
         if cuda:
             torch.cuda.synchronize(device.torch_device)
-        seconds = time.perf_counter() - started
+        seconds = clock() - started
         fastest, spent = min(fastest, seconds), spent + seconds
         if spent > 0.5:
             break
-    used = torch.cuda.max_memory_allocated(device.torch_device) if cuda else max(0, before - free_memory(device.torch_device))
+    used = (
+        torch.cuda.max_memory_allocated(device.torch_device)
+        if cuda
+        else max(0, before - free_memory(device.torch_device))
+    )
     return fastest, used

@@ -66,7 +66,7 @@ class Screen:
     ) -> None:
         self.mode = output_mode(stream or sys.stdout, plain=plain, json=json)
         self.view = View(total_steps)
-        self._title, self._identity, self._join_run = title, identity, join_run
+        self._titles, self._join_run = (title, identity), join_run
         self._stream = stream or sys.stdout
         self._log: deque[Line] = deque(maxlen=LOG_LINES)
         self._lock = threading.Lock()
@@ -111,16 +111,17 @@ class Screen:
 
     def _frame(self, width: int, height: int) -> list[Text]:
         with self._lock:
-            return draw(
-                self.view, list(self._log), self._title, self._identity, width, height, now=time.time()
-            )
+            return draw(self.view, list(self._log), self._titles, width, height, now=time.time())
 
 
 def draw(
-    view: View, log: list[Line], title: str, identity: str, width: int, height: int, *, now: float
+    view: View, log: list[Line], titles: tuple[str, str], width: int, height: int, *, now: float
 ) -> list[Text]:
-    """The live view of one worker as at most `height` lines of at most `width` cells. now: Unix seconds."""
-    top = left_right(Text(title, style="bold"), Text(identity, style="dim"), width)
+    """The live view of one worker as at most `height` lines of at most `width` cells.
+
+    titles: what stands at the left and at the right of the first line. now: Unix seconds.
+    """
+    top = left_right(Text(titles[0], style="bold"), Text(titles[1], style="dim"), width)
     head = [top, phase_line(view, now, width)]
     if view.swarm is not None:
         room = max(3, height - len(head) - 3 - min(len(log), max(2, height // 6)))
@@ -162,11 +163,9 @@ def _peer_lines(view: View, now: float, width: int) -> list[Text]:
     progress = view.progress
     lines = [loss_line(view.losses(), width)]
     if progress is not None:
-        lines.append(
-            next_step_bar(progress.samples, progress.target_samples, view.eta(now), width)
-        )
+        lines.append(next_step_bar(progress.samples, progress.target_samples, view.eta(now), width))
     else:
-        lines.append(labelled("next step", bar(0, max(4, min(60, width - 44))), width=width))
+        lines.append(labelled("next step", bar(0, max(4, min(60, width - 50))), width=width))
     lines.append(steps_bar(view.epoch or 0, view.total_steps, view.steps_seconds_left(), width))
     lines.append(Text(""))
     if progress is not None:
@@ -181,7 +180,7 @@ def _peer_lines(view: View, now: float, width: int) -> list[Text]:
                 "this peer",
                 (f"{rate(progress.my_samples_per_second)} samples/s", "bold"),
                 f" · {percent(progress.my_share)} of the swarm",
-                f" · {plural(progress.my_samples, 'sample')} towards the next step",
+                f" · {plural(progress.my_samples, 'sample')} so far",
                 width=width,
             ),
             labelled(
@@ -204,9 +203,11 @@ def _round_words(view: View, room: int) -> list[str | tuple[str, str]]:
         return [(NONE, "dim")]
     bad = made.outcome not in ("committed", "alone") or bool(made.rejected)
     words = clean(made.words) or clean(made.outcome)
-    seconds = " · " + ", ".join(f"{clean(phase)} {value:.1f} s" for phase, value in made.seconds.items())
+    parts = [f"{clean(part)} {value:.1f} s" for part, value in made.seconds.items() if part != "whole"]
+    whole = made.seconds.get("whole", math.fsum(made.seconds.values()))
+    seconds = f" · {whole:.1f} s" + (f": {', '.join(parts)}" if parts else "")
     if len(words) + len(seconds) > room:
-        seconds = f" · {math.fsum(made.seconds.values()):.1f} s"
+        seconds = f" · {whole:.1f} s"
     return [(words, "yellow" if bad else "green"), (seconds if made.seconds else "", "dim")]
 
 

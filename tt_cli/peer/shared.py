@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tt_cli.checkpoint import CheckpointError, TrainingState, pack, unpack
+from tt_cli.errors import TTError
 from tt_cli.optim import Lamb8bit, learning_rate
 from tt_cli.run import RunConfig
 from tt_cli.swarm.shared import StepFacts
@@ -25,7 +26,9 @@ class TrainedState:
         if backup is not None:
             _check_shapes(backup, own)
         source = own if backup is None else backup.parameters
-        self._parameters = {name: source[name].to("cpu", torch.float32, copy=True).contiguous() for name in own}
+        self._parameters = {
+            name: source[name].to("cpu", torch.float32, copy=True).contiguous() for name in own
+        }
         self._optimizer = Lamb8bit(self._parameters, run.optimizer)
         if backup is not None:
             self._optimizer.load_state_dict(backup.optimizer)
@@ -48,7 +51,9 @@ class TrainedState:
 
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in (*self._parameters.values(), *self._optimizer.state_dict().values()))
+        return sum(
+            tensor.nbytes for tensor in (*self._parameters.values(), *self._optimizer.state_dict().values())
+        )
 
     def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
         """One LAMB step with the averaged gradient, which is used up."""
@@ -101,7 +106,10 @@ class TrainedState:
         if not signed(state.step, digest):
             raise ValueError(f"a state of step {state.step} that no member signed")
         _check_shapes(state, self._parameters)
-        self._optimizer.load_state_dict(state.optimizer)
+        try:
+            self._optimizer.load_state_dict(state.optimizer)
+        except TTError as error:
+            raise ValueError(str(error)) from error
         for name, tensor in self._parameters.items():
             tensor.copy_(state.parameters[name])
         self._epoch, self._digest = state.step, digest
@@ -113,4 +121,6 @@ def _check_shapes(state: TrainingState, own: Mapping[str, torch.Tensor]) -> None
         raise ValueError(f"a state with other tensors than this model's ({', '.join(unlike[:3])} …)")
     for name, tensor in own.items():
         if state.parameters[name].shape != tensor.shape or state.parameters[name].dtype != torch.float32:
-            raise ValueError(f"a state whose {name} is {state.parameters[name].dtype} {tuple(state.parameters[name].shape)}")
+            raise ValueError(
+                f"a state whose {name} is {state.parameters[name].dtype} {tuple(state.parameters[name].shape)}"
+            )

@@ -19,10 +19,11 @@ from tt_cli.peer.device import choose_device, choose_micro_batch
 from tt_cli.peer.shared import TrainedState
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
+from tt_cli.supervisor.processes import alive
 from tt_cli.supervisor.worker import WorkerBroken
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.dht import addresses_of, alive, daemon_pid, start_dht, stop_dht
+from tt_cli.swarm.dht import addresses_of, daemon_pid, start_dht, stop_dht
 from tt_cli.swarm.identity import claim_identity
 
 REPORT_SECONDS = 1.0
@@ -61,7 +62,13 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     model.initialise(run.run.seed)
     backups = Backups(run, emit)
     shared = TrainedState(run, model, backups.newest())
-    emit(Choice("weights", f"step {shared.epoch}", "own backup" if shared.epoch else f"fresh, from seed {run.run.seed}"))
+    emit(
+        Choice(
+            "weights",
+            f"step {shared.epoch}",
+            "own backup" if shared.epoch else f"fresh, from seed {run.run.seed}",
+        )
+    )
 
     identity = claim_identity(folders.run_folder(run), "trainer")
     emit(Phase("starting", "joining the DHT"))
@@ -83,7 +90,9 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         device = choose_device(opts.device, emit)  # after the forks: their processes must never touch CUDA
         model.to(device.torch_device)
         step = MicroStep(model, device, collaboration)
-        size = choose_micro_batch(device, opts.batch_size, run.swarm.target_batch_size, step.probe(stream), emit)
+        size = choose_micro_batch(
+            device, opts.batch_size, run.swarm.target_batch_size, step.probe(stream), emit
+        )
         about.device, about.micro_batch = device.name, size
         emit(Phase("syncing", "looking for the swarm's state"))
         collaboration.synchronise()
@@ -138,7 +147,12 @@ class MicroStep:
 
 
 def _train(
-    step: MicroStep, stream: ExampleStream, size: int, backups: Backups, leave: threading.Event, daemon: int | None
+    step: MicroStep,
+    stream: ExampleStream,
+    size: int,
+    backups: Backups,
+    leave: threading.Event,
+    daemon: int | None,
 ) -> None:
     collaboration, reported = step.collaboration, 0.0
     for batch in stream.batches(size):
@@ -168,6 +182,8 @@ def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:
     deadline = time.monotonic() + HAND_OVER_SECONDS
     while time.monotonic() < deadline and not leave.is_set():
         view = collaboration.board.fresh_view()
-        holders = [r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.digest)]
+        holders = [
+            r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.digest)
+        ]
         if any(record.role == "aux" for record in holders) or len(view.records) <= 1:
             return

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import shlex
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,7 +147,9 @@ class View:
         elif phase == "training" and self._stepped_at is None:
             self._stepped_at = event.at
         # A peer that trains averages at every step, and the step has a line of its own.
-        if phase == "averaging" or (phase, reason) == self._line_phase:
+        if phase == "averaging" or phase == self._line_phase[0] == "training":
+            return []
+        if (phase, reason) == self._line_phase:
             return []
         self._line_phase = (phase, reason)
         return [Line(event.at, "phase", f"{phase}: {reason}" if reason else phase)]
@@ -219,7 +222,8 @@ class View:
             text = f"state of step {event.epoch:,} from this machine's backup, digest {digest}"
         else:
             amount = f"{byte_count(event.bytes)} in {event.seconds:.1f} s"
-            text = f"state of step {event.epoch:,} from peer {short_id(event.source)}, {amount}, digest {digest}"
+            donor = short_id(event.source)
+            text = f"state of step {event.epoch:,} from peer {donor}, {amount}, digest {digest}"
         return [Line(event.at, "synchronised", text)]
 
     def _snapshot(self, event: events.Snapshot) -> list[Line]:
@@ -273,4 +277,4 @@ def join_line(run: str, addresses: list[str]) -> str | None:
     run: the run as that person would name it (built-in name, file or Hub repository).
     """
     address = best_address(addresses)
-    return f"tt join {run} --peer {address}" if address else None
+    return f"tt join {shlex.quote(run)} --peer {shlex.quote(address)}" if address else None

@@ -147,7 +147,9 @@ def plot(points: Sequence[tuple[int, float]], width: int, height: int) -> list[T
             grid[y // 4][x // 2] |= BRAILLE[y % 4][x % 2]
         before = (column, row)
     labels = [""] * height
-    labels[-1], labels[0] = loss_value(low), loss_value(high)
+    if high > low:
+        labels[-1] = loss_value(low)
+    labels[0 if high > low else height // 2] = loss_value(high)
     rows = [
         Text(f"{name:>{label}} ", style="dim").append(
             "".join(chr(0x2800 + cell) if cell else " " for cell in cells), style="cyan"

@@ -199,7 +199,7 @@ EVENTS: dict[str, type[Event]] = {
 def from_json(line: str) -> Event:
     """The event in a line written by `Event.to_json`. Raises ValueError for anything else."""
     data = json.loads(line)
-    if not isinstance(data, dict) or data.get("kind") not in EVENTS:
+    if not isinstance(data, dict) or str(data.get("kind")) not in EVENTS:
         raise ValueError(f"not an event: {line[:120]}")
     cls = EVENTS[data.pop("kind")]
     names = {f.name for f in dataclasses.fields(cls)}

@@ -26,7 +26,9 @@ class Worker:
     Start it from the main thread: the kernel ends it when the starting thread ends.
     """
 
-    def __init__(self, module: str, options: dict[str, Any], log: Path, environment: dict[str, str] | None = None):
+    def __init__(
+        self, module: str, options: dict[str, Any], log: Path, environment: dict[str, str] | None = None
+    ):
         self.log = log
         reading, writing = os.pipe()
         try:
@@ -43,7 +45,9 @@ class Worker:
                 )
         except OSError as error:
             os.close(reading)
-            raise TTError(f"cannot start a worker process with its log in {log}: {error.strerror or error}") from error
+            raise TTError(
+                f"cannot start a worker process with its log in {log}: {error.strerror or error}"
+            ) from error
         finally:
             os.close(writing)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()

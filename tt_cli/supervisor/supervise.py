@@ -57,7 +57,9 @@ def supervise(start: Callable[[], Worker], screen: Shows) -> None:
         reason = _reason(worker, code)
         if failures >= MAX_FAILURES:
             raise Failed(f"{reason}; it failed {failures} times in a row: see {worker.log}", 1)
-        screen.show(Log(f"{reason}; starting it again from its backup ({failures} of {MAX_FAILURES - 1})", "warning"))
+        screen.show(
+            Log(f"{reason}; starting it again from its backup ({failures} of {MAX_FAILURES - 1})", "warning")
+        )
 
 
 def _reason(worker: Worker, code: int | None) -> str:

@@ -65,7 +65,8 @@ def next_step_bar(samples: int, target: int, eta: float | None, width: int) -> T
 
 
 def _room(width: int, words: str) -> int:
-    return max(4, min(60, width - 10 - max(34, len(words))))
+    # 40: what the words take as a rule, so that bars below each other are equally long.
+    return max(4, min(60, width - 10 - max(40, len(words))))
 
 
 def loss_line(curve: Curve, width: int) -> Text:
@@ -88,7 +89,8 @@ def run_seconds_left(swarm: Mapping[str, Any]) -> float | None:
 
 
 def peer_name(peer: Mapping[str, Any]) -> str:
-    user = clean(peer["user"])
+    """User and end of the peer id; a long user name is cut, so that the id is seen."""
+    user = fit(Text(clean(peer["user"])), 14).plain
     return f"{user} {short_id(peer['peer_id'])}" if user else short_id(peer["peer_id"])
 
 

@@ -79,9 +79,12 @@ class View:
 def read_records(dht: DHT, run: RunConfig) -> list[PeerRecord]:
     """Everybody's newest valid record, without those who left. Empty when the DHT does not answer in time."""
     found = dht.get(peers_key(run.identity), latest=True, return_future=True)
+    newest: dict[str, PeerRecord] = {}
     with contextlib.suppress(TimeoutError):
-        return list(_parse(found.result(timeout=DHT_SECONDS), run))
-    return []
+        for record in _parse(found.result(timeout=DHT_SECONDS), run):
+            known = newest.setdefault(record.peer_id, record)  # one key can sign under more than one subkey
+            newest[record.peer_id] = max(known, record, key=lambda one: one.time)
+    return [record for record in newest.values() if not record.left]
 
 
 def _parse(found: object, run: RunConfig) -> Iterable[PeerRecord]:
@@ -89,7 +92,7 @@ def _parse(found: object, run: RunConfig) -> Iterable[PeerRecord]:
     for subkey, entry in entries.items() if isinstance(entries, dict) else ():
         try:
             record = PeerRecord.model_validate(entry.value)
-            if not record.left and [record.peer_id] == [peer_id_of(owner) for owner in owners_of(subkey)]:
+            if [record.peer_id] == [peer_id_of(owner) for owner in owners_of(subkey)]:
                 yield record
         except (ValidationError, ValueError, AttributeError) as error:
             logger.warning(f"ignored a malformed record of run {run.identity}: {error}")

@@ -21,6 +21,7 @@ from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 
 SELF_TEST_ERROR = 0.05
+BLOCK, CODEBOOK = 4096, 256  # elements that share one scale; values that 8 bits tell apart
 
 
 class MalformedPart(ValueError):
@@ -55,14 +56,14 @@ def self_test(codec: CompressionBase) -> None:
 def decode_part(message: runtime_pb2.Tensor, shape: torch.Size) -> torch.Tensor:
     """One received part as a finite fp32 tensor of `shape`. Raises MalformedPart for anything else.
 
-    The header is checked before a byte is decoded: hivemind's decoders trust it.
+    Only the forms that `codec_of` sends are taken, and their sizes are checked before a byte is decoded:
+    the 8-bit decoder is native code that would read as far beyond the received bytes as the message says.
     """
     if tuple(message.size) != tuple(shape):
         raise MalformedPart(f"a part of shape {tuple(message.size)} instead of {tuple(shape)}")
     if message.dtype != "float32":
         raise MalformedPart(f"a part of type {message.dtype[:20]!r} instead of float32")
-    if len(message.buffer) > 4 * shape.numel() + 2**20:
-        raise MalformedPart(f"a part of {len(message.buffer)} bytes for {shape.numel()} elements")
+    _check_layout(message, shape.numel())
     try:
         tensor = deserialize_torch_tensor(message)
     except Exception as error:  # numpy, torch and bitsandbytes raise many types for broken bytes
@@ -72,3 +73,21 @@ def decode_part(message: runtime_pb2.Tensor, shape: torch.Size) -> torch.Tensor:
     if not bool(torch.isfinite(tensor).all()):
         raise MalformedPart("values that are not finite")
     return tensor.detach()
+
+
+def _check_layout(message: runtime_pb2.Tensor, elements: int) -> None:
+    """Raise MalformedPart unless the buffer is as long as `elements` need, and as its own head says.
+
+    8-bit: int64 count of scales, int64 count of values, the scales (fp32), the values (fp32), one byte each.
+    """
+    buffer, blocks = message.buffer, -(-elements // BLOCK)
+    if message.compression == runtime_pb2.FLOAT16:
+        expected = 2 * elements
+    elif message.compression == runtime_pb2.BLOCKWISE_8BIT:
+        expected = 16 + 4 * (blocks + CODEBOOK) + elements
+        if buffer[:16] != blocks.to_bytes(8, "little") + CODEBOOK.to_bytes(8, "little"):
+            raise MalformedPart("a part with another count of scales or values than its size needs")
+    else:
+        raise MalformedPart(f"a part in codec {message.compression}, which this run does not use")
+    if len(buffer) != expected:
+        raise MalformedPart(f"a part of {len(buffer)} bytes for {elements} elements")

@@ -120,7 +120,12 @@ class Collaboration:
         self._names = list(shapes)
         local = [torch.zeros(shape).share_memory_() for shape in shapes.values()]
         self.averager = Averager(
-            run, dht, local, self._hand_over, client_mode=client_mode, max_state_bytes=2 * shared.nbytes() + 2**22
+            run,
+            dht,
+            local,
+            self._hand_over,
+            client_mode=client_mode,
+            max_state_bytes=2 * shared.nbytes() + 2**22,
         )
         self.board = Board(run, dht, identity)
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
@@ -176,7 +181,9 @@ class Collaboration:
         with self._changed:
             self._changed.notify_all()
             if not self.run.optimizer.delayed:
-                self._changed.wait_for(lambda: self._closing or self._broken is not None or not self._due(self.board.view))
+                self._changed.wait_for(
+                    lambda: self._closing or self._broken is not None or not self._due(self.board.view)
+                )
         return finite
 
     @property
@@ -407,7 +414,9 @@ class Collaboration:
             self._phase = phase + reason
             self.emit(Phase(phase, reason))
 
-    def _tell_round(self, outcome: str, words: str, started: float, result: RoundResult | None = None) -> None:
+    def _tell_round(
+        self, outcome: str, words: str, started: float, result: RoundResult | None = None
+    ) -> None:
         self._last_round = words
         self.emit(
             Round(
@@ -441,7 +450,9 @@ class Collaboration:
             donors = [donor for donor in view.donors() if donor != self.peer_id]
             self._tell_phase("syncing", f"taking over step {view.epoch}")
             found = self.averager.download(donors, DOWNLOAD_SECONDS)
-            problem = "no peer handed its state over" if found is None else self._adopt(found[0], found[2], started)
+            problem = (
+                "no peer handed its state over" if found is None else self._adopt(found[0], found[2], started)
+            )
             if problem:
                 self.emit(Log(f"could not take over step {view.epoch}: {problem}; trying again", "warning"))
                 with self._changed:

@@ -16,14 +16,19 @@ from hivemind.utils import get_dht_time
 
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
+from tt_cli.supervisor.processes import alive, children_of
 from tt_cli.swarm.identity import Identity
 from tt_cli.swarm.validator import RecordValidator
 
-__all__ = ["DHT", "addresses_of", "alive", "children_of", "daemon_pid", "dht_time", "start_dht", "stop_dht"]
+__all__ = ["DHT", "NobodyAnswered", "addresses_of", "daemon_pid", "dht_time", "start_dht", "stop_dht"]
 
 START_SECONDS = 30.0
 
 dht_time = get_dht_time  # seconds since 1970, as all peers of a DHT agree on it; rooms above this one use it from here
+
+
+class NobodyAnswered(TTError):
+    """None of the initial peers can be reached."""
 
 
 def start_dht(
@@ -87,7 +92,7 @@ def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], por
     if initial_peers and (
         "bootstrap" in words.lower() or "initial peers" in words.lower() or "connect" in words.lower()
     ):
-        return TTError(
+        return NobodyAnswered(
             f"no peer of run {run.identity} answered at {', '.join(initial_peers)}: check the address, that its "
             "auxiliary peer is running, and that no firewall is between"
         )
@@ -109,22 +114,6 @@ def daemon_pid(dht: DHT) -> int | None:
             if "p2pd" in Path(f"/proc/{child}/comm").read_text():
                 return child
     return None
-
-
-def children_of(pid: int) -> list[int]:
-    """Process ids of the direct children of a process, from /proc (Linux)."""
-    with contextlib.suppress(OSError):
-        tasks = Path(f"/proc/{pid}/task").iterdir()
-        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
-    return []
-
-
-def alive(pid: int) -> bool:
-    """True for a process that runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def stop_dht(dht: DHT, seconds: float = 3.0) -> None:

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import IO
 
 import multihash
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
@@ -39,7 +41,13 @@ def peer_id_of(public_key: bytes) -> str:
 
     Raises ValueError when the bytes are no such key.
     """
-    der = serialization.load_ssh_public_key(public_key).public_bytes(
+    try:
+        key = serialization.load_ssh_public_key(public_key)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(key, RSAPublicKey):
+        raise ValueError("not an RSA key")
+    der = key.public_bytes(
         encoding=serialization.Encoding.DER, format=serialization.PublicFormat.SubjectPublicKeyInfo
     )
     message = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()

@@ -15,6 +15,7 @@ Text = Annotated[str, StringConstraints(max_length=80)]
 Hex = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
 Finite = Annotated[float, Field(ge=0.0, allow_inf_nan=False, le=1e12)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
+Loss = Annotated[float, Field(allow_inf_nan=False, ge=-1e39, le=1e39)]  # any fp32; weighted means stay finite
 
 
 class PeerRecord(BaseModel):
@@ -40,9 +41,9 @@ class PeerRecord(BaseModel):
     samples_per_second: Finite
     total_samples: Count
     micro_batch: Count = 0
-    loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    text_loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
-    image_loss: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    loss: Loss | None = None
+    text_loss: Loss | None = None
+    image_loss: Loss | None = None
     round: Text = ""
     bytes_sent: Count = 0
     bytes_received: Count = 0
@@ -59,9 +60,7 @@ class HistoryRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    steps: Annotated[
-        list[tuple[Count, Annotated[float, Field(allow_inf_nan=False)], Finite]], Field(max_length=256)
-    ]
+    steps: Annotated[list[tuple[Count, Loss, Finite]], Field(max_length=256)]
 
 
 def peers_key(identity: str) -> str:

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
+from collections.abc import Callable
 
 WINDOW_SECONDS = 30.0
 
 
 class Throughput:
-    """A moving mean that follows pauses: time without samples lowers it."""
+    """A moving mean that follows pauses: time without samples lowers it. For any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
         self._counts: deque[tuple[float, int]] = deque()
-        self._started = time.monotonic()
+        self._started = clock()
 
     def add(self, samples: int) -> None:
         """Count samples that have just been computed."""
-        self._counts.append((time.monotonic(), samples))
+        with self._lock:
+            self._counts.append((self._clock(), samples))
 
     def per_second(self) -> float:
         """Samples per second over the window, or since the start when that is shorter."""
-        now = time.monotonic()
-        while self._counts and self._counts[0][0] < now - WINDOW_SECONDS:
-            self._counts.popleft()
+        now = self._clock()
+        with self._lock:
+            while self._counts and self._counts[0][0] < now - WINDOW_SECONDS:
+                self._counts.popleft()
+            samples = sum(count for _, count in self._counts)
         seconds = min(WINDOW_SECONDS, now - self._started)
-        return sum(count for _, count in self._counts) / seconds if seconds > 0 else 0.0
+        return samples / seconds if seconds > 0 else 0.0

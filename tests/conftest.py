@@ -1,0 +1,71 @@
+"""What all tests share: no account, no home and no network of the person who runs them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from hub_standin import HubStandin
+
+_scratch = tempfile.TemporaryDirectory(prefix="tt-tests-")
+
+Tt = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module is imported: the Hub's libraries read these when they are imported."""
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT"):
+        os.environ.pop(name, None)
+    os.environ["HF_HOME"] = f"{_scratch.name}/hf"
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    _scratch.cleanup()
+
+
+@pytest.fixture(autouse=True)
+def tt_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A TT_HOME of the test's own."""
+    home = tmp_path / "tt-home"
+    monkeypatch.setenv("TT_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def tt(tmp_path: Path) -> Tt:
+    """Run `tt` as a person does: tt("whoami", "--json", env={…}, stdin="…") -> CompletedProcess."""
+
+    def run(
+        *arguments: str, env: dict[str, str] | None = None, stdin: str = "", cwd: Path = tmp_path
+    ) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "tt_cli.cli.main", *arguments],
+            env={**os.environ, **(env or {})},
+            input=stdin,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def _hub_process() -> Iterator[HubStandin]:
+    with HubStandin() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(_hub_process: HubStandin) -> HubStandin:
+    """An empty stand-in for the Hub (see hub_standin.py)."""
+    _hub_process.reset()
+    return _hub_process

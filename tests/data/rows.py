@@ -1,0 +1,56 @@
+"""Runs and rows for these tests: a grid of 2 x 2 codes below 10, in parquet files of a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from tt_cli.run import RunConfig, load_run
+
+
+def code(*codes: int) -> bytes:
+    return np.array(codes, dtype="<i2").tobytes()
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    """A row that passes, with changes; a column that is set to `...` is left out."""
+    fields = {
+        "caption": "red apple",
+        "NSFW": "UNLIKELY",
+        "original_width": 640,
+        "original_height": 480,
+        "code": code(1, 2, 3, 4),
+        **changes,
+    }
+    return {name: value for name, value in fields.items() if value is not ...}
+
+
+def numbered(count: int) -> list[dict[str, Any]]:
+    """Rows whose captions and codes tell them apart."""
+    return [row(caption=f"row {i}", code=code(i % 10, i // 10 % 10, i // 100 % 10, 7)) for i in range(count)]
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, compression="brotli")
+
+
+def run_on(folder: Path | str, **data: Any) -> RunConfig:
+    """The emoji run, reading a data set as if from the Hub: `datasets` takes a folder for a repository."""
+    changes = {f"data.{key}": value for key, value in data.items()}
+    return load_run("emoji").replaced(
+        {
+            "data.source": "hub",
+            "data.name": str(folder),
+            "vqgan.source": "hub",
+            "vqgan.filename": "model.safetensors",
+            "vqgan.grid": 2,
+            "vqgan.pixels": 16,
+            "vqgan.codebook_size": 10,
+            **changes,
+        }
+    )

@@ -1,0 +1,79 @@
+"""Which rows become examples: the paper's filters on a table of cases, and rows that cannot be right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from data.rows import code, row, run_on
+
+from tt_cli.data.examples import RowFilter
+from tt_cli.run import load_run
+
+PASSES = [
+    {},
+    {"caption": "cat"},
+    {"original_width": 200, "original_height": 100},
+    {"original_width": 100, "original_height": 200},
+    {"NSFW": ...},
+    {"original_width": ...},
+    {"caption": "été"},
+]
+FAILS = [
+    ({"caption": None}, "no_caption"),
+    ({"caption": ...}, "no_caption"),
+    ({"caption": b"red apple"}, "no_caption"),
+    ({"caption": " \n"}, "no_caption"),
+    ({"caption": "ox"}, "short_caption"),
+    ({"NSFW": "UNSURE"}, "nsfw"),
+    ({"NSFW": "NSFW"}, "nsfw"),
+    ({"NSFW": None}, "nsfw"),
+    ({"original_width": 201, "original_height": 100}, "aspect_ratio"),
+    ({"original_width": 100, "original_height": 201}, "aspect_ratio"),
+    ({"original_width": 0}, "aspect_ratio"),
+    ({"original_height": None}, "aspect_ratio"),
+    ({"original_height": -480}, "aspect_ratio"),
+    ({"code": None}, "code_width"),
+    ({"code": ...}, "code_width"),
+    ({"code": [1, 2, 3, 4]}, "code_width"),
+    ({"code": code(1, 2, 3)}, "code_width"),
+    ({"code": code(1, 2, 3, 4, 5)}, "code_width"),
+    ({"code": code(1, 2, 3, 4)[:-1]}, "code_width"),
+]
+
+
+@pytest.mark.parametrize("changes", PASSES)
+def test_rows_that_pass(changes) -> None:
+    assert RowFilter(run_on("any")).reason(row(**changes)) is None
+
+
+@pytest.mark.parametrize(("changes", "reason"), FAILS)
+def test_rows_that_fail(changes, reason) -> None:
+    row_filter = RowFilter(run_on("any"))
+    assert row_filter.reason(row(**changes)) == reason
+    assert list(row_filter(iter([row(**changes), row()]))) == [row()]
+    assert getattr(row_filter.counts, reason) == row_filter.counts.dropped == 1
+
+
+def test_the_run_file_sets_the_filters() -> None:
+    run = run_on("any", min_caption_length=0, max_aspect_ratio=3.0, nsfw_allowed=["UNLIKELY", "UNSURE"])
+    row_filter = RowFilter(run)
+    assert row_filter.reason(row(caption="x", NSFW="UNSURE", original_width=1440)) is None
+
+
+def test_built_in_rows_pass_the_filters_but_not_the_checks() -> None:
+    row_filter = RowFilter(load_run("emoji"))
+    good = row(caption="ox", NSFW="NSFW", original_width=9000, code=code(*range(64)))
+    assert row_filter.reason(good) is None
+    assert row_filter.reason({**good, "code": code(1)}) == "code_width"
+
+
+@pytest.mark.parametrize("bad", [-1, 10, 32767])
+def test_codes_out_of_range_are_left_out(bad: int) -> None:
+    row_filter = RowFilter(run_on("any"))
+    rows = [row(), row(caption="bad", code=code(1, 2, bad, 4)), row(caption="last", code=code(0, 9, 9, 9))]
+    captions, codes = row_filter.collate(rows)
+    assert captions == ["red apple", "last"]
+    assert codes.dtype == np.int16
+    assert codes.tolist() == [[1, 2, 3, 4], [0, 9, 9, 9]]
+    assert (row_filter.counts.kept, row_filter.counts.code_range) == (2, 1)
+    assert row_filter.counts.in_words() == "3 rows: kept 2, code range 1"

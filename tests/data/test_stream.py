@@ -1,0 +1,221 @@
+"""Endless batches: what is in them, in which order, and what is said when there is nothing to train on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+import torch
+from data.rows import code, numbered, row, run_on, write
+
+from tt_cli.data import ExampleStream, builtin, examples, load_tokenizer, subset_examples
+from tt_cli.data.tokenizer import Tokenizer
+from tt_cli.errors import TTError, UsageError
+from tt_cli.run import RunConfig, load_run
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load_tokenizer(load_run("emoji"))
+
+
+def captions(run: RunConfig, tokenizer: Tokenizer, seed: int, count: int, split: str = "train") -> list[str]:
+    batch = next(ExampleStream(run, tokenizer, seed, split).batches(count))
+    return batch.captions
+
+
+def test_every_caption_keeps_its_codes(tokenizer: Tokenizer) -> None:
+    known = {example.caption: example.codes.tolist() for example in builtin.examples("emoji")}
+    for batch in islice(ExampleStream(load_run("emoji"), tokenizer, seed=3).batches(50), 3):
+        assert batch.text.dtype == batch.image.dtype == torch.int64
+        assert batch.image.shape == (50, 64)
+        assert torch.equal(batch.text, tokenizer.encode(batch.captions))
+        assert batch.image.tolist() == [known[caption] for caption in batch.captions]
+
+
+@pytest.mark.parametrize("subset", [0, 100])
+def test_the_order_is_the_seeds(tokenizer: Tokenizer, subset: int) -> None:
+    run = load_run("emoji").replaced({"data.subset": subset})
+    first, again, other = (captions(run, tokenizer, seed, 60) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.mark.parametrize("size", [7, 12, 30, 45])
+def test_an_epoch_has_every_example_once(tmp_path: Path, tokenizer: Tokenizer, size: int) -> None:
+    for shard in range(3):
+        write(tmp_path / f"data/train-{shard}.parquet", numbered(30)[shard * 10 : shard * 10 + 10])
+    run = run_on(tmp_path)
+    batches = ExampleStream(run, tokenizer, seed=0).batches(size)
+    names: list[str] = []
+    while len(names) < 90:
+        batch = next(batches)
+        assert len(batch.captions) == len(batch.image) == size
+        names += batch.captions
+    everything = Counter(example["caption"] for example in numbered(30))
+    epochs = [names[start : start + 30] for start in (0, 30, 60)]
+    assert all(Counter(epoch) == everything for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_a_subset_is_the_same_for_all_peers_and_each_has_its_order(tokenizer: Tokenizer) -> None:
+    run = load_run("emoji").replaced({"data.subset": 40})
+    subset = subset_examples(run)
+    mine = captions(run, tokenizer, 1, 80)
+    theirs = captions(run, tokenizer, 2, 80)
+    assert Counter(mine) == Counter(theirs) == Counter([example.caption for example in subset] * 2)
+    assert mine[:40] != mine[40:]
+    assert mine != theirs
+    smaller = subset_examples(run.replaced({"data.subset": 10}))
+    assert [e.caption for e in smaller] == [e.caption for e in subset[:10]], "a smaller subset lies in the larger"
+    other = subset_examples(run.replaced({"run.seed": 1}))
+    assert {e.caption for e in other} != {e.caption for e in subset}
+
+
+def test_a_subset_of_the_hub_is_the_first_good_rows_of_one_order(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write(tmp_path / "train.parquet", [*numbered(60), *[row(caption="bad", code=code(1, 2, 99, 4))] * 20])
+    run = run_on(tmp_path, subset=25)
+    names = [example.caption for example in subset_examples(run)]
+    assert len(set(names)) == 25
+    assert "bad" not in names
+    assert names == [example.caption for example in subset_examples(run)]
+    assert set(captions(run, tokenizer, 5, 25)) == set(names)
+
+
+def test_all_of_the_built_in_examples_are_a_subset_too() -> None:
+    assert len(subset_examples(load_run("emoji"))) == len(builtin.examples("emoji"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data.subset": 99_999}, r"data.subset is 99999, but the built-in data 'emoji' have \d+ examples"),
+        ({"data.name": "emojo"}, "no built-in data set is called 'emojo'; built in: emoji"),
+        ({"vqgan.grid": 4, "vqgan.pixels": 32}, r"do not fit the run file's \[vqgan\]"),
+        ({"vqgan.codebook_size": 16}, r"do not fit the run file's \[vqgan\]"),
+    ],
+)
+def test_a_run_that_does_not_fit_the_built_in_data_is_refused(changes, message) -> None:
+    with pytest.raises(UsageError, match=message):
+        subset_examples(load_run("emoji").replaced(changes))
+
+
+def test_bad_rows_never_get_through_and_are_counted(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    bad = [
+        row(caption="bad width", code=code(1, 2, 3)),
+        row(caption="bad range", code=code(1, 2, 3, 10)),
+        row(caption="bad label", NSFW="UNSURE"),
+        row(caption="bad shape", original_width=9000),
+        row(caption=""),
+    ]
+    write(tmp_path / "train.parquet", [*numbered(10), *bad])
+    stream = ExampleStream(run_on(tmp_path), tokenizer, seed=0)
+    batches = stream.batches(5)
+    names = [caption for batch in islice(batches, 4) for caption in batch.captions]
+    assert Counter(names) == Counter([example["caption"] for example in numbered(10)] * 2)
+    counts = stream.counts
+    assert (counts.code_width, counts.code_range, counts.nsfw, counts.aspect_ratio, counts.no_caption) == (2,) * 5
+
+
+def test_the_heldout_split(tokenizer: Tokenizer) -> None:
+    run = load_run("emoji").replaced({"data.subset": 5})
+    names = captions(run, tokenizer, 0, 100, "heldout")
+    assert set(names) <= {example.caption for example in builtin.examples("emoji", "heldout")}
+
+
+def test_unusable_data_end_with_the_reasons(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write(tmp_path / "train.parquet", [row(code=code(1)), row(code=code(2)), row(caption="ox")])
+    with pytest.raises(TTError, match=r"no example that this run can use \(3 rows: short caption 1, code width 2\)"):
+        next(ExampleStream(run_on(tmp_path), tokenizer, seed=0).batches(4))
+
+
+@pytest.mark.parametrize(("bad", "reason"), [(code(1), "code width"), (code(1, 2, 3, 10), "code range")])
+def test_a_large_data_set_is_given_up_early(
+    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, bad: bytes, reason: str
+) -> None:
+    monkeypatch.setattr(examples, "HOPELESS", 50)
+    write(tmp_path / "train.parquet", [row(code=bad)] * 200)
+    with pytest.raises(TTError, match=rf"\(5\d rows: {reason} 5\d\)"):
+        next(ExampleStream(run_on(tmp_path, shuffle_buffer=4), tokenizer, seed=0).batches(4))
+
+
+def test_rare_good_rows_are_found(tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples, "HOPELESS", 50)
+    write(tmp_path / "train.parquet", [row(code=code(1) if i % 40 else code(1, 2, 3, 4)) for i in range(400)])
+    stream = ExampleStream(run_on(tmp_path, shuffle_buffer=1), tokenizer, seed=0)
+    assert len(next(stream.batches(8)).captions) == 8
+
+
+def one_line(caught: pytest.ExceptionInfo[TTError]) -> bool:
+    return "\n" not in str(caught.value)
+
+
+def test_missing_columns_are_named(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write(tmp_path / "train.parquet", [{"text": "red apple", "code": code(1, 2, 3, 4)}])
+    with pytest.raises(UsageError, match="has no column caption; it has code, text") as caught:
+        next(ExampleStream(run_on(tmp_path), tokenizer, seed=0).batches(1))
+    assert one_line(caught)
+
+
+def test_a_missing_split_is_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write(tmp_path / "train.parquet", [row()])
+    for run in (run_on(tmp_path), load_run("emoji")):
+        with pytest.raises(UsageError, match="validation") as caught:
+            next(ExampleStream(run, tokenizer, seed=0, split="validation").batches(1))
+        assert one_line(caught)
+
+
+def test_a_truncated_shard_is_one_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    path = tmp_path / "train.parquet"
+    write(path, numbered(500))
+    path.write_bytes(path.read_bytes()[:-200])
+    with pytest.raises(TTError, match="cannot read the data set") as caught:
+        next(ExampleStream(run_on(tmp_path), tokenizer, seed=0).batches(1))
+    assert one_line(caught)
+
+
+def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    with pytest.raises(TTError, match="cannot read the data set") as caught:
+        next(ExampleStream(run_on(tmp_path / "none"), tokenizer, seed=0).batches(1))
+    assert one_line(caught)
+
+
+CLIENT = """
+import sys
+from data.rows import run_on
+from tt_cli.data import ExampleStream, load_tokenizer
+from tt_cli.errors import TTError
+from tt_cli.run import load_run
+
+for name in sys.argv[1:]:
+    try:
+        examples = ExampleStream(run_on(name), load_tokenizer(load_run("emoji")), seed=0)
+        print(sorted(next(examples.batches(3)).captions), flush=True)
+    except TTError as error:
+        print(error.exit_code, error, flush=True)
+"""
+
+
+def test_from_the_hub(hub, tmp_path: Path) -> None:
+    """The real clients against the stand-in, in a process of their own."""
+    write(tmp_path / "train.parquet", numbered(3))
+    hub.put("dataset", "acme/codes", {"data/train-00000.parquet": (tmp_path / "train.parquet").read_bytes()})
+    hub.put("dataset", "acme/secret", {"data/train-00000.parquet": b""}, access="gated")
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, "acme/codes", "acme/none", "acme/secret"],
+        env={**os.environ, **hub.environment(tmp_path), "PYTHONPATH": os.pathsep.join([".", "tests"])},
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    good, missing, gated = done.stdout.splitlines()
+    assert good == "['row 0', 'row 1', 'row 2']"
+    assert missing.startswith("2 cannot read the data set acme/none: the Hub has no such data set")
+    assert gated.startswith("2 cannot read the data set acme/secret")
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,178 @@
+"""`tt infer`, through the command line's entry."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from draw.tiny import Tiny, tiny_run
+from PIL import Image
+
+from tt_cli.cli.main import main
+from tt_cli.run import folders
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty TT_HOME, and a folder of its own to draw into."""
+    monkeypatch.setenv("TT_HOME", str(tmp_path / "home"))
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Tiny:
+    return Tiny.new()
+
+
+@pytest.fixture
+def run_file(tiny: Tiny, home: Path) -> str:
+    """The tiny run as a file, with checkpoints of steps 7 and 12 in its folder."""
+    for step in (7, 12):
+        tiny.save(folders.checkpoints(tiny.run), step)
+    (home / "tiny.toml").write_text(tiny.run.to_toml())
+    return "tiny.toml"
+
+
+def test_draws_saves_and_prints_where(run_file: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infer", "red apple", "sailboat", "--run", run_file, "--samples", "2", "--seed", "3"]) == 0
+    printed = capsys.readouterr().out.splitlines()
+    identity = tiny_run().identity
+    assert printed[0].startswith(f"Checkpoint: step 12 of run {identity} (the newest of this run in ")
+    assert printed[1].strip().endswith("step-00000012.safetensors")
+    assert printed[2].startswith("Drew 4 pictures in ") and printed[2].endswith("Again: --seed 3")
+    files = [Path(line) for line in printed[3:]]
+    assert [file.name for file in files] == [
+        "red-apple-1.png", "red-apple-2.png", "sailboat-1.png", "sailboat-2.png", "contact-sheet.png",
+    ]  # fmt: skip
+    assert {file.parent for file in files} == {Path("drawings/tiny-001")}
+    with Image.open(files[2]) as picture:
+        assert picture.size == (64, 64)
+        assert picture.text == {
+            "prompt": "sailboat", "index": "0", "run": identity, "step": "12", "seed": "3",
+            "samples": "2", "temperature": "1.0", "top_k": "0", "top_p": "0.9",
+        }  # fmt: skip
+
+
+def test_json_is_one_object_and_the_seed_in_it_repeats(
+    run_file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["infer", "red apple", "--run", run_file, "--samples", "1", "--json"]
+    assert main([*arguments, "--out", "first"]) == 0
+    first = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--out", "second", "--seed", str(first["seed"])]) == 0
+    second = json.loads(capsys.readouterr().out)
+    assert (first["step"], first["codes"], first["run"]) == (12, 64, tiny_run().identity)
+    one, two = first["drawings"][0], second["drawings"][0]
+    assert (one["prompt"], one["index"], one["path"]) == ("red apple", 0, "first/red-apple-1.png")
+    assert Image.open(one["path"]).tobytes() == Image.open(two["path"]).tobytes()
+    assert Path(first["contact_sheet"]).is_file() and Path(first["checkpoint"]).is_file()
+    assert main([*arguments, "--out", "third"]) == 0
+    assert json.loads(capsys.readouterr().out)["seed"] != first["seed"]
+
+
+def test_prompts_from_a_file_and_from_stdin(
+    run_file: str, home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "prompts.txt").write_text("red apple\n\n  sailboat \nred apple\n")
+    arguments = ["infer", "--run", run_file, "--samples", "1", "--json"]
+    assert main([*arguments, "sailboat", "--from", "prompts.txt"]) == 0
+    listed = json.loads(capsys.readouterr().out)["drawings"]
+    assert [drawing["prompt"] for drawing in listed] == ["sailboat", "red apple"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("hot beverage\n"))
+    assert main([*arguments, "--from", "-"]) == 0
+    assert [d["prompt"] for d in json.loads(capsys.readouterr().out)["drawings"]] == ["hot beverage"]
+
+
+def test_a_checkpoint_by_file_or_folder(run_file: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folders.checkpoints(tiny.run)
+    for place, step, why in (
+        (folder / "step-00000007.safetensors", 7, "(named by --checkpoint)"),
+        (folder, 12, "(the newest in "),
+        (folder.parent, 12, "(the newest in "),
+    ):
+        assert main(["infer", "red apple", "--samples", "1", "--checkpoint", str(place)]) == 0
+        line = capsys.readouterr().out.splitlines()[0]
+        assert f"step {step} of run {tiny.run.identity} {why}" in line
+
+
+def test_a_long_prompt_says_what_the_model_reads(run_file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infer", "one two three four five " * 8, "--run", run_file, "--samples", "1"]) == 0
+    assert 'the model reads only the first 16 tokens: "one two' in capsys.readouterr().err
+
+
+def fails(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["infer", *arguments]) == code
+    captured = capsys.readouterr()
+    assert words in captured.err, captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert not list(Path().rglob("*.png"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "no prompt; say what to draw"),
+        ([" "], "a prompt is empty; say what to draw"),
+        (["red apple", "--samples", "0"], "--samples 0: must be 1 or more"),
+        (["red apple", "--temperature", "-1"], "temperature is -1.0"),
+        (["red apple", "--top-p", "2"], "top-p is 2.0"),
+        (["red apple", "--top-k", "many"], "--top-k: invalid int value: 'many'"),
+        (["red apple", "--run", "emojis"], "did you mean 'emoji'?"),
+        (["red apple", "--checkpoint", "nowhere"], "--checkpoint nowhere: no such file or folder"),
+        (["red apple", "--checkpoint", "."], "no usable checkpoint"),
+        (["--from", "nothing.txt"], "--from nothing.txt: No such file"),
+        (["--from", "."], "--from .: Is a directory"),
+    ],
+)
+def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fails(arguments, 2, words, capsys)
+
+
+def test_no_checkpoint_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
+    fails(["red apple"], 1, "train one with `tt demo` or `tt join emoji`, or name", capsys)
+
+
+def test_a_corrupt_checkpoint_is_one_line(
+    run_file: str, tiny: Tiny, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folders.checkpoints(tiny.run) / "step-00000012.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    (home / "damaged.safetensors").write_bytes(content)
+    fails(["red apple", "--checkpoint", "damaged.safetensors"], 1, "is damaged", capsys)
+    (home / "no.safetensors").write_text("not a checkpoint")
+    fails(["red apple", "--checkpoint", "no.safetensors"], 1, "is damaged", capsys)
+
+
+def test_the_one_before_a_corrupt_checkpoint_is_used(
+    run_file: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folders.checkpoints(tiny.run) / "step-00000012.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    assert main(["infer", "red apple", "--run", run_file, "--samples", "1"]) == 0
+    captured = capsys.readouterr()
+    assert "Checkpoint: step 7 of run" in captured.out
+    assert "using the one before it" in captured.err
+
+
+def test_a_checkpoint_of_another_run_is_refused(run_file: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folders.checkpoints(tiny.run) / "step-00000012.safetensors"
+    fails(["red apple", "--run", "emoji", "--checkpoint", str(path)], 2, "model.dim: 256 here, 64 there", capsys)
+
+
+def test_parameters_that_do_not_fit_are_refused(home: Path, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    other = Tiny(tiny_run(subset=5).replaced({"model.ff_mult": 2}), tiny.model, tiny.vqgan, tiny.tokenizer)
+    path = other.save(home / "other", 1)
+    fails(["red apple", "--checkpoint", str(path)], 1, "does not fit the run file inside it", capsys)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    run_file: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "taken").write_text("")
+    assert main(["infer", "red apple", "--run", run_file, "--samples", "1", "--out", "taken/deep"]) == 1
+    assert "cannot write pictures to taken/deep" in capsys.readouterr().err

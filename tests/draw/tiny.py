@@ -1,0 +1,57 @@
+"""The built-in run with a decoder so small that a test can train it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from tt_cli.checkpoint import TrainingState, save
+from tt_cli.data import Tokenizer, load_tokenizer, load_vqgan, subset_examples
+from tt_cli.model import Dalle, DalleConfig, Vqgan
+from tt_cli.run import RunConfig, load_run
+
+
+def tiny_run(subset: int = 6) -> RunConfig:
+    return load_run("emoji").replaced(
+        {
+            "run.name": "tiny",
+            "data.subset": subset,
+            "model.dim": 64,
+            "model.depth": 2,
+            "model.heads": 2,
+            "model.dim_head": 16,
+        }
+    )
+
+
+@dataclass
+class Tiny:
+    """A run and what draws for it."""
+
+    run: RunConfig
+    model: Dalle
+    vqgan: Vqgan
+    tokenizer: Tokenizer
+
+    @classmethod
+    def new(cls, run: RunConfig | None = None) -> Tiny:
+        run = run or tiny_run()
+        return cls(run, Dalle(DalleConfig.from_run(run)), load_vqgan(run), load_tokenizer(run))
+
+    def train(self, steps: int) -> None:
+        """Learn the run's examples by heart."""
+        examples = subset_examples(self.run)
+        text = self.tokenizer.encode([example.caption for example in examples])
+        image = torch.stack([torch.from_numpy(example.codes.astype("int64")) for example in examples])
+        optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            self.model.loss(text, image).total.backward()
+            optimizer.step()
+
+    def save(self, folder: Path, step: int) -> Path:
+        parameters = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        state = TrainingState(step, parameters, {}, self.run.to_toml(), self.run.identity)
+        return save(folder, state, keep=10)

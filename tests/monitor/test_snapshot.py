@@ -1,0 +1,134 @@
+"""The numbers of a snapshot, worked out by hand."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tt_cli.monitor import Snapshot, take_snapshot
+from tt_cli.monitor.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
+from tt_cli.run import RunConfig, load_run
+from tt_cli.swarm.records import HistoryRecord, PeerRecord
+
+NOW = 1000.0
+
+
+@pytest.fixture(scope="module")
+def run() -> RunConfig:
+    return load_run("emoji").replaced({"swarm.target_batch_size": 256, "schedule.total_steps": 100})
+
+
+def record(peer_id: str, **fields: Any) -> PeerRecord:
+    usual = {"role": "trainer", "client_mode": False, "epoch": 7, "digest": "aa", "samples": 0}
+    rates = {"samples_per_second": 0.0, "total_samples": 0, "time": NOW}
+    return PeerRecord(peer_id=peer_id, **{**usual, **rates, **fields})
+
+
+def test_shares_samples_and_time_to_the_next_step(run: RunConfig) -> None:
+    records = [
+        record("a", samples=60, samples_per_second=30.0, loss=3.0, time=NOW - 4),
+        record("b", samples=40, samples_per_second=10.0, loss=5.0),
+        record("c", samples=99, samples_per_second=10.0, loss=9.0, epoch=5, digest="bb"),
+    ]
+    snapshot = take_snapshot(run, records, None, NOW)
+    assert (snapshot.epoch, snapshot.trainers, snapshot.total_steps) == (7, 3, 100)
+    assert snapshot.samples == 100  # c is behind: its samples belong to a step already made
+    assert snapshot.samples_per_second == 50.0
+    assert snapshot.eta_s == pytest.approx((256 - 100) / 50.0)
+    assert snapshot.loss == 4.0
+    peers = {peer.peer_id: peer for peer in snapshot.peers}
+    assert [peers[name].share for name in "abc"] == pytest.approx([0.6, 0.2, 0.2])
+    assert [peers[name].lag for name in "abc"] == [0, 0, 2]
+    assert peers["a"].age_s == 4.0
+
+
+def test_an_enough_filled_step_is_due_now(run: RunConfig) -> None:
+    snapshot = take_snapshot(run, [record("a", samples=300, samples_per_second=2.0)], None, NOW)
+    assert snapshot.eta_s == 0.0
+
+
+def test_auxiliary_peers_are_listed_but_not_counted(run: RunConfig) -> None:
+    records = [
+        record("helper", role="aux", epoch=8, samples=5, samples_per_second=5.0, total_samples=10**6),
+        record("a", samples_per_second=4.0, total_samples=1),
+        record("b", samples_per_second=4.0, total_samples=9),
+    ]
+    snapshot = take_snapshot(run, records, None, NOW)
+    assert [peer.peer_id for peer in snapshot.peers] == ["b", "a", "helper"]
+    assert (snapshot.epoch, snapshot.samples, snapshot.samples_per_second, snapshot.trainers) == (
+        7,
+        0,
+        8.0,
+        2,
+    )
+    assert (snapshot.peers[2].share, snapshot.peers[2].lag) == (0.0, 0)
+
+
+def test_only_an_auxiliary_peer(run: RunConfig) -> None:
+    history = HistoryRecord(steps=[(6, 3.0, 10.0), (7, 2.5, 20.0)])
+    snapshot = take_snapshot(run, [record("helper", role="aux")], history, NOW)
+    assert (snapshot.epoch, snapshot.trainers, snapshot.eta_s, snapshot.digest) == (7, 0, None, "aa")
+    assert snapshot.loss == 2.5  # the last that anyone remembers
+    assert snapshot.history == [(6, 3.0, 10.0), (7, 2.5, 20.0)]
+
+
+def test_an_empty_swarm(run: RunConfig) -> None:
+    snapshot = take_snapshot(run, [], None, NOW)
+    assert (snapshot.epoch, snapshot.trainers, snapshot.samples, snapshot.samples_per_second) == (0, 0, 0, 0)
+    assert (snapshot.eta_s, snapshot.loss, snapshot.digest, snapshot.peers) == (None, None, "", [])
+
+
+@pytest.mark.parametrize(
+    ("digests", "majority", "agree"),
+    [
+        ("aa aa bb", "aa", [True, True, False]),
+        ("aa", "aa", [True]),
+        ("aa bb", "", [False, False]),
+        ("aa aa bb bb cc", "", [False] * 5),
+    ],
+)
+def test_agreement_is_with_the_majority(
+    run: RunConfig, digests: str, majority: str, agree: list[bool]
+) -> None:
+    records = [record(str(i), digest=digest) for i, digest in enumerate(digests.split())]
+    snapshot = take_snapshot(run, records, None, NOW)
+    assert snapshot.digest == majority
+    assert [peer.in_agreement for peer in snapshot.peers] == agree
+
+
+def test_peers_are_compared_with_those_of_the_same_step_alone(run: RunConfig) -> None:
+    records = [
+        record("a"),
+        record("b"),
+        record("c", epoch=6, digest="bb"),
+        record("d", epoch=0, digest=""),  # has no state yet
+    ]
+    snapshot = take_snapshot(run, records, None, NOW)
+    assert [peer.in_agreement for peer in snapshot.peers] == [True, True, True, False]
+
+
+def test_wrong_records_do_not_move_the_loss_or_break_the_json(run: RunConfig) -> None:
+    records = [
+        record("a", loss=3.0, samples_per_second=5e-324),
+        record("b", loss=1e308),
+        record("c", loss=1.7e308),
+        record("d", loss=-50.0),
+    ]
+    history = HistoryRecord(steps=[(1, 1e308, 1.0), (2, 4.0, 2.0)])
+    snapshot = take_snapshot(run, records, history, NOW)
+    assert (snapshot.loss, snapshot.eta_s, snapshot.history) == (3.0, None, [(2, 4.0, 2.0)])
+    json.dumps(snapshot.to_json(), allow_nan=False)
+
+
+def test_the_json_is_what_the_help_says(run: RunConfig) -> None:
+    history = HistoryRecord(steps=[(6, 3.0, 10.0)])
+    snapshot = take_snapshot(run, [record("a", user="anna\x9b1m", loss=2.0)], history, NOW)
+    text = json.dumps(snapshot.to_json(), allow_nan=False)
+    assert text.isascii() and text.isprintable()
+    read = json.loads(text)
+    assert read == snapshot.to_json()
+    assert list(read) == list(SNAPSHOT_FIELDS)
+    assert list(read["peers"][0]) == list(PEER_FIELDS)
+    assert Snapshot(**{**read, "peers": snapshot.peers, "history": [(6, 3.0, 10.0)]}) == snapshot

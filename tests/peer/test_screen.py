@@ -1,0 +1,277 @@
+"""The screens of `tt join` and `tt aux-peer`: what events add up to, exact lines, and the fit."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import pty
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from peer.happened import ID, LAN, LOOPBACK, SIZES, TITLES, TRAINING, made, progress, stepped, swarm
+from rich.cells import cell_len
+
+from tt_cli.peer import screen
+from tt_cli.peer.screen import Screen
+from tt_cli.peer.view import CURVE, View, best_address, join_line
+from tt_cli.supervisor import events as e
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+TRAINING_LINES = f"""\
+00:00:00 phase        starting: joining the DHT
+00:00:01 choice       micro-batch 16: fastest of 4, 8, 16 on cpu
+00:00:02 listening    peer {ID}, {LAN}
+00:00:03 phase        syncing: taking over step 11
+00:00:05 synchronised state of step 11 from peer …Na2r1C, 34.0 MB in 2.5 s, digest 77b0aa
+00:00:06 phase        training: towards step 12
+00:00:16 step         12 of 2,000, loss 3.250, 3 peers, 256 samples, 10.4 s, digest 3fa9c1d2
+00:00:16 contributed  100 samples of this peer went into step 12
+00:00:26 round        no group formed within 5 s; trying again
+00:00:30 round        step 13 made with 2 others, 256 samples; refused …badbad (not finite)
+00:00:30 step         13 of 2,000, loss –, 3 peers, 256 samples, 13.6 s, digest 3fa9c1d2
+00:00:37 progress     90 of 256 samples to step 14; 3 peers; 12.1 samples/s here (34 %); loss 3.500; \
+sent 12.1 MB, received 33.4 MB
+00:00:38 step         14 of 2,000, loss 3.000, alone, 256 samples, 8.0 s, digest 3fa9c1d2
+00:00:39 saved        checkpoint of step 14: /home/anna/step-00000014.safetensors
+00:00:40 warning      2 records of another form were left out
+00:00:41 phase        leaving: writing a backup
+00:00:42 finished     left
+"""
+
+
+def shown(happened: list[e.Event], **options: Any) -> str:
+    stream = io.StringIO()
+    with Screen("tt join emoji", "emoji-1a2b3c4d", 2000, stream=stream, **options) as one:
+        for event in happened:
+            one.show(event)
+    return stream.getvalue()
+
+
+def test_plain_lines_of_a_training_peer() -> None:
+    assert shown(TRAINING) == TRAINING_LINES
+
+
+def test_json_lines_are_the_events() -> None:
+    lines = shown(TRAINING[:6], json=True).splitlines()
+    assert [e.from_json(line) for line in lines] == TRAINING[:6]
+
+
+def test_the_way_to_join_is_one_line_that_can_be_pasted() -> None:
+    lines = shown([e.Listening(ID, [LOOPBACK, LAN], False, at=2.0)], join_run="emoji").splitlines()
+    assert lines[1] == f"00:00:02 join         tt join emoji --peer {LAN}"
+    assert "join  " not in shown([e.Listening(ID, [], True, at=2.0)], join_run="emoji")
+
+
+def test_the_address_that_most_can_reach_is_named() -> None:
+    public, name = f"/ip4/203.0.113.7/tcp/1/p2p/{ID}", f"/dns4/aux.example.org/tcp/1/p2p/{ID}"
+    addresses = [LOOPBACK, LAN, "/ip4/8.8.8.8/udp/1/quic", "/ip4/8.8.8.8/tcp/1"]
+    assert best_address([*addresses, public, name]) == name
+    assert best_address(addresses) == "/ip4/8.8.8.8/tcp/1"
+    assert best_address([LOOPBACK, LAN]) == LAN
+    assert join_line("emoji", [LOOPBACK]) == f"tt join emoji --peer {LOOPBACK}"
+    assert join_line("my runs/a.toml", [LAN]) == f"tt join 'my runs/a.toml' --peer {LAN}"
+    assert join_line("emoji", []) is None
+
+
+def test_plain_lines_of_an_auxiliary_peer_come_with_news_alone() -> None:
+    happened: list[e.Event] = [
+        e.Phase("serving", "", at=0.0),
+        e.Snapshot(swarm(0, 0, loss=None, digest="", samples_per_second=0.0), at=1.0),
+        e.Snapshot(swarm(3), at=2.0),
+        e.Snapshot(swarm(3, samples=200), at=3.0),
+        e.Snapshot(swarm(4, loss=2.5), at=4.0),
+        e.Snapshot(swarm(4, 1, loss=2.5), at=5.0),
+    ]
+    assert shown(happened) == (
+        "00:00:00 phase        serving\n"
+        "00:00:01 swarm        step 0 of 2,000, loss –, 0 trainers, 0.00 samples/s, digest –\n"
+        "00:00:02 swarm        step 3 of 2,000, loss 3.000, 2 trainers, 24.0 samples/s, digest aa\n"
+        "00:00:04 swarm        step 4 of 2,000, loss 2.500, 2 trainers, 24.0 samples/s, digest aa\n"
+        "00:00:05 swarm        step 4 of 2,000, loss 2.500, 1 trainer, 24.0 samples/s, digest aa\n"
+    )
+
+
+def test_a_failure_is_left_to_the_command_line() -> None:
+    assert shown([e.Failure("the port is taken", at=1.0)]) == ""
+
+
+def test_no_message_can_write_to_the_terminal() -> None:
+    evil = "\x1b[2J\x9b1m\nowned"
+    happened: list[e.Event] = [
+        e.Log(evil, at=0.0),
+        e.Phase(evil, evil, at=0.0),
+        e.Choice(evil, evil, evil, at=0.0),
+        made(0.0, 1, "failed", words=evil),
+        made(0.0, 1, rejected={evil: evil}),
+        e.Synchronised(1, evil, evil, 1.0, 1, at=0.0),
+        e.Saved(1, evil, at=0.0),
+        e.Finished(evil, at=0.0),
+    ]
+    lines = shown(happened).split("\n")
+    assert len(lines) == len(happened) + 1
+    assert all(line.isprintable() for line in lines)
+
+
+def test_a_stream_of_few_characters_gets_question_marks() -> None:
+    raw = io.BytesIO()
+    with Screen("t", "i", 1, stream=io.TextIOWrapper(raw, encoding="ascii")) as one:
+        one.show(e.Log("Zoë", at=0.0))
+    assert raw.getvalue() == b"00:00:00 log          Zo?\n"
+
+
+def folded(happened: list[e.Event]) -> View:
+    view = View(2000)
+    for event in happened:
+        view.fold(event)
+    return view
+
+
+def test_what_the_events_add_up_to() -> None:
+    view = folded(TRAINING[:-2])
+    assert (view.epoch, view.digest, view.saved, view.peer_id) == (14, "3fa9c1d2aa55", 14, ID)
+    assert view.curve == [(12, 3.25), (14, 3.0)]
+    assert list(view.step_seconds) == pytest.approx([10.4, 13.6, 8.0])
+    assert view.steps_seconds_left() == pytest.approx((2000 - 14) * 32 / 3)
+    assert view.eta(40.0) is None  # its last progress gave no time
+    assert not view.ended and folded(TRAINING).ended
+
+
+def test_the_time_to_the_next_step_runs_down() -> None:
+    view = folded([progress(100.0, eta=10.0)])
+    assert [view.eta(now) for now in (100.0, 104.0, 120.0, 90.0)] == [10.0, 6.0, 0.0, 10.0]
+
+
+def test_the_step_being_made_is_the_last_of_the_curve() -> None:
+    view = folded([stepped(1.0, 12, 3.25), progress(2.0, epoch=12, loss=3.0)])
+    assert view.losses() == [(12, 3.25), (13, 3.0)]
+    view.fold(stepped(3.0, 13, 2.9))
+    assert view.losses() == [(12, 3.25), (13, 2.9)]
+
+
+def test_a_worker_started_again_is_not_one_long_step() -> None:
+    view = folded(
+        [stepped(1.0, 1), e.Phase("starting", at=500.0), e.Phase("training", at=900.0), stepped(905.0, 2)]
+    )
+    assert list(view.step_seconds) == [5.0]
+
+
+def test_an_endless_curve_is_thinned_where_it_is_old() -> None:
+    view = folded([stepped(float(i), i) for i in range(1, 3 * CURVE)])
+    steps = [step for step, _ in view.curve]
+    assert len(steps) <= CURVE and steps == sorted(set(steps))
+    assert steps[0] < 4 and steps[-100:] == list(range(3 * CURVE - 100, 3 * CURVE))
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("count", [0, 1, 6, 8, 17, len(TRAINING)])
+def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -> None:
+    view, log = View(2000), []
+    for event in TRAINING[:count]:
+        log += view.fold(event)
+    lines = screen.draw(view, log, TITLES, width, height, now=50.0)
+    assert len(lines) <= height
+    assert max(cell_len(line.plain) for line in lines) <= width
+    assert lines[-1].plain.startswith("Ctrl-C leaves")
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("peers", [0, 3, 60])
+def test_the_view_of_an_auxiliary_peer_fits(width: int, height: int, peers: int) -> None:
+    view = folded([e.Snapshot(swarm(40, peers), at=1.0)])
+    log = view.fold(e.Log("陈" * 200, at=1.0)) * 20
+    lines = screen.draw(view, log, ("tt aux-peer emoji", "e" * 60), width, height, now=50.0)
+    assert len(lines) <= height
+    assert max(cell_len(line.plain) for line in lines) <= width
+
+
+def test_the_view_of_a_training_peer() -> None:
+    view, log = View(2000), []
+    for event in TRAINING[:13]:
+        log += [line for line in view.fold(event) if line.word in ("choice", "contributed")]
+    lines = [line.plain.rstrip() for line in screen.draw(view, log, TITLES, 80, 24, now=21.0)]
+    assert lines == [
+        "tt join emoji                                                     emoji-1a2b3c4d",
+        "training for 4 s · towards step 13",
+        "",
+        "loss      ▁█  last 3.500  min 3.250  max 3.500",
+        "next step ━━━━━━━━━━╸─────────────────── 90 of 256 samples · in 3 s",
+        "run       ────────────────────────────── 12 of 2,000 steps · 5 h 44 min left",
+        "",
+        "swarm     3 peers · 35.2 samples/s",
+        "this peer 12.1 samples/s · 34 % of the swarm · 5,000 samples so far",
+        "traffic   sent 12.1 MB · received 33.4 MB",
+        "averaging step 12 made with 2 others, 256 samples · 3.5 s",
+        "weights   digest 3fa9c1d2 · peer …9A2r1C",
+        "",
+        "00:00:01  micro-batch 16: fastest of 4, 8, 16 on cpu",
+        "00:00:16  100 samples of this peer went into step 12",
+        "",
+        "Ctrl-C leaves cleanly; again at once",
+    ]
+
+
+def on_a_terminal(happened: list[e.Event]) -> str:
+    """What a Screen writes to a real pseudo-terminal."""
+    master, slave = pty.openpty()
+    read: list[bytes] = []
+
+    def drain() -> None:
+        with contextlib.suppress(OSError):  # what Linux says when the other end is closed
+            while data := os.read(master, 1 << 16):
+                read.append(data)
+
+    reader = threading.Thread(target=drain)
+    reader.start()
+    try:
+        with (
+            open(slave, "w", encoding="utf-8") as stream,
+            Screen("tt join emoji", "emoji-1a2b3c4d", 2000, join_run="emoji", stream=stream) as one,
+        ):
+            for event in happened:
+                one.show(event)
+    finally:
+        reader.join()
+        os.close(master)
+    return b"".join(read).decode()
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    for name, value in {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "24"}.items():
+        monkeypatch.setenv(name, value)
+    return monkeypatch
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_terminal_gets_a_live_view_and_its_cursor_back() -> None:
+    text = on_a_terminal([TRAINING[2], TRAINING[5], progress(7.0)])
+    assert "next step" in text and "training" in text
+    assert f"tt join emoji --peer {LAN}" in text  # unbroken, to be copied
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(terminal: pytest.MonkeyPatch) -> None:
+    terminal.setenv("TERM", "dumb")
+    assert on_a_terminal(TRAINING[:2]) == "".join(TRAINING_LINES.splitlines(keepends=True)[:2]).replace(
+        "\n", "\r\n"
+    )
+
+
+def test_forced_plain_lines_have_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert shown(TRAINING, plain=True) == TRAINING_LINES
+    assert json.loads(shown(TRAINING[:1], json=True))["kind"] == "phase"

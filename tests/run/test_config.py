@@ -1,0 +1,275 @@
+"""RunConfig: what it accepts, what it refuses and how it says so, and its identity."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tt_cli.errors import UsageError
+from tt_cli.run import RunConfig, load_run
+
+MINIMAL = """
+[run]
+name = "small"
+[model]
+dim = 64
+depth = 5
+heads = 2
+dim_head = 16
+text_length = 8
+[tokenizer]
+source = "builtin"
+name = "emoji"
+vocab_size = 100
+[vqgan]
+source = "builtin"
+name = "emoji"
+codebook_size = 50
+grid = 4
+pixels = 32
+[data]
+source = "builtin"
+name = "emoji"
+[schedule]
+total_steps = 10
+peak_lr = 0.01
+[swarm]
+target_batch_size = 16
+"""
+
+
+@pytest.fixture
+def small() -> RunConfig:
+    return RunConfig.from_toml(MINIMAL, "small.toml")
+
+
+def test_the_papers_run_is_as_published() -> None:
+    run = load_run("dalle")
+    model, schedule, optimizer = run.model, run.schedule, run.optimizer
+    assert (model.dim, model.depth, model.heads, model.dim_head) == (1024, 64, 16, 64)
+    assert model.attention_types == ["axial_row", "axial_col", "axial_row", "axial_row"]
+    assert (model.last_attention, model.conv_kernel, model.shared_layer_groups) == ("conv_like", 5, 4)
+    assert model.tied_embeddings and model.reversible and model.rotary and model.shift_tokens
+    assert (model.text_length, run.vqgan.grid**2, run.vqgan.codebook_size) == (256, 1024, 8192)
+    assert (run.tokenizer.name, run.tokenizer.vocab_size, run.tokenizer.pad_id) == ("t5-small", 32100, 1)
+    assert (schedule.total_steps, schedule.warmup_fraction, schedule.peak_lr) == (31250, 0.1, 2.5e-3)
+    assert (optimizer.beta1, optimizer.beta2, optimizer.eps) == (0.9, 0.96, 1e-6)
+    assert (optimizer.weight_decay, optimizer.max_grad_norm, optimizer.trust_clamp) == (0.045, 4.0, 1e4)
+    assert (optimizer.block_size, optimizer.min_8bit_size, optimizer.delayed) == (4096, 65536, True)
+    assert (run.swarm.target_batch_size, run.swarm.large_tensor) == (4096, 2**16)
+    assert run.data.name == "laion/laion_100m_vqgan_f8"
+
+
+@pytest.mark.parametrize("name", ["emoji", "dalle"])
+def test_written_as_toml_and_read_again_it_is_the_same(name: str) -> None:
+    run = load_run(name)
+    again = RunConfig.from_toml(run.to_toml(), "again.toml")
+    assert again == run
+    assert again.identity == run.identity
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_survives_toml(description: str) -> None:
+    run = RunConfig.from_toml(MINIMAL, "small.toml").replaced({"run.description": description})
+    assert RunConfig.from_toml(run.to_toml(), "again.toml").run.description == description
+
+
+@given(st.floats(min_value=1e-300, max_value=1e300))
+def test_any_number_survives_toml(peak_lr: float) -> None:
+    run = RunConfig.from_toml(MINIMAL, "small.toml").replaced({"schedule.peak_lr": peak_lr})
+    assert RunConfig.from_toml(run.to_toml(), "again.toml").schedule.peak_lr == peak_lr
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("model.dim", -3, "model.dim = -3: must be at least 4"),
+        ("model.dim", "64", 'model.dim = "64": must be a whole number'),
+        ("model.dim", 64.5, "model.dim = 64.5: must be a whole number"),
+        ("model.dim", True, "model.dim = true: must be a whole number"),
+        ("model.dimm", 64, "model.dimm: no such key; did you mean 'dim'?"),
+        ("modle.dim", 64, "modle: no such key; did you mean 'model'?"),
+        ("model.reversible", 1, "model.reversible = 1: must be true or false"),
+        ("model.dim", 66, "model.dim = 66: must be a multiple of 4 when shift_tokens = true"),
+        ("model.dim_head", 5, "model.dim_head = 5: must be at least 6 when rotary = true"),
+        ("model.conv_kernel", 4, "model.conv_kernel = 4: must be odd, for the window has a centre"),
+        ("model.attention_types", [], "model.attention_types = []: must have at least 1 entry"),
+        (
+            "model.attention_types",
+            ["axial_row", "sparse"],
+            "model.attention_types[1] = \"sparse\": 'sparse' is not one of axial_row, axial_col, conv_like",
+        ),
+        ("run.name", "My Run", "run.name = \"My Run\": must be 1 to 41 of a-z, 0-9 and '-', and not start"),
+        ("run.name", "../up", 'run.name = "../up": must be 1 to 41 of a-z'),
+        ("run.name", 7, 'run.name = 7: must be text in "quotes"'),
+        ("tokenizer.source", "disk", "tokenizer.source = \"disk\": must be 'builtin' or 'hub'"),
+        ("tokenizer.vocab_size", 1, "tokenizer.vocab_size = 1: must be at least 2"),
+        ("tokenizer.pad_id", 100, "tokenizer.pad_id = 100: must be below vocab_size, 100"),
+        ("tokenizer.name", "", 'tokenizer.name = "": must not be empty'),
+        ("vqgan.codebook_size", 40000, "vqgan.codebook_size = 40000: must be at most 32768"),
+        ("vqgan.pixels", 33, "vqgan.pixels = 33: must be grid, 4, times a power of two, such as 32"),
+        ("vqgan.pixels", 12, "vqgan.pixels = 12: must be grid, 4, times a power of two, such as 32"),
+        ("vqgan.source", "hub", "vqgan.filename: missing; a VQGAN from the Hub needs"),
+        ("schedule.warmup_fraction", 1.5, "schedule.warmup_fraction = 1.5: must be at most 1"),
+        ("schedule.peak_lr", 0, "schedule.peak_lr = 0: must be above 0"),
+        ("schedule.peak_lr", float("nan"), "schedule.peak_lr = nan: must be a finite number"),
+        ("schedule.peak_lr", float("inf"), "schedule.peak_lr = inf: must be a finite number"),
+        ("optimizer.beta2", 1.0, "optimizer.beta2 = 1.0: must be below 1"),
+        ("swarm.compression", "zip", "swarm.compression = \"zip\": must be 'blockwise8'"),
+        (
+            "swarm.next_chunk_timeout",
+            500.0,
+            "swarm.next_chunk_timeout = 500: must be below averaging_timeout, 120",
+        ),
+        ("membership.kind", "organisation", 'membership.organisation: missing; kind = "organisation" needs'),
+        ("membership.organisation", "acme", 'membership.organisation = "acme": has no meaning with kind'),
+        ("peers.initial", ["here"], 'peers.initial[0] = "here": is no multiaddr; it looks like /ip4/'),
+        ("peers.coordinator_port", 70000, "peers.coordinator_port = 70000: must be at most 65535"),
+        ("data", [], "data = []: must be a table"),
+    ],
+)
+def test_what_is_wrong_is_one_line(small: RunConfig, key: str, value: Any, said: str) -> None:
+    content = small.model_dump(exclude_none=True)
+    part, _, field = key.partition(".")
+    if field:
+        content.setdefault(part, {})[field] = value
+    else:
+        content[part] = value
+    with pytest.raises(UsageError) as error:
+        RunConfig._checked(content, "configs/x.toml")
+    assert str(error.value).startswith(f"configs/x.toml: {said}")
+    assert "\n" not in str(error.value)
+
+
+def test_missing_keys_are_named_and_counted() -> None:
+    with pytest.raises(UsageError, match=r"^x\.toml: model\.dim: missing \(and 4 more\)$"):
+        RunConfig.from_toml(MINIMAL.replace("[model]\ndim = 64\ndepth = 5\n", "[model]\n")
+                            .replace("total_steps = 10\npeak_lr = 0.01\n", "")
+                            .replace("grid = 4\n", ""), "x.toml")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[run\n", "x.toml, line 1, column 5: expected ']'"),
+        ("[run]\nname = \n", "x.toml, line 2, column 8: invalid value"),
+        ("[run]\nname = 'a'\nname = 'b'\n", "x.toml, line 3"),
+        ("[run]\nname = 'a", "x.toml, line 2, at the end: expected"),
+        ("a = " + "[" * 100_000, "x.toml"),
+    ],
+)
+def test_malformed_toml_names_file_line_and_fault(text: str, said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        RunConfig.from_toml(text, "x.toml")
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_layers_that_share_weights_share_an_attention_type(small: RunConfig) -> None:
+    with pytest.raises(UsageError, match=r"shared_layer_groups = 3: layers 0 and 3 would share weights"):
+        small.replaced({"model.shared_layer_groups": 3, "model.attention_types": ["axial_row", "axial_col"]})
+    small.replaced({"model.shared_layer_groups": 2, "model.attention_types": ["axial_row", "axial_col"]})
+    small.replaced({"model.shared_layer_groups": 64})  # no layer shares
+
+
+# --- identity ---
+
+ANOTHER = {
+    "run.name": "other",
+    "model.attention_types": ["axial_col"],
+    "model.last_attention": "axial_row",
+    "model.shared_layer_groups": 8,
+    "model.conv_kernel": 7,
+    "tokenizer.pad_id": 2,
+    "vqgan.grid": 16,
+    "vqgan.pixels": 64,
+    "data.nsfw_allowed": ["UNSURE"],
+    "peers.initial": ["/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWExamp1e"],
+}
+CLOSED = {"membership.kind": "organisation", "membership.organisation": "acme"}
+
+
+def changed(run: RunConfig, key: str) -> RunConfig:
+    """`run` with another valid value of one field."""
+    part, _, field = key.partition(".")
+    value = getattr(getattr(run, part), field)
+    if part == "membership":
+        return run.replaced(CLOSED)
+    if key in ANOTHER:
+        new = ANOTHER[key]
+    elif key.endswith(".source"):
+        extra = {"vqgan.filename": "weights.safetensors"} if part == "vqgan" else {}
+        return run.replaced({key: "hub", **extra})
+    elif isinstance(value, bool):
+        new = not value
+    elif isinstance(value, int):
+        new = value * 2 + 4
+    elif isinstance(value, float):
+        new = value / 2 if value < 1 else value * 1.5
+    else:
+        new = f"{value or ''}x"
+    return run.replaced({key: new})
+
+
+LOCAL = {
+    "run.description",
+    "swarm.matchmaking_time",
+    "swarm.averaging_timeout",
+    "swarm.next_chunk_timeout",
+    "swarm.statistics_expiration",
+    "membership.kind",
+    "membership.organisation",
+    "peers.initial",
+    "peers.coordinator_port",
+}
+ONE_VALUE = {"optimizer.name", "swarm.compression"}  # nothing else can be written there
+
+
+def test_every_field_that_changes_training_changes_the_identity_and_no_other(small: RunConfig) -> None:
+    for key, _, _ in small._fields():
+        if key in ONE_VALUE:
+            continue
+        other = changed(small, key)
+        assert other != small, key
+        if key in LOCAL:
+            assert other.identity == small.identity, key
+            assert small.differences(other) == [], key
+        else:
+            assert other.identity != small.identity, key
+            assert any(line.startswith(f"{key}: ") for line in small.differences(other)), key
+
+
+def test_identity_is_the_same_on_every_machine_and_day(small: RunConfig) -> None:
+    assert small.identity == "small-7e931711"
+
+
+def test_identity_does_not_depend_on_how_the_file_is_written(small: RunConfig) -> None:
+    tables = tomllib.loads(MINIMAL)
+    backwards = RunConfig._checked(dict(reversed(tables.items())), "x")
+    assert backwards.identity == small.identity
+    whole = MINIMAL.replace("peak_lr = 0.01", "peak_lr = 1")
+    assert (
+        RunConfig.from_toml(whole, "x").identity
+        == RunConfig.from_toml(whole.replace("peak_lr = 1", "peak_lr = 1.0"), "x").identity
+    )
+    zero = small.replaced({"optimizer.weight_decay": 0.0})
+    assert zero.identity == small.replaced({"optimizer.weight_decay": -0.0}).identity
+    assert zero.identity == small.replaced({"optimizer.weight_decay": 0}).identity
+
+
+def test_differences_name_both_values(small: RunConfig) -> None:
+    other = small.replaced({"model.dim": 512, "data.revision": "v2", "swarm.matchmaking_time": 1.0})
+    assert small.differences(other) == [
+        "model.dim: 64 here, 512 there",
+        'data.revision: unset here, "v2" there',
+    ]
+    assert other.differences(small)[0] == "model.dim: 512 here, 64 there"
+
+
+def test_a_run_does_not_change(small: RunConfig) -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        small.model.dim = 8  # type: ignore[misc]

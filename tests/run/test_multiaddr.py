@@ -1,0 +1,48 @@
+"""Which addresses count as a peer's multiaddr."""
+
+from __future__ import annotations
+
+import pytest
+
+from tt_cli.run import check_multiaddr
+
+PEER = "12D3KooWJWoaqZhDaoEFshF7Rh1bpY9ohihFhzcW6d69Lr2NASuq"
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        f"/ip4/127.0.0.1/tcp/31337/p2p/{PEER}",
+        f"/ip6/::1/tcp/1/p2p/{PEER}",
+        f"/dns4/aux.example.org/tcp/65535/p2p/{PEER}",
+        f"/ip4/203.0.113.7/udp/31337/quic/p2p/{PEER}",
+        f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}/p2p-circuit/p2p/QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N",
+    ],
+)
+def test_dialable_addresses_pass_unchanged(address: str) -> None:
+    assert check_multiaddr(address) == address
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("", "is no multiaddr"),
+        ("203.0.113.7:31337", "is no multiaddr"),
+        (f"ip4/127.0.0.1/tcp/1/p2p/{PEER}", "is no multiaddr"),
+        (f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}/", "is no multiaddr"),
+        ("/ip4/127.0.0.1/tcp/31337", "is no multiaddr"),
+        (f"/ip4/300.0.0.1/tcp/1/p2p/{PEER}", "no IPv4 address"),
+        (f"/ip4/::1/tcp/1/p2p/{PEER}", "no IPv4 address"),
+        (f"/onion/x/tcp/1/p2p/{PEER}", "must start with /ip4/"),
+        (f"/ip4/127.0.0.1/sctp/1/p2p/{PEER}", "needs /tcp/ or /udp/"),
+        (f"/ip4/127.0.0.1/tcp/0/p2p/{PEER}", "port '0'"),
+        (f"/ip4/127.0.0.1/tcp/65536/p2p/{PEER}", "port '65536'"),
+        (f"/ip4/127.0.0.1/tcp/x/p2p/{PEER}", "port 'x'"),
+        ("/ip4/127.0.0.1/tcp/1/quic/x", "must end in /p2p/"),
+        ("/ip4/127.0.0.1/tcp/1/p2p/not-base58!", "a peer id"),
+        (f"/ip4/127.0.0.1/tcp/1/p2p/{PEER}/p2p-circuit", "a peer id"),
+    ],
+)
+def test_others_are_refused_with_a_reason(address: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        check_multiaddr(address)

@@ -1,0 +1,128 @@
+"""The pieces of the screens: exact words, and nothing wider than asked."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from rich.text import Text
+
+from tt_cli.supervisor.drawing import (
+    Column,
+    bar,
+    byte_count,
+    clean,
+    duration,
+    loss_value,
+    plot,
+    rate,
+    short_id,
+    sparkline,
+    table,
+)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0, "0 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 00 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (90_000, "1 d 1 h"),
+        (-5, "0 s"),
+        (None, "–"),
+        (math.inf, "–"),
+        (math.nan, "–"),
+    ],
+)
+def test_durations(seconds: float | None, words: str) -> None:
+    assert duration(seconds) == words
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1.0 kB"),
+        (99_949, "99.9 kB"),
+        (99_960, "100 kB"),
+        (999_600, "1.0 MB"),
+        (12_340_000, "12.3 MB"),
+        (5e9, "5.0 GB"),
+        (2.5e12, "2.5 TB"),
+        (4e15, "4,000.0 TB"),
+    ],
+)
+def test_bytes(count: float, words: str) -> None:
+    assert byte_count(count) == words
+
+
+def test_rates_and_losses() -> None:
+    assert [rate(x) for x in (0.349, 9.99, 12.14, 99.96, 1204)] == ["0.35", "9.99", "12.1", "100", "1,204"]
+    assert [loss_value(x) for x in (3.14159, 1e6, None, math.nan)] == ["3.142", "1e+06", "–", "–"]
+
+
+def test_nothing_from_the_network_moves_the_cursor() -> None:
+    assert clean("a\x1b[2Jb\x9b1mc\r\nd\u202ee") == "a?[2Jb?1mc d?e"
+    assert short_id("\x1b" * 3) == "???"
+    assert short_id("QmWjTgY4Hjbz8pQ4kYNa2r1C") == "…Na2r1C"
+
+
+def test_sparkline_rises_with_its_values() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5.0, 5.0], 8) == "▄▄"
+    assert sparkline([], 8) == ""
+    assert sparkline([1.0, math.nan, math.inf, 1e300, 2.0], 8) == "▁█"
+    assert sparkline([0, 0, 7, 7], 2) == "▁█"
+    assert len(sparkline(list(range(1000)), 33)) == 33
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.26, 0.5, 1.0, 1.7, -1.0, math.nan])
+def test_a_bar_is_as_wide_as_asked(fraction: float) -> None:
+    assert bar(fraction, 13).cell_len == 13
+
+
+def test_a_bar_shows_its_fraction() -> None:
+    assert bar(0.5, 4).plain == "━━──"
+    assert bar(0.625, 4).plain == "━━╸─"
+
+
+def test_a_plot_falls_where_the_values_fall() -> None:
+    rows = plot([(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)], 16, 4)
+    assert [row.plain for row in rows] == [
+        "  4.000 ⠑⢄      ",
+        "          ⠑⢄    ",
+        "            ⠑⢄  ",
+        "  1.000       ⠑⢄",
+        "        step 1 4",
+    ]
+
+
+def test_a_plot_of_one_value_or_of_equal_ones_is_level() -> None:
+    level = ["                ", "  2.000 ⠉⠉⠉⠉⠉⠉⠉⠉", "        step 1 9"]
+    assert [row.plain for row in plot([(1, 2.0), (9, 2.0)], 16, 2)] == level
+    assert [row.plain for row in plot([(5, 2.0)], 16, 1)] == ["  2.000 ⠄       ", "        step 5"]
+
+
+@pytest.mark.parametrize("points", [[], [(1, math.nan)], [(1, 1e300)]])
+def test_a_plot_without_points_takes_no_room(points: list[tuple[int, float]]) -> None:
+    assert plot(points, 40, 3) == []
+
+
+def test_a_table_leaves_out_what_is_least_needed() -> None:
+    columns = (Column("name", 4, 10, 3), Column("extra", 5, 9, 1), Column("value", 5, 9, 2, right=True))
+    rows = [[Text("anna"), Text("something"), Text("12")], [Text("陈"), Text("x"), Text("1,000")]]
+    assert [line.plain for line in table(columns, rows, 40)] == [
+        "name  extra      value",
+        "anna  something     12",
+        "陈    x          1,000",
+    ]
+    assert [line.plain for line in table(columns, rows, 20)] == [
+        "name  extra    value",
+        "anna  someth…     12",
+        "陈    x        1,000",
+    ]
+    assert [line.plain for line in table(columns, rows, 12)] == ["name  value", "anna     12", "陈    1,000"]

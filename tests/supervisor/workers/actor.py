@@ -1,0 +1,61 @@
+"""A worker that acts as its options say: `python -m workers.actor`. It loads nothing heavy.
+
+act: "tell" (three events, then a normal end), "wait" (until told to leave), "stubborn" (never leaves),
+"family" (forks one child, executes another, tells their ids, waits), "error", "usage", "broken", "bug",
+"die" (SIGKILL), "step" (one global step, then SIGKILL).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+from tt_cli.errors import TTError, UsageError
+from tt_cli.supervisor.events import Emit, Finished, Log, Phase, Step
+from tt_cli.supervisor.worker import WorkerBroken, run_worker
+
+
+def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
+    print("a library's words")
+    act = options["act"]
+    if act == "tell":
+        for event in (Phase("starting"), Log("second\nline, ß and \u2028"), Step(1, 2.5, 0.1, 3.0, "ab")):
+            emit(event)
+    elif act == "wait":
+        emit(Phase("training"))
+        leave.wait()
+        emit(Finished("left"))
+    elif act == "stubborn":
+        emit(Phase("training"))
+        threading.Event().wait()
+    elif act == "family":
+        executed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        forked = os.fork()
+        if not forked:
+            threading.Event().wait()
+        emit(Log(json.dumps({"forked": forked, "executed": executed.pid})))
+        leave.wait()
+    elif act == "error":
+        raise TTError("the disk is full: free some space")
+    elif act == "usage":
+        raise UsageError("run 'x' is unknown")
+    elif act == "broken":
+        raise WorkerBroken("the daemon was ended")
+    elif act == "bug":
+        raise RuntimeError("two plus two")
+    elif act == "step":
+        emit(Step(1, 2.5, 0.1, 3.0, "ab"))
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif act == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    else:
+        raise AssertionError(act)
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(main))

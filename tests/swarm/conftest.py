@@ -1,0 +1,81 @@
+"""A tiny run and a swarm of real processes on loopback, ended with the test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tt_cli.run import RunConfig, load_run
+from tt_cli.supervisor.events import Round, Step
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+
+WAIT = 120.0  # seconds; an upper bound for a busy machine, never a measurement
+
+MakeRun = Callable[..., RunConfig]
+
+
+def tiny_run(**changes: dict[str, object]) -> RunConfig:
+    """The built-in run with a model of some thousand parameters and short rounds; changes: part → its keys."""
+    data = load_run("emoji").model_dump(mode="json")
+    data["run"]["name"] = "tiny"
+    data["model"].update(dim=32, depth=2, heads=2, dim_head=16)
+    data["optimizer"].update(min_8bit_size=4096)
+    data["schedule"].update(total_steps=1000, peak_lr=5e-3)
+    data["swarm"].update(
+        target_batch_size=96,
+        large_tensor=4096,
+        matchmaking_time=2.0,
+        averaging_timeout=30.0,
+        next_chunk_timeout=8.0,
+        statistics_expiration=8.0,
+    )
+    for part, values in changes.items():
+        data[part].update(values)
+    return RunConfig.model_validate_json(json.dumps(data))
+
+
+@pytest.fixture
+def start_swarm(tmp_path: Path) -> Iterator[Callable[[RunConfig], LocalSwarm]]:
+    """start_swarm(run): a swarm with an auxiliary peer already up."""
+    swarms: list[LocalSwarm] = []
+
+    def start(run: RunConfig) -> LocalSwarm:
+        swarm = LocalSwarm(run.to_toml(), tmp_path / f"swarm-{len(swarms)}")
+        swarms.append(swarm)
+        swarm.start_aux()
+        return swarm
+
+    yield start
+    for swarm in swarms:
+        swarm.__exit__(None, None, None)
+
+
+def last_step(member: Member) -> int:
+    """The newest step that a member has made."""
+    return max((event.epoch for event in member.of(Step)), default=0)
+
+
+def wait_for_step(swarm: LocalSwarm, step: int, *names: str) -> None:
+    """Wait until each of these members has made `step`; fail with their logs when they do not."""
+    members = [swarm.members[name] for name in names]
+    if swarm.wait(lambda: all(last_step(member) >= step for member in members), WAIT):
+        return
+    tails = "\n".join(f"--- {m.name} at {last_step(m)}\n{m.worker.log.read_text()[-1500:]}" for m in members)
+    pytest.fail(f"step {step} was not made within {WAIT:.0f} s\n{tails}")
+
+
+def digests(members: list[Member]) -> dict[int, set[str]]:
+    """Step → the different digests that these members had after it."""
+    found: dict[int, set[str]] = {}
+    for member in members:
+        for event in member.of(Step):
+            found.setdefault(event.epoch, set()).add(event.digest)
+    return found
+
+
+def committed(member: Member) -> list[Round]:
+    """A member's rounds that ended with a common step."""
+    return [event for event in member.of(Round) if event.outcome == "committed"]

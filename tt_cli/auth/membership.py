@@ -1,0 +1,45 @@
+"""Whether a run admits the person at this machine. Open runs ask for nothing."""
+
+from __future__ import annotations
+
+from tt_cli.auth.account import User, token_source, whoami
+from tt_cli.errors import UsageError
+from tt_cli.run import RunConfig
+from tt_cli.run.hub import HubUnreachable
+
+
+def require_member(run: RunConfig) -> User | None:
+    """Return the user as whom this machine joins `run`; None for an open run, where nobody is asked.
+
+    Raises UsageError when the run wants a member of an organisation and nobody, or somebody else, is logged
+    in; TTError when the Hub cannot be asked.
+    """
+    organisation = run.membership.organisation
+    if organisation is None:
+        return None
+    admits = f"the run {run.run.name} admits members of {organisation} on the Hub only"
+    if token_source() is None:
+        raise UsageError(f"{admits}, and nobody is logged in here: run `tt login`")
+    user = whoami()
+    if organisation.casefold() not in {one.name.casefold() for one in user.organisations}:
+        raise UsageError(
+            f"{admits}, and {user.name} is none: ask the organisation to add you, "
+            f"or run `tt login` with another account"
+        )
+    return user
+
+
+def current_user(required_for: RunConfig | None = None) -> str | None:
+    """Return the name of the user logged in here, or None.
+
+    For a run of an organisation as `require_member`, with its errors. Else a name is welcome, not needed:
+    None too when the Hub cannot be asked.
+    """
+    if required_for is not None and (member := require_member(required_for)) is not None:
+        return member.name
+    if token_source() is None:
+        return None
+    try:
+        return whoami().name
+    except HubUnreachable:
+        return None

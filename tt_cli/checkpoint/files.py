@@ -1,0 +1,171 @@
+"""Checkpoints in a folder (step-00000123.safetensors), written so that a crash or full disk loses nothing."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tt_cli.checkpoint.state import (
+    PARAMETERS,
+    CheckpointError,
+    CorruptCheckpoint,
+    TrainingState,
+    check_finite,
+    checked_state,
+    checked_step,
+    serialised,
+    tensor_digest,
+)
+from tt_cli.run import RunConfig
+
+_NAME = re.compile(r"step-(\d{8,15})\.safetensors")
+_ADVICE = {
+    errno.ENOSPC: "free some space or set TT_HOME to a larger disk",
+    errno.EDQUOT: "free some space or set TT_HOME to a larger disk",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+}
+
+
+def save(folder: Path, state: TrainingState, keep: int = 3) -> Path:
+    """Write `state` into `folder`, remove all but the `keep` newest checkpoints, return the new file's path.
+
+    The file appears under its name only when all of it is on the disk. Raises CheckpointError when it cannot
+    be written; checkpoints already there are then untouched.
+    """
+    path = folder / f"step-{state.step:08d}.safetensors"
+    pieces = serialised(state)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        with _temporary(path) as file:
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        _sync_folder(folder)
+    except OSError as error:
+        size = sum(len(piece) for piece in pieces) / 1e6
+        advice = _ADVICE.get(error.errno or 0, "set TT_HOME to a folder that you can write to")
+        raise CheckpointError(
+            f"cannot save a checkpoint of {size:.1f} MB in {folder}: {error.strerror or error}; "
+            f"earlier checkpoints are untouched; {advice}"
+        ) from error
+    for old in _checkpoints(folder)[keep:]:
+        if old != path:
+            old.unlink(missing_ok=True)
+    return path
+
+
+def load(path: Path) -> TrainingState:
+    """Read and check one checkpoint. Raises CheckpointError."""
+    tensors, metadata = _read(path)
+    return checked_state(tensors, metadata, str(path))
+
+
+def load_model(path: Path) -> tuple[RunConfig, dict[str, Tensor]]:
+    """Read the run and the parameters of a checkpoint, not the optimizer. Raises CheckpointError."""
+    tensors, metadata = _read(path, prefix=PARAMETERS)
+    checked_step(metadata, str(path))
+    parameters = {name.removeprefix(PARAMETERS): tensor for name, tensor in tensors.items()}
+    if tensor_digest(parameters) != metadata["parameters_digest"]:
+        raise CorruptCheckpoint(f"{path} is damaged: its digest does not match its content")
+    check_finite(parameters, str(path))
+    return RunConfig.from_toml(metadata["run"], f"{path}, the run file inside"), parameters
+
+
+def newest(
+    folder: Path, identity: str | None = None, on_message: Callable[[str], None] = lambda message: None
+) -> tuple[Path, TrainingState] | None:
+    """Return the newest usable checkpoint of `folder` with its path, or None.
+
+    A corrupt one is renamed *.corrupt, said through `on_message`, and the one before it is tried; one of
+    another run (when `identity` is given) or of a later version of tt is left as it is and passed over.
+    """
+    for path in _checkpoints(folder):
+        try:
+            state = load(path)
+        except CorruptCheckpoint as error:
+            aside = path.with_name(path.name + ".corrupt")
+            try:
+                os.replace(path, aside)
+                on_message(f"{error}; set aside as {aside.name}, using the one before it")
+            except OSError:
+                on_message(f"{error}; using the one before it")
+        except CheckpointError as error:
+            on_message(f"{error}; using the one before it")
+        else:
+            if identity is None or state.identity == identity:
+                return path, state
+            on_message(f"{path} belongs to the run {state.identity}, not {identity}; passed over")
+    return None
+
+
+def _checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of `folder`, newest first."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+    found = [(int(match[1]), folder / name) for name in names if (match := _NAME.fullmatch(name))]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _read(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            # Cloned out of the memory map: the file may be replaced or removed while the tensors live on.
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - no dict
+            tensors = {name: file.get_tensor(name).clone() for name in names}
+            return tensors, file.metadata() or {}
+    except OSError as error:
+        raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise CorruptCheckpoint(f"{path} is damaged: {error}") from error
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside `path`, locked while it is written; removed if not renamed by the end."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    file = temporary.open("wb", buffering=0)
+    fcntl.flock(file, fcntl.LOCK_EX)
+    while os.fstat(file.fileno()).st_nlink == 0:  # removed as abandoned before we held the lock
+        file.close()
+        file = temporary.open("wb", buffering=0)
+        fcntl.flock(file, fcntl.LOCK_EX)
+    with file:
+        try:
+            yield file
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what writers that died left behind: temporary files that nobody holds a lock on."""
+    for temporary in folder.glob(".step-*.tmp"):
+        try:
+            with temporary.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                temporary.unlink()
+        except (BlockingIOError, FileNotFoundError):
+            continue  # its writer lives, or has just finished
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

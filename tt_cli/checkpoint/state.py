@@ -1,0 +1,190 @@
+"""TrainingState: all that members of a run hold in common, its digest, and its form as bytes.
+
+Notable:
+- the digest covers every bit, so two peers with equal digests hold the same state;
+- what comes in, from a file or a peer, is checked before it is returned: format, digest, finite numbers;
+- no tensor is copied more than once on its way in or out. The library's own writer copies twice, so this
+  room writes the (simple) safetensors format itself; reading goes through the library.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as tensors_from_bytes
+from torch import Tensor
+
+from tt_cli.errors import TTError
+
+FORMAT = "tt-1"
+PARAMETERS, OPTIMIZER = "parameters.", "optimizer."  # how tensor names start in a file
+_METADATA = {"format", "step", "identity", "digest", "parameters_digest", "run", "metadata_digest"}
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class CheckpointError(TTError):
+    """A checkpoint cannot be written or used."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """A checkpoint's content is not what was written: torn, damaged, forged or not finite."""
+
+
+@dataclass
+class TrainingState:
+    """The state after `step` global steps.
+
+    parameters: name -> tensor, optimizer: name -> tensor (8-bit moments are uint8). Tensors on a GPU are
+    copied to the CPU when packed; tensors that come from `unpack` or `load` are on the CPU and contiguous.
+    """
+
+    step: int
+    parameters: dict[str, Tensor]
+    optimizer: dict[str, Tensor]
+    run_toml: str
+    identity: str
+
+    def digest(self) -> str:
+        """Return a SHA-256 (64 hex digits) over the step and every tensor's name, shape, dtype and bytes.
+
+        It is that of the step and the digests of the two groups of tensors, so that parameters can be checked
+        without the optimizer's tensors. The order of the dicts and the tensors' strides do not matter.
+        """
+        return _combined(self.step, tensor_digest(self.parameters), tensor_digest(self.optimizer))
+
+
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 over the tensors in the order of their names."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        sha.update(json.dumps([name, _DTYPES[tensor.dtype], list(tensor.shape)]).encode())
+        sha.update(_bytes(tensor))
+    return sha.hexdigest()
+
+
+def serialised(state: TrainingState) -> list[bytes | memoryview]:
+    """Return the pieces that, one after the other, are the safetensors file of `state`.
+
+    Pieces of tensors on the CPU are views: write them before the tensors change.
+    """
+    named = [
+        (prefix + name, tensor)
+        for prefix, group in ((PARAMETERS, state.parameters), (OPTIMIZER, state.optimizer))
+        for name, tensor in group.items()
+    ]
+    named.sort(key=lambda item: (-item[1].element_size(), item[0]))  # wide types first keeps all aligned
+    parameters, optimizer = tensor_digest(state.parameters), tensor_digest(state.optimizer)
+    metadata = {
+        "format": FORMAT,
+        "step": str(state.step),
+        "identity": state.identity,
+        "digest": _combined(state.step, parameters, optimizer),
+        "parameters_digest": parameters,
+        "run": state.run_toml,
+    }
+    header: dict[str, Any] = {"__metadata__": {**metadata, "metadata_digest": _metadata_digest(metadata)}}
+    end = 0
+    for name, tensor in named:
+        start, end = end, end + tensor.nbytes
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *(_bytes(tensor) for _, tensor in named)]
+
+
+def pack(state: TrainingState) -> bytes:
+    """Return `state` as the bytes of one safetensors file."""
+    return b"".join(serialised(state))
+
+
+def unpack(data: bytes, origin: str = "the received state") -> TrainingState:
+    """Return the state in `data`, which anyone may have sent. Raises CheckpointError, naming `origin`."""
+    try:
+        tensors = tensors_from_bytes(data)
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise CorruptCheckpoint(f"{origin} is damaged: {error}") from error
+    # The library has checked the header; it does not hand out its metadata from bytes.
+    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    return checked_state(tensors, header.get("__metadata__") or {}, origin)
+
+
+def checked_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], origin: str) -> TrainingState:
+    """Check a file's whole content and return the state in it. Raises CheckpointError, naming `origin`."""
+    step = checked_step(metadata, origin)
+    groups: dict[str, dict[str, Tensor]] = {PARAMETERS: {}, OPTIMIZER: {}}
+    for name, tensor in tensors.items():
+        prefix = next((prefix for prefix in groups if name.startswith(prefix)), None)
+        if prefix is None or tensor.dtype not in _DTYPES:
+            raise CorruptCheckpoint(f"{origin} is no checkpoint of tt: unexpected tensor '{name[:80]}'")
+        groups[prefix][name.removeprefix(prefix)] = tensor
+    state = TrainingState(
+        step=step,
+        parameters=groups[PARAMETERS],
+        optimizer=groups[OPTIMIZER],
+        run_toml=metadata["run"],
+        identity=metadata["identity"],
+    )
+    if state.digest() != metadata["digest"]:
+        raise CorruptCheckpoint(f"{origin} is damaged: its digest does not match its content")
+    check_finite(tensors, origin)
+    return state
+
+
+def checked_step(metadata: Mapping[str, str], origin: str) -> int:
+    """Check the metadata's form and return the step. Raises CheckpointError."""
+    found = metadata.get("format", "")
+    if found != FORMAT and re.fullmatch(r"tt-\d{1,6}", found):
+        raise CheckpointError(f"{origin} has format {found}; this version of tt reads {FORMAT}: update tt")
+    if found != FORMAT or metadata.keys() != _METADATA:
+        raise CorruptCheckpoint(f"{origin} is no checkpoint of tt: its header does not say so")
+    if metadata["metadata_digest"] != _metadata_digest(metadata):
+        raise CorruptCheckpoint(f"{origin} is damaged: its header's digest does not match")
+    if not re.fullmatch(r"[0-9]{1,15}", metadata["step"]):
+        raise CorruptCheckpoint(f"{origin} is damaged: step '{metadata['step'][:40]}' is no number")
+    return int(metadata["step"])
+
+
+def check_finite(tensors: Mapping[str, Tensor], origin: str) -> None:
+    """Raise CorruptCheckpoint when a floating-point tensor holds NaN or infinity."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and tensor.numel():
+            low, high = torch.aminmax(tensor)  # passes NaN on, needs no memory
+            if not (torch.isfinite(low) and torch.isfinite(high)):
+                raise CorruptCheckpoint(f"{origin} is unusable: '{name[:80]}' holds NaN or infinity")
+
+
+def _combined(step: int, parameters: str, optimizer: str) -> str:
+    return hashlib.sha256(f"{FORMAT} {step} {parameters} {optimizer}".encode()).hexdigest()
+
+
+def _metadata_digest(metadata: Mapping[str, str]) -> str:
+    fields = sorted((key, value) for key, value in metadata.items() if key != "metadata_digest")
+    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, as a view when it is contiguous on the CPU. (numpy knows no bfloat16.)"""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

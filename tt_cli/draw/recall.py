@@ -1,0 +1,56 @@
+"""How well a model knows the pictures it was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tt_cli.data import decode_pictures, subset_examples
+from tt_cli.draw.drawing import Drawing, draw
+from tt_cli.draw.neighbours import NeighbourScore, nearest_neighbour_score
+
+if TYPE_CHECKING:
+    from tt_cli.data import Tokenizer
+    from tt_cli.model import Dalle, Vqgan
+    from tt_cli.run import RunConfig
+
+
+def recall(
+    run: RunConfig,
+    model: Dalle,
+    vqgan: Vqgan,
+    tokenizer: Tokenizer,
+    *,
+    captions: int = 64,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 0.9,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[NeighbourScore, list[Drawing]]:
+    """Draw `captions` of the run's training captions, chosen by `seed`, once each.
+
+    The score counts the drawings whose nearest neighbour among all training pictures, as decoded from their
+    codes, is their own.
+    """
+    examples = subset_examples(run)
+    chosen = np.random.default_rng(seed).permutation(len(examples))[:captions].tolist()
+    drawings = draw(
+        run,
+        model,
+        vqgan,
+        tokenizer,
+        [examples[place].caption for place in chosen],
+        samples=1,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        mix_prompts=True,
+        on_progress=on_progress,
+    )
+    pictures = decode_pictures(vqgan, np.stack([example.codes for example in examples]).astype(np.int64))
+    score = nearest_neighbour_score(np.stack([drawing.picture for drawing in drawings]), chosen, pictures)
+    return score, drawings

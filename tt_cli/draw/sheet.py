@@ -1,0 +1,95 @@
+"""Contact sheets: all drawings on one picture, each prompt under its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from PIL import Image, ImageDraw, ImageFont
+
+if TYPE_CHECKING:
+    from tt_cli.draw.drawing import Drawing
+
+PICTURE = 256  # pixels: small pictures are enlarged by a whole factor to at most this
+GAP = 16
+FONT_SIZE = 20
+LINE = 26
+MOST_LINES = 3
+PAPER, INK = (255, 255, 255), (40, 40, 40)
+
+Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
+
+
+def contact_sheet(drawings: Sequence[Drawing], columns: int = 4) -> Image.Image:
+    """Lay out drawings, `columns` side by side; those of one prompt stay together above one caption.
+
+    Drawings of the same prompt must follow one another, as `draw` returns them; all have the same size.
+    """
+    strips = [(prompt, list(group)) for prompt, group in groupby(drawings, key=lambda d: d.prompt)]
+    if not strips:
+        raise ValueError("a contact sheet needs a drawing")
+    font = ImageFont.load_default(FONT_SIZE)
+    height, width = drawings[0].picture.shape[:2]
+    factor = max(1, PICTURE // max(height, width))
+    cell_width, cell_height = width * factor + GAP, height * factor + GAP
+    across = min(columns, max(len(group) for _, group in strips))  # pictures side by side in a strip
+    beside = min(columns // across, len(strips))  # strips side by side
+    strip_width = across * cell_width
+    lines_of_strips = [strips[start : start + beside] for start in range(0, len(strips), beside)]
+
+    placed: list[tuple[int, int, Image.Image]] = []
+    words: list[tuple[int, int, str]] = []
+    y = GAP
+    for line in lines_of_strips:
+        captions = [_wrap(prompt, font, strip_width - GAP) for prompt, _ in line]
+        rows = max(-(-len(group) // across) for _, group in line)
+        for place, (_, group) in enumerate(line):
+            x = GAP + place * strip_width
+            for number, drawing in enumerate(group):
+                row, column = divmod(number, across)
+                picture = _enlarge(Image.fromarray(drawing.picture), factor)
+                placed.append((x + column * cell_width, y + row * cell_height, picture))
+            middle = x + (min(across, len(group)) * cell_width - GAP) // 2
+            for number, text in enumerate(captions[place]):
+                words.append((middle, y + rows * cell_height - GAP // 2 + number * LINE, text))
+        y += rows * cell_height + max(map(len, captions)) * LINE + GAP
+
+    sheet = Image.new("RGB", (GAP + beside * strip_width, y), PAPER)
+    for x, top, picture in placed:
+        sheet.paste(picture, (x, top))
+    pen = ImageDraw.Draw(sheet)
+    for middle, top, text in words:
+        pen.text((middle, top), text, fill=INK, font=font, anchor="ma")
+    return sheet
+
+
+def _enlarge(picture: Image.Image, factor: int) -> Image.Image:
+    """Bicubic: decoded pictures are smooth, and blocks of equal pixels would hide what they show."""
+    if factor == 1:
+        return picture
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.BICUBIC)
+
+
+def _wrap(text: str, font: Font, width: int) -> list[str]:
+    """Lines of at most `width` pixels, broken between words where possible; what is too much ends in "…"."""
+    lines = [""]
+    for word in text.split():
+        rest = word
+        joined = f"{lines[-1]} {rest}".strip()
+        if font.getlength(joined) <= width:
+            lines[-1] = joined
+            continue
+        if lines[-1]:
+            lines.append("")
+        while font.getlength(rest) > width:
+            fits = next(n for n in range(len(rest), 0, -1) if n == 1 or font.getlength(rest[:n]) <= width)
+            lines[-1], rest = rest[:fits], rest[fits:]
+            lines.append("")
+        lines[-1] = rest
+    if len(lines) > MOST_LINES:
+        lines = lines[:MOST_LINES]
+        while lines[-1] and font.getlength(lines[-1] + "…") > width:
+            lines[-1] = lines[-1][:-1]
+        lines[-1] += "…"
+    return lines

@@ -1,0 +1,288 @@
+"""The DALL-E decoder of "Training Transformers Together" (arXiv:2207.03481): text tokens, then image codes.
+
+Notable:
+- weights are stored once per shared set; norms and LayerScale belong to each layer;
+- a reversible trunk that keeps no activations, a fused q/k/v projection, rotary on q, k and v;
+- attention follows the structure of each layer's type, the loss only the two blocks of logits that can occur;
+- under torch.autocast matrix products run in its dtype; streams, norms, angles and softmax stay in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tt_cli.model.attention import AttentionPattern
+from tt_cli.model.blocks import AttentionBranch, FeedForwardBranch, layer_norm
+from tt_cli.model.config import DalleConfig
+from tt_cli.model.generation import generate
+from tt_cli.model.losses import Losses, Targets, split_cross_entropy
+from tt_cli.model.published import export_published, load_published
+from tt_cli.model.reversible import Branch, reversible_trunk, sequential_trunk
+from tt_cli.model.rotary import RotaryTable
+
+_START_ID = 0
+
+
+class Weights(nn.Module):
+    """A weight (out, in) or (dim,) with a bias of its first size; the values come from Dalle.initialise."""
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(shape[0]))
+
+
+class AttentionWeights(nn.Module):
+    """One shared set: fused q, k, v projection (no bias) and output projection."""
+
+    def __init__(self, config: DalleConfig) -> None:
+        super().__init__()
+        self.qkv = nn.Parameter(torch.empty(3 * config.inner_dim, config.dim))
+        self.out = Weights(config.dim, config.inner_dim)
+
+    def tensors(self) -> list[Tensor]:
+        """In the order that AttentionBranch takes."""
+        return [self.qkv, self.out.weight, self.out.bias]
+
+
+class FeedForwardWeights(nn.Module):
+    """One shared set: expansion to value and gate, contraction."""
+
+    def __init__(self, config: DalleConfig) -> None:
+        super().__init__()
+        hidden = config.ff_mult * config.dim
+        self.expand = Weights(2 * hidden, config.dim)
+        self.contract = Weights(config.dim, hidden)
+
+    def tensors(self) -> list[Tensor]:
+        """In the order that FeedForwardBranch takes."""
+        return [self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias]
+
+
+class BranchWeights(nn.Module):
+    """What each branch of each layer has of its own: norm and LayerScale."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = Weights(dim)
+        self.scale = nn.Parameter(torch.empty(dim))
+
+    def tensors(self) -> list[Tensor]:
+        """In the order that the branches take."""
+        return [self.norm.weight, self.norm.bias, self.scale]
+
+
+class LayerWeights(nn.Module):
+    """The two branches of one layer."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.attention = BranchWeights(dim)
+        self.feed_forward = BranchWeights(dim)
+
+
+class Dalle(nn.Module):
+    """Decoder over ``text_length + 1`` text positions (a start token first) and the codes of one picture.
+
+    A new model holds the weights of ``initialise(0)``, except on the meta device, where it holds none.
+    """
+
+    def __init__(self, config: DalleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.attention = nn.ModuleList(AttentionWeights(config) for _ in range(config.weight_sets))
+        self.feed_forward = nn.ModuleList(FeedForwardWeights(config) for _ in range(config.weight_sets))
+        self.layers = nn.ModuleList(LayerWeights(config.dim) for _ in range(config.depth))
+        self.norm = Weights(config.dim)
+        self.logits = Weights(config.vocab, config.dim)
+        self.embedding = None if config.tied_embeddings else nn.Parameter(torch.empty(config.vocab, config.dim))
+        self.rotary = RotaryTable(config.dim_head, config.text_positions, config.image_size)
+        rotary = self.rotary if config.rotary else None
+        self.attention_branches = {
+            kind: AttentionBranch(
+                config,
+                AttentionPattern(kind, config.text_positions, config.image_size, config.conv_kernel),
+                rotary,
+            )
+            for kind in {*config.attention_types, config.last_attention}
+        }
+        self.feed_forward_branch = FeedForwardBranch(config)
+        if not self.logits.weight.is_meta:
+            self.initialise(0)
+
+    # -- weights ---
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Draw all weights from numpy's PCG64 in the order of named_parameters(): same bytes on every CPU.
+
+        Matrices and their biases are uniform in +-1/sqrt(fan_in); norms start at 1 and 0; LayerScale starts
+        at 0.1 in the layers 1 to 18, 1e-5 up to 24 and 1e-6 beyond (Touvron et al. 2021, CaiT).
+        """
+        generator = np.random.Generator(np.random.PCG64(seed))
+        fan_in = self.config.dim
+        for name, parameter in self.named_parameters():
+            if name.endswith(".scale"):
+                parameter.fill_(_first_layer_scale(int(name.split(".")[1]) + 1))
+            elif name.endswith("norm.weight"):
+                parameter.fill_(1.0)
+            elif name.endswith("norm.bias"):
+                parameter.fill_(0.0)
+            else:
+                if parameter.dim() == 2:  # a bias comes after its matrix and shares its fan-in
+                    fan_in = parameter.shape[1]
+                values = generator.random(tuple(parameter.shape), dtype=np.float32)
+                values *= np.float32(2)
+                values -= np.float32(1)
+                values *= np.float32(1 / math.sqrt(fan_in))
+                parameter.copy_(torch.from_numpy(values))
+
+    def load_published(self, state: Mapping[str, Tensor]) -> None:
+        """Read weights under the published checkpoint's names; see tt_cli.model.published.load_published."""
+        load_published(self, state)
+
+    def export_published(self) -> dict[str, Tensor]:
+        """The weights under the published checkpoint's names; see tt_cli.model.published.export_published."""
+        return export_published(self)
+
+    # -- training ---
+
+    def forward(self, text: Tensor, image: Tensor | None = None) -> Tensor:
+        """Logits (b, n, vocab) of text (b, text_length) int64 and image codes (b, m) int64 or None.
+
+        n is text_length + 1 + m, but at most text_length + image_size**2. Row i predicts position i + 1; ids
+        that cannot stand there have the lowest finite value of the dtype.
+        """
+        config = self.config
+        z = self.final_norm(self.trunk(self.embed(self.ids(text, image))))
+        weight, bias = self.logits.weight, self.logits.bias
+        rows, split = config.text_length, config.text_ids
+        text_logits = F.linear(z[:, :rows], weight[:split], bias[:split])
+        image_logits = F.linear(z[:, rows:], weight[split:], bias[split:])
+        lowest = torch.finfo(text_logits.dtype).min
+        return torch.cat(
+            [
+                F.pad(text_logits, (0, config.image_vocab), value=lowest),
+                F.pad(image_logits, (split, 0), value=lowest),
+            ],
+            dim=1,
+        )
+
+    def loss(self, text: Tensor, image: Tensor) -> Losses:
+        """Losses of text (b, text_length) int64 and complete pictures (b, image_size**2) int64.
+
+        total = (text + w * image) / (1 + w) with w = loss_image_weight; padding counts as text.
+        """
+        config = self.config
+        if image.shape[1] != config.image_positions:
+            raise ValueError(f"image has {image.shape[1]} codes, a picture has {config.image_positions}")
+        ids = self.ids(text, image)
+        z = self.final_norm(self.trunk(self.embed(ids)))
+        labels = torch.cat([ids[:, 1:], image[:, -1:] + config.text_ids], dim=1)
+        targets = Targets(labels, config.text_length, config.text_ids)
+        text_loss, image_loss = split_cross_entropy(
+            z, self.logits.weight, self.logits.bias, targets, self.compute_dtype()
+        )
+        w = config.loss_image_weight
+        return Losses((text_loss + w * image_loss) / (1 + w), text_loss, image_loss)
+
+    # -- drawing ---
+
+    def generate(
+        self,
+        text: Tensor,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+        cache: bool = True,
+        prime: Tensor | None = None,
+        on_token: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Draw image codes (b, image_size**2) int64 for text (b, text_length); see generation.generate."""
+        return generate(
+            self, text, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator, cache=cache,
+            prime=prime, on_token=on_token,
+        )  # fmt: skip
+
+    # -- the parts of the network, shared by training and drawing ---
+
+    def ids(self, text: Tensor, image: Tensor | None) -> Tensor:
+        """Start id, text ids with padding (id 0) made unique, image ids: (b, n), at most sequence_length."""
+        config = self.config
+        if text.dim() != 2 or text.shape[1] != config.text_length:
+            raise ValueError(f"text has shape {tuple(text.shape)}, expected (b, {config.text_length})")
+        unique = torch.arange(config.text_vocab, config.text_ids, device=text.device)
+        parts = [text.new_full((text.shape[0], 1), _START_ID), torch.where(text == 0, unique, text)]
+        if image is not None:
+            if image.dim() != 2 or image.shape[1] > config.image_positions or len(image) != len(text):
+                expected = f"({len(text)}, 0..{config.image_positions})"
+                raise ValueError(f"image has shape {tuple(image.shape)}, expected {expected}")
+            parts.append(image + config.text_ids)
+        return torch.cat(parts, dim=1)[:, : config.sequence_length]
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """Embeddings (..., dim) of ids in 0..vocab-1."""
+        return F.embedding(ids, self.logits.weight if self.embedding is None else self.embedding)
+
+    def final_norm(self, x: Tensor) -> Tensor:
+        """The LayerNorm before the logits."""
+        return layer_norm(x, self.norm.weight, self.norm.bias)
+
+    def compute_dtype(self) -> torch.dtype:
+        """Dtype of the matrix products: autocast's where it is on, else the weights' own."""
+        weight = self.logits.weight
+        if torch.is_autocast_enabled(weight.device.type):
+            return torch.get_autocast_dtype(weight.device.type)
+        return weight.dtype
+
+    def layer_weights(self, layer: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The tensors of layer ``layer`` in the order of AttentionBranch and of FeedForwardBranch."""
+        own, shared = cast(LayerWeights, self.layers[layer]), self.config.weight_set(layer)
+        attention = cast(AttentionWeights, self.attention[shared])
+        feed_forward = cast(FeedForwardWeights, self.feed_forward[shared])
+        return (
+            own.attention.tensors() + attention.tensors(),
+            own.feed_forward.tensors() + feed_forward.tensors(),
+        )
+
+    def trunk(self, x: Tensor) -> Tensor:
+        """All layers over x (b, n, dim); returns the same shape."""
+        config = self.config
+        dtype = self.compute_dtype()
+        tensors: list[Tensor] = []
+        index: dict[Tensor, int] = {}
+        branches: list[Branch] = []
+        for layer in range(config.depth):
+            attention, feed_forward = self.layer_weights(layer)
+            functions: list[tuple[AttentionBranch | FeedForwardBranch, list[Tensor]]] = [
+                (self.attention_branches[config.attention_kind(layer)], attention),
+                (self.feed_forward_branch, feed_forward),
+            ]
+            for function, weights in functions:
+                for tensor in weights:
+                    if tensor not in index:
+                        index[tensor] = len(tensors)
+                        tensors.append(tensor)
+                branches.append(Branch(partial(function, dtype=dtype), tuple(index[t] for t in weights)))
+        with torch.autocast(x.device.type, enabled=False):
+            if not config.reversible:
+                return sequential_trunk(x, branches, tensors)
+            recompute = config.reversible_backward == "recompute"
+            return reversible_trunk(x, branches, tensors, recompute=recompute)
+
+
+def _first_layer_scale(number: int) -> float:
+    """Initial LayerScale of the layer with this number, counted from 1."""
+    if number <= 18:
+        return 0.1
+    return 1e-5 if number <= 24 else 1e-6

@@ -1,0 +1,124 @@
+"""Rotary position embedding over text position, image row and image column, applied to q, k AND v.
+
+The angles follow rotary-embedding-torch 0.1.2 as the paper's model used it: "lang" frequencies for the text
+position, "pixel" frequencies for row and column; channels are rotated in neighbouring pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+# Where the image lies on the text axis and the text on both image axes (dalle-pytorch's choice).
+_IMAGE_TEXT_POSITION = 8192.0
+_TEXT_IMAGE_POSITION = -10.0
+
+
+def rotary_angles(dim_head: int, text_positions: int, image_size: int) -> Tensor:
+    """Angles in radians, float32 on the CPU: (text_positions + image_size**2, 3 * (dim_head // 3 // 2)).
+
+    Columns are text, row and column frequencies in this order; each angle turns one pair of channels. The
+    arithmetic is float32 on purpose: 8192 * w has a rounding of 5e-4 that belongs to the trained model.
+    """
+    rotated = dim_head // 3
+    count = rotated // 2
+    cpu = torch.device("cpu")
+    exponent = torch.arange(0, 2 * count, 2, dtype=torch.float32, device=cpu) / rotated
+    language = 1.0 / (10000**exponent)
+    pixel = torch.linspace(1.0, 5.0, count, dtype=torch.float32, device=cpu) * math.pi
+    line = torch.linspace(-1.0, 1.0, image_size, dtype=torch.float32, device=cpu)
+    outside = torch.full((text_positions,), _TEXT_IMAGE_POSITION, device=cpu)
+    text = torch.cat(
+        [
+            torch.arange(text_positions, dtype=torch.float32, device=cpu),
+            torch.full((image_size**2,), _IMAGE_TEXT_POSITION, device=cpu),
+        ]
+    )
+    row = torch.cat([outside, line.repeat_interleave(image_size)])
+    column = torch.cat([outside, line.repeat(image_size)])
+    return torch.cat([text[:, None] * language, row[:, None] * pixel, column[:, None] * pixel], dim=1)
+
+
+class RotaryTable:
+    """cos + i sin of every angle, (positions, dim_head // 2) complex; channels that are not rotated hold 1.
+
+    Held outside the module's buffers: a table must not follow the model to half precision, nor into a
+    checkpoint.
+    """
+
+    def __init__(self, dim_head: int, text_positions: int, image_size: int) -> None:
+        self._shape = (dim_head, text_positions, image_size)
+        self._angles: Tensor | None = None
+        self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
+
+    @property
+    def angles(self) -> Tensor:
+        """See rotary_angles."""
+        if self._angles is None:
+            self._angles = rotary_angles(*self._shape)
+        return self._angles
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """The table on ``device``: complex128 for float64 activations, complex64 for every other dtype."""
+        real = torch.float64 if dtype == torch.float64 else torch.float32
+        table = self._tables.get((device, real))
+        if table is None:
+            angles = self.angles.to(real)
+            unrotated = self._shape[0] // 2 - angles.shape[1]
+            angles = torch.nn.functional.pad(angles, (0, unrotated))
+            table = torch.polar(torch.ones_like(angles), angles).to(device)
+            self._tables[device, real] = table
+        return table
+
+
+class _SplitHeads(torch.autograd.Function):
+    """(b, n, 3 * heads * dim_head) -> (3, b, heads, padded, dim_head), rotated, in one pass over memory."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor, table: Tensor | None, heads: int, padded: int) -> Tensor:
+        b, n, width = qkv.shape
+        dim_head = width // (3 * heads)
+        ctx.table, ctx.length = table, n
+        out = qkv.new_empty(3, b, heads, padded, dim_head)
+        if padded > n:
+            out[:, :, :, n:].zero_()
+        _rotate(qkv.view(b, n, 3, heads, dim_head).permute(2, 0, 3, 1, 4), table, out[:, :, :, :n])
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        _, b, heads, _, dim_head = grad.shape
+        n = ctx.length
+        out = grad.new_empty(b, n, 3, heads, dim_head)
+        # The transpose of a rotation is the rotation back.
+        table = None if ctx.table is None else ctx.table.conj()
+        _rotate(grad[:, :, :, :n], table, out.permute(2, 0, 3, 1, 4))
+        return out.view(b, n, 3 * heads * dim_head), None, None, None
+
+
+def _rotate(source: Tensor, table: Tensor | None, target: Tensor) -> None:
+    """Write the rotated source (..., n, dim_head) into target; table (n, dim_head // 2) complex or None."""
+    if table is None:
+        target.copy_(source)
+    elif source.dtype in (torch.float32, torch.float64):
+        torch.mul(_as_complex(source), table, out=_as_complex(target))
+    else:  # half precision: the products are computed in float32
+        target.copy_(torch.view_as_real(_as_complex(source.float()) * table).flatten(-2))
+
+
+def _as_complex(x: Tensor) -> Tensor:
+    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+
+
+def split_heads(qkv: Tensor, table: Tensor | None, heads: int, padded: int) -> Tensor:
+    """Split a fused projection (b, n, 3 * heads * dim_head) and rotate q, k and v by their positions' angles.
+
+    ``table`` is (n, dim_head // 2) complex, or None for no rotation. Returns (3, b, heads, padded, dim_head);
+    positions n..padded are zero.
+    """
+    return _SplitHeads.apply(qkv, table, heads, padded)

@@ -1,0 +1,309 @@
+"""The VQGAN that turns pictures into codes and codes into pictures (taming-transformers' "GumbelVQ").
+
+Notable:
+- any size: the published f8/8192 model (`PUBLISHED`) and the small one of the built-in run are the same code;
+- parameter names are those of the published checkpoint, so its state dict loads as it is;
+- a code is the argmax of `quantize.proj`; the reference adds Gumbel noise even at inference, which makes its
+  codes random. The argmax is the mode of that distribution;
+- built without its encoder, the model decodes only (a peer that draws needs no more).
+
+Source: Esser et al. 2021, "Taming Transformers for High-Resolution Image Synthesis", and its code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tt_cli.errors import TTError
+
+
+@dataclass(frozen=True)
+class VqganConfig:
+    """Sizes of a VQGAN; `PUBLISHED` is the model that the paper's run uses.
+
+    `channel_multipliers` has one entry per resolution, from the picture's down to the code grid's, so the picture
+    is `2 ** (len - 1)` times as wide as the grid. Attention follows each block of the levels whose resolution is
+    in `attn_resolutions`. `norm_groups` must divide every level's number of channels.
+    """
+
+    resolution: int
+    channels: int
+    channel_multipliers: tuple[int, ...]
+    num_res_blocks: int
+    attn_resolutions: tuple[int, ...]
+    z_channels: int
+    embed_dim: int
+    codebook_size: int
+    norm_groups: int = 32
+
+    def __post_init__(self) -> None:
+        if self.z_channels != self.embed_dim:
+            raise ValueError(f"z_channels ({self.z_channels}) and embed_dim ({self.embed_dim}) must be equal")
+        if self.resolution % self.factor:
+            raise ValueError(f"resolution {self.resolution} is not a multiple of {self.factor}")
+        if any(width % self.norm_groups for width in self.level_channels):
+            raise ValueError(f"norm_groups {self.norm_groups} does not divide the widths {self.level_channels}")
+
+    @property
+    def factor(self) -> int:
+        """Pixels of the picture's side per code of the grid's side (8 for f8)."""
+        return 1 << (len(self.channel_multipliers) - 1)
+
+    @property
+    def grid(self) -> int:
+        """Side of the code grid; a picture has `grid ** 2` codes."""
+        return self.resolution // self.factor
+
+    @property
+    def level_channels(self) -> tuple[int, ...]:
+        return tuple(self.channels * multiplier for multiplier in self.channel_multipliers)
+
+    def has_attention(self, level: int) -> bool:
+        """By the nominal resolution, not by that of the picture at hand (as in the reference)."""
+        return self.resolution >> level in self.attn_resolutions
+
+
+PUBLISHED = VqganConfig(
+    resolution=256,
+    channels=128,
+    channel_multipliers=(1, 1, 2, 4),
+    num_res_blocks=2,
+    attn_resolutions=(32,),
+    z_channels=256,
+    embed_dim=256,
+    codebook_size=8192,
+)
+
+
+def _norm(config: VqganConfig, channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(config.norm_groups, channels, eps=1e-6)
+
+
+def _conv3(channels_in: int, channels_out: int) -> nn.Conv2d:
+    return nn.Conv2d(channels_in, channels_out, 3, padding=1)
+
+
+class ResnetBlock(nn.Module):
+    """(b, c_in, h, w) → (b, c_out, h, w)."""
+
+    def __init__(self, config: VqganConfig, channels_in: int, channels_out: int) -> None:
+        super().__init__()
+        self.norm1 = _norm(config, channels_in)
+        self.conv1 = _conv3(channels_in, channels_out)
+        self.norm2 = _norm(config, channels_out)
+        self.conv2 = _conv3(channels_out, channels_out)
+        if channels_in != channels_out:
+            self.nin_shortcut = nn.Conv2d(channels_in, channels_out, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.conv1(F.silu(self.norm1(x)))
+        h = self.conv2(F.silu(self.norm2(h)))
+        return (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x) + h
+
+
+class AttnBlock(nn.Module):
+    """One-headed self-attention over all positions, with a residual: (b, c, h, w) → the same."""
+
+    def __init__(self, config: VqganConfig, channels: int) -> None:
+        super().__init__()
+        self.norm = _norm(config, channels)
+        self.q = nn.Conv2d(channels, channels, 1)
+        self.k = nn.Conv2d(channels, channels, 1)
+        self.v = nn.Conv2d(channels, channels, 1)
+        self.proj_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        q, k, v = (conv(y).flatten(2).transpose(1, 2) for conv in (self.q, self.k, self.v))  # (b, hw, c)
+        out = F.scaled_dot_product_attention(q, k, v)  # scales by c ** -0.5
+        return x + self.proj_out(out.transpose(1, 2).reshape(x.shape))
+
+
+class Downsample(nn.Module):
+    """Halves the resolution; pads right and bottom only, as the reference does."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class Upsample(nn.Module):
+    """Doubles the resolution: nearest neighbour, then a convolution."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = _conv3(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+class Mid(nn.Module):
+    """The blocks at the lowest resolution."""
+
+    def __init__(self, config: VqganConfig, channels: int) -> None:
+        super().__init__()
+        self.block_1 = ResnetBlock(config, channels, channels)
+        self.attn_1 = AttnBlock(config, channels)
+        self.block_2 = ResnetBlock(config, channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block_2(self.attn_1(self.block_1(x)))
+
+
+class Level(nn.Module):
+    """The blocks of one resolution, each followed by attention where the config asks for it."""
+
+    def __init__(self, config: VqganConfig, level: int, channels_in: int, blocks: int) -> None:
+        super().__init__()
+        width = config.level_channels[level]
+        self.block = nn.ModuleList(ResnetBlock(config, channels_in if i == 0 else width, width) for i in range(blocks))
+        self.attn = nn.ModuleList(AttnBlock(config, width) for _ in range(blocks if config.has_attention(level) else 0))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for i, block in enumerate(self.block):
+            x = block(x)
+            if len(self.attn):
+                x = self.attn[i](x)
+        if hasattr(self, "downsample"):
+            x = self.downsample(x)
+        if hasattr(self, "upsample"):
+            x = self.upsample(x)
+        return x
+
+
+class Encoder(nn.Module):
+    """(b, 3, H, W) in [-1, 1] → (b, z_channels, H / factor, W / factor)."""
+
+    def __init__(self, config: VqganConfig) -> None:
+        super().__init__()
+        widths = config.level_channels
+        self.conv_in = _conv3(3, config.channels)
+        self.down = nn.ModuleList()
+        before = config.channels
+        for level, width in enumerate(widths):
+            part = Level(config, level, before, config.num_res_blocks)
+            if level < len(widths) - 1:
+                part.downsample = Downsample(width)
+            self.down.append(part)
+            before = width
+        self.mid = Mid(config, before)
+        self.norm_out = _norm(config, before)
+        self.conv_out = _conv3(before, config.z_channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv_in(x)
+        for part in self.down:
+            x = part(x)
+        return self.conv_out(F.silu(self.norm_out(self.mid(x))))
+
+
+class Decoder(nn.Module):
+    """(b, z_channels, h, w) → (b, 3, h * factor, w * factor), about [-1, 1] but unbounded."""
+
+    def __init__(self, config: VqganConfig) -> None:
+        super().__init__()
+        widths = config.level_channels
+        before = widths[-1]
+        self.conv_in = _conv3(config.z_channels, before)
+        self.mid = Mid(config, before)
+        parts: list[nn.Module] = []
+        for level in reversed(range(len(widths))):
+            part = Level(config, level, before, config.num_res_blocks + 1)
+            if level > 0:
+                part.upsample = Upsample(widths[level])
+            parts.insert(0, part)  # named by level; run from the last to the first
+            before = widths[level]
+        self.up = nn.ModuleList(parts)
+        self.norm_out = _norm(config, before)
+        self.conv_out = _conv3(before, 3)
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = self.mid(self.conv_in(z))
+        for part in reversed(self.up):
+            x = part(x)
+        return self.conv_out(F.silu(self.norm_out(x)))
+
+
+class Quantizer(nn.Module):
+    """Logits over the codebook, and the codebook. It is *not* a nearest-neighbour search (see `Vqgan.encode`)."""
+
+    def __init__(self, config: VqganConfig) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(config.embed_dim, config.codebook_size, 1)
+        self.embed = nn.Embedding(config.codebook_size, config.embed_dim)
+
+
+class Vqgan(nn.Module):
+    """Pictures to codes and back; codes are numbered row by row from the top left."""
+
+    def __init__(self, config: VqganConfig, *, with_encoder: bool = True) -> None:
+        super().__init__()
+        self.config = config
+        self.quantize = Quantizer(config)
+        self.post_quant_conv = nn.Conv2d(config.embed_dim, config.z_channels, 1)
+        self.decoder = Decoder(config)
+        if with_encoder:
+            self.encoder = Encoder(config)
+            self.quant_conv = nn.Conv2d(config.z_channels, config.embed_dim, 1)
+
+    @property
+    def has_encoder(self) -> bool:
+        return hasattr(self, "encoder")
+
+    def latents(self, pictures: Tensor) -> Tensor:
+        """Pictures (b, 3, H, W) in [0, 1] → what the quantizer sees, (b, embed_dim, h, w)."""
+        return self.quant_conv(self.encoder(2 * pictures - 1))
+
+    def raw(self, embedded: Tensor) -> Tensor:
+        """Codebook vectors (b, embed_dim, h, w) → pictures (b, 3, H, W), about [-1, 1] but unbounded."""
+        return self.decoder(self.post_quant_conv(embedded))
+
+    @torch.no_grad()
+    def encode(self, pictures: Tensor) -> Tensor:
+        """Pictures (b, 3, H, W), floating point in [0, 1] → codes (b, h * w) int64.
+
+        Raises TTError if this model was built without its encoder.
+        """
+        if not self.has_encoder:
+            raise TTError("these VQGAN weights hold the decoder only: pictures cannot be encoded with them")
+        return self.quantize.proj(self.latents(pictures)).argmax(dim=1).flatten(1)
+
+    @torch.no_grad()
+    def decode(self, codes: Tensor) -> Tensor:
+        """Codes (b, n) of a square grid, any integer type → pictures (b, 3, H, W) in [0, 1]."""
+        side = int(codes.shape[1] ** 0.5)
+        if side * side != codes.shape[1]:
+            raise ValueError(f"{codes.shape[1]} codes are no square grid")
+        embedded = self.quantize.embed(codes.long()).unflatten(1, (side, side)).permute(0, 3, 1, 2)
+        return (self.raw(embedded.contiguous()).clamp(-1, 1) + 1) / 2
+
+    def load_published(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Loads the published weights (a Lightning file's `state_dict` entry).
+
+        `loss.*` (the training's LPIPS and discriminator) is ignored, and so are the encoder's weights if this model
+        has no encoder. Raises TTError naming the first tensor that is missing, unknown or of another shape.
+        """
+        mine = self.state_dict()
+        ignored = ("loss.",) if self.has_encoder else ("loss.", "encoder.", "quant_conv.")
+        theirs = {name: tensor for name, tensor in state_dict.items() if not name.startswith(ignored)}
+        for name in mine:
+            if name not in theirs:
+                raise TTError(f"these are not the weights of this VQGAN: {name} is missing")
+            if theirs[name].shape != mine[name].shape:
+                raise TTError(
+                    f"these are not the weights of this VQGAN: {name} has shape {tuple(theirs[name].shape)}, "
+                    f"not {tuple(mine[name].shape)}"
+                )
+        for name in theirs:
+            if name not in mine:
+                raise TTError(f"these are not the weights of this VQGAN: {name} is unknown")
+        self.load_state_dict(theirs)

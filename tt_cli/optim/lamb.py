@@ -1,0 +1,235 @@
+"""LAMB (arXiv:1904.00962) with 8-bit moments, on the CPU, equal to the last bit on every machine.
+
+Notable:
+- the update is the one of "Training Transformers Together" (arXiv:2207.03481): the gradients of all tensors
+  are clipped together, there is no bias correction, weight decay is part of the update that the trust ratio
+  scales, and only names that end in "bias" are free of it;
+- only separate elementwise multiplications, additions, divisions and roots, which IEEE 754 fixes to the last
+  bit. `add_(alpha=)`, `addcmul_`, `addcdiv_` and `lerp_` may fuse a multiplication with an addition on some
+  processors: they must not be used here. Norms come from `tt_cli.optim.sums`;
+- tensors are worked on in chunks of 256Ki elements, and the update is kept in the gradient's memory until the
+  norms that its scale needs are known. So a step needs about 8 MiB, whatever the size of the model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tt_cli.errors import TTError, UsageError
+from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment, warm_up
+from tt_cli.optim.sums import SquareSum, add_in_order
+
+CHUNK = 2**18  # elements; a multiple of every block size
+
+
+class OptimizerSettings(Protocol):
+    """The part of a run file that sets the optimizer."""
+
+    @property
+    def beta1(self) -> float: ...
+
+    @property
+    def beta2(self) -> float: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    @property
+    def weight_decay(self) -> float: ...
+
+    @property
+    def max_grad_norm(self) -> float: ...
+
+    @property
+    def trust_clamp(self) -> float: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def min_8bit_size(self) -> int: ...
+
+
+class NonFiniteGradient(TTError):
+    """A gradient holds NaN or an infinity: the step was not taken and nothing was changed."""
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did. Norms are L2 over all tensors together."""
+
+    learning_rate: float
+    gradient_norm: float  # before clipping
+    clip_factor: float  # 1 if the gradients were not clipped
+    parameter_norm: float  # before the step
+    update_norm: float  # of what was subtracted from the parameters
+
+
+class Lamb8bit:
+    """LAMB over `parameters`: names to contiguous fp32 tensors on the CPU, updated in place.
+
+    `settings` is the optimizer part of a run file. Moments of tensors of `min_8bit_size` elements and more
+    are stored in 8 bits, in blocks of `block_size`; the others in fp32. Raises ValueError for unsuitable
+    tensors and TTError if bitsandbytes cannot be used.
+    """
+
+    def __init__(self, parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> None:
+        if CHUNK % settings.block_size:
+            raise UsageError(
+                f"optimizer.block_size = {settings.block_size}: must be a power of two, at most {CHUNK}"
+            )
+        for name, parameter in parameters.items():
+            _check_tensor("parameter", name, parameter)
+        self.settings = settings
+        # one order for all members, whatever the order of the mapping: the norms' last bits depend on it
+        self._parameters = {name: parameters[name] for name in sorted(parameters)}
+        self._moments = {
+            name: (self._moment(parameter, signed=True), self._moment(parameter, signed=False))
+            for name, parameter in self._parameters.items()
+        }
+        self._sum = SquareSum(CHUNK)
+        self._work = torch.empty(3, CHUNK, dtype=torch.float32)
+        warm_up()
+
+    def _moment(self, parameter: Tensor, *, signed: bool) -> BlockwiseMoment | PlainMoment:
+        if parameter.numel() < self.settings.min_8bit_size:
+            return PlainMoment(parameter.numel())
+        return BlockwiseMoment(parameter.numel(), block_size=self.settings.block_size, signed=signed)
+
+    @torch.no_grad()
+    def step(self, gradients: Mapping[str, Tensor], lr: float) -> StepReport:
+        """Take one step at learning rate `lr`. **Uses up the gradients**: their memory holds the update then.
+
+        `gradients`: a contiguous fp32 tensor for each parameter, of its shape. Raises NonFiniteGradient, or
+        ValueError for names, shapes or types that do not fit, before anything is changed.
+        """
+        if not (math.isfinite(lr) and lr >= 0):
+            raise ValueError(f"a learning rate is finite and not negative, not {lr}")
+        if gradients.keys() != self._parameters.keys():
+            raise ValueError(f"no or unknown gradient: {_some(gradients.keys() ^ self._parameters.keys())}")
+        for name, parameter in self._parameters.items():
+            _check_tensor("gradient", name, gradients[name])
+            if gradients[name].shape != parameter.shape:
+                raise ValueError(
+                    f"gradient {name} has shape {tuple(gradients[name].shape)}, not {tuple(parameter.shape)}"
+                )
+        gradient_norm = self._gradient_norm(gradients)
+        # the small constant is that of torch.nn.utils.clip_grad_norm_
+        clip_factor = min(1.0, self.settings.max_grad_norm / (gradient_norm + 1e-6))
+        parameter_squares = update_squares = 0.0
+        for name, parameter in self._parameters.items():
+            gradient = gradients[name].detach().view(-1)
+            p_squares, u_squares = self._moments_and_update(name, parameter.view(-1), gradient, clip_factor)
+            scale = lr * self._trust(math.sqrt(p_squares), math.sqrt(u_squares))
+            for p, u in zip(parameter.view(-1).split(CHUNK), gradient.split(CHUNK), strict=True):
+                p.sub_(u.mul_(scale))
+            parameter_squares += p_squares
+            update_squares += scale * scale * u_squares
+        return StepReport(
+            learning_rate=lr,
+            gradient_norm=gradient_norm,
+            clip_factor=clip_factor,
+            parameter_norm=math.sqrt(parameter_squares),
+            update_norm=math.sqrt(update_squares),
+        )
+
+    def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> float:
+        total = 0.0
+        for name in self._parameters:
+            for chunk in gradients[name].detach().view(-1).split(CHUNK):
+                total = add_in_order(total, self._sum.blocks(chunk))
+            # squares of fp32 numbers cannot overflow in float64, so a finite sum means finite elements
+            if not math.isfinite(total):
+                raise NonFiniteGradient(f"the gradient of {name} is not finite: the step was not taken")
+        return math.sqrt(total)
+
+    def _moments_and_update(
+        self, name: str, parameter: Tensor, gradient: Tensor, clip_factor: float
+    ) -> tuple[float, float]:
+        """Update both moments; `gradient` (n,) becomes u = m / (sqrt(v) + eps) + decay * p.
+
+        Returns the squares of the norms of the parameter and of u.
+        """
+        settings = self.settings
+        first, second = self._moments[name]
+        decay = 0.0 if name.endswith("bias") else settings.weight_decay
+        parameter_squares = update_squares = 0.0
+        for start in range(0, parameter.numel(), CHUNK):
+            p = parameter[start : start + CHUNK]
+            g = gradient[start : start + CHUNK]
+            m, v, work = self._work[:, : p.numel()]
+            first.read(start, m)
+            second.read(start, v)
+            g.mul_(clip_factor)
+            m.mul_(settings.beta1).add_(torch.mul(g, 1 - settings.beta1, out=work))
+            v.mul_(settings.beta2).add_(torch.mul(g, g, out=work).mul_(1 - settings.beta2))
+            first.write(start, m)
+            second.write(start, v)
+            torch.div(m, v.sqrt_().add_(settings.eps), out=g)
+            if decay:
+                g.add_(torch.mul(p, decay, out=work))
+            parameter_squares = add_in_order(parameter_squares, self._sum.blocks(p))
+            update_squares = add_in_order(update_squares, self._sum.blocks(g))
+        return parameter_squares, update_squares
+
+    def _trust(self, parameter_norm: float, update_norm: float) -> float:
+        clamped = min(parameter_norm, self.settings.trust_clamp)
+        return clamped / update_norm if clamped > 0 and update_norm > 0 else 1.0
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The moments as plain tensors: the live ones, not copies.
+
+        Names: `m/<parameter>` and `v/<parameter>` (n,) fp32, or `m.codes/…`, `v.codes/…` (n,) uint8 with
+        `m.absmax/…`, `v.absmax/…` (blocks,) fp32. LAMB as used here needs nothing else to go on.
+        """
+        state: dict[str, Tensor] = {}
+        for name, moments in self._moments.items():
+            for letter, moment in zip("mv", moments, strict=True):
+                if isinstance(moment, BlockwiseMoment):
+                    state[f"{letter}.codes/{name}"] = moment.codes
+                    state[f"{letter}.absmax/{name}"] = moment.absmax
+                else:
+                    state[f"{letter}/{name}"] = moment.values
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Copy a state into the live tensors, byte for byte; TTError, and no change, if it does not fit."""
+        own = self.state_dict()
+        if missing := own.keys() - state.keys():
+            raise TTError(f"optimizer state is incomplete: {_some(missing)} missing; is it from another run?")
+        if unknown := state.keys() - own.keys():
+            raise TTError(f"optimizer state does not fit: {_some(unknown)} unknown; is it from another run?")
+        for name, tensor in own.items():
+            given = state[name]
+            if given.dtype != tensor.dtype or given.shape != tensor.shape:
+                raise TTError(
+                    f"optimizer state {name} is {given.dtype} {tuple(given.shape)}, "
+                    f"expected {tensor.dtype} {tuple(tensor.shape)}; is it from another run?"
+                )
+            if tensor.dtype == torch.float32:
+                if not bool(torch.isfinite(given).all()):
+                    raise TTError(f"optimizer state {name} is not finite: the state is damaged")
+                if not name.startswith("m/") and bool((given < 0).any()):
+                    raise TTError(f"optimizer state {name} has negative elements: the state is damaged")
+        for name, tensor in own.items():
+            tensor.copy_(state[name])
+
+
+def _check_tensor(kind: str, name: str, tensor: Tensor) -> None:
+    if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous():
+        raise ValueError(
+            f"{kind} {name} must be contiguous fp32 on the CPU, not {tensor.dtype} on {tensor.device}, "
+            f"strides {tensor.stride()}"
+        )
+
+
+def _some(names: set[str]) -> str:
+    """Up to three of `names` for an error message."""
+    listed = sorted(names)
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")

@@ -1,0 +1,33 @@
+"""What a run is: its configuration, and where one is read from (built-in name, file, Hub repository)."""
+
+from tt_cli.run.config import RunConfig
+from tt_cli.run.load import load_run
+from tt_cli.run.multiaddr import check_multiaddr
+from tt_cli.run.parts import (
+    DataPart,
+    MembershipPart,
+    ModelPart,
+    OptimizerPart,
+    PeersPart,
+    RunPart,
+    SchedulePart,
+    SwarmPart,
+    TokenizerPart,
+    VqganPart,
+)
+
+__all__ = [
+    "DataPart",
+    "MembershipPart",
+    "ModelPart",
+    "OptimizerPart",
+    "PeersPart",
+    "RunConfig",
+    "RunPart",
+    "SchedulePart",
+    "SwarmPart",
+    "TokenizerPart",
+    "VqganPart",
+    "check_multiaddr",
+    "load_run",
+]

@@ -1,0 +1,45 @@
+"""Where `tt` keeps its files: one folder for the user, one folder in it for each run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tt_cli.errors import TTError
+
+if TYPE_CHECKING:
+    from tt_cli.run.config import RunConfig
+
+_ADVICE = "set TT_HOME to a folder that you can write to"
+
+
+def home() -> Path:
+    """Return $TT_HOME or ~/.local/share/tt, made with mode 0700 where it is missing.
+
+    Raises TTError when it cannot be made or written to.
+    """
+    named = os.environ.get("TT_HOME")
+    folder = Path(named).expanduser() if named else Path.home() / ".local" / "share" / "tt"
+    return _made(folder.absolute())
+
+
+def run_folder(run: RunConfig) -> Path:
+    """Return the folder of this run; runs whose training differs have different folders."""
+    return _made(home() / "runs" / run.identity)
+
+
+def checkpoints(run: RunConfig) -> Path:
+    """Return the folder of this run's checkpoints."""
+    return _made(run_folder(run) / "checkpoints")
+
+
+def _made(folder: Path) -> Path:
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise TTError(f"cannot make the folder {folder}: {error.strerror or error}; {_ADVICE}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise TTError(f"cannot write to the folder {folder}: it is read-only for you; {_ADVICE}")
+    return folder

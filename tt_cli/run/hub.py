@@ -1,0 +1,81 @@
+"""Files from the Hugging Face Hub, and what can go wrong there as one line.
+
+The client's own errors are many, and its HTTP stack's are neither OSError nor the well-known httpx's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tt_cli.errors import TTError, UsageError
+
+TIMEOUT = 10  # seconds to wait for the Hub's first answer
+
+
+class HubUnreachable(TTError):
+    """The Hugging Face Hub does not answer, or answers that it cannot."""
+
+
+def download(repository: str, filename: str, revision: str | None = None) -> Path:
+    """Return the local path of a file of a model repository, fetched unless it is in the cache.
+
+    A copy in the cache serves when the Hub does not answer. Raises UsageError when the file is not there or
+    not to be read, HubUnreachable when the Hub does not answer and there is no copy.
+    """
+    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    action = f"cannot fetch {filename} of {repository}"
+    try:
+        with hub_errors(action):
+            # Asked first, for this call fails at once where a download would try for 24 s.
+            HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
+    except HubUnreachable as error:
+        try:
+            return Path(hf_hub_download(repository, filename, revision=revision, local_files_only=True))
+        except LocalEntryNotFoundError:
+            raise error from error.__cause__
+    with hub_errors(action):
+        return Path(hf_hub_download(repository, filename, revision=revision, etag_timeout=TIMEOUT))
+
+
+@contextmanager
+def hub_errors(action: str) -> Iterator[None]:
+    """Raise what the Hub's client raises in the block as one line that starts with `action`.
+
+    UsageError for what the Hub refuses, HubUnreachable for no answer or a failing one.
+    """
+    from huggingface_hub import errors
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # the client's stack, by any name
+
+    try:
+        yield
+    except errors.HFValidationError as error:
+        raise UsageError(f"{action}: that is no name of a Hub repository; write OWNER/NAME") from error
+    except errors.GatedRepoError as error:
+        raise UsageError(f"{action}: ask for access on its page on the Hub, then run `tt login`") from error
+    except errors.RepositoryNotFoundError as error:
+        raise UsageError(
+            f"{action}: the Hub has no such repository, or it is private; check the name or run `tt login`"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise UsageError(f"{action}: the repository has no such revision") from error
+    except errors.LocalEntryNotFoundError as error:
+        raise HubUnreachable(f"{action}: the Hugging Face Hub went away meanwhile; try again") from error
+    except errors.EntryNotFoundError as error:
+        raise UsageError(f"{action}: the repository has no such file; check the name") from error
+    except errors.HfHubHTTPError as error:
+        status = error.response.status_code
+        if status in (401, 403):
+            raise UsageError(f"{action}: the Hub refuses access ({status}); run `tt login`") from error
+        raise HubUnreachable(f"{action}: the Hub answered {status}; try again later") from error
+    except (httpx.HTTPError, ConnectionError, TimeoutError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise HubUnreachable(
+            f"{action}: the Hugging Face Hub cannot be reached ({reason}); check the network and try again"
+        ) from error
+    except OSError as error:  # a file of the cache or the stored login
+        reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+        raise TTError(f"{action}: {reason}; free space or set HF_HOME to a folder that you can write to") from error

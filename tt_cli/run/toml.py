@@ -1,0 +1,101 @@
+"""TOML in and out, and what a person got wrong in it as one line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+import tomllib
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from tt_cli.errors import UsageError
+
+_EXPECTED = {
+    "bool_type": "must be true or false",
+    "dict_type": "must be a table",
+    "finite_number": "must be a finite number",
+    "float_type": "must be a number",
+    "int_type": "must be a whole number",
+    "list_type": "must be a list",
+    "model_type": "must be a table",
+    "string_type": 'must be text in "quotes"',
+    "string_too_short": "must not be empty",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "too_short": "must have at least {min_length} entry",
+    "literal_error": "must be {expected}",
+}
+
+
+def parse_toml(text: str, origin: str) -> dict[str, Any]:
+    """Parse TOML; raises UsageError with the file, the line and what is wrong there."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        what, _, place = str(error).rpartition(" (at ")
+        place = place.rstrip(")")
+        if place == "end of document":
+            place = f"line {text.count(chr(10)) + 1}, at the end"
+        raise UsageError(f"{origin}, {place}: {what[:1].lower()}{what[1:]}") from None
+    except RecursionError:
+        raise UsageError(f"{origin}: too many brackets inside brackets") from None
+
+
+def toml_value(value: str | bool | int | float | list[Any]) -> str:
+    """Write one value as TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # A TOML basic string is a JSON string, but for DEL, which TOML wants escaped too.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, list):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    return repr(value)
+
+
+def wrong_value(model: type[BaseModel], error: ValidationError, origin: str) -> UsageError:
+    """Turn pydantic's findings into one line: file, key, value, what is allowed."""
+    findings = error.errors(include_url=False)
+    more = f" (and {len(findings) - 1} more)" if len(findings) > 1 else ""
+    return UsageError(f"{origin}: {_finding(model, findings[0])}{more}")
+
+
+def _finding(model: type[BaseModel], finding: ErrorDetails) -> str:
+    location = finding["loc"]
+    key = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in location).lstrip(".")
+    kind, context = finding["type"], finding.get("ctx", {})
+    if kind == "missing":
+        return f"{key}: missing"
+    if kind == "extra_forbidden":
+        return f"{key}: no such key; {_suggestion(model, location)}"
+    if kind == "value_error" and isinstance(finding["input"], dict):
+        # A check over several fields: its message starts with the field's own name.
+        return f"{key}.{context['error']}".lstrip(".")
+    if kind == "value_error":
+        what = str(context["error"])
+    elif kind in _EXPECTED:
+        what = _EXPECTED[kind].format(**context)
+    else:
+        what = finding["msg"]
+    return f"{key} = {_input(finding['input'])}: {what}"
+
+
+def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
+    for step in location[:-1]:
+        part = model.model_fields[str(step)].annotation
+        if isinstance(part, type) and issubclass(part, BaseModel):
+            model = part
+    names = sorted(model.model_fields)
+    close = difflib.get_close_matches(str(location[-1]), names, n=1)
+    return f"did you mean '{close[0]}'?" if close else f"allowed are {', '.join(names)}"
+
+
+def _input(value: Any) -> str:
+    shown = toml_value(value) if isinstance(value, (str, bool, int, float, list)) else type(value).__name__
+    shown = re.sub(r"\s+", " ", shown)
+    return shown if len(shown) <= 60 else f"{shown[:57]}…"

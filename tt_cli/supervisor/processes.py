@@ -1,0 +1,54 @@
+"""Looking at processes of this machine (Linux): children, ends, who is left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from pathlib import Path
+
+
+def alive(pid: int) -> bool:
+    """True for a process that runs; a zombie does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of the direct children of a process."""
+    with contextlib.suppress(OSError):
+        tasks = Path(f"/proc/{pid}/task").iterdir()
+        return [int(word) for task in tasks for word in (task / "children").read_text().split()]
+    return []
+
+
+def family_of(pid: int) -> set[int]:
+    """A process and all that descend from it."""
+    return {pid}.union(*(family_of(child) for child in children_of(pid)))
+
+
+class Watch:
+    """Holds on to processes, so that their ends can be awaited even when their numbers are used again."""
+
+    def __init__(self, pids: set[int]):
+        self._open: dict[int, int] = {}
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                self._open[os.pidfd_open(pid)] = pid
+
+    def left_after(self, seconds: float) -> set[int]:
+        """Wait for all to end; returns those that still live after `seconds`. Call it once."""
+        poll, deadline = select.poll(), time.monotonic() + seconds
+        waiting = dict(self._open)
+        for descriptor in waiting:
+            poll.register(descriptor, select.POLLIN)
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for descriptor, _ in poll.poll(left * 1000):
+                poll.unregister(descriptor)
+                del waiting[descriptor]
+        for descriptor in self._open:
+            os.close(descriptor)
+        return set(waiting.values())
