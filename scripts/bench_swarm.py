@@ -147,9 +147,7 @@ def measure_kill(folder: Path) -> dict[str, Any]:
 
 def main() -> None:
     """Run both, print a table or JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--quick", action="store_true", help="four steps instead of ten: under a minute")
     args = parser.parse_args()

@@ -100,7 +100,7 @@ class Emoji:
         return int.from_bytes(digest[:4], "big") < HELDOUT_SHARE * 2**32
 
 
-def annotations() -> Iterator[tuple[str, str, str]]:
+def cldr_names() -> Iterator[tuple[str, str, str]]:
     """(characters, name, keywords) of everything that CLDR names in English, in the order of its files."""
     for folder in ("annotations", "annotationsDerived"):
         names: dict[str, str] = {}
@@ -123,7 +123,7 @@ def render(limit: int | None = None) -> list[Emoji]:
     found: list[Emoji] = []
     pictures: set[bytes] = set()
     captions: set[str] = set()
-    candidates = list(annotations())
+    candidates = list(cldr_names())
     for characters, name, keywords in track(candidates[:: limit and len(candidates) // limit], "render"):
         if font.getlength(characters) > one_glyph + 1:
             continue
@@ -237,9 +237,11 @@ def write_grid(path: Path, emoji: list[Emoji], decoded: np.ndarray, columns: int
     sheet.save(path, optimize=True)
 
 
-def write(out: Path, vqgan: Vqgan, emoji: list[Emoji], seconds: float, grid: Path | None) -> dict[str, object]:
-    """Writes the data set to a fresh folder, which takes the place of `out` at the end. Returns the manifest."""
-    fresh = out.with_name(out.name + ".part")
+def write(
+    out: Path, work: Path, vqgan: Vqgan, emoji: list[Emoji], seconds: float, grid: Path | None
+) -> dict[str, object]:
+    """Writes the data set to the work folder; at the end it takes the place of `out`. Returns the manifest."""
+    fresh = work / "out"
     shutil.rmtree(fresh, ignore_errors=True)
     fresh.mkdir(parents=True)
     save_file(half_precision(vqgan), fresh / BUILTIN_WEIGHTS)
@@ -276,7 +278,8 @@ def write(out: Path, vqgan: Vqgan, emoji: list[Emoji], seconds: float, grid: Pat
     (fresh / builtin.MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     if out.exists():
         shutil.rmtree(out)
-    fresh.rename(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    shutil.move(fresh, out)
     return manifest
 
 
@@ -301,7 +304,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     checkpoint = options.work / ("quick.pt" if options.quick else "training.pt")
     training = Training(effort, np.stack([one.picture for one in train]), family_weights(train), checkpoint)
-    manifest = write(options.out, training.run(), emoji, training.seconds, options.grid)
+    manifest = write(options.out, options.work, training.run(), emoji, training.seconds, options.grid)
     print(json.dumps({key: value for key, value in manifest.items() if key != "files"}))
 
 

@@ -134,9 +134,7 @@ def serve() -> None:
 
     def error(status: int, code: str = "", message: str = "") -> Response:
         headers = {"X-Error-Code": code, "X-Error-Message": message or code, "X-Request-Id": "stand-in"}
-        return JSONResponse(
-            {"error": message or code}, status, {key: value for key, value in headers.items() if value}
-        )
+        return JSONResponse({"error": message or code}, status, {key: value for key, value in headers.items() if value})
 
     @app.middleware("http")
     async def record_and_fail(request: Request, call_next: Any) -> Response:
@@ -219,9 +217,7 @@ def serve() -> None:
     async def information(request: Request) -> Response:
         # Revision and path are one quoted segment each, so the raw path counts.
         raw = request.scope["raw_path"].decode()
-        match = re.fullmatch(
-            r"/api/(models|datasets)/([^/]+(?:/[^/]+)?)(?:/(revision|tree)/([^/]+)(/.*)?)?", raw
-        )
+        match = re.fullmatch(r"/api/(models|datasets)/([^/]+(?:/[^/]+)?)(?:/(revision|tree)/([^/]+)(/.*)?)?", raw)
         if match is None:
             return error(404, "RepoNotFound", "no such address")
         kind, name, what, revision, folder = match.groups()
@@ -233,9 +229,7 @@ def serve() -> None:
         files: dict[str, bytes] = repository["files"]
         if what != "tree":
             siblings = [{"rfilename": path} for path in files]
-            return JSONResponse(
-                {"id": unquote(name), "sha": repository["sha"], "private": False, "siblings": siblings}
-            )
+            return JSONResponse({"id": unquote(name), "sha": repository["sha"], "private": False, "siblings": siblings})
         start = unquote(folder or "").strip("/")
         start = f"{start}/" if start else ""
         items = [entry(path, data) for path, data in files.items() if path.startswith(start)]

@@ -183,9 +183,7 @@ def test_a_file_too_large_for_the_disk_leaves_everything_as_it_was(tmp_path: Pat
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
-def test_no_space_is_said_with_what_to_do(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_no_space_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     save(tmp_path, state_at(1))
 
     def refuse(descriptor: int) -> None:
@@ -234,9 +232,7 @@ for step in range(10**6):
 
 
 def test_kill_9_while_writing_loses_nothing(tmp_path: Path) -> None:
-    writer = subprocess.Popen(
-        [sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE, text=True
-    )
+    writer = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
     for line in writer.stdout:
         if int(line) == 4:

@@ -156,9 +156,7 @@ def test_other_safetensors_files_are_no_checkpoints() -> None:
 
 def test_a_later_format_is_not_called_damaged() -> None:
     data = library_save({"parameters.a": torch.ones(2)}, {"format": "tt-2"})
-    with pytest.raises(
-        CheckpointError, match=r"has format tt-2; this version of tt reads tt-1: update tt"
-    ) as error:
+    with pytest.raises(CheckpointError, match=r"has format tt-2; this version of tt reads tt-1: update tt") as error:
         unpack(data)
     assert not isinstance(error.value, CorruptCheckpoint)
 
@@ -178,9 +176,7 @@ def peak_growth_while(action: object) -> int:
     """Bytes by which the process's peak memory exceeds its memory before `action`."""
 
     def status(key: str) -> int:
-        line = next(
-            line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)
-        )
+        line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key))
         return int(line.split()[1]) * 1024
 
     Path("/proc/self/clear_refs").write_text("5")  # the peak is now the present

@@ -28,9 +28,7 @@ PYTHON = [sys.executable, "-c"]
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["--version"]])
 def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
-    answer = subprocess.run(
-        [*PYTHON, LIST_IMPORTS, *arguments], capture_output=True, text=True, check=True, timeout=30
-    )
+    answer = subprocess.run([*PYTHON, LIST_IMPORTS, *arguments], capture_output=True, text=True, check=True, timeout=30)
     code, modules = json.loads(answer.stdout.splitlines()[-1])
     assert code == 0
     assert not set(HEAVY) & set(modules)

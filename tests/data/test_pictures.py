@@ -133,7 +133,7 @@ def test_a_checkpoint_with_code_in_it_is_not_run(monkeypatch: pytest.MonkeyPatch
         ("model.safetensors", b"\xff" * 100),
         ("last.ckpt", b""),
         ("last.ckpt", b"PK\x03\x04" + b"\0" * 100),
-        ("last.ckpt", pickle.dumps([1, 2, 3])),
+        ("last.ckpt", pickle.dumps([1, 2, 3], protocol=2)),
     ],
 )
 def test_a_broken_file_is_one_line(

@@ -99,11 +99,11 @@ def test_says_which_prompts_are_cut(tiny: Tiny) -> None:
 def test_a_model_that_learned_its_pictures_by_heart_draws_them() -> None:
     tiny = Tiny.new()
     before, _ = recall(tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer)
-    tiny.train(50)
+    tiny.train(40)
     after, drawings = recall(tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer, seed=1)
-    assert (before.total, after.total) == (6, 6)
-    assert before.right <= 3
-    assert after.right >= 5
-    assert len({drawing.prompt for drawing in drawings}) == 6
+    assert (before.total, after.total) == (4, 4)
+    assert before.right <= 2
+    assert after.right == 4
+    assert len({drawing.prompt for drawing in drawings}) == 4
     few, _ = recall(tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer, captions=2)
     assert few.total == 2

@@ -53,7 +53,7 @@ def test_draws_saves_and_prints_where(run_file: str, home: Path, capsys: pytest.
         assert picture.size == (64, 64)
         assert picture.text == {
             "prompt": "sailboat", "index": "0", "run": identity, "step": "12", "seed": "3",
-            "samples": "2", "temperature": "1.0", "top_k": "0", "top_p": "0.9",
+            "samples": "2", "temperature": "0.5", "top_k": "0", "top_p": "0.9",
         }  # fmt: skip
 
 
@@ -161,11 +161,12 @@ def test_the_one_before_a_corrupt_checkpoint_is_used(
 
 def test_a_checkpoint_of_another_run_is_refused(run_file: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     path = folders.checkpoints(tiny.run) / "step-00000012.safetensors"
-    fails(["red apple", "--run", "emoji", "--checkpoint", str(path)], 2, "model.dim: 256 here, 64 there", capsys)
+    words = "belongs to another run, " + tiny.run.identity + ': run.name: "emoji" here, "tiny" there'
+    fails(["red apple", "--run", "emoji", "--checkpoint", str(path)], 2, words, capsys)
 
 
 def test_parameters_that_do_not_fit_are_refused(home: Path, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    other = Tiny(tiny_run(subset=5).replaced({"model.ff_mult": 2}), tiny.model, tiny.vqgan, tiny.tokenizer)
+    other = Tiny(tiny_run(subset=3).replaced({"model.ff_mult": 2}), tiny.model, tiny.vqgan, tiny.tokenizer)
     path = other.save(home / "other", 1)
     fails(["red apple", "--checkpoint", str(path)], 1, "does not fit the run file inside it", capsys)
 

@@ -13,12 +13,12 @@ from tt_cli.model import Dalle, DalleConfig, Vqgan
 from tt_cli.run import RunConfig, load_run
 
 
-def tiny_run(subset: int = 6) -> RunConfig:
+def tiny_run(subset: int = 4) -> RunConfig:
     return load_run("emoji").replaced(
         {
             "run.name": "tiny",
             "data.subset": subset,
-            "model.dim": 64,
+            "model.dim": 48,
             "model.depth": 2,
             "model.heads": 2,
             "model.dim_head": 16,

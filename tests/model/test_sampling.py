@@ -49,6 +49,7 @@ def test_top_p_after_top_k_renormalises() -> None:
     two = filter_top_k(LOGITS, 2)
     assert kept(filter_top_p(two, 0.6)) == [[1]]
     assert kept(filter_top_p(two, 0.7)) == [[1, 3]]
+    assert close(frequencies(top_k=2, top_p=0.6), [0, 1, 0, 0])
 
 
 def frequencies(**settings: float | int) -> list[float]:

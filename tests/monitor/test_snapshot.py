@@ -89,9 +89,7 @@ def test_an_empty_swarm(run: RunConfig) -> None:
         ("aa aa bb bb cc", "", [False] * 5),
     ],
 )
-def test_agreement_is_with_the_majority(
-    run: RunConfig, digests: str, majority: str, agree: list[bool]
-) -> None:
+def test_agreement_is_with_the_majority(run: RunConfig, digests: str, majority: str, agree: list[bool]) -> None:
     records = [record(str(i), digest=digest) for i, digest in enumerate(digests.split())]
     snapshot = take_snapshot(run, records, None, NOW)
     assert snapshot.digest == majority

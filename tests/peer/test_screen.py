@@ -163,9 +163,7 @@ def test_the_step_being_made_is_the_last_of_the_curve() -> None:
 
 
 def test_a_worker_started_again_is_not_one_long_step() -> None:
-    view = folded(
-        [stepped(1.0, 1), e.Phase("starting", at=500.0), e.Phase("training", at=900.0), stepped(905.0, 2)]
-    )
+    view = folded([stepped(1.0, 1), e.Phase("starting", at=500.0), e.Phase("training", at=900.0), stepped(905.0, 2)])
     assert list(view.step_seconds) == [5.0]
 
 
@@ -266,9 +264,7 @@ def test_a_terminal_gets_a_live_view_and_its_cursor_back() -> None:
 
 def test_a_terminal_that_cannot_move_its_cursor_gets_plain_lines(terminal: pytest.MonkeyPatch) -> None:
     terminal.setenv("TERM", "dumb")
-    assert on_a_terminal(TRAINING[:2]) == "".join(TRAINING_LINES.splitlines(keepends=True)[:2]).replace(
-        "\n", "\r\n"
-    )
+    assert on_a_terminal(TRAINING[:2]) == "".join(TRAINING_LINES.splitlines(keepends=True)[:2]).replace("\n", "\r\n")
 
 
 def test_forced_plain_lines_have_no_escapes(monkeypatch: pytest.MonkeyPatch) -> None:

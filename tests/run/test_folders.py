@@ -28,7 +28,7 @@ def test_each_run_has_folders_of_its_own(tt_home: Path) -> None:
     assert folders.run_folder(run) == tt_home / "runs" / run.identity
     assert folders.checkpoints(run) == tt_home / "runs" / run.identity / "checkpoints"
     assert folders.checkpoints(run).is_dir()
-    assert folders.run_folder(run.replaced({"model.dim": 512})) != folders.run_folder(run)
+    assert folders.run_folder(run.replaced({"model.dim": run.model.dim * 2})) != folders.run_folder(run)
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,5 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path, monkeypatch: p
 def test_a_read_only_folder_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     # What the system says of a read-only mount. File modes mean nothing to root, who may run these tests.
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK)
-    with pytest.raises(
-        TTError, match=r"cannot write to the folder \S+: it is read-only for you; set TT_HOME"
-    ):
+    with pytest.raises(TTError, match=r"cannot write to the folder \S+: it is read-only for you; set TT_HOME"):
         folders.home()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -27,14 +28,10 @@ def test_builtin_runs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pyt
 
 def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
     """The layout of the wheel: pyproject.toml puts configs/ into tt_cli/run/builtin."""
-    shutil.copytree(
-        SOURCE, tmp_path / "site" / "tt_cli", ignore=shutil.ignore_patterns("__pycache__", "builtin")
-    )
+    shutil.copytree(SOURCE, tmp_path / "site" / "tt_cli", ignore=shutil.ignore_patterns("__pycache__", "builtin"))
     builtin = tmp_path / "site" / "tt_cli" / "run" / "builtin"
     shutil.copytree(SOURCE.parent / "configs", builtin)
-    code = (
-        "import tt_cli; from tt_cli.run import load_run; print(tt_cli.__file__, load_run('emoji').identity)"
-    )
+    code = "import tt_cli; from tt_cli.run import load_run; print(tt_cli.__file__, load_run('emoji').identity)"
     found = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path / "site",
@@ -46,13 +43,9 @@ def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
 
 
 def test_an_unknown_name_is_met_with_the_known_ones() -> None:
-    with pytest.raises(
-        UsageError, match=r"no run is called 'emojy'; did you mean 'emoji'\? Built in are dalle, em"
-    ):
+    with pytest.raises(UsageError, match=r"no run is called 'emojy'; did you mean 'emoji'\? Built in are dalle, e"):
         load_run("emojy")
-    with pytest.raises(
-        UsageError, match=r"no run is called 'zzz'; Built in are dalle, emoji; else give a \.toml"
-    ):
+    with pytest.raises(UsageError, match=r"no run is called 'zzz'; Built in are .*; else give a \.toml file"):
         load_run("zzz")
 
 
@@ -78,7 +71,7 @@ def test_files_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> 
     with pytest.raises(UsageError, match=r"large\.toml: over 1 MiB"):
         load_run(str(large))
     wrong = tmp_path / "wrong.toml"
-    wrong.write_text(load_run("emoji").to_toml().replace("dim = 256", "dim = 'wide'"))
+    wrong.write_text(re.sub(r"\bdim = \d+", "dim = 'wide'", load_run("emoji").to_toml()))
     with pytest.raises(UsageError, match=r'wrong\.toml: model\.dim = "wide": must be a whole number'):
         load_run(str(wrong))
 
@@ -114,7 +107,7 @@ def test_a_run_is_read_from_the_hub_and_kept(hub: HubStandin, tmp_path: Path) ->
     environment = hub.environment(tmp_path)
     assert ask_the_hub(environment, "acme/shared") == [[0, run.identity]]
 
-    newer = run.replaced({"model.dim": 512})
+    newer = run.replaced({"model.dim": run.model.dim * 2})
     hub.put("model", "acme/shared", {"run.toml": newer.to_toml()})
     assert ask_the_hub(environment, "acme/shared") == [[0, newer.identity]]
 
@@ -147,6 +140,4 @@ def test_an_unreachable_hub_is_said_at_once(tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     [[code, said]] = ask_the_hub(environment, "acme/shared")
     assert code == 1
-    assert str(said).startswith(
-        "cannot fetch run.toml of acme/shared: the Hugging Face Hub cannot be reached ("
-    )
+    assert str(said).startswith("cannot fetch run.toml of acme/shared: the Hugging Face Hub cannot be reached (")

@@ -144,12 +144,7 @@ def test_nan_gradients_of_one_peer_change_nobodys_parameters(
         assert any("not finite" in event.message for event in bad.of(Log))
     else:
         peer_id = committed(bad)[0].members if committed(bad) else []
-        refused = {
-            name: why
-            for member in honest
-            for event in member.of(Round)
-            for name, why in event.rejected.items()
-        }
+        refused = {name: why for member in honest for event in member.of(Round) for name, why in event.rejected.items()}
         assert any("not finite" in why for why in refused.values()), (peer_id, refused)
     assert all(len(found) == 1 for found in digests([*honest, bad]).values())
     swarm.leave("anna", "ben")

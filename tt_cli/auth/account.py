@@ -55,12 +55,15 @@ def login(token: str | None = None) -> None:
     """
     import huggingface_hub
     from huggingface_hub.errors import DeviceCodeError
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.run.hub
 
     action = "cannot log in"
     with _quiet_and_bounded(), hub_errors(action), _refused_token(action):
         try:
             huggingface_hub.login(token=token, skip_if_logged_in=False)
         except DeviceCodeError as error:
+            if isinstance(error.__cause__, httpx.HTTPError):
+                raise error.__cause__ from error
             raise TTError(f"{action}: {str(error).splitlines()[0]}") from error
         except ValueError as error:  # what the library says of an organisation's token
             raise UsageError(f"{action}: {str(error).splitlines()[0]}") from error

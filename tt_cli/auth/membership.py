@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tt_cli.auth.account import User, token_source, whoami
-from tt_cli.errors import UsageError
+from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
-from tt_cli.run.hub import HubUnreachable
 
 
 def require_member(run: RunConfig) -> User | None:
@@ -33,7 +32,7 @@ def current_user(required_for: RunConfig | None = None) -> str | None:
     """Return the name of the user logged in here, or None.
 
     For a run of an organisation as `require_member`, with its errors. Else a name is welcome, not needed:
-    None too when the Hub cannot be asked.
+    None too when the Hub cannot be asked or refuses the token.
     """
     if required_for is not None and (member := require_member(required_for)) is not None:
         return member.name
@@ -41,5 +40,5 @@ def current_user(required_for: RunConfig | None = None) -> str | None:
         return None
     try:
         return whoami().name
-    except HubUnreachable:
+    except TTError:  # no answer, or a token that has expired: an open run takes this machine all the same
         return None

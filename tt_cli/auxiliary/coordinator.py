@@ -26,6 +26,7 @@ from tt_cli.swarm.identity import Identity, claim_identity
 from tt_cli.swarm.records import PeerRecord
 
 LOOK_SECONDS = 0.5
+AUX_LOOK_SECONDS = 3.0  # nothing waits for an auxiliary peer
 SNAPSHOT_SECONDS = 2.0
 HISTORY_SECONDS = 5.0
 
@@ -55,6 +56,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         run, dht, [torch.zeros(1)], keeper.hand_over, client_mode=False, max_state_bytes=run_state_limit(run)
     )
     board = Board(run, dht, identity)
+    board.expect(AUX_LOOK_SECONDS)
     try:
         addresses = addresses_of(dht)
         address_file = folder / "address"
@@ -78,14 +80,10 @@ def _join(run: RunConfig, identity: Identity, opts: Options, emit: Emit) -> DHT:
     """The DHT through the other aux peers; alone when none of them answers: somebody must be the first."""
     others = [address for address in opts.initial_peers if not address.endswith(f"/p2p/{identity.peer_id}")]
     try:
-        return start_dht(
-            run, identity, initial_peers=others, host=opts.host, port=opts.port, announce=opts.announce
-        )
+        return start_dht(run, identity, initial_peers=others, host=opts.host, port=opts.port, announce=opts.announce)
     except NobodyAnswered as error:
         emit(Log(f"{error}; starting without them", "warning"))
-        return start_dht(
-            run, identity, initial_peers=[], host=opts.host, port=opts.port, announce=opts.announce
-        )
+        return start_dht(run, identity, initial_peers=[], host=opts.host, port=opts.port, announce=opts.announce)
 
 
 def run_state_limit(run: RunConfig) -> int:

@@ -49,17 +49,16 @@ class Recorder:
 
     def record(self, view: View) -> bool:
         """Record the swarm's step if it is new and its loss is known. Raises TTError when it cannot be written."""
-        at_step = [
-            r for r in view.records if r.role == "trainer" and r.epoch == view.epoch and r.loss is not None
-        ]
+        at_step = [r for r in view.records if r.role == "trainer" and r.epoch == view.epoch and r.loss is not None]
         if view.epoch <= self.step or not at_step:
             return False
         weights = [max(record.samples_per_second, 1e-9) for record in at_step]
         loss = sum(w * (r.loss or 0.0) for w, r in zip(weights, at_step, strict=True)) / sum(weights)
+        now = time.time()
         row = {
             "step": view.epoch,
             "loss": loss,
-            "time": time.time(),
+            "time": now,
             "peers": len(at_step),
             "samples_per_second": view.samples_per_second(),
             "users": sorted({record.user or record.peer_id for record in at_step}),
@@ -69,7 +68,7 @@ class Recorder:
                 file.write(json.dumps(row) + "\n")
         except OSError as error:
             raise TTError(f"cannot record step {view.epoch} in {self.path}: {error.strerror}") from error
-        self._steps.append((view.epoch, loss, row["time"]))
+        self._steps.append((view.epoch, loss, now))
         return True
 
     def history(self) -> HistoryRecord:

@@ -27,9 +27,7 @@ SCORED = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what `tt demo` takes."""
-    parser.add_argument(
-        "--run", default=RUN, metavar="RUN", help=f"the run to train from its start (default {RUN})"
-    )
+    parser.add_argument("--run", default=RUN, metavar="RUN", help=f"the run to train from its start (default {RUN})")
     parser.add_argument(
         "--out",
         type=Path,
@@ -74,9 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _tell_training(result: DemoResult, say: Callable[[str], None]) -> None:
-    agreed = (
-        "all peers hold the same parameters, to the last bit" if result.digests == 1 else "the peers DIFFER"
-    )
+    agreed = "all peers hold the same parameters, to the last bit" if result.digests == 1 else "the peers DIFFER"
     loss = "unknown" if result.loss is None else f"{result.loss:.3f}"
     say(f"Trained {result.steps} steps in {_minutes(result.seconds)} to loss {loss}; {agreed}.")
     say(f"Of every averaged gradient at least {result.received_min:.0%} arrived.")
@@ -93,9 +89,7 @@ def _draw(
     source = find_checkpoint(config, result.checkpoint)
     model, vqgan, tokenizer = load_models(source, "cpu")
     with _progress("Drawing", args) as on_progress:
-        score, known = recall(
-            config, model, vqgan, tokenizer, captions=SCORED, seed=args.seed, on_progress=on_progress
-        )
+        score, known = recall(config, model, vqgan, tokenizer, captions=SCORED, seed=args.seed, on_progress=on_progress)
         prompts = args.prompt or [drawing.prompt for drawing in known[:PROMPTS]]
         drawings = draw(
             config,
@@ -109,9 +103,7 @@ def _draw(
             on_progress=on_progress,
         )
     facts = {"run": config.identity, "step": source.step, "seed": args.seed}
-    paths, sheet = save_drawings(
-        drawings, folder / "pictures", {name: str(value) for name, value in facts.items()}
-    )
+    paths, sheet = save_drawings(drawings, folder / "pictures", {name: str(value) for name, value in facts.items()})
     seconds = result.seconds + time.monotonic() - started
     if args.json:
         report: dict[str, Any] = {
@@ -159,9 +151,7 @@ def _new_folder(named: Path | None) -> Path:
         if any(folder.iterdir()):
             raise UsageError(f"--out {folder}: is not empty; name a new folder")
     except OSError as error:
-        raise TTError(
-            f"cannot make the folder {folder}: {error.strerror}; name another with --out"
-        ) from error
+        raise TTError(f"cannot make the folder {folder}: {error.strerror}; name another with --out") from error
     return folder
 
 

@@ -29,34 +29,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--new-swarm", action="store_true", help="start alone when no peer is known, and let others come"
     )
-    parser.add_argument(
-        "--device", metavar="DEVICE", help="cpu, cuda or cuda:N; default: the first GPU, else the CPU"
-    )
-    parser.add_argument(
-        "--batch-size", type=positive, metavar="N", help="examples at a time; default: tried out"
-    )
-    parser.add_argument(
-        "--threads", type=positive, metavar="N", help="CPU threads for computing; default: all cores"
-    )
+    parser.add_argument("--device", metavar="DEVICE", help="cpu, cuda or cuda:N; default: the first GPU, else the CPU")
+    parser.add_argument("--batch-size", type=positive, metavar="N", help="examples at a time; default: tried out")
+    parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads for computing; default: all cores")
     add_network_arguments(parser, default_port=0)
-    parser.add_argument(
-        "--client-mode", action="store_true", help="open no port: for machines that cannot be reached"
-    )
-    parser.add_argument(
-        "--seed", type=int, help="order of this peer's examples; default: its own, new each time"
-    )
+    parser.add_argument("--client-mode", action="store_true", help="open no port: for machines that cannot be reached")
+    parser.add_argument("--seed", type=int, help="order of this peer's examples; default: its own, new each time")
     add_screen_arguments(parser)
 
 
 def add_network_arguments(parser: argparse.ArgumentParser, default_port: int | None) -> None:
     """Where a peer listens, and what it tells others."""
     shown = "any free one" if default_port == 0 else "the run file's"
-    parser.add_argument(
-        "--host", default="0.0.0.0", metavar="IP", help="IPv4 address to listen on (default all)"
-    )
-    parser.add_argument(
-        "--port", type=port, default=default_port, metavar="N", help=f"TCP port (default {shown})"
-    )
+    parser.add_argument("--host", default="0.0.0.0", metavar="IP", help="IPv4 address to listen on (default all)")
+    parser.add_argument("--port", type=port, default=default_port, metavar="N", help=f"TCP port (default {shown})")
     parser.add_argument(
         "--announce",
         metavar="MULTIADDR",
@@ -121,9 +107,7 @@ def run(args: argparse.Namespace) -> int:
         "seed": args.seed,
     }
     title = f"tt join {args.run}"
-    with Screen(
-        title, config.identity, config.schedule.total_steps, plain=args.plain, json=args.json
-    ) as screen:
+    with Screen(title, config.identity, config.schedule.total_steps, plain=args.plain, json=args.json) as screen:
         supervise(lambda: Worker("tt_cli.peer", options, log), screen)
     return 0
 

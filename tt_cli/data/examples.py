@@ -117,8 +117,8 @@ class RowFilter:
         Raises TTError after HOPELESS rows on end that are out of range.
         """
         codes = np.frombuffer(b"".join(row["code"] for row in rows), dtype=CODE_DTYPE).reshape(len(rows), -1)
-        good = ((codes >= 0) & (codes < self.codebook_size)).all(axis=1)
-        captions = [row["caption"] for row, fits in zip(rows, good, strict=True) if fits]
+        good = np.flatnonzero(((codes >= 0) & (codes < self.codebook_size)).all(axis=1))
+        captions = [rows[i]["caption"] for i in good]
         self.counts.kept += len(captions)
         self.counts.code_range += len(rows) - len(captions)
         self._out_of_range = 0 if captions else self._out_of_range + len(rows)

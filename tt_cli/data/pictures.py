@@ -57,7 +57,8 @@ def decode_pictures(vqgan: Vqgan, codes: np.ndarray | torch.Tensor, batch: int =
     """Codes (b, n) → pictures (b, H, W, 3) uint8, `batch` at a time."""
     device = next(vqgan.parameters()).device
     parts = []
-    for chunk in torch.as_tensor(np.asarray(codes)).split(batch):
+    known = codes if isinstance(codes, torch.Tensor) else torch.from_numpy(codes.astype(np.int64))
+    for chunk in known.split(batch):
         pictures = vqgan.decode(chunk.to(device))
         parts.append((pictures * 255).round().to(torch.uint8).permute(0, 2, 3, 1).cpu().numpy())
     if not parts:
@@ -68,8 +69,9 @@ def decode_pictures(vqgan: Vqgan, codes: np.ndarray | torch.Tensor, batch: int =
 
 def _read_config(path: Path) -> VqganConfig:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        return VqganConfig(**{k: tuple(v) if isinstance(v, list) else v for k, v in fields.items()})
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        sizes: dict[str, Any] = {name: tuple(size) if isinstance(size, list) else size for name, size in fields.items()}
+        return VqganConfig(**sizes)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TTError(f"the VQGAN's sizes in {path} cannot be read ({error}); install tt again") from error
 
@@ -93,6 +95,6 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
             f"the VQGAN weights {path} hold more than tensors and are not opened, for such a file can run code; "
             "convert them to safetensors"
         ) from error
-    except (OSError, RuntimeError, KeyError, AttributeError, TypeError, safetensors.SafetensorError) as error:
+    except (OSError, EOFError, RuntimeError, KeyError, AttributeError, TypeError, safetensors.SafetensorError) as error:
         reason = str(error).strip().split("\n")[0]
         raise TTError(f"the VQGAN weights {path} cannot be read ({reason}); fetch them again") from error

@@ -25,8 +25,9 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
 from tt_cli.run.hub import hub_errors
 
-# Shards that the shuffle buffer is filled from; datasets' default opens ten of them before the first row.
-SHARDS_AT_ONCE = 2
+# Shards that fill the shuffle buffer side by side. The default opens ten before the first row; and with two or more,
+# `datasets` sleeps 5 s at the end of every group of parquet shards (a guard against an Arrow bug in its threads).
+SHARDS_AT_ONCE = 1
 
 
 class ExampleStream:

@@ -95,9 +95,7 @@ def cut_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> dict[str, str]:
     return {prompt: read for prompt, filled, read in kept if filled and len(read) < len(prompt.strip())}
 
 
-def _batches(
-    prompts: Sequence[str], samples: int, size: int, mix_prompts: bool
-) -> Iterator[list[tuple[str, int]]]:
+def _batches(prompts: Sequence[str], samples: int, size: int, mix_prompts: bool) -> Iterator[list[tuple[str, int]]]:
     """Rows (prompt, index) of each batch of at most `size`."""
     rows = [(place, prompt, index) for place, prompt in enumerate(prompts) for index in range(samples)]
     for _, group in groupby(rows, key=lambda row: None if mix_prompts else row[0]):

@@ -69,9 +69,7 @@ def _make_new(parent: Path, stem: str) -> Path:
     raise AssertionError("numbers do not run out")
 
 
-def save_drawings(
-    drawings: Sequence[Drawing], folder: Path, facts: Mapping[str, str]
-) -> tuple[list[Path], Path]:
+def save_drawings(drawings: Sequence[Drawing], folder: Path, facts: Mapping[str, str]) -> tuple[list[Path], Path]:
     """Write each drawing, and the contact sheet of all, into `folder`; returns their paths.
 
     `facts` (settings, seed, run, step, …) become text chunks of every file, beside the prompt and the index.
@@ -112,6 +110,4 @@ def _write(picture: Image.Image, folder: Path, stem: str, chunks: Mapping[str, s
 
 
 def _cannot_write(folder: Path, error: OSError) -> TTError:
-    return TTError(
-        f"cannot write pictures to {folder}: {error.strerror or error}; choose another folder with --out"
-    )
+    return TTError(f"cannot write pictures to {folder}: {error.strerror or error}; choose another folder with --out")

@@ -31,9 +31,7 @@ def nearest_neighbour_score(
     pictures at a time, in float64, where sums of products of bytes are exact.
     """
     if len(own) != len(drawn) or drawn.shape[1:] != pictures.shape[1:]:
-        raise ValueError(
-            f"{drawn.shape} drawings, {len(own)} indices and {pictures.shape} pictures do not fit"
-        )
+        raise ValueError(f"{drawn.shape} drawings, {len(own)} indices and {pictures.shape} pictures do not fit")
     if not len(drawn):
         return NeighbourScore(0, 0, ())
     flat = drawn.reshape(len(drawn), -1).astype(np.float64)

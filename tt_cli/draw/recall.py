@@ -24,15 +24,13 @@ def recall(
     tokenizer: Tokenizer,
     *,
     captions: int = 64,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 0.9,
     seed: int = 0,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[NeighbourScore, list[Drawing]]:
     """Draw `captions` of the run's training captions, chosen by `seed`, once each.
 
-    The score counts the drawings whose nearest neighbour among all training pictures, as decoded from their
+    Every code is the likeliest one, so that the score says what the model knows and not how lucky it was.
+    It counts the drawings whose nearest neighbour among all training pictures, as decoded from their
     codes, is their own.
     """
     examples = subset_examples(run)
@@ -44,9 +42,7 @@ def recall(
         tokenizer,
         [examples[place].caption for place in chosen],
         samples=1,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
+        top_k=1,
         seed=seed,
         mix_prompts=True,
         on_progress=on_progress,

@@ -274,7 +274,7 @@ class Dalle(nn.Module):
                         index[tensor] = len(tensors)
                         tensors.append(tensor)
                 branches.append(Branch(partial(function, dtype=dtype), tuple(index[t] for t in weights)))
-        with torch.autocast(x.device.type, enabled=False):
+        with torch.autocast(x.device.type, enabled=False):  # the branches cast by themselves
             if not config.reversible:
                 return sequential_trunk(x, branches, tensors)
             recompute = config.reversible_backward == "recompute"

@@ -87,9 +87,10 @@ def _replay(
     """Run the branch again with gradients; add its weights' gradients to sums; return its output and d/dx."""
     x = x.detach().requires_grad_()
     wanted = [i for i in branch.weights if tensors[i].requires_grad]
-    with torch.enable_grad(), torch.autocast(x.device.type, enabled=False):
-        out = branch(x, tensors)
-    into, *grads = torch.autograd.grad(out, [x, *(tensors[i] for i in wanted)], grad)
+    with torch.autocast(x.device.type, enabled=False):  # the backward pass may run inside one
+        with torch.enable_grad():
+            out = branch(x, tensors)
+        into, *grads = torch.autograd.grad(out, [x, *(tensors[i] for i in wanted)], grad)
     for i, piece in zip(wanted, grads, strict=True):
         total = sums[i]
         sums[i] = piece if total is None else total.add_(piece)

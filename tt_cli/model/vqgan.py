@@ -160,7 +160,13 @@ class Mid(nn.Module):
 
 
 class Level(nn.Module):
-    """The blocks of one resolution, each followed by attention where the config asks for it."""
+    """The blocks of one resolution, each followed by attention where the config asks for it.
+
+    The encoder and the decoder add the step to the next resolution: the published names put it into the level.
+    """
+
+    downsample: Downsample
+    upsample: Upsample
 
     def __init__(self, config: VqganConfig, level: int, channels_in: int, blocks: int) -> None:
         super().__init__()

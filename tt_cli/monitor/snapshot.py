@@ -108,9 +108,7 @@ class Snapshot:
         return fields
 
 
-def take_snapshot(
-    run: RunConfig, records: list[PeerRecord], history: HistoryRecord | None, now: float
-) -> Snapshot:
+def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRecord | None, now: float) -> Snapshot:
     """Work out the swarm's state from one valid record per peer. now: Unix seconds.
 
     The swarm's epoch is the largest of any trainer, or of any auxiliary peer where nobody trains. Samples of

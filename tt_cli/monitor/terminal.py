@@ -45,9 +45,7 @@ class Curves:
 
 def draw(snapshot: Snapshot, curve: Curve, width: int, height: int, *, now: float) -> list[Text]:
     """The live view as at most `height` lines of at most `width` cells. now: Unix seconds."""
-    title = left_right(
-        Text(f"tt monitor {snapshot.run}", style="bold"), Text(snapshot.identity, style="dim"), width
-    )
+    title = left_right(Text(f"tt monitor {snapshot.run}", style="bold"), Text(snapshot.identity, style="dim"), width)
     if not snapshot.peers:
         words = "no peer trains now: nobody has published anything for this run"
         body = [fit(Text(words, style="yellow"), width)]

@@ -81,9 +81,7 @@ class Lamb8bit:
 
     def __init__(self, parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> None:
         if CHUNK % settings.block_size:
-            raise UsageError(
-                f"optimizer.block_size = {settings.block_size}: must be a power of two, at most {CHUNK}"
-            )
+            raise UsageError(f"optimizer.block_size = {settings.block_size}: must be a power of two, at most {CHUNK}")
         for name, parameter in parameters.items():
             _check_tensor("parameter", name, parameter)
         self.settings = settings

@@ -12,14 +12,16 @@ from pathlib import Path
 import torch
 
 from tt_cli.errors import TTError, UsageError
+from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Emit
 
 GIB = 2**30
 LARGEST_PROBE = 256
-SLOWEST_MICRO_BATCH = (
-    4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
-)
+SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
 WORTHWHILE = 1.05
+SMALL_BATCH = 32  # examples; activations of this many may be stored when they are small
+STORED_VALUES = 50  # kept for one channel of one position of one layer, counted in PyTorch's autograd graph
+STORED_LIMIT = 2 * GIB
 MEMORY_SHARE = 0.8  # of what is free: desktops and other programs want some
 
 
@@ -69,11 +71,20 @@ def _named(wanted: str) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            raise UsageError(
-                f"--device {wanted}: torch sees {count} GPUs here: give --device cpu or check the driver"
-            )
+            raise UsageError(f"--device {wanted}: torch sees {count} GPUs here: give --device cpu or check the driver")
         return torch.device("cuda", device.index or 0)
     return device
+
+
+def choose_backward(run: RunConfig, emit: Emit) -> str:
+    """How the reversible trunk gets its activations back: "store" is faster, "recompute" smaller."""
+    model = run.model
+    length = model.text_length + 1 + run.vqgan.grid**2
+    per_example = STORED_VALUES * model.depth * length * model.dim * 4
+    store = SMALL_BATCH * per_example <= STORED_LIMIT
+    size = f"{SMALL_BATCH} examples' activations take about {SMALL_BATCH * per_example / GIB:.2g} GiB"
+    emit(Choice("backward", "store" if store else "recompute", f"{size}, the limit is {STORED_LIMIT / GIB:.0f} GiB"))
+    return "store" if store else "recompute"
 
 
 def free_memory(device: torch.device) -> int:
@@ -146,9 +157,7 @@ def _doubling(limit: int) -> Iterator[int]:
         size *= 2
 
 
-def _probe(
-    device: Device, size: int, compute: Callable[[int], None], clock: Callable[[], float]
-) -> tuple[float, int]:
+def _probe(device: Device, size: int, compute: Callable[[int], None], clock: Callable[[], float]) -> tuple[float, int]:
     """Seconds and bytes of one forward and backward; the first, which warms caches up, is not counted when short."""
     cuda = device.torch_device.type == "cuda"
     if cuda:

@@ -114,9 +114,7 @@ class Screen:
             return draw(self.view, list(self._log), self._titles, width, height, now=time.time())
 
 
-def draw(
-    view: View, log: list[Line], titles: tuple[str, str], width: int, height: int, *, now: float
-) -> list[Text]:
+def draw(view: View, log: list[Line], titles: tuple[str, str], width: int, height: int, *, now: float) -> list[Text]:
     """The live view of one worker as at most `height` lines of at most `width` cells.
 
     titles: what stands at the left and at the right of the first line. now: Unix seconds.

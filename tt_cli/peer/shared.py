@@ -26,9 +26,7 @@ class TrainedState:
         if backup is not None:
             _check_shapes(backup, own)
         source = own if backup is None else backup.parameters
-        self._parameters = {
-            name: source[name].to("cpu", torch.float32, copy=True).contiguous() for name in own
-        }
+        self._parameters = {name: source[name].to("cpu", torch.float32, copy=True).contiguous() for name in own}
         self._optimizer = Lamb8bit(self._parameters, run.optimizer)
         if backup is not None:
             self._optimizer.load_state_dict(backup.optimizer)
@@ -51,9 +49,7 @@ class TrainedState:
 
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return sum(
-            tensor.nbytes for tensor in (*self._parameters.values(), *self._optimizer.state_dict().values())
-        )
+        return sum(tensor.nbytes for tensor in (*self._parameters.values(), *self._optimizer.state_dict().values()))
 
     def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
         """One LAMB step with the averaged gradient, which is used up."""

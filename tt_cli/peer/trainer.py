@@ -15,7 +15,7 @@ from tt_cli.data import ExampleStream, load_tokenizer
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.optim import warm_up
 from tt_cli.peer.backup import Backups
-from tt_cli.peer.device import choose_device, choose_micro_batch
+from tt_cli.peer.device import choose_backward, choose_device, choose_micro_batch
 from tt_cli.peer.shared import TrainedState
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
@@ -58,7 +58,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     warm_up()
     self_test(codec)
     tokenizer = load_tokenizer(run)
-    model = Dalle(DalleConfig.from_run(run))
+    model = Dalle(DalleConfig.from_run(run, reversible_backward=choose_backward(run, emit)))
     model.initialise(run.run.seed)
     backups = Backups(run, emit)
     shared = TrainedState(run, model, backups.newest())
@@ -89,10 +89,8 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         stream = ExampleStream(run, tokenizer, seed)
         device = choose_device(opts.device, emit)  # after the forks: their processes must never touch CUDA
         model.to(device.torch_device)
-        step = MicroStep(model, device, collaboration)
-        size = choose_micro_batch(
-            device, opts.batch_size, run.swarm.target_batch_size, step.probe(stream), emit
-        )
+        step = MicroStep(model, device, collaboration, shared)
+        size = choose_micro_batch(device, opts.batch_size, run.swarm.target_batch_size, step.probe(stream), emit)
         about.device, about.micro_batch = device.name, size
         emit(Phase("syncing", "looking for the swarm's state"))
         collaboration.synchronise()
@@ -112,8 +110,8 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
 class MicroStep:
     """Forward and backward of one micro-batch, with the newest shared parameters."""
 
-    def __init__(self, model: Dalle, device: Any, collaboration: Collaboration):
-        self.model, self.device, self.collaboration = model, device, collaboration
+    def __init__(self, model: Dalle, device: Any, collaboration: Collaboration, shared: TrainedState):
+        self.model, self.device, self.collaboration, self.shared = model, device, collaboration, shared
         self._parameters = dict(model.named_parameters())
 
     def probe(self, stream: ExampleStream) -> Any:
@@ -127,8 +125,8 @@ class MicroStep:
     def __call__(self, batch: Any) -> bool:
         """Compute one micro-batch and count it in; False when it was not finite and was left out."""
         if self.collaboration.fresh:
-            with self.collaboration.use_state() as shared:
-                shared.copy_into(self.model)
+            with self.collaboration.use_state():
+                self.shared.copy_into(self.model)
         losses = self._backward(batch)
         return self.collaboration.step(self.gradients(), len(batch.text), *losses)
 
@@ -162,8 +160,8 @@ def _train(
             collaboration.report()
             _check_alive(collaboration, daemon)
         if backups.due(collaboration.epoch):
-            with collaboration.use_state() as shared:
-                state = shared.snapshot()
+            with collaboration.use_state():
+                state = step.shared.snapshot()
             backups.write(state)
         if leave.is_set() or collaboration.finished:
             return
@@ -182,8 +180,6 @@ def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:
     deadline = time.monotonic() + HAND_OVER_SECONDS
     while time.monotonic() < deadline and not leave.is_set():
         view = collaboration.board.fresh_view()
-        holders = [
-            r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.digest)
-        ]
+        holders = [r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.digest)]
         if any(record.role == "aux" for record in holders) or len(view.records) <= 1:
             return

@@ -215,10 +215,7 @@ def table(columns: Sequence[Column], rows: Iterable[Sequence[Text]], width: int)
         for i, column in enumerate(columns)
     ]
     shown = list(range(len(columns)))
-    while (
-        len(shown) > 1
-        and sum(min(natural[i], columns[i].least) for i in shown) + 2 * (len(shown) - 1) > width
-    ):
+    while len(shown) > 1 and sum(min(natural[i], columns[i].least) for i in shown) + 2 * (len(shown) - 1) > width:
         shown.remove(min(shown, key=lambda i: columns[i].keep))
     while (excess := sum(natural[i] for i in shown) + 2 * (len(shown) - 1) - width) > 0:
         wide = max(shown, key=lambda i: natural[i] - columns[i].least)

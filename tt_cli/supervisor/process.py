@@ -26,9 +26,7 @@ class Worker:
     Start it from the main thread: the kernel ends it when the starting thread ends.
     """
 
-    def __init__(
-        self, module: str, options: dict[str, Any], log: Path, environment: dict[str, str] | None = None
-    ):
+    def __init__(self, module: str, options: dict[str, Any], log: Path, environment: dict[str, str] | None = None):
         self.log = log
         reading, writing = os.pipe()
         try:
@@ -45,9 +43,7 @@ class Worker:
                 )
         except OSError as error:
             os.close(reading)
-            raise TTError(
-                f"cannot start a worker process with its log in {log}: {error.strerror or error}"
-            ) from error
+            raise TTError(f"cannot start a worker process with its log in {log}: {error.strerror or error}") from error
         finally:
             os.close(writing)
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
@@ -111,9 +107,10 @@ class Worker:
                     if isinstance(event, Failure):
                         self.failure = event
                     self._events.put(event)
-        self._events.put(None)
 
     def _wait(self) -> None:
-        """What a worker leaves behind ends with it; that also closes the event pipe."""
+        """What a worker leaves behind ends with it; that also closes the event pipe, after which nothing comes."""
         self._process.wait()
         self.kill()
+        self._reader.join()
+        self._events.put(None)

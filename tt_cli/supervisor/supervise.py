@@ -57,9 +57,7 @@ def supervise(start: Callable[[], Worker], screen: Shows) -> None:
         reason = _reason(worker, code)
         if failures >= MAX_FAILURES:
             raise Failed(f"{reason}; it failed {failures} times in a row: see {worker.log}", 1)
-        screen.show(
-            Log(f"{reason}; starting it again from its backup ({failures} of {MAX_FAILURES - 1})", "warning")
-        )
+        screen.show(Log(f"{reason}; starting it again from its backup ({failures} of {MAX_FAILURES - 1})", "warning"))
 
 
 def _reason(worker: Worker, code: int | None) -> str:
@@ -82,9 +80,9 @@ def _follow(worker: Worker, screen: Shows, deadline: float | None) -> bool:
 
 
 def _leave(worker: Worker, screen: Shows) -> None:
-    screen.show(Phase("leaving", "Ctrl-C; once more ends it at once"))
-    worker.leave()
     try:
+        screen.show(Phase("leaving", "Ctrl-C; once more ends it at once"))
+        worker.leave()
         _follow(worker, screen, time.monotonic() + LEAVE_SECONDS)
     except KeyboardInterrupt:
         screen.show(Finished("ended at once"))

@@ -86,6 +86,7 @@ def run_worker(main: Main) -> int:
         traceback.print_exc()
         emit(Failure(f"{type(error).__name__}: {error}", BUG_EXIT_CODE))
         code = BUG_EXIT_CODE
+    sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # hivemind's threads and futures may block a normal exit
 

@@ -8,6 +8,7 @@ round, and a peer's state is fetched from named donors with a size limit.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -129,6 +130,7 @@ class Averager(DecentralizedAverager):
         """
         started = time.monotonic()
         self._outer_pipe.send(("_prepare_round", [state_key, expected], {}))
+        weight = min(weight, self.max_weight)  # more piles up while rounds fail; the others would refuse it
         control = self.step(gather=about_me, weight=weight, timeout=timeout, allow_retries=False, wait=False)
         limit = timeout + (self._allreduce_timeout or 0.0) + 10.0
         try:
@@ -140,9 +142,7 @@ class Averager(DecentralizedAverager):
             return RoundResult(complete=False, problem=words, matchmaking_seconds=time.monotonic() - started)
         return result
 
-    def download(
-        self, donors: Sequence[str], timeout: float
-    ) -> tuple[str, dict[str, Any], torch.Tensor] | None:
+    def download(self, donors: Sequence[str], timeout: float) -> tuple[str, dict[str, Any], torch.Tensor] | None:
         """State from the first donor that gives one: (donor, metadata, uint8 tensor), unchecked. None: nobody did.
 
         timeout: seconds for the whole download.
@@ -175,9 +175,7 @@ class Averager(DecentralizedAverager):
         matchmaking.potential_leaders.target_group_size = max(2, expected)
         self._round_started = time.monotonic()
 
-    async def _aggregate_with_group(
-        self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any
-    ) -> RoundResult:
+    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> RoundResult:
         """One all-reduce in a group that has just been assembled."""
         grouped = time.monotonic()
         try:
@@ -213,7 +211,7 @@ class Averager(DecentralizedAverager):
             members={str(peer): said for peer, said in members.items()},
             received=runner.received_fraction,
             rejected=dict(runner.rejected),
-            problem="" if complete else f"{runner.received_fraction:.0%} of the average arrived",
+            problem="" if complete else _incomplete(runner),
             matchmaking_seconds=grouped - self._round_started,
             averaging_seconds=time.monotonic() - grouped,
         )
@@ -254,7 +252,8 @@ class Averager(DecentralizedAverager):
     async def _download_from(self, donor: PeerID) -> tuple[dict[str, Any], torch.Tensor] | None:
         stub = self.get_stub(self._p2p, donor, namespace=self.prefix)
         stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
-        metadata, parts, size = None, [], 0
+        parts: list[runtime_pb2.Tensor] = []
+        metadata, size = None, 0
         async for message in aiter_with_timeout(stream, timeout=self.next_chunk_timeout):
             if message.metadata:
                 metadata = self.serializer.loads(message.metadata)
@@ -272,3 +271,8 @@ class Averager(DecentralizedAverager):
         if form != (runtime_pb2.NONE, "uint8", [len(whole.buffer)]):  # hivemind's decoders trust the header
             raise ValueError(f"{whole.dtype[:20]!r} of shape {list(whole.size)[:4]} instead of plain bytes")
         return metadata, deserialize_torch_tensor(whole)
+
+
+def _incomplete(runner: Runner) -> str:
+    part = math.floor(runner.received_fraction * 1000) / 10
+    return f"only {part} % of the average arrived ({'; '.join(runner.problems) or 'a reducer left'})"

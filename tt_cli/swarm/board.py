@@ -22,8 +22,7 @@ from tt_cli.swarm.validator import owners_of
 
 logger = get_logger(__name__)
 
-MIN_PUBLISH_SECONDS = 0.4
-READ_SECONDS = 0.5
+QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
 DHT_SECONDS = 10.0
 
 
@@ -70,9 +69,7 @@ class View:
 
     def donors(self) -> list[str]:
         """Peer ids that can hand over the state (epoch, digest), trainers first."""
-        able = [
-            r for r in self.records if not r.client_mode and (r.epoch, r.digest) == (self.epoch, self.digest)
-        ]
+        able = [r for r in self.records if not r.client_mode and (r.epoch, r.digest) == (self.epoch, self.digest)]
         return [record.peer_id for record in sorted(able, key=lambda record: record.role == "aux")]
 
 
@@ -103,9 +100,7 @@ def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
     found = dht.get(history_key(run.identity), latest=True, return_future=True)
     with contextlib.suppress(TimeoutError):
         answer = found.result(timeout=DHT_SECONDS)
-        entries = (
-            answer.value if isinstance(answer, ValueWithExpiration) and isinstance(answer.value, dict) else {}
-        )
+        entries = answer.value if isinstance(answer, ValueWithExpiration) and isinstance(answer.value, dict) else {}
         histories = []
         for entry in entries.values():
             with contextlib.suppress(ValidationError):
@@ -117,8 +112,8 @@ def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
 class Board(threading.Thread):
     """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
 
-    A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, and
-    within half a second of a change.
+    A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, at
+    once when the epoch is new, and after `pace` seconds when something else is.
     """
 
     def __init__(self, run: RunConfig, dht: DHT, identity: Identity):
@@ -132,6 +127,11 @@ class Board(threading.Thread):
         self._reads_begun = self._reads_ended = 0
         self._stopping = False
         self._urgent = False
+        self.pace = QUICK_SECONDS
+
+    def expect(self, seconds: float) -> None:
+        """Nothing needs this peer's attention for so long: look and publish less often, but be back in time."""
+        self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
 
     def publish(self, record: PeerRecord) -> None:
         """Make this the peer's record; sent with the next renewal, at once when its epoch or digest is new."""
@@ -154,7 +154,7 @@ class Board(threading.Thread):
 
     @property
     def view(self) -> View:
-        """The swarm as of the last read, at most about a second old."""
+        """The swarm as of the last read, a few seconds old at most."""
         with self._lock:
             return self._view
 
@@ -174,7 +174,7 @@ class Board(threading.Thread):
                 if self._stopping:
                     return
                 due = self._urgent or time.monotonic() >= published_at + renew
-                soon = self._changed and time.monotonic() >= published_at + MIN_PUBLISH_SECONDS
+                soon = self._changed and time.monotonic() >= published_at + self.pace
                 record = self._record if due or soon else None
                 if record is not None:
                     self._changed = False
@@ -188,7 +188,7 @@ class Board(threading.Thread):
             with self._lock:
                 self._view, self._reads_ended = view, self._reads_begun
                 self._lock.notify_all()
-                self._lock.wait_for(lambda: self._urgent or self._stopping, READ_SECONDS)
+                self._lock.wait_for(lambda: self._urgent or self._stopping, self.pace)
 
     def _with_own(self, records: Sequence[PeerRecord]) -> list[PeerRecord]:
         """This peer knows its own record better than the DHT does."""

@@ -37,6 +37,7 @@ from tt_cli.swarm.throughput import Throughput
 
 DOWNLOAD_SECONDS = 600.0
 LOOK_SECONDS = 0.25
+SIGNATURE_LOOKS = 4
 
 
 @dataclass
@@ -296,6 +297,10 @@ class Collaboration:
     def _due(self, view: View) -> bool:
         return not self.finished and self._samples_of_swarm(view) >= self._target
 
+    def _expect_step(self, view: View) -> None:
+        swarm = max(view.samples_per_second(), 1e-9)
+        self.board.expect((self._target - self._samples_of_swarm(view)) / swarm)
+
     def _behind(self, view: View) -> bool:
         """Others hold a later state, or most of those at this epoch hold another one."""
         if view.epoch != self.epoch:
@@ -311,6 +316,7 @@ class Collaboration:
                 elif self._due(view):
                     self._make_step()
                 else:
+                    self._expect_step(view)
                     with self._changed:
                         self._changed.wait(timeout=LOOK_SECONDS)
         except BaseException as error:  # handed to the training thread, which ends the peer with it
@@ -414,9 +420,7 @@ class Collaboration:
             self._phase = phase + reason
             self.emit(Phase(phase, reason))
 
-    def _tell_round(
-        self, outcome: str, words: str, started: float, result: RoundResult | None = None
-    ) -> None:
+    def _tell_round(self, outcome: str, words: str, started: float, result: RoundResult | None = None) -> None:
         self._last_round = words
         self.emit(
             Round(
@@ -450,9 +454,7 @@ class Collaboration:
             donors = [donor for donor in view.donors() if donor != self.peer_id]
             self._tell_phase("syncing", f"taking over step {view.epoch}")
             found = self.averager.download(donors, DOWNLOAD_SECONDS)
-            problem = (
-                "no peer handed its state over" if found is None else self._adopt(found[0], found[2], started)
-            )
+            problem = "no peer handed its state over" if found is None else self._adopt(found[0], found[2], started)
             if problem:
                 self.emit(Log(f"could not take over step {view.epoch}: {problem}; trying again", "warning"))
                 with self._changed:
@@ -463,11 +465,17 @@ class Collaboration:
 
     def _adopt(self, donor: str, blob: torch.Tensor, started: float) -> str:
         """Use a downloaded state if its holders signed it. Returns what is wrong with it, or ''."""
-        records = self.board.fresh_view().records
-        held = {(record.epoch, record.digest) for record in records if record.peer_id != self.peer_id}
+
+        def signed(epoch: int, digest: str) -> bool:
+            for _ in range(SIGNATURE_LOOKS):  # the donor may have stepped just before it answered: its record follows
+                records = self.board.fresh_view().records
+                if any((r.epoch, r.digest) == (epoch, digest) for r in records if r.peer_id != self.peer_id):
+                    return True
+            return False
+
         try:
             with self._stepping:
-                self._shared.adopt(blob.numpy().tobytes(), lambda epoch, digest: (epoch, digest) in held)
+                self._shared.adopt(blob.numpy().tobytes(), signed)
                 self._position = (self._shared.epoch, self._shared.digest)
                 self._fresh = True
         except ValueError as error:

@@ -47,9 +47,7 @@ def peer_id_of(public_key: bytes) -> str:
         raise ValueError(str(error)) from error
     if not isinstance(key, RSAPublicKey):
         raise ValueError("not an RSA key")
-    der = key.public_bytes(
-        encoding=serialization.Encoding.DER, format=serialization.PublicFormat.SubjectPublicKeyInfo
-    )
+    der = key.public_bytes(encoding=serialization.Encoding.DER, format=serialization.PublicFormat.SubjectPublicKeyInfo)
     message = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
     digest = multihash.encode(hashlib.sha256(message).digest(), multihash.coerce_code("sha2-256"))
     return str(PeerID(digest))
@@ -68,9 +66,7 @@ def claim_identity(folder: Path, role: str) -> Identity:
         if lock is not None:
             return _load(path, lock)
     if role == "aux":
-        raise TTError(
-            f"an auxiliary peer of this run already works on this machine (it holds {path}): stop it first"
-        )
+        raise TTError(f"an auxiliary peer of this run already works on this machine (it holds {path}): stop it first")
     raise TTError(f"{slots} peers of this run already work on this machine: stop one first")
 
 

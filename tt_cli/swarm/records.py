@@ -60,7 +60,7 @@ class HistoryRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    steps: Annotated[list[tuple[Count, Loss, Finite]], Field(max_length=256)]
+    steps: Annotated[list[tuple[Count, Annotated[float, Field(allow_inf_nan=False)], Finite]], Field(max_length=256)]
 
 
 def peers_key(identity: str) -> str:

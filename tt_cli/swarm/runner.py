@@ -19,9 +19,12 @@ from hivemind.averaging.partition import AllreduceException, BannedException, Te
 from hivemind.compression import CompressionBase, CompressionInfo, deserialize_torch_tensor
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, attach_event_on_finished
 
 from tt_cli.swarm.codec import MalformedPart, decode_part
+
+logger = get_logger(__name__)
 
 
 class Reducer(TensorPartReducer):
@@ -56,15 +59,17 @@ class Runner(AllReduceRunner):
     """hivemind's butterfly all-reduce with equal results for all. Yields averages, not differences.
 
     codec: encodes both directions. traffic: int64 tensor (2,), bytes sent and received, counted up.
-    rejected: peer id → why its parts were refused.
+    rejected: peer id → why its parts were refused. problems: what went wrong with reducers, in words.
     """
 
     def __init__(self, *, codec: CompressionBase, max_weight: float, traffic: torch.Tensor, **kwargs: Any):
         super().__init__(compression=codec, **kwargs)
         self.codec, self.traffic = codec, traffic
         self.rejected: dict[str, str] = {}
+        self.problems: list[str] = []
         self.tensor_part_container.return_deltas = False
-        self.tensor_part_reducer = Reducer(
+        self.tensor_part_reducer.finished.set()  # hivemind's own, replaced unused: it would warn of missing parts
+        self.tensor_part_reducer: Reducer = Reducer(
             tuple(part.shape for part in self.parts_for_local_averaging),
             len(self.sender_peer_ids),
             max_weight,
@@ -104,15 +109,16 @@ class Runner(AllReduceRunner):
         except BaseException as error:
             if isinstance(error, MalformedPart):
                 self.rejected[str(peer_id)] = f"sent back {error}"
+            if isinstance(error, Exception):
+                self.problems.append(f"{peer_id}: {error or type(error).__name__}")
+                logger.warning(f"the exchange with reducer {peer_id} failed: {error!r}")
             self.tensor_part_container.register_failed_reducer(peer_index)
             raise
 
     async def _reduce_own(self, peer_index: int) -> None:
         sender_index = self.sender_peer_ids.index(self.peer_id)
         for part_index, part in enumerate(self.parts_for_local_averaging):
-            average = await self.tensor_part_reducer.accumulate_part(
-                sender_index, part_index, part, self.weight
-            )
+            average = await self.tensor_part_reducer.accumulate_part(sender_index, part_index, part, self.weight)
             decoded = deserialize_torch_tensor(await self._encode(part_index, average))
             self.tensor_part_container.register_processed_part(peer_index, part_index, decoded)
 
@@ -134,9 +140,7 @@ class Runner(AllReduceRunner):
 
         part_index = 0
         answers = self._count_received(aiter_with_timeout(stream, self.reducer_timeout))
-        async for average in amap_in_executor(
-            decode, answers, max_prefetch=self.tensor_part_container.prefetch
-        ):
+        async for average in amap_in_executor(decode, answers, max_prefetch=self.tensor_part_container.prefetch):
             self.tensor_part_container.register_processed_part(peer_index, part_index, average)
             part_index += 1
         if part_index != len(shapes):
@@ -183,8 +187,10 @@ class Runner(AllReduceRunner):
                 part_index += 1
                 self.traffic[0] += len(encoded.buffer)
                 yield averaging_pb2.AveragingData(code=averaging_pb2.AVERAGED_PART, tensor_part=encoded)
-        except MalformedPart as error:
-            self.rejected[str(sender)] = f"sent {error}"
+        except Exception as error:
+            if isinstance(error, MalformedPart):
+                self.rejected[str(sender)] = f"sent {error}"
+            logger.warning(f"taking parts from {sender} failed after {part_index} of {reducer.num_parts}: {error!r}")
             raise
         finally:
             if part_index != reducer.num_parts:

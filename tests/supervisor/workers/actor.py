@@ -1,8 +1,8 @@
 """A worker that acts as its options say: `python -m workers.actor`. It loads nothing heavy.
 
 act: "tell" (three events, then a normal end), "wait" (until told to leave), "stubborn" (never leaves),
-"family" (forks one child, executes another, tells their ids, waits), "error", "usage", "broken", "bug",
-"die" (SIGKILL), "step" (one global step, then SIGKILL).
+"chatty" (never leaves, and tells so without a pause), "family" (forks one child, executes another, tells
+their ids, waits), "error", "usage", "broken", "bug", "die" (SIGKILL), "step" (one global step, then SIGKILL).
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     elif act == "stubborn":
         emit(Phase("training"))
         threading.Event().wait()
+    elif act == "chatty":
+        emit(Phase("training"))
+        while True:
+            emit(Log("still here"))
     elif act == "family":
         executed = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         forked = os.fork()

@@ -1,0 +1,119 @@
+"""The peer's own backups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from peer.states import small_run, trained
+
+from tt_cli.checkpoint import TrainingState, load
+from tt_cli.peer import backup as room
+from tt_cli.peer.backup import BACKUP_SECONDS, Backups
+from tt_cli.run import folders
+from tt_cli.supervisor.events import Event, Log, Saved
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(room, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def told() -> list[Event]:
+    return []
+
+
+@pytest.fixture
+def backups(clock: Clock, told: list[Event]) -> Backups:
+    return Backups(small_run(), told.append)
+
+
+def state(steps: int) -> TrainingState:
+    found = trained().snapshot()
+    found.step = steps
+    return found
+
+
+def test_what_is_written_is_read_again(backups: Backups, told: list[Event]) -> None:
+    assert backups.newest() is None
+    backups.write(state(3), wait=True)
+    (saved,) = told
+    assert isinstance(saved, Saved) and saved.epoch == 3
+    assert load(Path(saved.path)).digest() == state(3).digest()
+    again = Backups(small_run(), told.append).newest()
+    assert again is not None and again.digest() == state(3).digest()
+
+
+def test_it_is_due_once_a_minute_when_there_is_something_new(backups: Backups, clock: Clock) -> None:
+    assert not backups.due(1)
+    clock.now += BACKUP_SECONDS + 1
+    assert backups.due(1) and backups.due(0)
+    backups.write(state(1), wait=True)
+    assert not backups.due(2)
+    clock.now += BACKUP_SECONDS + 1
+    assert not backups.due(1)
+    assert backups.due(2)
+
+
+def test_it_is_not_due_while_one_is_being_written(
+    backups: Backups, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Busy:
+        def is_alive(self) -> bool:
+            return True
+
+    clock.now += BACKUP_SECONDS + 1
+    monkeypatch.setattr(backups, "_writer", Busy())
+    assert not backups.due(1)
+
+
+def test_a_peer_that_starts_from_its_backup_does_not_write_it_again(
+    backups: Backups, clock: Clock, told: list[Event]
+) -> None:
+    backups.write(state(3), wait=True)
+    again = Backups(small_run(), told.append)
+    again.newest()
+    clock.now += BACKUP_SECONDS + 1
+    assert not again.due(3) and again.due(4)
+    again.write(state(3), wait=True)
+    assert len(told) == 1
+
+
+def test_a_full_disk_is_told_and_the_next_try_may_succeed(
+    backups: Backups, clock: Clock, told: list[Event], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = folders.checkpoints(small_run())
+    folder.rmdir()
+    folder.write_text("a file in the folder's place")
+    backups.write(state(3), wait=True)
+    (log,) = told
+    assert isinstance(log, Log) and log.level == "error"
+    assert log.message.startswith("no backup was written: cannot save") and "\n" not in log.message
+    clock.now += BACKUP_SECONDS + 1
+    assert backups.due(3)
+    folder.unlink()
+    backups.write(state(3), wait=True)
+    assert isinstance(told[-1], Saved) and told[-1].epoch == 3
+
+
+def test_a_damaged_backup_is_set_aside_and_the_one_before_is_used(backups: Backups, told: list[Event]) -> None:
+    for step in (3, 4):
+        backups.write(state(step), wait=True)
+    newest = Path(told[-1].path) if isinstance(told[-1], Saved) else Path()
+    newest.write_bytes(newest.read_bytes()[:-7])
+    told.clear()
+    found = Backups(small_run(), told.append).newest()
+    assert found is not None and found.step == 3
+    assert [(type(event), getattr(event, "level", "")) for event in told] == [(Log, "warning")]

@@ -1,0 +1,148 @@
+"""A worker process: its events, its log, its ends, and those of what it started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+from pathlib import Path
+
+import pytest
+from supervisor.acting import ENVIRONMENT, WAIT, all_events, next_event, start_actor, start_boss
+
+from tt_cli.errors import TTError
+from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Step
+from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.processes import Watch
+from tt_cli.supervisor.worker import BUG_EXIT_CODE, WorkerBroken
+
+
+def test_events_arrive_in_order_until_the_worker_has_ended(tmp_path: Path) -> None:
+    worker = start_actor("tell", tmp_path)
+    phase, log, step = all_events(worker)
+    assert isinstance(phase, Phase) and phase.phase == "starting"
+    assert isinstance(log, Log) and log.message == "second\nline, ß and \u2028"
+    assert isinstance(step, Step) and step.epoch == 1
+    assert worker.wait(WAIT) == 0
+    assert worker.ended and worker.failure is None
+    assert list(worker.events(timeout=0.0)) == []
+
+
+def test_what_it_prints_goes_into_its_log_which_only_its_owner_reads(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("of the worker before\n")
+    worker = start_actor("tell", tmp_path)
+    all_events(worker)
+    worker.wait(WAIT)
+    assert worker.log.read_text() == "of the worker before\na library's words\n"
+    assert stat.S_IMODE(worker.log.stat().st_mode) == 0o600
+
+
+def test_a_log_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    with pytest.raises(TTError, match=r"cannot start a worker process .* No such file"):
+        Worker("workers.actor", {}, tmp_path / "missing" / "log", ENVIRONMENT)
+    assert len(set(os.listdir("/proc/self/fd"))) == len(before)
+
+
+def test_it_leaves_when_asked_and_asking_again_does_no_harm(tmp_path: Path) -> None:
+    worker = start_actor("wait", tmp_path)
+    assert next(worker.events(timeout=WAIT)).kind == "phase"
+    assert worker.exit_code is None and not worker.ended
+    worker.leave()
+    assert [type(event) for event in all_events(worker)] == [Finished]
+    assert worker.wait(WAIT) == 0
+    worker.leave()
+    worker.kill()
+
+
+def test_the_end_of_its_input_means_leave(tmp_path: Path) -> None:
+    worker = start_actor("wait", tmp_path)
+    next(worker.events(timeout=WAIT))
+    assert worker._process.stdin is not None
+    worker._process.stdin.close()
+    assert [type(event) for event in all_events(worker)] == [Finished]
+    assert worker.wait(WAIT) == 0
+
+
+def test_sigterm_means_leave_and_sigint_means_nothing(tmp_path: Path) -> None:
+    worker = start_actor("wait", tmp_path)
+    next(worker.events(timeout=WAIT))
+    os.kill(worker.pid, signal.SIGINT)  # a terminal sends it to all; the supervisor alone decides
+    os.kill(worker.pid, signal.SIGTERM)
+    assert [type(event) for event in all_events(worker)] == [Finished]
+    assert worker.wait(WAIT) == 0
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "words"),
+    [
+        ("error", 1, "the disk is full: free some space"),
+        ("usage", 2, "run 'x' is unknown"),
+        ("broken", WorkerBroken.exit_code, "the daemon was ended"),
+        ("bug", BUG_EXIT_CODE, "RuntimeError: two plus two"),
+    ],
+)
+def test_a_failure_is_one_line_and_an_exit_code(act: str, code: int, words: str, tmp_path: Path) -> None:
+    worker = start_actor(act, tmp_path)
+    (failure,) = all_events(worker)
+    assert isinstance(failure, Failure)
+    assert worker.failure is failure
+    assert (failure.message, failure.exit_code) == (words, code)
+    assert worker.wait(WAIT) == code
+    assert ("Traceback" in worker.log.read_text()) == (act == "bug")
+
+
+def test_the_exit_code_of_a_killed_worker_is_its_signal(tmp_path: Path) -> None:
+    worker = start_actor("die", tmp_path)
+    assert all_events(worker) == []
+    assert worker.wait(WAIT) == -signal.SIGKILL
+    assert worker.failure is None
+
+
+def test_waiting_has_a_limit_and_so_has_listening(tmp_path: Path) -> None:
+    worker = start_actor("stubborn", tmp_path)
+    next(worker.events(timeout=WAIT))
+    worker.leave()
+    assert list(worker.events(timeout=0.01)) == []
+    assert worker.wait(0.01) is None
+    worker.kill()
+    assert worker.wait(WAIT) == -signal.SIGKILL
+
+
+def family(told: Event) -> dict[str, int]:
+    """The children that the act "family" told: {"forked": its process id, "executed": …}."""
+    assert isinstance(told, Log)
+    return json.loads(told.message)
+
+
+def test_all_that_it_started_ends_with_a_killed_worker(tmp_path: Path) -> None:
+    worker = start_actor("family", tmp_path)
+    watch = Watch(set(family(next(worker.events(timeout=WAIT))).values()))
+    os.kill(worker.pid, signal.SIGKILL)
+    assert watch.left_after(WAIT) == set()
+    assert all_events(worker) == []  # the children held the pipe of events open
+    assert worker.wait(WAIT) == -signal.SIGKILL
+
+
+def test_all_that_it_started_ends_when_it_leaves(tmp_path: Path) -> None:
+    worker = start_actor("family", tmp_path)
+    watch = Watch(set(family(next(worker.events(timeout=WAIT))).values()))
+    worker.leave()
+    assert watch.left_after(WAIT) == set()
+    assert worker.wait(WAIT) == 0
+
+
+def test_the_worker_and_all_that_it_forked_end_with_a_killed_supervisor(tmp_path: Path) -> None:
+    boss = start_boss("family", tmp_path)
+    try:
+        started, children = next_event(boss), family(next_event(boss))
+        assert isinstance(started, Log)
+        worker = int(started.message)
+        watch = Watch({worker, children["forked"]})
+    finally:
+        boss.kill()
+        boss.communicate()
+    assert watch.left_after(WAIT) == set()
+    os.killpg(worker, signal.SIGKILL)  # what it executed lives on: the kernel forgets the wish at an exec
+    assert Watch({children["executed"]}).left_after(WAIT) == set()

@@ -1,0 +1,135 @@
+"""Keeping a worker running: restarts with a limit, final failures, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from supervisor.acting import WAIT, next_event, start_actor, start_boss
+
+from tt_cli.supervisor import supervise as room
+from tt_cli.supervisor.events import Event, Finished, Log, Phase
+from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.processes import Watch
+from tt_cli.supervisor.supervise import Failed, supervise
+
+
+class Acts:
+    """Starts one worker after the other, each with the next act."""
+
+    def __init__(self, folder: Path, *acts: str) -> None:
+        self.folder, self.acts = folder, list(acts)
+        self.workers: list[Worker] = []
+
+    def __call__(self) -> Worker:
+        self.workers.append(start_actor(self.acts[len(self.workers)], self.folder))
+        return self.workers[-1]
+
+
+class Record:
+    """A screen that remembers; `interrupt` says at which events Ctrl-C is pressed."""
+
+    def __init__(self, interrupt: Callable[[Event], bool] = lambda event: False) -> None:
+        self.events: list[Event] = []
+        self._interrupt = interrupt
+
+    def show(self, event: Event) -> None:
+        self.events.append(event)
+        if self._interrupt(event):
+            raise KeyboardInterrupt
+
+    def warnings(self) -> list[str]:
+        return [event.message for event in self.events if isinstance(event, Log) and event.level == "warning"]
+
+
+def test_a_worker_that_ends_by_itself_is_followed_to_its_end(tmp_path: Path) -> None:
+    acts, screen = Acts(tmp_path, "tell"), Record()
+    supervise(acts, screen)
+    assert [event.kind for event in screen.events] == ["phase", "log", "step"]
+
+
+def test_a_crash_restarts_it_until_it_has_failed_three_times(tmp_path: Path) -> None:
+    acts, screen = Acts(tmp_path, "die", "bug", "broken"), Record()
+    with pytest.raises(Failed) as caught:
+        supervise(acts, screen)
+    assert len(acts.workers) == 3
+    assert caught.value.exit_code == 1
+    assert str(caught.value) == (f"the daemon was ended; it failed 3 times in a row: see {tmp_path / 'log'}")
+    assert screen.warnings() == [
+        "the peer process was killed (signal 9); starting it again from its backup (1 of 2)",
+        "RuntimeError: two plus two; starting it again from its backup (2 of 2)",
+    ]
+
+
+def test_a_global_step_between_crashes_starts_the_count_anew(tmp_path: Path) -> None:
+    acts, screen = Acts(tmp_path, "die", "die", "step", "die", "tell"), Record()
+    supervise(acts, screen)
+    counts = [words.rpartition("(")[2] for words in screen.warnings()]
+    assert counts == ["1 of 2)", "2 of 2)", "1 of 2)", "2 of 2)"]
+
+
+@pytest.mark.parametrize(
+    ("act", "code", "words"),
+    [("error", 1, "the disk is full: free some space"), ("usage", 2, "run 'x' is unknown")],
+)
+def test_what_a_restart_cannot_mend_is_final(act: str, code: int, words: str, tmp_path: Path) -> None:
+    acts = Acts(tmp_path, act)
+    with pytest.raises(Failed) as caught:
+        supervise(acts, Record())
+    assert (str(caught.value), caught.value.exit_code) == (words, code)
+    assert len(acts.workers) == 1
+
+
+def test_ctrl_c_lets_it_leave(tmp_path: Path) -> None:
+    acts = Acts(tmp_path, "wait")
+    screen = Record(lambda event: isinstance(event, Phase) and event.phase == "training")
+    supervise(acts, screen)
+    assert [event.kind for event in screen.events] == ["phase", "phase", "finished"]
+    assert screen.events[1:] == [
+        Phase("leaving", "Ctrl-C; once more ends it at once", at=screen.events[1].at),
+        Finished("left", at=screen.events[2].at),
+    ]
+    assert acts.workers[0].wait(WAIT) == 0
+
+
+def test_one_that_does_not_leave_is_ended_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "LEAVE_SECONDS", 0.05)
+    acts = Acts(tmp_path, "stubborn")
+    screen = Record(lambda event: isinstance(event, Phase) and event.phase == "training")
+    supervise(acts, screen)
+    assert isinstance(screen.events[-1], Finished) and "hard way" in screen.events[-1].reason
+    assert acts.workers[0].wait(WAIT) == -signal.SIGKILL
+
+
+def test_a_chatty_worker_cannot_stretch_the_time_to_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "LEAVE_SECONDS", 0.05)
+    acts = Acts(tmp_path, "chatty")
+    screen = Record(lambda event: isinstance(event, Phase) and event.phase == "training")
+    started = time.monotonic()
+    supervise(acts, screen)
+    assert time.monotonic() - started < WAIT
+    assert isinstance(screen.events[-1], Finished) and "hard way" in screen.events[-1].reason
+
+
+def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+    """Real signals to a real supervisor; the worker is one that never leaves."""
+    boss = start_boss("stubborn", tmp_path)
+    try:
+        started, training = next_event(boss), next_event(boss)
+        assert isinstance(started, Log) and isinstance(training, Phase)
+        watch = Watch({int(started.message)})
+        os.kill(boss.pid, signal.SIGINT)
+        leaving = next_event(boss)
+        assert isinstance(leaving, Phase) and leaving.phase == "leaving"
+        os.kill(boss.pid, signal.SIGINT)
+        output, errors = boss.communicate(timeout=WAIT)
+    finally:
+        boss.kill()
+    assert watch.left_after(WAIT) == set()
+    assert errors == ""
+    assert boss.returncode == 0
+    assert "ended at once" in output
