@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tt_cli.run import RunConfig, load_run
-from tt_cli.supervisor.events import Round, Step
+from tt_cli.supervisor.events import Round, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm, Member
 
 WAIT = 120.0  # seconds; an upper bound for a busy machine, never a measurement
@@ -54,8 +54,8 @@ def start_swarm(tmp_path: Path) -> Iterator[Callable[[RunConfig], LocalSwarm]]:
 
 
 def last_step(member: Member) -> int:
-    """The newest step that a member has made."""
-    return max((event.epoch for event in member.of(Step)), default=0)
+    """The newest step that a member has made or taken over."""
+    return max((event.epoch for event in (*member.of(Step), *member.of(Synchronised))), default=0)
 
 
 def wait_for_step(swarm: LocalSwarm, step: int, *names: str) -> None:
@@ -71,9 +71,16 @@ def digests(members: list[Member]) -> dict[int, set[str]]:
     """Step → the different digests that these members had after it."""
     found: dict[int, set[str]] = {}
     for member in members:
-        for event in member.of(Step):
+        for event in (*member.of(Step), *member.of(Synchronised)):
             found.setdefault(event.epoch, set()).add(event.digest)
     return found
+
+
+def assert_agreed(members: list[Member]) -> None:
+    """All members that had made or taken over a step had the same state after it."""
+    unlike = {step: found for step, found in digests(members).items() if len(found) > 1}
+    stories = "\n".join(f"{m.name}: {[(r.epoch, r.outcome, r.words) for r in m.of(Round)]}" for m in members)
+    assert not unlike, f"{unlike}\n{stories}"
 
 
 def committed(member: Member) -> list[Round]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from swarm.conftest import WAIT, committed, digests, last_step, tiny_run, wait_for_step
+from swarm.conftest import WAIT, assert_agreed, committed, digests, last_step, tiny_run, wait_for_step
 
 from tt_cli.checkpoint import load
 from tt_cli.run import RunConfig
@@ -42,7 +42,7 @@ def test_three_peers_train_and_agree_to_the_last_bit(start_swarm: StartSwarm) ->
     assert swarm.wait(lambda: all(trainer.of(Finished) for trainer in trainers), WAIT)
     assert [trainer.worker.wait(WAIT) for trainer in trainers] == [0, 0, 0]
 
-    assert all(len(found) == 1 for found in digests(trainers).values())
+    assert_agreed(trainers)
     together = [event for trainer in trainers for event in committed(trainer)]
     assert {len(event.members) for event in together} >= {3}
     assert {event.received for event in together} == {1.0}
@@ -88,7 +88,7 @@ def test_a_killed_peer_leaves_no_process_and_the_others_go_on(start_swarm: Start
     assert returned.of(Synchronised)[0].epoch > reached
     step = returned.of(Contribution)[0].epoch
     wait_for_step(swarm, step, "anna", "ben", "cleo")
-    assert all(len(found) == 1 for found in digests(list(swarm.members.values())).values())
+    assert_agreed(list(swarm.members.values()))
 
 
 def test_a_clean_leave_costs_the_others_nothing(start_swarm: StartSwarm) -> None:
@@ -103,7 +103,7 @@ def test_a_clean_leave_costs_the_others_nothing(start_swarm: StartSwarm) -> None
     backup = load(Path(leaving.of(Saved)[-1].path))
     assert backup.digest() == leaving.of(Step)[-1].digest
     wait_for_step(swarm, last_step(swarm.members["anna"]) + 3, "anna", "ben")
-    assert all(len(found) == 1 for found in digests(list(swarm.members.values())).values())
+    assert_agreed(list(swarm.members.values()))
 
 
 def test_a_peer_in_client_mode_trains_with_the_others(start_swarm: StartSwarm) -> None:
@@ -146,7 +146,7 @@ def test_nan_gradients_of_one_peer_change_nobodys_parameters(
         peer_id = committed(bad)[0].members if committed(bad) else []
         refused = {name: why for member in honest for event in member.of(Round) for name, why in event.rejected.items()}
         assert any("not finite" in why for why in refused.values()), (peer_id, refused)
-    assert all(len(found) == 1 for found in digests([*honest, bad]).values())
+    assert_agreed([*honest, bad])
     swarm.leave("anna", "ben")
     for member in honest:
         state = load(Path(member.of(Saved)[-1].path))
@@ -173,7 +173,7 @@ def test_without_delayed_updates_peers_agree_too(start_swarm: StartSwarm) -> Non
     swarm.start_trainer("anna", batch_size=4, seed=0)
     swarm.start_trainer("ben", batch_size=4, seed=1)
     wait_for_step(swarm, 5, "anna", "ben")
-    assert all(len(found) == 1 for found in digests(list(swarm.members.values())).values())
+    assert_agreed(list(swarm.members.values()))
 
 
 def test_the_aux_peer_alone_hands_the_state_to_those_who_return(start_swarm: StartSwarm) -> None:

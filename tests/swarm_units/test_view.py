@@ -14,7 +14,7 @@ def state(view: View) -> tuple[int, str]:
 def test_nobody_holds_nothing() -> None:
     view = View.of([])
     assert state(view) == (0, "")
-    assert (view.records, view.donors(), view.members(0, ""), view.samples(0, "")) == ((), [], [], 0)
+    assert (view.records, view.donors(), view.members(0, ""), view.late(0)) == ((), [], [], [])
     assert view.samples_per_second() == 0.0
 
 
@@ -49,9 +49,8 @@ def test_only_who_holds_the_same_state_averages_together() -> None:
         ]
     )
     assert [one.peer_id for one in view.members(5, "aa")] == ["a", "b"]
-    assert view.samples(5, "aa") == 21
-    assert view.samples(4, "aa") == 4000
-    assert view.samples(6, "aa") == 0
+    assert [one.peer_id for one in view.late(5)] == ["d"]
+    assert view.late(4) == view.late(7) == []
 
 
 def test_a_peer_in_client_mode_is_ahead_for_nobody_while_others_can_hand_over() -> None:
@@ -67,9 +66,10 @@ def test_peers_in_client_mode_alone_count_though_none_can_hand_over() -> None:
     assert view.donors() == []
 
 
-def test_trainers_that_can_hand_over_come_before_the_auxiliary_peers() -> None:
-    later = record("x", role="aux", epoch=9, digest="cc")
-    assert state(View.of([later, record("a")])) == (5, "aa")
+def test_trainers_come_before_the_auxiliary_peers_of_their_epoch_but_not_of_a_later_one() -> None:
+    auxiliary = [record("x", role="aux", digest="cc"), record("y", role="aux", digest="cc")]
+    assert state(View.of([*auxiliary, record("a")])) == (5, "aa")
+    assert state(View.of([record("x", role="aux", epoch=9, digest="cc"), record("a")])) == (9, "cc")
     assert View.of([record("x", role="aux"), record("a"), record("y", role="aux")]).donors() == ["a", "x", "y"]
 
 

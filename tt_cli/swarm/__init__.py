@@ -5,9 +5,13 @@ dht.py            the DHT node: start, validators, clear errors
 records.py        what each peer publishes about itself
 board.py          publishing and reading those records, and the view of the swarm that follows from them
 codec.py          how gradients travel: 8-bit block-wise, 16-bit for small tensors
+validator.py      what every DHT node checks before it keeps a record
 runner.py         one all-reduce in which every member receives the same bytes
 averager.py       hivemind's averager: matchmaking by state, rounds, state hand-over
+accumulator.py    this peer's gradients on their way into a round
 collaboration.py  accumulate, average, step: what the training loop talks to
+shared.py         the shared state, as the peer must provide it
+throughput.py     samples per second
 observer.py       a client that only reads
 
 Nothing is imported here: hivemind takes a second and reads its environment on import.

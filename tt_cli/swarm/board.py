@@ -36,22 +36,20 @@ class View:
 
     @classmethod
     def of(cls, records: Iterable[PeerRecord]) -> View:
-        """Trainers count first; an auxiliary peer's state counts where no trainer holds one.
+        """The foremost epoch of those who can hand their state over, and the digest that most of them hold there.
 
-        Peers in client mode cannot hand their state over, so the foremost epoch is that of a peer that can,
-        where there is one.
+        At one epoch trainers outvote auxiliary peers, which only hold what a trainer gave them. Peers in client
+        mode cannot hand over; they count when there is nobody else.
         """
         records = tuple(records)
-        trainers = [r for r in records if r.role == "trainer" and r.digest]
-        holders = (
-            [r for r in trainers if not r.client_mode]
-            or [r for r in records if r.role == "aux" and r.digest]
-            or trainers
-        )
+        states = [record for record in records if record.digest]
+        holders = [r for r in states if not r.client_mode] or [r for r in states if r.role == "trainer"]
         if not holders:
             return cls(records, 0, "")
         epoch = max(record.epoch for record in holders)
-        votes = Counter(record.digest for record in holders if record.epoch == epoch)
+        foremost = [record for record in holders if record.epoch == epoch]
+        voters = [record for record in foremost if record.role == "trainer"] or foremost
+        votes = Counter(record.digest for record in voters)
         digest = min(votes, key=lambda candidate: (-votes[candidate], candidate))
         return cls(records, epoch, digest)
 
@@ -59,9 +57,9 @@ class View:
         """Trainers that hold exactly this state: those who can average together."""
         return [r for r in self.records if r.role == "trainer" and r.epoch == epoch and r.digest == digest]
 
-    def samples(self, epoch: int, digest: str) -> int:
-        """Samples accumulated towards the step that follows this state."""
-        return sum(record.samples for record in self.members(epoch, digest))
+    def late(self, epoch: int) -> list[PeerRecord]:
+        """Trainers exactly one step behind: most likely about to finish the step that others have finished."""
+        return [r for r in self.records if r.role == "trainer" and r.epoch == epoch - 1]
 
     def samples_per_second(self) -> float:
         """Of all trainers together."""
@@ -74,14 +72,14 @@ class View:
 
 
 def read_records(dht: DHT, run: RunConfig) -> list[PeerRecord]:
-    """Everybody's newest valid record, without those who left. Empty when the DHT does not answer in time."""
+    """Everybody's newest valid record. Empty when the DHT does not answer in time."""
     found = dht.get(peers_key(run.identity), latest=True, return_future=True)
     newest: dict[str, PeerRecord] = {}
     with contextlib.suppress(TimeoutError):
         for record in _parse(found.result(timeout=DHT_SECONDS), run):
             known = newest.setdefault(record.peer_id, record)  # one key can sign under more than one subkey
             newest[record.peer_id] = max(known, record, key=lambda one: one.time)
-    return [record for record in newest.values() if not record.left]
+    return list(newest.values())
 
 
 def _parse(found: object, run: RunConfig) -> Iterable[PeerRecord]:
@@ -127,6 +125,7 @@ class Board(threading.Thread):
         self._reads_begun = self._reads_ended = 0
         self._stopping = False
         self._urgent = False
+        self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self.pace = QUICK_SECONDS
 
     def expect(self, seconds: float) -> None:
@@ -184,17 +183,27 @@ class Board(threading.Thread):
                 published_at = time.monotonic()
             with self._lock:
                 self._reads_begun += 1
-            view = View.of(self._with_own(read_records(self._dht, self._run)))
+            view = View.of(self._remember(read_records(self._dht, self._run)))
             with self._lock:
                 self._view, self._reads_ended = view, self._reads_begun
                 self._lock.notify_all()
                 self._lock.wait_for(lambda: self._urgent or self._stopping, self.pace)
 
-    def _with_own(self, records: Sequence[PeerRecord]) -> list[PeerRecord]:
-        """This peer knows its own record better than the DHT does."""
+    def _remember(self, read: Sequence[PeerRecord]) -> list[PeerRecord]:
+        """Records that count now: what was read, what was read before and has not expired, and this peer's own.
+
+        A look-up that fails must not make the others seem gone: a peer that thinks it is alone would step alone.
+        """
+        now = time.monotonic()
+        for record in read:
+            known = self._known.get(record.peer_id)
+            if known is None or record.time > known[0].time:
+                self._known[record.peer_id] = (record, now + self._run.swarm.statistics_expiration)
+        self._known = {peer_id: known for peer_id, known in self._known.items() if known[1] > now}
         with self._lock:
             own = self._record
-        return list(records) if own is None else [own, *(r for r in records if r.peer_id != own.peer_id)]
+        others = [record for record, _ in self._known.values() if own is None or record.peer_id != own.peer_id]
+        return ([] if own is None else [own]) + [record for record in others if not record.left]
 
     def _store(self, record: PeerRecord) -> None:
         future = self._dht.store(
@@ -218,7 +227,7 @@ class Board(threading.Thread):
         gone = self._dht.store(
             peers_key(self._run.identity),
             subkey=self._owner,
-            value=self._record.model_copy(update={"left": True}).model_dump(),
+            value=self._record.model_copy(update={"left": True, "time": get_dht_time()}).model_dump(),
             expiration_time=get_dht_time() + self._run.swarm.statistics_expiration,
             return_future=True,
         )

@@ -19,7 +19,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -28,6 +29,7 @@ from hivemind.utils import get_dht_time
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Contribution, Emit, Log, Phase, Progress, Round, Step, Synchronised
+from tt_cli.swarm.accumulator import Accumulator, LossSums
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.board import Board, View
 from tt_cli.swarm.identity import Identity
@@ -38,6 +40,7 @@ from tt_cli.swarm.throughput import Throughput
 DOWNLOAD_SECONDS = 600.0
 LOOK_SECONDS = 0.25
 SIGNATURE_LOOKS = 4
+IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on while the round is repeated
 
 
 @dataclass
@@ -48,34 +51,6 @@ class About:
     version: str = ""
     device: str = ""
     micro_batch: int = 0
-
-
-@dataclass
-class LossSums:
-    """Losses times samples, summed over what was accumulated."""
-
-    samples: int = 0
-    total: float = 0.0
-    text: float = 0.0
-    image: float = 0.0
-
-    def add(self, samples: int, total: float, text: float, image: float) -> None:
-        """Count in the mean losses of one micro-batch."""
-        self.samples += samples
-        self.total += total * samples
-        self.text += text * samples
-        self.image += image * samples
-
-    def merge(self, other: LossSums) -> None:
-        """Count in all that another one counted."""
-        self.samples += other.samples
-        self.total += other.total
-        self.text += other.text
-        self.image += other.image
-
-    def mean(self, value: float) -> float | None:
-        """`value` per sample; None before the first."""
-        return value / self.samples if self.samples else None
 
 
 class Collaboration:
@@ -102,16 +77,12 @@ class Collaboration:
         self._position = (shared.epoch, shared.digest)
         self._target = run.swarm.target_batch_size
 
-        self._accumulators: dict[str, torch.Tensor] = {}
-        self._new = LossSums()  # of the accumulators
-        self._held = LossSums()  # of the gradient that the round under way averages
         self._throughput = Throughput()
         self._total_samples = self._rejected = 0
         self._last_loss = LossSums()
         self._last_round = self._phase = ""
         self._contributed = False
 
-        self._accumulating = threading.Lock()  # guards the accumulators and their counts
         self._stepping = threading.Lock()  # guards the shared state
         self._changed = threading.Condition()
         self._fresh = self._closing = False
@@ -119,6 +90,7 @@ class Collaboration:
 
         shapes = shared.shapes()
         self._names = list(shapes)
+        self._accumulator = Accumulator(self._names)
         local = [torch.zeros(shape).share_memory_() for shape in shapes.values()]
         self.averager = Averager(
             run,
@@ -150,9 +122,9 @@ class Collaboration:
 
     def synchronise(self) -> None:
         """Take the swarm's state over where it is ahead of this peer's, then begin to take part."""
+        self._publish()  # before looking: of two peers that start together at least one sees the other
         self.board.start()
         self._catch_up(self.board.fresh_view())
-        self._publish()
         self._worker.start()
         self._tell_phase("training", f"towards step {self.epoch + 1}")
 
@@ -167,24 +139,19 @@ class Collaboration:
         if self._broken is not None:
             raise self._broken
         finite = math.isfinite(total) and _all_finite(gradients)
-        with self._accumulating:
-            if finite:
-                self._accumulate(gradients, float(samples))
-                self._new.add(samples, total, text, image)
-                self._throughput.add(samples)
-                self._total_samples += samples
-            else:
-                self._rejected += 1
-        if not finite:
+        if finite:
+            self._accumulator.add(gradients, samples, total, text, image)
+            self._throughput.add(samples)
+            self._total_samples += samples
+        else:
+            self._rejected += 1
             words = f"left out a micro-batch: its loss or gradients are not finite ({self._rejected} so far)"
             self.emit(Log(words, "warning"))
         self._publish()
         with self._changed:
             self._changed.notify_all()
             if not self.run.optimizer.delayed:
-                self._changed.wait_for(
-                    lambda: self._closing or self._broken is not None or not self._due(self.board.view)
-                )
+                self._changed.wait_for(lambda: self._broken is not None or not self._due(self.board.view), IDLE_SECONDS)
         return finite
 
     @property
@@ -192,9 +159,12 @@ class Collaboration:
         """True when the shared state is newer than what `use_state` last showed."""
         return self._fresh
 
-    def use_state(self) -> _StateLease:
+    @contextmanager
+    def use_state(self) -> Iterator[SharedState]:
         """A context in which the shared state does not change: copy parameters, write a checkpoint."""
-        return _StateLease(self)
+        with self._stepping:
+            yield self._shared
+            self._fresh = False
 
     def report(self) -> None:
         """Emit the progress towards the next step; the training loop calls it about once a second."""
@@ -202,7 +172,8 @@ class Collaboration:
         others = [r for r in view.records if r.peer_id != self.peer_id and r.role == "trainer"]
         swarm = mine + sum(record.samples_per_second for record in others)
         samples = self._samples_of_swarm(view)
-        recent = self._new if self._new.samples else self._last_loss
+        new = self._accumulator.new
+        recent = new if new.samples else self._last_loss
         self.emit(
             Progress(
                 epoch=self.epoch,
@@ -232,48 +203,19 @@ class Collaboration:
         if self.averager.is_alive():
             self.averager.kill()
 
-    # ------------------------------------------------------------------ accumulating
-
-    def _accumulate(self, gradients: Mapping[str, torch.Tensor], samples: float) -> None:
-        if not self._accumulators:
-            self._accumulators = {name: torch.zeros_like(gradients[name]) for name in self._names}
-        new = [gradients[name] for name in self._names]
-        torch._foreach_add_(list(self._accumulators.values()), new, alpha=samples)
-
-    def _hold(self) -> None:
-        """Move the accumulators into the averager's tensors, as a mean; what comes now counts for the next step."""
-        with self._accumulating, self.averager.get_tensors() as local:
-            self._held, self._new = self._new, LossSums()
-            for name, tensor in zip(self._names, local, strict=True):
-                if self._held.samples:
-                    tensor.copy_(self._accumulators[name]).div_(self._held.samples)
-                    self._accumulators[name].zero_()
-                else:
-                    tensor.zero_()
-
-    def _give_back(self) -> None:
-        """The others stepped without the gradient held: it counts for the next step, one step late."""
-        with self._accumulating, self.averager.get_tensors() as local:
-            if self._held.samples:
-                for name, tensor in zip(self._names, local, strict=True):
-                    accumulator = self._accumulators[name]
-                    accumulator.add_(tensor.to(accumulator.device), alpha=float(self._held.samples))
-                self._new.merge(self._held)
-            self._held = LossSums()
-
     def _publish(self) -> None:
-        shown = self._last_loss if self._last_loss.samples else self._new
+        shown = self._last_loss if self._last_loss.samples else self._accumulator.new
         self.board.publish(
             PeerRecord(
                 peer_id=self.peer_id,
                 role="trainer",
-                user=self.about.user,
-                version=self.about.version,
+                user=self.about.user[:80],
+                version=self.about.version[:80],
                 device=self.about.device[:80],
                 client_mode=self.client_mode,
                 epoch=self.epoch,
                 digest=self.digest,
-                samples=self._held.samples + self._new.samples,
+                samples=self._accumulator.samples,
                 samples_per_second=self._throughput.per_second(),
                 total_samples=self._total_samples,
                 micro_batch=self.about.micro_batch,
@@ -292,7 +234,7 @@ class Collaboration:
 
     def _samples_of_swarm(self, view: View) -> int:
         others = [r for r in view.members(*self._position) if r.peer_id != self.peer_id]
-        return self._held.samples + self._new.samples + sum(record.samples for record in others)
+        return self._accumulator.samples + sum(record.samples for record in others)
 
     def _due(self, view: View) -> bool:
         return not self.finished and self._samples_of_swarm(view) >= self._target
@@ -328,14 +270,14 @@ class Collaboration:
     def _make_step(self) -> None:
         """Average what was accumulated and step; repeat until committed, or until the others are ahead."""
         started = time.monotonic()
-        self._hold()
-        view = self.board.view
+        with self.averager.get_tensors() as local:
+            self._accumulator.hold(local)
+        view = self._wait_for_late(started)
         while not self._closing:
-            if len(view.members(*self._position)) <= 1:
-                view = self.board.fresh_view()
             if self._behind(view):
                 self._tell_round("dropped", f"the others made step {view.epoch} without this peer", started)
-                self._give_back()
+                with self.averager.get_tensors() as local:
+                    self._accumulator.give_back(local)
                 return
             members = view.members(*self._position)
             if len(members) > 1:
@@ -351,11 +293,20 @@ class Collaboration:
                 return
             view = self.board.fresh_view()
 
+    def _wait_for_late(self, started: float) -> View:
+        """Give those who are finishing the step before the time that matchmaking would take; then go without them."""
+        view = self.board.fresh_view()
+        while view.late(self.epoch) and time.monotonic() < started + self.run.swarm.matchmaking_time:
+            if self._closing:
+                break
+            view = self.board.fresh_view()
+        return view
+
     def _may_step_alone(self, view: View) -> bool:
         """A step by this peer alone is the swarm's step only if others can receive it afterwards."""
-        if not self._held.samples:
-            self._give_back()
-            self._hold()
+        if not self._accumulator.held.samples:
+            with self.averager.get_tensors() as local:
+                self._accumulator.hold(local)
             return False
         if self.client_mode and any(record.peer_id != self.peer_id for record in view.records):
             self._tell_phase("waiting", "in client mode, for a trainer that accepts connections")
@@ -366,11 +317,11 @@ class Collaboration:
 
     def _average(self, expected: int) -> RoundResult:
         self._tell_phase("averaging", f"for step {self.epoch + 1} with {expected - 1} others")
-        about_me = {"samples": self._held.samples, "loss": self._held.total}
+        about_me = {"samples": self._accumulator.held.samples, "loss": self._accumulator.held.total}
         return self.averager.run_round(
             f"{self.epoch}_{self.digest[:16]}",
             expected,
-            float(self._held.samples),
+            float(self._accumulator.held.samples),
             about_me,
             timeout=2 * self.run.swarm.matchmaking_time + 1.0,
         )
@@ -383,8 +334,8 @@ class Collaboration:
             self._position = (self._shared.epoch, self._shared.digest)
             self._fresh = True
         stepped = time.monotonic()
-        samples, loss = _swarm_loss(result, self._held)
-        own, self._last_loss, self._held = self._held.samples, self._held, LossSums()
+        samples, loss = _swarm_loss(result, self._accumulator.held)
+        self._last_loss = self._accumulator.release()
         others = 0 if result is None else len(result.members) - 1
         company = "alone" if result is None else f"with {others} other{'' if others == 1 else 's'}"
         words = f"step {self.epoch} made {company}, {samples} samples"
@@ -408,9 +359,9 @@ class Collaboration:
             )
         )
         self.emit(Step(self.epoch, loss, facts.learning_rate, facts.gradient_norm, self.digest))
-        if own and not self._contributed:
+        if self._last_loss.samples and not self._contributed:
             self._contributed = True
-            self.emit(Contribution(self.epoch, own))
+            self.emit(Contribution(self.epoch, self._last_loss.samples))
         self._tell_phase("training", f"towards step {self.epoch + 1}")
         with self._changed:
             self._changed.notify_all()
@@ -429,7 +380,7 @@ class Collaboration:
                 words=words,
                 members=[] if result is None else sorted(result.members),
                 received=0.0 if result is None else result.received,
-                samples=self._held.samples,
+                samples=self._accumulator.held.samples,
                 seconds={"whole": time.monotonic() - started},
                 rejected={} if result is None else result.rejected,
             )
@@ -483,21 +434,6 @@ class Collaboration:
         self._publish()
         self.emit(Synchronised(self.epoch, donor, self.digest, time.monotonic() - started, blob.numel()))
         return ""
-
-
-class _StateLease:
-    """Holds the shared state still while the training loop reads it."""
-
-    def __init__(self, collaboration: Collaboration):
-        self._collaboration = collaboration
-
-    def __enter__(self) -> SharedState:
-        self._collaboration._stepping.acquire()
-        return self._collaboration._shared
-
-    def __exit__(self, *_: object) -> None:
-        self._collaboration._fresh = False
-        self._collaboration._stepping.release()
 
 
 def _all_finite(gradients: Mapping[str, torch.Tensor]) -> bool:

@@ -28,7 +28,7 @@ class Observer:
 
     def records(self) -> list[PeerRecord]:
         """The newest valid record of every peer that has not left."""
-        return read_records(self._dht, self._run)
+        return [record for record in read_records(self._dht, self._run) if not record.left]
 
     def history(self) -> HistoryRecord | None:
         """What an auxiliary peer remembers of the run."""
