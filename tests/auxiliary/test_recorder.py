@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import resource
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,19 @@ def test_a_record_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(TTError, match="^cannot read .*steps.jsonl: Is a directory") as caught:
         Recorder(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_line_for_which_the_space_does_not_suffice_leaves_nothing_of_itself(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    recorder.record(view(1))
+    whole = recorder.path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, hard))
+    try:
+        with pytest.raises(TTError, match="^cannot record step 2 in .*steps.jsonl: File too large$"):
+            recorder.record(view(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert recorder.path.read_bytes() == whole
+    assert recorder.record(view(2))
+    assert Recorder(tmp_path).history() == recorder.history()

@@ -28,5 +28,5 @@ class PoisonedMicroStep(trainer.MicroStep):
 
 trainer.MicroStep = PoisonedMicroStep
 if os.environ["TT_TEST_POISON"] == "remote":
-    collaboration._all_finite = lambda gradients: True
+    collaboration.all_finite = lambda gradients: True
 sys.exit(run_worker(trainer.main))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,7 +23,16 @@ from tt_cli.supervisor.processes import alive
 from tt_cli.supervisor.worker import WorkerBroken
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import Board, View
-from tt_cli.swarm.dht import DHT, NobodyAnswered, addresses_of, daemon_pid, dht_time, start_dht, stop_dht
+from tt_cli.swarm.dht import (
+    DHT,
+    NobodyAnswered,
+    addresses_of,
+    daemon_pid,
+    daemon_watched,
+    dht_time,
+    start_dht,
+    stop_dht,
+)
 from tt_cli.swarm.identity import Identity, claim_identity
 from tt_cli.swarm.records import PeerRecord
 
@@ -52,16 +63,19 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     keeper, recorder = Keeper(run, emit), Recorder(folder)
     emit(Phase("starting", "joining the DHT"))
     dht = _join(run, identity, opts, emit)
-    averager = Averager(
-        run, dht, [torch.zeros(1)], keeper.hand_over, client_mode=False, max_state_bytes=run_state_limit(run)
-    )
-    board = Board(run, dht, identity)
-    board.expect(AUX_LOOK_SECONDS)
-    try:
+    with ExitStack() as closing:
+        closing.callback(stop_dht, dht)
+        closing.enter_context(daemon_watched(dht))
+        averager = Averager(
+            run, dht, [torch.zeros(1)], keeper.hand_over, client_mode=False, max_state_bytes=run_state_limit(run)
+        )
+        board = Board(run, dht, identity)
+        closing.callback(_close, board, averager)
+        board.expect(AUX_LOOK_SECONDS)
         addresses = addresses_of(dht)
-        address_file = folder / "address"
-        address_file.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
+        closing.callback(_forget, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
+        _write_addresses(folder / "address", addresses, emit)
         serve = _Service(run, emit, keeper, recorder, board, averager, identity.peer_id, opts.user)
         board.start()
         emit(Phase("waiting", "for trainers"))
@@ -70,10 +84,6 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
             serve.look()
             _check_alive(averager, daemon)
         emit(Finished("left"))
-    finally:
-        with contextlib.suppress(OSError):
-            (folder / "address").unlink(missing_ok=True)
-        _close(board, averager, dht)
 
 
 def _join(run: RunConfig, identity: Identity, opts: Options, emit: Emit) -> DHT:
@@ -84,6 +94,20 @@ def _join(run: RunConfig, identity: Identity, opts: Options, emit: Emit) -> DHT:
     except NobodyAnswered as error:
         emit(Log(f"{error}; starting without them", "warning"))
         return start_dht(run, identity, initial_peers=[], host=opts.host, port=opts.port, announce=opts.announce)
+
+
+def _write_addresses(file: Path, addresses: list[str], emit: Emit) -> None:
+    """For peers and monitors on this machine, which find this peer by it; it serves without it too."""
+    try:
+        file.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
+    except OSError as error:
+        words = f"cannot write {file}: {error.strerror or error}; on this machine too, others need --peer"
+        emit(Log(words, "error"))
+
+
+def _forget(address_file: Path) -> None:
+    with contextlib.suppress(OSError):
+        address_file.unlink(missing_ok=True)
 
 
 def run_state_limit(run: RunConfig) -> int:
@@ -114,6 +138,7 @@ class _Service:
         self._board, self._averager, self._peer_id, self._user = board, averager, peer_id, user
         self._told_at = self._remembered_at = -float("inf")
         self._trainers = 0
+        self._not_recorded = ""
 
     def look(self) -> None:
         """Record, fetch and tell what is due."""
@@ -121,8 +146,10 @@ class _Service:
         view = self._board.view
         try:
             self._recorder.record(view)
-        except TTError as error:
-            self._emit(Log(str(error), "error"))
+        except TTError as error:  # it stays due, and is tried at every look: told once for each step
+            if str(error) != self._not_recorded:
+                self._not_recorded = str(error)
+                self._emit(Log(str(error), "error"))
         if self._keeper.wants(view):
             self._keeper.fetch(self._board, self._averager)
             self._publish()
@@ -171,10 +198,9 @@ def _check_alive(averager: Averager, daemon: int | None) -> None:
         raise WorkerBroken("the averager process of this peer was ended by something else")
 
 
-def _close(board: Board, averager: Averager, dht: DHT) -> None:
+def _close(board: Board, averager: Averager) -> None:
     if board.is_alive():
         board.stop()
     averager.shutdown()
     if averager.is_alive():
         averager.kill()
-    stop_dht(dht)

@@ -64,12 +64,22 @@ class Recorder:
             "users": sorted({record.user or record.peer_id for record in at_step}),
         }
         try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+            self._append(json.dumps(row) + "\n")
         except OSError as error:
             raise TTError(f"cannot record step {view.epoch} in {self.path}: {error.strerror}") from error
         self._steps.append((view.epoch, loss, now))
         return True
+
+    def _append(self, line: str) -> None:
+        """All of `line` or nothing of it: half a line would spoil the next one."""
+        with self.path.open("ab", buffering=0) as file:
+            before, data = file.tell(), line.encode()
+            try:
+                while data:  # a disk that is almost full takes a part, and refuses the rest with its reason
+                    data = data[file.write(data) :]
+            except OSError:
+                file.truncate(before)
+                raise
 
     def history(self) -> HistoryRecord:
         """The recorded steps, thinned evenly to at most 256; the last one is always among them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -41,10 +42,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_network_arguments(parser: argparse.ArgumentParser, default_port: int | None) -> None:
     """Where a peer listens, and what it tells others."""
     shown = "any free one" if default_port == 0 else "the run file's"
-    parser.add_argument("--host", default="0.0.0.0", metavar="IP", help="IPv4 address to listen on (default all)")
+    parser.add_argument(
+        "--host", type=ipv4, default="0.0.0.0", metavar="IP", help="IPv4 address to listen on (default all)"
+    )
     parser.add_argument("--port", type=port, default=default_port, metavar="N", help=f"TCP port (default {shown})")
     parser.add_argument(
         "--announce",
+        type=announced,
         metavar="MULTIADDR",
         action="append",
         default=[],
@@ -73,6 +77,27 @@ def port(text: str) -> int:
     if not 0 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"{text}: must be 0 to 65535")
     return number
+
+
+def ipv4(text: str) -> str:
+    """An IPv4 address of this machine, 0.0.0.0 for all."""
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text}: must be an IPv4 address, such as 0.0.0.0") from None
+
+
+def announced(text: str) -> str:
+    """A multiaddr without a peer id: the daemon adds its own."""
+    from tt_cli.run import check_multiaddr
+
+    try:
+        check_multiaddr(f"{text}/p2p/{'1' * 8}")
+    except ValueError:
+        text = ""
+    if not text or "/p2p/" in text:
+        raise argparse.ArgumentTypeError("must look like /ip4/203.0.113.7/tcp/31337, without /p2p/")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
@@ -114,11 +139,18 @@ def run(args: argparse.Namespace) -> int:
 
 def initial_peers(config: RunConfig, flags: list[str]) -> list[str]:
     """Addresses from the flags, else from the run file, else of an auxiliary peer on this machine."""
-    from tt_cli.run import folders
+    return checked_peers(flags) or list(config.peers.initial) or _peers_here(config)
 
-    known = checked_peers(flags) or list(config.peers.initial)
-    file = folders.run_folder(config) / "address"
-    return known or (file.read_text().split() if file.is_file() else [])
+
+def _peers_here(config: RunConfig) -> list[str]:
+    """What an auxiliary peer on this machine left in its address file; nothing where that is damaged."""
+    from tt_cli.run import check_multiaddr, folders
+
+    try:
+        words = (folders.run_folder(config) / "address").read_text(encoding="utf-8").split()
+        return [check_multiaddr(word) for word in words]
+    except (OSError, ValueError):  # of a full disk or a killed process; the one line says what else to do
+        return []
 
 
 def checked_peers(flags: list[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +24,7 @@ from tt_cli.supervisor.processes import alive
 from tt_cli.supervisor.worker import WorkerBroken
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.dht import addresses_of, daemon_pid, start_dht, stop_dht
+from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, start_dht, stop_dht
 from tt_cli.swarm.identity import claim_identity
 
 REPORT_SECONDS = 1.0
@@ -81,10 +82,13 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         announce=opts.announce,
         client_mode=opts.client_mode,
     )
-    emit(Listening(identity.peer_id, [] if opts.client_mode else addresses_of(dht), opts.client_mode))
-    about = About(user=opts.user, version=__version__)
-    collaboration = Collaboration(run, dht, identity, shared, about, emit, client_mode=opts.client_mode)
-    try:
+    with ExitStack() as closing:
+        closing.callback(stop_dht, dht)
+        closing.enter_context(daemon_watched(dht))
+        emit(Listening(identity.peer_id, [] if opts.client_mode else addresses_of(dht), opts.client_mode))
+        about = About(user=opts.user, version=__version__)
+        collaboration = Collaboration(run, dht, identity, shared, about, emit, client_mode=opts.client_mode)
+        closing.callback(collaboration.close)
         seed = random.SystemRandom().getrandbits(32) if opts.seed is None else opts.seed
         stream = ExampleStream(run, tokenizer, seed)
         device = choose_device(opts.device, emit)  # after the forks: their processes must never touch CUDA
@@ -94,17 +98,23 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         about.device, about.micro_batch = device.name, size
         emit(Phase("syncing", "looking for the swarm's state"))
         collaboration.synchronise()
-        _train(step, stream, size, backups, leave, daemon_pid(dht))
+        try:
+            with daemon_watched(dht):
+                _train(step, stream, size, backups, leave, daemon_pid(dht))
+        except WorkerBroken:  # the next process goes on from here
+            _write_backup(collaboration, backups, shared)
+            raise
         if not leave.is_set():
             _hand_over(collaboration, leave)
         emit(Phase("leaving", "writing a backup"))
-        with collaboration.use_state():
-            state = shared.snapshot()
-        backups.write(state, wait=True)
+        _write_backup(collaboration, backups, shared)
         emit(Finished("the run is done" if collaboration.finished else "left"))
-    finally:
-        collaboration.close()
-        stop_dht(dht)
+
+
+def _write_backup(collaboration: Collaboration, backups: Backups, shared: TrainedState) -> None:
+    with collaboration.use_state():
+        state = shared.snapshot()
+    backups.write(state, wait=True)
 
 
 class MicroStep:

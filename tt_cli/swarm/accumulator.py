@@ -90,3 +90,9 @@ class Accumulator:
         with self._lock:
             released, self.held = self.held, LossSums()
             return released
+
+
+def all_finite(gradients: Mapping[str, torch.Tensor]) -> bool:
+    """True when no gradient holds NaN or an infinity, and no norm overflows."""
+    norms = torch._foreach_norm(list(gradients.values()))
+    return bool(torch.isfinite(torch.stack(norms)).all())

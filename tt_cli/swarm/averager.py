@@ -12,7 +12,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 import torch
 from hivemind.averaging import DecentralizedAverager
@@ -23,7 +23,7 @@ from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.compression import deserialize_torch_tensor
 from hivemind.dht import DHT
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import aiter_with_timeout, as_aiter, azip
@@ -44,6 +44,7 @@ class RoundResult:
     """How one all-reduce went, as this member saw it.
 
     members: peer id → what it said about itself when it joined (samples, loss …). received: 0 to 1.
+    rejected: peer id → why what it sent was refused. failed: members whose parts of the average did not come.
     complete: the average in `Averager.average` is whole and finite, this peer may step.
     """
 
@@ -51,9 +52,19 @@ class RoundResult:
     members: dict[str, dict[str, Any]] = field(default_factory=dict)
     received: float = 0.0
     rejected: dict[str, str] = field(default_factory=dict)
+    failed: tuple[str, ...] = ()
     problem: str = ""
     matchmaking_seconds: float = 0.0
     averaging_seconds: float = 0.0
+
+    def samples_and_loss(self) -> tuple[int, float | None]:
+        """Samples of all members and their mean loss, from what they said when they joined."""
+        samples, total = 0, 0.0
+        for said in self.members.values():
+            count, loss = said.get("samples"), said.get("loss")
+            if isinstance(count, int) and isinstance(loss, float) and count > 0 and math.isfinite(loss):
+                samples, total = samples + count, total + loss
+        return samples, total / samples if samples else None
 
 
 class StateKeyManager(GroupKeyManager):
@@ -62,6 +73,7 @@ class StateKeyManager(GroupKeyManager):
     def __init__(self, dht: DHT, prefix: str):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
         self.state_key = ""
+        self.avoided: frozenset[str] = frozenset()
         self._asked = -float("inf")
 
     @property
@@ -72,7 +84,8 @@ class StateKeyManager(GroupKeyManager):
         """As hivemind's, but hivemind asks in a busy loop: at most one look-up per POLL_SECONDS."""
         await asyncio.sleep(max(0.0, self._asked + POLL_SECONDS - time.monotonic()))
         self._asked = time.monotonic()
-        return await super().get_averagers(group_key, only_active)
+        averagers = await super().get_averagers(group_key, only_active)
+        return [(peer, expiration) for peer, expiration in averagers if str(peer) not in self.avoided]
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
         """The key follows the state alone."""
@@ -102,6 +115,7 @@ class Averager(DecentralizedAverager):
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self.max_state_bytes = max_state_bytes
         self._state_of = state_of
+        self._avoided: frozenset[str] = frozenset()
         super().__init__(
             averaged_tensors=local,
             dht=dht,
@@ -120,16 +134,22 @@ class Averager(DecentralizedAverager):
     # ---------------------------------------------------------------- in the host process
 
     def run_round(
-        self, state_key: str, expected: int, weight: float, about_me: dict[str, Any], timeout: float
+        self,
+        state_key: str,
+        expected: int,
+        weight: float,
+        about_me: dict[str, Any],
+        timeout: float,
+        avoided: Sequence[str] = (),
     ) -> RoundResult:
         """Find the members that hold the same state and average with them. Never raises for the swarm's faults.
 
         state_key: epoch and digest. expected: members that should come, this peer included; the group starts when
         they are there, else after the matchmaking time with those who came. weight: samples behind `local`.
-        timeout: seconds to find a group.
+        timeout: seconds to find a group. avoided: peer ids with which no group is formed.
         """
         started = time.monotonic()
-        self._outer_pipe.send(("_prepare_round", [state_key, expected], {}))
+        self._outer_pipe.send(("_prepare_round", [state_key, expected, tuple(avoided)], {}))
         weight = min(weight, self.max_weight)  # more piles up while rounds fail; the others would refuse it
         control = self.step(gather=about_me, weight=weight, timeout=timeout, allow_retries=False, wait=False)
         limit = timeout + (self._allreduce_timeout or 0.0) + 10.0
@@ -166,20 +186,33 @@ class Averager(DecentralizedAverager):
         torch.set_num_threads(1)
         super()._run_internal()
 
-    async def _prepare_round(self, state_key: str, expected: int) -> None:
+    async def _prepare_round(self, state_key: str, expected: int, avoided: Sequence[str]) -> None:
         matchmaking = self._matchmaking
         if not isinstance(matchmaking.group_key_manager, StateKeyManager):
             matchmaking.group_key_manager = StateKeyManager(self.dht, self.prefix)
         matchmaking.group_key_manager.state_key = state_key
+        matchmaking.group_key_manager.avoided = self._avoided = frozenset(avoided)
         matchmaking.target_group_size = max(2, expected)
         matchmaking.potential_leaders.target_group_size = max(2, expected)
         self._round_started = time.monotonic()
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """As hivemind's, but who spoiled a round is not taken into the next one."""
+        if str(context.remote_id) in self._avoided:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
+            return
+        async for message in super().rpc_join_group(request, context):
+            yield message
 
     async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> RoundResult:
         """One all-reduce in a group that has just been assembled."""
         grouped = time.monotonic()
         try:
             bandwidths, modes, members = self._read_gathered(group_info)
+            if spoilers := self._avoided.intersection(map(str, members)):
+                raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, who spoiled a round")
             fractions = await asyncio.get_running_loop().run_in_executor(
                 None, load_balance_peers, self.total_size, bandwidths, min_vector_size
             )
@@ -211,6 +244,7 @@ class Averager(DecentralizedAverager):
             members={str(peer): said for peer, said in members.items()},
             received=runner.received_fraction,
             rejected=dict(runner.rejected),
+            failed=tuple(runner.failed),
             problem="" if complete else _incomplete(runner),
             matchmaking_seconds=grouped - self._round_started,
             averaging_seconds=time.monotonic() - grouped,
@@ -275,4 +309,5 @@ class Averager(DecentralizedAverager):
 
 def _incomplete(runner: Runner) -> str:
     part = math.floor(runner.received_fraction * 1000) / 10
-    return f"only {part} % of the average arrived ({'; '.join(runner.problems) or 'a reducer left'})"
+    reasons = "; ".join(f"{peer}: {why}" for peer, why in runner.failed.items())
+    return f"only {part} % of the average arrived ({reasons or 'a reducer left'})"

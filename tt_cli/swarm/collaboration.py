@@ -29,7 +29,7 @@ from hivemind.utils import get_dht_time
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Contribution, Emit, Log, Phase, Progress, Round, Step, Synchronised
-from tt_cli.swarm.accumulator import Accumulator, LossSums
+from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.board import Board, View
 from tt_cli.swarm.identity import Identity
@@ -40,6 +40,7 @@ from tt_cli.swarm.throughput import Throughput
 DOWNLOAD_SECONDS = 600.0
 LOOK_SECONDS = 0.25
 SIGNATURE_LOOKS = 4
+AVOIDED_STEPS = 10
 IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on while the round is repeated
 
 
@@ -82,6 +83,7 @@ class Collaboration:
         self._last_loss = LossSums()
         self._last_round = self._phase = ""
         self._contributed = False
+        self._avoided: dict[str, int] = {}  # peer id → the epoch until which no round includes it
 
         self._stepping = threading.Lock()  # guards the shared state
         self._changed = threading.Condition()
@@ -138,7 +140,7 @@ class Collaboration:
         """
         if self._broken is not None:
             raise self._broken
-        finite = math.isfinite(total) and _all_finite(gradients)
+        finite = math.isfinite(total) and all_finite(gradients)
         if finite:
             self._accumulator.add(gradients, samples, total, text, image)
             self._throughput.add(samples)
@@ -279,13 +281,14 @@ class Collaboration:
                 with self.averager.get_tensors() as local:
                     self._accumulator.give_back(local)
                 return
-            members = view.members(*self._position)
+            members = [r for r in view.members(*self._position) if r.peer_id not in self._avoided]
             if len(members) > 1:
                 result = self._average(len(members))
                 if result.complete:
                     average = dict(zip(self._names, self.averager.average, strict=True))
                     self._commit(average, started, result)
                     return
+                self._avoid(result)
                 self._tell_round("failed", f"round repeated: {result.problem}"[:200], started, result)
             elif self._may_step_alone(view):
                 with self.averager.get_tensors() as local:
@@ -302,8 +305,20 @@ class Collaboration:
             view = self.board.fresh_view()
         return view
 
+    def _avoid(self, result: RoundResult) -> None:
+        """Repeat the round without those who spoiled it; who sent what must be refused stays out for longer."""
+        for peer_id in result.failed:
+            self._avoided[peer_id] = self.epoch
+        for peer_id in result.rejected:
+            self._avoided[peer_id] = self.epoch + AVOIDED_STEPS
+        self._avoided.pop(self.peer_id, None)
+
     def _may_step_alone(self, view: View) -> bool:
         """A step by this peer alone is the swarm's step only if others can receive it afterwards."""
+        unreachable = {peer_id for peer_id, epoch in self._avoided.items() if epoch == self.epoch}
+        if any(record.peer_id in unreachable for record in view.members(*self._position)):
+            self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch > self.epoch}
+            return False  # they live as far as anyone knows: try them again, until their records expire
         if not self._accumulator.held.samples:
             with self.averager.get_tensors() as local:
                 self._accumulator.hold(local)
@@ -324,6 +339,7 @@ class Collaboration:
             float(self._accumulator.held.samples),
             about_me,
             timeout=2 * self.run.swarm.matchmaking_time + 1.0,
+            avoided=sorted(self._avoided),
         )
 
     def _commit(self, gradients: dict[str, torch.Tensor], started: float, result: RoundResult | None) -> None:
@@ -334,7 +350,9 @@ class Collaboration:
             self._position = (self._shared.epoch, self._shared.digest)
             self._fresh = True
         stepped = time.monotonic()
-        samples, loss = _swarm_loss(result, self._accumulator.held)
+        self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch >= self.epoch}
+        held = self._accumulator.held
+        samples, loss = (held.samples, held.mean(held.total)) if result is None else result.samples_and_loss()
         self._last_loss = self._accumulator.release()
         others = 0 if result is None else len(result.members) - 1
         company = "alone" if result is None else f"with {others} other{'' if others == 1 else 's'}"
@@ -434,20 +452,3 @@ class Collaboration:
         self._publish()
         self.emit(Synchronised(self.epoch, donor, self.digest, time.monotonic() - started, blob.numel()))
         return ""
-
-
-def _all_finite(gradients: Mapping[str, torch.Tensor]) -> bool:
-    norms = torch._foreach_norm(list(gradients.values()))
-    return bool(torch.isfinite(torch.stack(norms)).all())
-
-
-def _swarm_loss(result: RoundResult | None, own: LossSums) -> tuple[int, float | None]:
-    """Samples of all members and their mean loss, from what they said when they joined the round."""
-    if result is None:
-        return own.samples, own.mean(own.total)
-    samples, total = 0, 0.0
-    for said in result.members.values():
-        count, loss = said.get("samples"), said.get("loss")
-        if isinstance(count, int) and isinstance(loss, float) and count > 0 and math.isfinite(loss):
-            samples, total = samples + count, total + loss
-    return samples, total / samples if samples else None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hivemind.dht import DHT
@@ -17,12 +18,14 @@ from hivemind.utils import get_dht_time
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import alive, children_of
+from tt_cli.supervisor.worker import WorkerBroken
 from tt_cli.swarm.identity import Identity
 from tt_cli.swarm.validator import RecordValidator
 
-__all__ = ["DHT", "NobodyAnswered", "addresses_of", "daemon_pid", "dht_time", "start_dht", "stop_dht"]
+__all__ = ["DHT", "NobodyAnswered", "addresses_of", "daemon_pid", "daemon_watched", "dht_time", "start_dht", "stop_dht"]
 
 START_SECONDS = 30.0
+READY_SECONDS = 90.0  # for the daemon, and after it for the initial peers to answer
 
 dht_time = get_dht_time  # seconds since 1970, as all peers of a DHT agree on it; rooms above this one use it from here
 
@@ -55,10 +58,11 @@ def start_dht(
     if not client_mode and port:
         _check_port_free(host, port)
     listen = [f"/ip4/{host}/tcp/{port}"]
+    dht = None
     try:
-        return DHT(
+        dht = DHT(
             initial_peers=list(initial_peers) or None,
-            start=True,
+            start=False,
             record_validators=validators,
             client_mode=client_mode,
             host_maddrs=listen,
@@ -71,7 +75,12 @@ def start_dht(
             shutdown_timeout=2,
             startup_timeout=START_SECONDS,
         )
+        # Bounded, for a node that dies, or fails with what cannot be pickled, never says so.
+        dht.run_in_background(timeout=READY_SECONDS)
+        return dht
     except Exception as error:  # hivemind passes on whatever its node or daemon raised
+        if dht is not None and dht.is_alive():
+            dht.kill()
         raise _explain(error, run, initial_peers, port) from error
 
 
@@ -81,10 +90,9 @@ def _check_port_free(host: str, port: int) -> None:
         try:
             probe.bind((host, port))
         except OSError as error:
-            raise TTError(
-                f"cannot listen on port {port}: {error.strerror or error}: "
-                "end the program that uses it or choose another with --port"
-            ) from error
+            taken = error.errno == errno.EADDRINUSE
+            advice = "end the program that uses it or choose another with --port" if taken else "see --host and --port"
+            raise TTError(f"cannot listen on {host}, port {port}: {error.strerror or error}: {advice}") from error
 
 
 def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], port: int) -> TTError:
@@ -114,6 +122,18 @@ def daemon_pid(dht: DHT) -> int | None:
             if "p2pd" in Path(f"/proc/{child}/comm").read_text():
                 return child
     return None
+
+
+@contextlib.contextmanager
+def daemon_watched(dht: DHT) -> Iterator[None]:
+    """Whatever breaks in the block because the node's daemon died is told as just that, with WorkerBroken."""
+    daemon = daemon_pid(dht)
+    try:
+        yield
+    except Exception as error:
+        if daemon is None or alive(daemon):
+            raise
+        raise WorkerBroken("the p2p daemon of this peer was ended by something else") from error
 
 
 def stop_dht(dht: DHT, seconds: float = 3.0) -> None:

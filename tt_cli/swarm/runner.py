@@ -59,14 +59,14 @@ class Runner(AllReduceRunner):
     """hivemind's butterfly all-reduce with equal results for all. Yields averages, not differences.
 
     codec: encodes both directions. traffic: int64 tensor (2,), bytes sent and received, counted up.
-    rejected: peer id → why its parts were refused. problems: what went wrong with reducers, in words.
+    rejected: peer id → why its parts were refused. failed: reducer → why its averages did not come.
     """
 
     def __init__(self, *, codec: CompressionBase, max_weight: float, traffic: torch.Tensor, **kwargs: Any):
         super().__init__(compression=codec, **kwargs)
         self.codec, self.traffic = codec, traffic
         self.rejected: dict[str, str] = {}
-        self.problems: list[str] = []
+        self.failed: dict[str, str] = {}
         self.tensor_part_container.return_deltas = False
         self.tensor_part_reducer.finished.set()  # hivemind's own, replaced unused: it would warn of missing parts
         self.tensor_part_reducer: Reducer = Reducer(
@@ -110,7 +110,7 @@ class Runner(AllReduceRunner):
             if isinstance(error, MalformedPart):
                 self.rejected[str(peer_id)] = f"sent back {error}"
             if isinstance(error, Exception):
-                self.problems.append(f"{peer_id}: {error or type(error).__name__}")
+                self.failed[str(peer_id)] = str(error) or type(error).__name__
                 logger.warning(f"the exchange with reducer {peer_id} failed: {error!r}")
             self.tensor_part_container.register_failed_reducer(peer_index)
             raise
