@@ -56,8 +56,8 @@ def need(met: bool, what: str) -> None:
 
 
 def made(member: Member, step: int) -> bool:
-    """True when this member has made `step`."""
-    return any(event.epoch >= step for event in member.of(Step))
+    """True when this member has made `step`, or taken it over."""
+    return any(event.epoch >= step for event in (*member.of(Step), *member.of(Synchronised)))
 
 
 def measure_agreement(folder: Path, steps: int) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def measure_kill(folder: Path) -> dict[str, Any]:
             swarm.wait(lambda: all(made(member, reached + 2) for member in first), WAIT),
             "two more steps without it",
         )
-        next_step = min(event.at for event in first[0].of(Step) if event.epoch == reached + 1) - killed
+        next_step = min(event.at for member in first for event in member.of(Step) if event.epoch > reached) - killed
         back, seconds = measure_late_join(swarm, NAMES[2], batch_size=8, seed=3)
         return {
             "processes_of_a_peer": len(family),

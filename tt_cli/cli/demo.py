@@ -21,7 +21,7 @@ tt demo --out /tmp/first-try
 tt demo --prompt "a pizza" --prompt "owl" --seed 3"""
 RUN = "emoji-demo"
 PROMPTS = 8
-SAMPLES = 2
+SAMPLES = 1
 SCORED = 64
 
 

@@ -17,6 +17,10 @@ from typing import Any
 from tt_cli.errors import TTError
 from tt_cli.supervisor.events import Event, Failure, from_json
 
+# Tensors cross process borders as file descriptors. The other way, named files, needs a daemon of torch's for each
+# process, which lives in a session of its own and outlives a killed peer by seconds.
+SHARING = {"HIVEMIND_MEMORY_SHARING_STRATEGY": "file_descriptor"}
+
 
 class Worker:
     """One worker process in a process group of its own.
@@ -39,7 +43,7 @@ class Worker:
                     stderr=output,
                     pass_fds=(writing,),
                     start_new_session=True,
-                    env={**os.environ, **(environment or {})},
+                    env={**SHARING, **os.environ, **(environment or {})},
                 )
         except OSError as error:
             os.close(reading)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import resource
 import signal
 import sys
 import threading
@@ -47,6 +48,12 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+def raise_file_limit() -> None:
+    """Allow as many open files as the system lets this user have: shared tensors and connections are files."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 class Reporter:
     """Writes events to the supervisor's pipe, whole lines from any thread."""
 
@@ -70,6 +77,7 @@ def run_worker(main: Main) -> int:
     descriptor, options = int(sys.argv[1]), json.loads(sys.argv[2])
     os.set_inheritable(descriptor, False)
     die_with_parent()
+    raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     emit, leave = Reporter(descriptor), threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: leave.set())
