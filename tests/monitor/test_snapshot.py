@@ -110,11 +110,11 @@ def test_peers_are_compared_with_those_of_the_same_step_alone(run: RunConfig) ->
 def test_wrong_records_do_not_move_the_loss_or_break_the_json(run: RunConfig) -> None:
     records = [
         record("a", loss=3.0, samples_per_second=5e-324),
-        record("b", loss=1e308),
-        record("c", loss=1.7e308),
+        record("b", loss=1e38),
+        record("c", loss=9e38),
         record("d", loss=-50.0),
     ]
-    history = HistoryRecord(steps=[(1, 1e308, 1.0), (2, 4.0, 2.0)])
+    history = HistoryRecord(steps=[(1, 1e38, 1.0), (2, 4.0, 2.0)])
     snapshot = take_snapshot(run, records, history, NOW)
     assert (snapshot.loss, snapshot.eta_s, snapshot.history) == (3.0, None, [(2, 4.0, 2.0)])
     json.dumps(snapshot.to_json(), allow_nan=False)

@@ -78,7 +78,7 @@ def _read_config(path: Path) -> VqganConfig:
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The named tensors of a safetensors file or of a Lightning checkpoint's `state_dict`, as float32."""
-    import pickle
+    import pickle  # for the name of an error: torch.load raises it for a file that holds more than tensors
 
     import safetensors
     import safetensors.torch

@@ -174,8 +174,7 @@ class Collaboration:
         others = [r for r in view.records if r.peer_id != self.peer_id and r.role == "trainer"]
         swarm = mine + sum(record.samples_per_second for record in others)
         samples = self._samples_of_swarm(view)
-        new = self._accumulator.new
-        recent = new if new.samples else self._last_loss
+        recent = self._accumulator.new if self._accumulator.new.samples else self._last_loss
         self.emit(
             Progress(
                 epoch=self.epoch,
@@ -241,10 +240,6 @@ class Collaboration:
     def _due(self, view: View) -> bool:
         return not self.finished and self._samples_of_swarm(view) >= self._target
 
-    def _expect_step(self, view: View) -> None:
-        swarm = max(view.samples_per_second(), 1e-9)
-        self.board.expect((self._target - self._samples_of_swarm(view)) / swarm)
-
     def _behind(self, view: View) -> bool:
         """Others hold a later state, or most of those at this epoch hold another one."""
         if view.epoch != self.epoch:
@@ -260,7 +255,8 @@ class Collaboration:
                 elif self._due(view):
                     self._make_step()
                 else:
-                    self._expect_step(view)
+                    missing = self._target - self._samples_of_swarm(view)
+                    self.board.expect(missing / max(view.samples_per_second(), 1e-9))
                     with self._changed:
                         self._changed.wait(timeout=LOOK_SECONDS)
         except BaseException as error:  # handed to the training thread, which ends the peer with it
