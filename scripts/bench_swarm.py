@@ -125,7 +125,7 @@ def measure_kill(folder: Path) -> dict[str, Any]:
         victim, late = measure_late_join(swarm, NAMES[2], batch_size=8, seed=2)
         family = family_of(victim.worker.pid)
         watch = Watch(family)
-        reached = max(event.epoch for event in first[0].of(Step))
+        reached = max(event.epoch for member in first for event in member.of(Step))
         os.kill(victim.worker.pid, signal.SIGKILL)
         killed = time.time()
         orphans = watch.left_after(3.0)

@@ -186,10 +186,14 @@ def _check_alive(collaboration: Collaboration, daemon: int | None) -> None:
 
 
 def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:
-    """At the end of the run, stay until another peer that stays holds the last state."""
+    """At the end of the run, stay until the others have the last step too and one that stays holds its state.
+
+    A member that leaves at once would take with it the parts of the last average that others still receive.
+    """
     deadline = time.monotonic() + HAND_OVER_SECONDS
     while time.monotonic() < deadline and not leave.is_set():
         view = collaboration.board.fresh_view()
+        late = any(record.role == "trainer" and record.epoch < collaboration.epoch for record in view.records)
         holders = [r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.digest)]
-        if any(record.role == "aux" for record in holders) or len(view.records) <= 1:
+        if not late and (any(record.role == "aux" for record in holders) or len(view.records) <= 1):
             return
