@@ -1,16 +1,19 @@
 """Weights at rest: the state of training as one safetensors file with the run file inside."""
 
 from tt_cli.checkpoint.files import load, load_model, newest, save
+from tt_cli.checkpoint.published import is_checkpoint, read_published
 from tt_cli.checkpoint.state import CheckpointError, CorruptCheckpoint, TrainingState, pack, unpack
 
 __all__ = [
     "CheckpointError",
     "CorruptCheckpoint",
     "TrainingState",
+    "is_checkpoint",
     "load",
     "load_model",
     "newest",
     "pack",
+    "read_published",
     "save",
     "unpack",
 ]
