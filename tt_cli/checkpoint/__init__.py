@@ -1,8 +1,8 @@
 """Weights at rest: the state of training as one safetensors file with the run file inside."""
 
-from tt_cli.checkpoint.files import load, load_model, newest, save
-from tt_cli.checkpoint.published import is_checkpoint, read_published
-from tt_cli.checkpoint.state import CheckpointError, CorruptCheckpoint, TrainingState, pack, unpack
+from tt_cli.checkpoint.files import load, load_model, newest, save, write
+from tt_cli.checkpoint.published import is_checkpoint, read_published, write_published
+from tt_cli.checkpoint.state import CheckpointError, CorruptCheckpoint, TrainingState, pack, serialised, unpack
 
 __all__ = [
     "CheckpointError",
@@ -15,5 +15,8 @@ __all__ = [
     "pack",
     "read_published",
     "save",
+    "serialised",
     "unpack",
+    "write",
+    "write_published",
 ]

@@ -1,4 +1,4 @@
-"""Checkpoints in a folder (step-00000123.safetensors), written so that a crash or full disk loses nothing."""
+"""Files of weights, written so that a crash or full disk loses nothing; checkpoints in a folder by their step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -28,11 +28,14 @@ from tt_cli.checkpoint.state import (
 from tt_cli.run import RunConfig
 
 _NAME = re.compile(r"step-(\d{8,15})\.safetensors")
-_ADVICE = {
-    errno.ENOSPC: "free some space or set TT_HOME to a larger disk",
-    errno.EDQUOT: "free some space or set TT_HOME to a larger disk",
+_CHUNK = 1 << 24
+_FULL = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
 }
+_ADVICE = {number: f"{advice} or set TT_HOME to a larger disk" for number, advice in _FULL.items()}
+_ADVICE[errno.EFBIG] = _FULL[errno.EFBIG]
 
 
 def save(folder: Path, state: TrainingState, keep: int = 3) -> Path:
@@ -46,13 +49,9 @@ def save(folder: Path, state: TrainingState, keep: int = 3) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(folder)
-        with _temporary(path) as file:
+        with written_whole(path) as file:
             for piece in pieces:
                 file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        _sync_folder(folder)
     except OSError as error:
         size = sum(len(piece) for piece in pieces) / 1e6
         advice = _ADVICE.get(error.errno or 0, "set TT_HOME to a folder that you can write to")
@@ -64,6 +63,31 @@ def save(folder: Path, state: TrainingState, keep: int = 3) -> Path:
         if old != path:
             old.unlink(missing_ok=True)
     return path
+
+
+def write(path: Path, pieces: Iterable[bytes | memoryview], on_bytes: Callable[[int], None] | None = None) -> None:
+    """Write `pieces`, one after the other, as the file `path`, which may replace one; all of it or nothing.
+
+    `on_bytes` is told now and then how many bytes were written since it was told last. Raises CheckpointError.
+    """
+    with refusals(path), written_whole(path) as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), _CHUNK):
+                part = view[start : start + _CHUNK]
+                file.write(part)
+                if on_bytes is not None:
+                    on_bytes(len(part))
+
+
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Turns an OSError in writing `path` into a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        advice = _FULL.get(error.errno or 0, "name a file in a folder that you can write to")
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
 
 
 def load(path: Path) -> TrainingState:
@@ -84,12 +108,17 @@ def load_model(path: Path) -> tuple[RunConfig, dict[str, Tensor]]:
 
 
 def newest(
-    folder: Path, identity: str | None = None, on_message: Callable[[str], None] = lambda message: None
+    folder: Path,
+    identity: str | None = None,
+    on_message: Callable[[str], None] = lambda message: None,
+    *,
+    to_train: bool = False,
 ) -> tuple[Path, TrainingState] | None:
     """Return the newest usable checkpoint of `folder` with its path, or None.
 
     A corrupt one is renamed *.corrupt, said through `on_message`, and the one before it is tried; one of
-    another run (when `identity` is given) or of a later version of tt is left as it is and passed over.
+    another run (when `identity` is given) or of a later version of tt is left as it is and passed over, and so
+    are weights without an optimizer's state when it is `to_train`.
     """
     for path in _checkpoints(folder):
         try:
@@ -104,9 +133,12 @@ def newest(
         except CheckpointError as error:
             on_message(f"{error}; using the one before it")
         else:
-            if identity is None or state.identity == identity:
+            if identity is not None and state.identity != identity:
+                on_message(f"{path} belongs to the run {state.identity}, not {identity}; passed over")
+            elif to_train and not state.optimizer:
+                on_message(f"{path} holds weights to draw with, not the optimizer's state to train on; passed over")
+            else:
                 return path, state
-            on_message(f"{path} belongs to the run {state.identity}, not {identity}; passed over")
     return None
 
 
@@ -136,14 +168,25 @@ def _read(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, st
 
 
 @contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that appears under its name when all of it is on the disk, and not at all on an error."""
+    with _temporary(path) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(file.name, path)
+    _sync_folder(path.parent)
+
+
+@contextmanager
 def _temporary(path: Path) -> Iterator[BinaryIO]:
     """A new file beside `path`, locked while it is written; removed if not renamed by the end."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    file = temporary.open("wb", buffering=0)
+    file = temporary.open("wb")
     fcntl.flock(file, fcntl.LOCK_EX)
     while os.fstat(file.fileno()).st_nlink == 0:  # removed as abandoned before we held the lock
         file.close()
-        file = temporary.open("wb", buffering=0)
+        file = temporary.open("wb")
         fcntl.flock(file, fcntl.LOCK_EX)
     with file:
         try:

@@ -1,17 +1,19 @@
-"""Weights that others published: their files read as named tensors, and nothing in them is ever run.
+"""Weights as others publish them: files read as named tensors, nothing in them ever run, and written so.
 
 Notable:
 - what a file is, is told by its first bytes, not by its name;
 - a pickled file goes through torch's weights-only reader, which builds tensors and plain containers and
   refuses everything else before it is called;
-- tensors are views of the file where its format allows: 0.5 GB of weights cost no memory until they are used.
+- tensors are views of the file where its format allows: 0.5 GB of weights cost no memory until they are used;
+- a safetensors file holds no aliases: a tensor with several names stands under the first, and the metadata say
+  `other name = first name`, as safetensors' own `save_model` does it; they come back as aliases.
 """
 
 from __future__ import annotations
 
 import pickle
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,14 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tt_cli.checkpoint.state import CheckpointError
+from tt_cli.checkpoint.files import refusals, write, written_whole
+from tt_cli.checkpoint.state import CheckpointError, file_pieces
 from tt_cli.errors import UsageError
 
 WRAPPERS = ("state_dict", "model", "weights")  # keys under which training scripts put the tensors
 _ZIP, _PICKLES = b"PK\x03\x04", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+# PyTorch Lightning of 2021 files what its callbacks remember under their class, which the VQGAN's file names too.
+_CALLBACK = "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
 _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -51,6 +56,35 @@ def read_published(path: Path) -> dict[str, Tensor]:
     return found
 
 
+def write_published(path: Path, state: Mapping[str, Tensor], on_bytes: Callable[[int], None] | None = None) -> None:
+    """Write named tensors (CPU) to `path`: safetensors if it is called so, else a state dict for `torch.load`.
+
+    Aliases are stored once. The file appears whole or not at all and may replace one; `on_bytes` is told of bytes
+    as they are written, not for `torch.load`'s format, which torch writes at once. Raises CheckpointError.
+    """
+    if path.suffix == ".safetensors":
+        write(path, _as_safetensors(state), on_bytes)
+        return
+    with refusals(path), written_whole(path) as file:
+        try:
+            torch.save(dict(state), file)
+        except RuntimeError as error:  # torch's writer says so when the disk is full
+            raise CheckpointError(f"cannot write {path}: {_line(error)}; is the disk full?") from error
+
+
+def _as_safetensors(state: Mapping[str, Tensor]) -> list[bytes | memoryview]:
+    first: dict[tuple[object, ...], str] = {}
+    tensors: dict[str, Tensor] = {}
+    metadata = {"format": "pt"}
+    for name, tensor in state.items():
+        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
+        if tensor.numel() and place in first:
+            metadata[name] = first[place]
+        else:
+            first[place], tensors[name] = name, tensor
+    return file_pieces(tensors, metadata)
+
+
 def is_checkpoint(path: Path) -> bool:
     """True if the file says that it is a checkpoint of tt (of any version); False if it cannot be read."""
     try:
@@ -65,14 +99,18 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         raise UsageError(f"{path} is a checkpoint of tt already; its run file is inside, so leave out --run")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            aliases = file.metadata() or {}
+        found = {name: tensors[first] for name, first in aliases.items() if first in tensors and name not in tensors}
+        return tensors | found
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {error}; fetch it again") from error
 
 
 def _unpickled(path: Path, mmap: bool) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+        with torch.serialization.safe_globals([(_Callback, _CALLBACK)]):
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise CheckpointError(
@@ -82,6 +120,16 @@ def _unpickled(path: Path, mmap: bool) -> Any:
         raise CheckpointError(f"{path} cannot be read as tensors alone ({_line(error)}); fetch it again") from error
     except Exception as error:  # bytes from anyone: the reader raises whatever they lead it to
         raise CheckpointError(f"{path} cannot be read ({_line(error)}); fetch it again") from error
+
+
+class _Callback:
+    """Stands for the class of a training callback where a file names it; it takes anything and keeps nothing."""
+
+    def __init__(self, *given: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
 
 
 def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:

@@ -86,12 +86,11 @@ def serialised(state: TrainingState) -> list[bytes | memoryview]:
 
     Pieces of tensors on the CPU are views: write them before the tensors change.
     """
-    named = [
-        (prefix + name, tensor)
+    named = {
+        prefix + name: tensor
         for prefix, group in ((PARAMETERS, state.parameters), (OPTIMIZER, state.optimizer))
         for name, tensor in group.items()
-    ]
-    named.sort(key=lambda item: (-item[1].element_size(), item[0]))  # wide types first keeps all aligned
+    }
     parameters, optimizer = tensor_digest(state.parameters), tensor_digest(state.optimizer)
     metadata = {
         "format": FORMAT,
@@ -101,7 +100,13 @@ def serialised(state: TrainingState) -> list[bytes | memoryview]:
         "parameters_digest": parameters,
         "run": state.run_toml,
     }
-    header: dict[str, Any] = {"__metadata__": {**metadata, "metadata_digest": _metadata_digest(metadata)}}
+    return file_pieces(named, {**metadata, "metadata_digest": _metadata_digest(metadata)})
+
+
+def file_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
+    """Return the pieces of the safetensors file of `tensors`, in which no two share memory, and `metadata`."""
+    named = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # wide first: all aligned
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
     for name, tensor in named:
         start, end = end, end + tensor.nbytes
