@@ -41,6 +41,34 @@ def download(repository: str, filename: str, revision: str | None = None) -> Pat
         return Path(hf_hub_download(repository, filename, revision=revision, etag_timeout=TIMEOUT))
 
 
+def repository_files(repository: str, revision: str | None = None) -> tuple[str, list[str]]:
+    """The commit that `revision` (default: the newest) of a model repository stands for, and the files in it.
+
+    What is in the cache serves when the Hub does not answer. Raises UsageError when there is no such repository or
+    revision, or it is not to be read, HubUnreachable when the Hub does not answer and nothing is in the cache.
+    """
+    from huggingface_hub import HfApi, scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    try:
+        with hub_errors(f"cannot look into {repository}{f' at {revision}' if revision else ''}"):
+            found = HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
+    except HubUnreachable as error:
+        try:
+            repositories = [
+                one for one in scan_cache_dir().repos if (one.repo_type, one.repo_id) == ("model", repository)
+            ]
+        except CacheNotFound:
+            repositories = []
+        kept = [commit for one in repositories for commit in one.revisions]
+        kept = [commit for commit in kept if revision in (None, commit.commit_hash, *commit.refs)]
+        if not kept:
+            raise error from error.__cause__
+        newest = max(kept, key=lambda commit: commit.last_modified)
+        return newest.commit_hash, [str(file.file_path.relative_to(newest.snapshot_path)) for file in newest.files]
+    return found.sha or revision or "main", [file.rfilename for file in found.siblings or []]
+
+
 @contextmanager
 def hub_errors(action: str) -> Iterator[None]:
     """Raise what the Hub's client raises in the block as one line that starts with `action`.

@@ -8,11 +8,12 @@ codec.py          how gradients travel: 8-bit block-wise, 16-bit for small tenso
 validator.py      what every DHT node checks before it keeps a record
 runner.py         one all-reduce in which every member receives the same bytes
 averager.py       hivemind's averager: matchmaking by state, rounds, state hand-over
+handover.py       one peer's state on its way to another
 accumulator.py    this peer's gradients on their way into a round
 collaboration.py  accumulate, average, step: what the training loop talks to
 shared.py         the shared state, as the peer must provide it
 throughput.py     samples per second
-observer.py       a client that only reads
+observer.py       a client that only reads: records, history, the state
 
 Nothing is imported here: hivemind takes a second and reads its environment on import.
 """

@@ -21,16 +21,15 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.averaging.matchmaking import MatchmakingException
-from hivemind.compression import deserialize_torch_tensor
 from hivemind.dht import DHT
 from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.proto import averaging_pb2
 from hivemind.utils import MPFuture, get_logger
-from hivemind.utils.asyncio import aiter_with_timeout, as_aiter, azip
-from hivemind.utils.streaming import combine_from_streaming
+from hivemind.utils.asyncio import as_aiter, azip
 
 from tt_cli.run import RunConfig
 from tt_cli.swarm.codec import codec_of
+from tt_cli.swarm.handover import receive_state
 from tt_cli.swarm.runner import Runner
 
 logger = get_logger(__name__)
@@ -286,25 +285,13 @@ class Averager(DecentralizedAverager):
     async def _download_from(self, donor: PeerID) -> tuple[dict[str, Any], torch.Tensor] | None:
         stub = self.get_stub(self._p2p, donor, namespace=self.prefix)
         stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
-        parts: list[runtime_pb2.Tensor] = []
-        metadata, size = None, 0
-        async for message in aiter_with_timeout(stream, timeout=self.next_chunk_timeout):
-            if message.metadata:
-                metadata = self.serializer.loads(message.metadata)
-            if message.tensor_part.dtype and parts:
-                raise ValueError("more than one tensor")
-            parts.append(message.tensor_part)
-            size += len(message.tensor_part.buffer)
-            self.traffic[1] += len(message.tensor_part.buffer)
-            if size > self.max_state_bytes:
-                raise ValueError(f"more than the {self.max_state_bytes} bytes that a state may have")
-        if not isinstance(metadata, dict) or not parts:
-            return None
-        whole = combine_from_streaming(parts)
-        form = (whole.compression, whole.dtype, list(whole.size))
-        if form != (runtime_pb2.NONE, "uint8", [len(whole.buffer)]):  # hivemind's decoders trust the header
-            raise ValueError(f"{whole.dtype[:20]!r} of shape {list(whole.size)[:4]} instead of plain bytes")
-        return metadata, deserialize_torch_tensor(whole)
+
+        def count(size: int, total: int) -> None:
+            self.traffic[1] += size
+
+        return await receive_state(
+            stream, max_bytes=self.max_state_bytes, chunk_timeout=self.next_chunk_timeout, on_bytes=count
+        )
 
 
 def _incomplete(runner: Runner) -> str:
