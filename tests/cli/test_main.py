@@ -16,7 +16,7 @@ from tt_cli.errors import TTError, UsageError
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 
-HEAVY = ("torch", "hivemind", "datasets", "numpy", "huggingface_hub", "pydantic", "rich")
+HEAVY = ("torch", "hivemind", "datasets", "numpy", "huggingface_hub", "pydantic", "rich", "transformers")
 LIST_IMPORTS = """
 import sys, json
 from tt_cli.cli.main import main

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from draw.small_clip import save_clip
 from draw.tiny import Tiny, tiny_run
 from PIL import Image
 
+from tt_cli import __version__
+from tt_cli.cli.infer import _bytes
 from tt_cli.cli.main import main
 from tt_cli.run import folders
 
@@ -53,7 +60,8 @@ def test_draws_saves_and_prints_where(run_file: str, home: Path, capsys: pytest.
         assert picture.size == (64, 64)
         assert picture.text == {
             "prompt": "sailboat", "index": "0", "run": identity, "step": "12", "seed": "3",
-            "samples": "2", "temperature": "0.5", "top_k": "0", "top_p": "0.9",
+            "candidates": "2", "temperature": "0.5", "top_k": "0", "top_p": "0.9", "temperature_first": "False",
+            "checkpoint": printed[1].strip(), "software": f"tt {__version__}",
         }  # fmt: skip
 
 
@@ -65,7 +73,7 @@ def test_json_is_one_object_and_the_seed_in_it_repeats(
     first = json.loads(capsys.readouterr().out)
     assert main([*arguments, "--out", "second", "--seed", str(first["seed"])]) == 0
     second = json.loads(capsys.readouterr().out)
-    assert (first["step"], first["codes"], first["run"]) == (12, 64, tiny_run().identity)
+    assert (first["step"], first["tokens"], first["run"]) == (12, 64, tiny_run().identity)
     one, two = first["drawings"][0], second["drawings"][0]
     assert (one["prompt"], one["index"], one["path"]) == ("red apple", 0, "first/red-apple-1.png")
     assert Image.open(one["path"]).tobytes() == Image.open(two["path"]).tobytes()
@@ -82,9 +90,69 @@ def test_prompts_from_a_file_and_from_stdin(
     assert main([*arguments, "sailboat", "--from", "prompts.txt"]) == 0
     listed = json.loads(capsys.readouterr().out)["drawings"]
     assert [drawing["prompt"] for drawing in listed] == ["sailboat", "red apple"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("hot beverage\n"))
-    assert main([*arguments, "--from", "-"]) == 0
-    assert [d["prompt"] for d in json.loads(capsys.readouterr().out)["drawings"]] == ["hot beverage"]
+    for form, prompts in (
+        (["--from", "-"], ["hot beverage"]),
+        (["-"], ["hot beverage"]),
+        (["owl", "-", "sailboat"], ["owl", "hot beverage", "sailboat"]),
+    ):
+        monkeypatch.setattr("sys.stdin", io.StringIO("hot beverage\n"))
+        assert main([*arguments, *form]) == 0
+        assert [d["prompt"] for d in json.loads(capsys.readouterr().out)["drawings"]] == prompts
+
+
+def test_the_best_are_kept_best_first(run_file: str, home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save_clip(home / "clip")
+    arguments = ["infer", "red apple", "sailboat", "--run", run_file, "--candidates", "5", "--seed", "3", "--json"]
+    assert main([*arguments, "--out", "all", "--clip", "clip"]) == 0
+    everything = json.loads(capsys.readouterr().out)
+    assert main([*arguments, "--out", "best", "--clip", "clip", "--keep", "2"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["keep"], told["candidates"], told["clip"], told["tokens"]) == (2, 5, "clip", 640)
+    assert [Path(one["path"]).name for one in told["drawings"]] == [
+        "red-apple-1.png", "red-apple-2.png", "sailboat-1.png", "sailboat-2.png",
+    ]  # fmt: skip
+    for prompt in ("red apple", "sailboat"):
+        ranked = [one for one in everything["drawings"] if one["prompt"] == prompt]
+        similarities = [one["clip_similarity"] for one in ranked]
+        assert len(ranked) == 5 and similarities == sorted(similarities, reverse=True)
+        kept = [one for one in told["drawings"] if one["prompt"] == prompt]
+        for one, other in zip(kept, ranked, strict=False):
+            assert (one["index"], one["clip_similarity"]) == (other["index"], other["clip_similarity"])
+            with Image.open(one["path"]) as picture, Image.open(other["path"]) as same:
+                assert picture.tobytes() == same.tobytes()
+                assert float(picture.text["clip_similarity"]) == one["clip_similarity"]
+                assert (picture.text["keep"], picture.text["clip"]) == ("2", "clip")
+
+
+def test_keep_without_transformers_says_how_to_install(
+    run_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert main(["infer", "red apple", "--run", run_file, "--keep", "1", "--json"]) == 2
+    said = capsys.readouterr().err
+    assert "pip install 'tt-cli[clip]'" in said and said.count("\n") == 1
+
+
+def test_a_terminal_shows_the_pictures_and_a_pipe_does_not(run_file: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tt_cli.cli.main", "infer", "owl", "--run", run_file, "--preview", "blocks"]
+    environment = {**os.environ, "TERM": "xterm-256color", "PYTHONIOENCODING": "utf-8"}
+    master, slave = os.openpty()
+    with subprocess.Popen(command, env=environment, stdout=slave, stderr=subprocess.PIPE) as process:
+        os.close(slave)
+        shown = b""
+        with contextlib.suppress(OSError):  # what a pseudo-terminal raises when its other end is closed
+            while data := os.read(master, 65536):
+                shown += data
+        assert process.stderr is not None and b"\x1b" not in process.stderr.read()
+    os.close(master)
+    assert process.returncode == 0
+    assert "▀".encode() in shown and b"contact-sheet.png" in shown
+    piped = subprocess.run(command, env=environment, capture_output=True, check=True)
+    assert b"\x1b" not in piped.stdout + piped.stderr and b"contact-sheet.png" in piped.stdout
+
+
+def test_sizes_are_read_as_they_are_written() -> None:
+    assert [_bytes(text) for text in ("4GB", "1.5 GiB", "800M", "2k")] == [4 * 10**9, 3 * 2**29, 8 * 10**8, 2000]
 
 
 def test_a_checkpoint_by_file_or_folder(run_file: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +185,21 @@ def fails(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFix
     [
         ([], "no prompt; say what to draw"),
         ([" "], "a prompt is empty; say what to draw"),
-        (["red apple", "--samples", "0"], "--samples 0: must be 1 or more"),
+        (["red apple", "--samples", "0"], "--samples: 0: must be a whole number from 1"),
+        (["red apple", "--candidates", "x"], "--candidates/--samples: x: must be a whole number from 1"),
+        (["red apple", "--keep", "-2"], "--keep"),
+        (["red apple", "--keep", "5"], "--keep 5: there are only 4 candidates; draw more with --candidates"),
+        (["red apple", "--keep", "9", "--candidates", "8"], "--keep 9: there are only 8 candidates"),
+        (["red apple", "--batch", "0"], "--batch: 0: must be a whole number from 1"),
+        (["red apple", "--memory", "4"], "--memory: 4: write a size such as 4GB or 800MB"),
+        (["red apple", "--memory", "0GB"], "--memory: 0GB: write a size"),
+        (["red apple", "--preview", "sixel"], "--preview: invalid choice: 'sixel'"),
+        (["red apple", "--peer", "here"], "--peer here: is no multiaddr"),
+        (["red apple", "--peer", "x", "--checkpoint", "y"], "which of the two?"),
+        (["red apple", "--revision", "main"], "--revision is one of a Hub repository: name it with --checkpoint"),
+        (["red apple", "--revision", "main", "--checkpoint", "."], "but --checkpoint . is on this machine"),
+        (["red apple", "--checkpoint", "not/here.safetensors"], "no such file or folder"),
+        (["red apple", "--checkpoint", "./not/here"], "no such file or folder"),
         (["red apple", "--temperature", "-1"], "temperature is -1.0"),
         (["red apple", "--top-p", "2"], "top-p is 2.0"),
         (["red apple", "--top-k", "many"], "--top-k: invalid int value: 'many'"),
@@ -133,7 +215,7 @@ def test_bad_input_is_one_line(arguments: list[str], words: str, capsys: pytest.
 
 
 def test_no_checkpoint_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -> None:
-    fails(["red apple"], 1, "train one with `tt demo` or `tt join emoji`, or name", capsys)
+    fails(["red apple"], 1, "take it from its swarm with --peer MULTIADDR, name a file, a folder or ORG", capsys)
 
 
 def test_a_corrupt_checkpoint_is_one_line(

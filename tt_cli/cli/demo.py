@@ -115,7 +115,7 @@ def _draw(
             "peers_agree": result.digests == 1,
             "recognised": score.right,
             "recognised_of": score.total,
-            "checkpoint": str(source.path),
+            "checkpoint": source.origin,
             "contact_sheet": str(sheet),
             "pictures": [str(path) for path in paths],
         }
@@ -128,7 +128,7 @@ def _draw(
     for path in [*paths, sheet]:
         say(str(path))
     say(f"Done in {_minutes(seconds)}. All {len(drawings)} pictures on one sheet: {sheet}")
-    say(f'Draw more: tt infer "{prompts[0]}" --checkpoint {source.path}')
+    say(f'Draw more: tt infer "{prompts[0]}" --checkpoint {source.origin}')
     return 0
 
 

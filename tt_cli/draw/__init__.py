@@ -1,11 +1,15 @@
-"""Prompts to pictures: candidates drawn from a checkpoint, PNG files, contact sheets, a score for demos."""
+"""Prompts to pictures: candidates drawn from a checkpoint and ranked, PNG files, contact sheets, previews, a score.
+
+clip.py (ranking) is imported by whoever ranks: transformers is optional.
+"""
 
 from tt_cli.draw.drawing import Drawing, cut_prompts, draw
 from tt_cli.draw.files import output_folder, save_drawings
 from tt_cli.draw.neighbours import NeighbourScore, nearest_neighbour_score
+from tt_cli.draw.preview import preview, way_to_show
 from tt_cli.draw.recall import recall
 from tt_cli.draw.sheet import contact_sheet
-from tt_cli.draw.source import Source, find_checkpoint, load_models, load_parameters
+from tt_cli.draw.source import Source, fetch_from_swarm, find_checkpoint, load_models, load_parameters
 
 __all__ = [
     "Drawing",
@@ -14,11 +18,14 @@ __all__ = [
     "contact_sheet",
     "cut_prompts",
     "draw",
+    "fetch_from_swarm",
     "find_checkpoint",
     "load_models",
     "load_parameters",
     "nearest_neighbour_score",
     "output_folder",
+    "preview",
     "recall",
     "save_drawings",
+    "way_to_show",
 ]

@@ -7,6 +7,7 @@ import itertools
 import os
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -69,18 +70,28 @@ def _make_new(parent: Path, stem: str) -> Path:
     raise AssertionError("numbers do not run out")
 
 
-def save_drawings(drawings: Sequence[Drawing], folder: Path, facts: Mapping[str, str]) -> tuple[list[Path], Path]:
+def save_drawings(
+    drawings: Sequence[Drawing],
+    folder: Path,
+    facts: Mapping[str, str],
+    similarities: Sequence[float] | None = None,
+) -> tuple[list[Path], Path]:
     """Write each drawing, and the contact sheet of all, into `folder`; returns their paths.
 
-    `facts` (settings, seed, run, step, …) become text chunks of every file, beside the prompt and the index.
-    A file that is already there keeps its name, the new one gets a number. Raises TTError.
+    `facts` (settings, seed, run, step, …) become text chunks of every file, beside the prompt, the drawing's index
+    among its candidates and, where given, its similarity. Files of one prompt are numbered in the order given. A
+    file that is already there keeps its name, the new one gets a number. Raises TTError.
     """
     _make(folder)
+    numbers: Counter[str] = Counter()
     try:
         paths = []
-        for drawing in drawings:
+        for place, drawing in enumerate(drawings):
             chunks = {"prompt": drawing.prompt, "index": str(drawing.index), **facts}
-            stem = f"{slug(drawing.prompt)}-{drawing.index + 1}"
+            if similarities is not None:
+                chunks["clip_similarity"] = f"{similarities[place]:.4f}"
+            numbers[drawing.prompt] += 1
+            stem = f"{slug(drawing.prompt)}-{numbers[drawing.prompt]}"
             paths.append(_write(Image.fromarray(drawing.picture), folder, stem, chunks))
         prompts = "\n".join(dict.fromkeys(drawing.prompt for drawing in drawings))
         sheet = _write(contact_sheet(drawings), folder, "contact-sheet", {"prompts": prompts, **facts})

@@ -21,14 +21,18 @@ PAPER, INK = (255, 255, 255), (40, 40, 40)
 Font = ImageFont.ImageFont | ImageFont.FreeTypeFont
 
 
-def contact_sheet(drawings: Sequence[Drawing], columns: int = 4) -> Image.Image:
+def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Image.Image:
     """Lay out drawings, `columns` side by side; those of one prompt stay together above one caption.
 
-    Drawings of the same prompt must follow one another, as `draw` returns them; all have the same size.
+    Without `columns` there are 4, and 8 or 16 where a prompt has many. Drawings of the same prompt must follow one
+    another, as `draw` returns them; all have the same size.
     """
     strips = [(prompt, list(group)) for prompt, group in groupby(drawings, key=lambda d: d.prompt)]
     if not strips:
         raise ValueError("a contact sheet needs a drawing")
+    if columns is None:
+        most = max(len(group) for _, group in strips)
+        columns = 4 if most <= 16 else 8 if most <= 64 else 16
     font = ImageFont.load_default(FONT_SIZE)
     height, width = drawings[0].picture.shape[:2]
     factor = max(1, PICTURE // max(height, width))
