@@ -1,14 +1,28 @@
-"""Drawing: repeatable, independent of other prompts, and right when the model knows its pictures."""
+"""Drawing: repeatable whatever else is drawn, within memory, and right when the model knows its pictures."""
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
+from collections import deque
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from draw.tiny import Tiny
 
 from tt_cli.data import decode_pictures
 from tt_cli.draw import Drawing, cut_prompts, draw, recall
-from tt_cli.errors import UsageError
+from tt_cli.draw.batching import Part, free_memory, memory_limit, next_batch
+from tt_cli.draw.drawing import candidate_noise
+from tt_cli.errors import TTError, UsageError
+from tt_cli.model.drawing_memory import drawing_bytes
+from tt_cli.model.generation import Decoder
+
+# What candidate_noise(7, "red apple", 3, …) begins with.
+FIRST_NUMBERS = [0.07833967242391493, 0.3978473314267471]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +59,129 @@ def test_a_seed_makes_it_repeatable(tiny: Tiny) -> None:
     assert codes(first) != codes(draw_with(tiny, ["red apple"], samples=2, seed=8))
 
 
-def test_other_prompts_do_not_matter_unless_they_are_mixed(tiny: Tiny) -> None:
-    alone = codes(draw_with(tiny, ["sailboat"], samples=2))
-    assert codes(draw_with(tiny, ["red apple", "sailboat"], samples=2))[2:] == alone
-    assert codes(draw_with(tiny, ["red apple", "sailboat"], samples=2, mix_prompts=True))[2:] != alone
+def test_neither_other_prompts_nor_the_batch_matter(tiny: Tiny) -> None:
+    prompts = ["red apple", "sailboat"]
+    together = codes(draw_with(tiny, prompts, samples=5))
+    assert codes(draw_with(tiny, ["sailboat"], samples=5)) == together[5:]
+    for batch in (1, 2, 3, 10):
+        assert codes(draw_with(tiny, prompts, samples=5, batch=batch)) == together
+    assert codes(draw_with(tiny, prompts, samples=2)) == together[:2] + together[5:7]
+
+
+def test_memory_bounds_the_batch(tiny: Tiny) -> None:
+    """As many rows as the bytes allow, said with the reason; the pictures are the same."""
+    said: list[str] = []
+    drawn = draw_with(tiny, ["red apple"], samples=12, on_message=said.append)
+    assert len(said) == 1
+    assert re.match(r"batch 12: 0\.\d+ of [\d.]+ GiB \(50% of the [\d.]+ GiB free of memory\); float32: ", said[0])
+    said.clear()
+    enough_for_five = drawing_bytes(tiny.model, 1, 5, torch.float32)
+    bounded = draw_with(tiny, ["red apple"], samples=12, memory=enough_for_five, on_message=said.append)
+    assert [line.split(":")[0] for line in said] == ["batch 4"]  # three even batches, not 5, 5 and 2
+    assert "GiB (as asked)" in said[0]
+    assert codes(bounded) == codes(drawn)
+    with pytest.raises(UsageError, match="drawing one picture takes .* more than the .* it may take; allow more"):
+        draw_with(tiny, ["red apple"], memory=drawing_bytes(tiny.model, 1, 1, torch.float32) - 1)
+
+
+def test_parts_are_whole_prompts_or_even_pieces_of_one() -> None:
+    def batches(prompts: int, samples: int, most: int) -> list[list[tuple[int, int, int]]]:
+        waiting = deque(Part(place, 0, samples) for place in range(prompts))
+        taken = []
+        while waiting:
+            parts = next_batch(waiting, lambda prompts, samples: prompts * samples <= most)
+            taken.append([(part.place, part.first, part.count) for part in parts])
+        return taken
+
+    assert batches(3, 2, 4) == [[(0, 0, 2), (1, 0, 2)], [(2, 0, 2)]]
+    assert batches(2, 3, 2) == [[(0, 0, 2)], [(0, 2, 1)], [(1, 0, 2)], [(1, 2, 1)]]
+    assert batches(1, 128, 100) == [[(0, 0, 64)], [(0, 64, 64)]]
+    assert batches(2, 2, 0) == [[(0, 0, 1)], [(0, 1, 1)], [(1, 0, 1)], [(1, 1, 1)]]
+    assert batches(1, 7, 7) == [[(0, 0, 7)]]
+
+
+def test_out_of_memory_halves_the_batch_and_keeps_what_was_drawn(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's allocator refuses in the middle of the second batch."""
+    expected = codes(draw_with(tiny, ["red apple", "sailboat"], samples=4))
+    step, sizes = Decoder.step, []
+
+    def refuse(self: Decoder, code: torch.Tensor, position: int) -> torch.Tensor:
+        if position == 0:
+            sizes.append(len(code))
+        if len(sizes) == 2 and position == 10:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return step(self, code, position)
+
+    monkeypatch.setattr(Decoder, "step", refuse)
+    said: list[str] = []
+    drawn = draw_with(tiny, ["red apple", "sailboat"], samples=4, batch=4, on_message=said.append)
+    assert sizes == [4, 4, 2, 2]
+    assert codes(drawn) == expected
+    assert said[1] == "out of memory with 4 pictures side by side; going on with 2"
+    assert [line.split(":")[0] for line in said] == ["batch 4", said[1], "batch 2"]
+
+
+def test_no_memory_for_a_single_picture(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: Decoder, code: torch.Tensor, position: int) -> torch.Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
+
+    monkeypatch.setattr(Decoder, "step", refuse)
+    with pytest.raises(TTError, match="not enough memory to draw even one picture at a time: .*can't allocate"):
+        draw_with(tiny, ["red apple"], samples=3)
+
+    def broken(self: Decoder, code: torch.Tensor, position: int) -> torch.Tensor:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(Decoder, "step", broken)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        draw_with(tiny, ["red apple"])
+
+
+def test_a_computer_that_runs_out_of_memory() -> None:
+    """In a process that may take only so much more, the system's allocator refuses 64 pictures at once."""
+    done = subprocess.run(
+        [sys.executable, "-c", DRAW_IN_LITTLE_MEMORY],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    *said, last = done.stdout.splitlines()
+    assert "out of memory with 64 pictures side by side; going on with 32" in said
+    assert int(said[-1].split(":")[0].removeprefix("batch ")) < 64
+    assert last == "64 pictures, 64 different"
+
+
+DRAW_IN_LITTLE_MEMORY = """
+import resource
+from pathlib import Path
+import torch
+from draw.tiny import Tiny, tiny_run
+from tt_cli.draw import draw
+
+torch.set_num_threads(1)
+tiny = Tiny.new(tiny_run().replaced({"model.heads": 32, "model.dim_head": 64, "model.depth": 14}))
+draw(tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer, ["red apple"], samples=1)  # all code is loaded now
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + (160 << 20), resource.RLIM_INFINITY))
+said = []
+drawings = draw(
+    tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer, ["red apple"], samples=64, memory=1 << 40, on_message=said.append
+)
+print("\\n".join(said))
+print(len(drawings), "pictures,", len({drawing.codes.tobytes() for drawing in drawings}), "different")
+"""
+
+
+def test_free_memory_is_there() -> None:
+    free = free_memory(torch.device("cpu"))
+    assert 1 << 20 < free < 1 << 50
+    limit = memory_limit(torch.device("cpu"), None)
+    assert 0 < limit.nbytes < free * 0.6
+    assert memory_limit(torch.device("cpu"), 123).nbytes == 123
+
+
+def test_chance_is_the_same_on_every_machine() -> None:
+    assert candidate_noise(7, "red apple", 3, 2).tolist() == pytest.approx(FIRST_NUMBERS, abs=0)
+    assert candidate_noise(7, "red apple", 4, 2).tolist() != pytest.approx(FIRST_NUMBERS, abs=0)
 
 
 def test_the_likeliest_codes_need_no_luck(tiny: Tiny) -> None:
@@ -56,18 +189,18 @@ def test_the_likeliest_codes_need_no_luck(tiny: Tiny) -> None:
     assert codes(drawings)[0] == codes(drawings)[1] == codes(drawings)[2]
 
 
-@pytest.mark.parametrize("mix_prompts", [False, True])
-def test_progress_goes_from_the_first_code_to_the_last(tiny: Tiny, mix_prompts: bool) -> None:
+@pytest.mark.parametrize("batch", [1, 2, None])
+def test_progress_goes_from_the_first_code_to_the_last(tiny: Tiny, batch: int | None) -> None:
     seen: list[tuple[int, int]] = []
     draw_with(
-        tiny, ["a b", "c d", "e f"], samples=1, batch=2, mix_prompts=mix_prompts,
+        tiny, ["a b", "c d", "e f"], samples=1, batch=batch,
         on_progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     total = 3 * tiny.run.vqgan.grid**2
     done = [step for step, _ in seen]
     assert {of for _, of in seen} == {total}
     assert done == sorted(set(done)) and done[-1] == total
-    assert len(done) == (2 if mix_prompts else 3) * tiny.run.vqgan.grid**2
+    assert len(done) == {1: 3, 2: 2, None: 1}[batch] * tiny.run.vqgan.grid**2
 
 
 @pytest.mark.parametrize(

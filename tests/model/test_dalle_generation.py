@@ -10,25 +10,121 @@ from model.test_dalle_reference import configs, example, randomised
 
 from tt_cli.errors import UsageError
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.model.generation import Decoder
+from tt_cli.model.cache import Caches
+from tt_cli.model.drawing_memory import drawing_bytes
+from tt_cli.model.generation import Decoder, WholeDecoder, draw_codes
+from tt_cli.model.projection import Projection, has_onednn_linear
+from tt_cli.model.sampling import Sampling
 
 SMALL = DalleConfig(32, 6, 2, 16, 20, 6, 4, 24)
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def chance(config: DalleConfig, rows: int, seed: int = 0) -> torch.Tensor:
+    """A number for each code."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand((rows, config.image_positions), generator=generator, dtype=torch.float64)
 
 
 @settings(max_examples=20, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(config=configs(), cut=st.floats(0, 1), seed=st.integers(0, 999))
+@given(config=configs(), samples=st.integers(1, 3), cut=st.floats(0, 1), seed=st.integers(0, 999))
 @torch.no_grad()
-def test_cached_steps_equal_the_whole_trunk(config: DalleConfig, cut: float, seed: int) -> None:
-    """Every position's output, after a prefill of the text and any number of codes."""
+def test_cached_steps_equal_the_whole_trunk(config: DalleConfig, samples: int, cut: float, seed: int) -> None:
+    """Every position's logits, after a prefill of the text and any number of codes of each picture."""
     dalle = randomised(config, seed)
-    text, image = example(config, seed)
+    text, _ = example(config, seed)
+    generator = torch.Generator().manual_seed(seed)
+    image = torch.randint(0, config.image_vocab, (2 * samples, config.image_positions), generator=generator)
     known = round(cut * (config.image_positions - 1))
-    whole = dalle.trunk(dalle.embed(dalle.ids(text, image)))
-    decoder = Decoder(dalle, 2)
-    outputs = [decoder.prefill(dalle.ids(text, image[:, :known]))]
-    outputs += [decoder.step(image[:, p], p) for p in range(known, config.image_positions - 1)]
-    first = config.text_length + known
-    torch.testing.assert_close(torch.stack(outputs, dim=1), whole[:, first:])
+    whole = dalle(text.repeat_interleave(samples, dim=0), image)[:, :, config.text_ids :]
+    decoder = Decoder(dalle, 2, samples)
+    logits = [decoder.prefill(text, image[:, :known])]
+    logits += [decoder.step(image[:, p], p) for p in range(known, config.image_positions - 1)]
+    torch.testing.assert_close(torch.stack(logits, dim=1), whole[:, config.text_length + known :])
+
+
+@torch.no_grad()
+def test_a_prompts_pictures_share_its_text() -> None:
+    """One text for three pictures gives what three texts give, and is kept once."""
+    dalle = randomised(SMALL, 8)
+    text, _ = example(SMALL, 8)
+    image = torch.randint(0, SMALL.image_vocab, (3, SMALL.image_positions), generator=torch.Generator().manual_seed(8))
+    shared, apart = Decoder(dalle, 1, 3), Decoder(dalle, 3)
+    torch.testing.assert_close(shared.prefill(text[:1]), apart.prefill(text[:1].expand(3, -1)))
+    for position in range(SMALL.image_positions - 1):
+        torch.testing.assert_close(*(one.step(image[:, position], position) for one in (shared, apart)))
+    together, separate = (one.caches.attention[0].text for one in (shared, apart))
+    assert separate.nbytes == 3 * together.nbytes
+
+
+def test_samples_lie_next_to_each_other() -> None:
+    dalle = randomised(SMALL, 9)
+    text, image = example(SMALL, 9)
+    greedy = dalle.generate(text, samples=2, top_k=1)
+    assert torch.equal(greedy, dalle.generate(text, top_k=1).repeat_interleave(2, dim=0))
+    prime = image[:, :5].repeat_interleave(2, dim=0)
+    drawn = [
+        dalle.generate(text, samples=2, top_k=1, prime=prime, cache=cache, generator=torch.Generator().manual_seed(1))
+        for cache in (True, False)
+    ]
+    assert torch.equal(*drawn)
+    free = dalle.generate(text, samples=2, generator=torch.Generator().manual_seed(1))
+    assert len({tuple(row) for row in free.tolist()}) == 4
+
+
+def test_a_picture_does_not_depend_on_its_neighbours() -> None:
+    """Its noise decides, in any batch."""
+    dalle = randomised(SMALL, 10)
+    text, _ = example(SMALL, 10)
+    noise = chance(SMALL, 5)
+    sampling = Sampling(top_k=8)
+    together = draw_codes(Decoder(dalle, 1, 5), text[:1], noise, sampling)
+    split = [draw_codes(Decoder(dalle, 1, len(part)), text[:1], part, sampling) for part in noise.split(2)]
+    assert torch.equal(together, torch.cat(split))
+
+
+def test_a_decoder_draws_again() -> None:
+    """What the last picture left in the caches is not seen."""
+    dalle = randomised(SMALL, 11)
+    text, _ = example(SMALL, 11)
+    decoder, sampling = Decoder(dalle, 1), Sampling()
+    first = draw_codes(decoder, text[:1], chance(SMALL, 1), sampling)
+    draw_codes(decoder, text[1:], chance(SMALL, 1, 1), sampling)
+    assert torch.equal(draw_codes(decoder, text[:1], chance(SMALL, 1), sampling), first)
+
+
+def test_many_prompts_run_through_the_trunk_in_turns() -> None:
+    dalle = randomised(SMALL, 12)
+    text = torch.randint(1, SMALL.text_vocab, (9, SMALL.text_length), generator=torch.Generator().manual_seed(0))
+    together = dalle.generate(text, top_k=1)
+    assert torch.equal(together, torch.cat([dalle.generate(row[None], top_k=1) for row in text]))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_float32_draws_as_the_slow_way_does(device: str) -> None:
+    """With the layouts that the device likes best, for one row and for many."""
+    dalle = randomised(SMALL, 13).float().to(device)
+    text, _ = example(SMALL, 13)
+    text = text.to(device)
+    for samples in (1, 8):
+        noise = chance(SMALL, 2 * samples).to(device)
+        fast, slow = Decoder(dalle, 2, samples), WholeDecoder(dalle, samples)
+        assert ("graph" in fast.mode.split(" (")[0]) == (device == "cuda")
+        drawn = [draw_codes(decoder, text, noise, Sampling(top_k=8, top_p=0.9)) for decoder in (fast, slow)]
+        assert torch.equal(*drawn)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_projections(dtype: torch.dtype, rows: int) -> None:
+    """Whatever layout was chosen, also for another number of rows than it was chosen for."""
+    generator = torch.Generator().manual_seed(0)
+    weight, bias = torch.randn(24, 16, generator=generator), torch.randn(24, generator=generator)
+    x = torch.randn(rows + 2, 16, generator=generator).to(dtype)
+    for with_bias in (bias, None):
+        found = Projection(weight, with_bias, dtype, rows)(x)
+        expected = torch.nn.functional.linear(x, weight.to(dtype), None if with_bias is None else bias.to(dtype))
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("primed", [0, 1, 4, 7, 15, 16])
@@ -58,10 +154,23 @@ def test_autocast_draws_with_and_without_cache() -> None:
     dalle = randomised(SMALL, 2).float()
     text, _ = example(SMALL, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert Decoder(dalle, 1).attention_caches[0].seen.dtype == torch.bfloat16
+        assert Decoder(dalle, 1).caches.attention[0].image.dtype == torch.bfloat16
         for cache in (True, False):
             codes = dalle.generate(text, cache=cache)
             assert 0 <= codes.min() <= codes.max() < SMALL.image_vocab
+
+
+@torch.no_grad()
+def test_bfloat16_stays_near_float32() -> None:
+    """Its steps' logits, as near as bfloat16's eight bits allow after six layers."""
+    dalle = Dalle(SMALL)
+    text, image = example(SMALL, 14)
+    exact, rounded = Decoder(dalle, 2, dtype=torch.float32), Decoder(dalle, 2, dtype=torch.bfloat16)
+    for decoder in (exact, rounded):
+        decoder.prefill(text)
+    for position in range(SMALL.image_positions - 1):
+        near, far = (one.step(image[:, position], position).float() for one in (exact, rounded))
+        assert (near - far).abs().max() < 0.03 * near.abs().max()
 
 
 def test_a_seed_repeats_the_drawing() -> None:
@@ -102,11 +211,29 @@ def test_drawing_keeps_no_graph() -> None:
 def test_caches_follow_the_attention_type() -> None:
     """Beyond the text a row layer holds one row, a conv_like one its window's rows, a column one all."""
     config = DalleConfig(32, 6, 2, 16, 20, 6, 8, 24)
-    decoder = Decoder(Dalle(config), 1)
-    row, column, *_, window = decoder.attention_caches
-    assert (row.seen.shape[3], row.kept.shape[3]) == (7 + 8, 0)
-    assert (column.seen.shape[3], column.kept.shape[3]) == (7 + 8, 8)
-    assert (window.seen.shape[3], window.kept.shape[3]) == (7 + 15, 3)
+    row, column, *_, window = Decoder(Dalle(config), 1).caches.attention
+    assert [layer.image.shape[4] for layer in (row, column, window)] == [8, 64, 3 * 8]
+
+
+def test_memory_is_known_before() -> None:
+    """The caches' bytes to the last one, counted without taking them, and copies of the weights where there are any."""
+    dalle = Dalle(SMALL)
+    for prompts, samples, dtype in ((1, 1, torch.float32), (2, 3, torch.float32), (1, 4, torch.bfloat16)):
+        decoder = Decoder(dalle, prompts, samples, dtype)
+        tensors = [t for layer in decoder.caches.attention for t in (layer.text, layer.image)]
+        tensors += [state.kept for state in decoder.caches.attention_shifts + decoder.caches.feed_forward_shifts]
+        held = sum(tensor.nbytes for tensor in tensors)
+        assert decoder.caches.nbytes == held
+        assert Caches(SMALL, prompts, samples, torch.device("meta"), dtype).nbytes == held
+        assert drawing_bytes(dalle, prompts, samples, dtype) > held
+    one, two = (drawing_bytes(dalle, 1, samples, torch.bfloat16) for samples in (2, 3))
+    picture = Caches(SMALL, 1, 3, torch.device("meta"), torch.bfloat16).nbytes
+    picture -= Caches(SMALL, 1, 2, torch.device("meta"), torch.bfloat16).nbytes
+    assert two - one >= picture
+    if has_onednn_linear(torch.float32):
+        matrices = sum(p.numel() for name, p in dalle.named_parameters() if p.dim() == 2 and "logits" not in name)
+        copied = drawing_bytes(dalle, 1, 2, torch.float32) - drawing_bytes(dalle, 1, 1, torch.float32)
+        assert copied > 4 * matrices
 
 
 def test_bad_requests() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 
-from tt_cli.model.sampling import filter_top_k, filter_top_p, sample
+from tt_cli.model.sampling import Sampling, filter_top_k, filter_top_p, pick
 
 NONE = -torch.inf
 # Probabilities 1/2, 1/4, 1/8, 1/8 in a shuffled order.
@@ -53,13 +54,14 @@ def test_top_p_after_top_k_renormalises() -> None:
 
 
 def frequencies(**settings: float | int) -> list[float]:
-    generator = torch.Generator().manual_seed(0)
-    drawn = sample(LOGITS.expand(20_000, 4), generator=generator, **settings)
+    """How often each token is drawn with evenly spread numbers."""
+    noise = (torch.arange(20_000, dtype=torch.float64) + 0.5) / 20_000
+    drawn = Sampling(**settings).choose(LOGITS.expand(20_000, 4), noise)
     return (torch.bincount(drawn, minlength=4) / len(drawn)).tolist()
 
 
 def close(a: list[float], b: list[float]) -> bool:
-    return all(math.isclose(x, y, abs_tol=0.015) for x, y in zip(a, b, strict=True))
+    return all(math.isclose(x, y, abs_tol=1e-4) for x, y in zip(a, b, strict=True))
 
 
 def test_sampling_follows_the_distribution() -> None:
@@ -69,22 +71,54 @@ def test_sampling_follows_the_distribution() -> None:
     assert close(frequencies(temperature=0.5), [1 / 22, 16 / 22, 1 / 22, 4 / 22])
 
 
-def test_temperature_comes_after_the_filters() -> None:
-    """At temperature 0.5 the first token alone would hold 16/22 > 0.6; filtered first, two tokens stay."""
+def test_temperature_after_the_filters_and_before_them() -> None:
+    """At temperature 0.5 the first token alone holds 16/22 > 0.6; filtered first, two tokens stay."""
     assert close(frequencies(temperature=0.5, top_p=0.6), [0, 4 / 5, 0, 1 / 5])
+    assert close(frequencies(temperature=0.5, top_p=0.6, temperature_first=True), [0, 1, 0, 0])
+    # At temperature 2 the probabilities go as the square roots; 0.4 of them are with the first two tokens only.
+    parts = [0.125**0.5, 0.5**0.5, 0.125**0.5, 0.25**0.5]
+    two = parts[1] + parts[3]
+    assert close(frequencies(temperature=2.0, top_p=0.4), [0, 1, 0, 0])
+    expected = [0, parts[1] / two, 0, parts[3] / two]
+    assert close(frequencies(temperature=2.0, top_p=0.4, temperature_first=True), expected)
+    # Top-k keeps the same tokens either way.
+    assert close(frequencies(temperature=2.0, top_k=2), expected)
+    assert close(frequencies(temperature=2.0, top_k=2, temperature_first=True), expected)
+
+
+def test_pick_takes_the_first_sum_above_the_number() -> None:
+    probabilities = torch.tensor([[0.0, 0.25, 0.0, 0.5, 0.25, 0.0]])
+    below_one = math.nextafter(1.0, 0.0)
+    noise = [(0.0, 1), (0.2499, 1), (0.25, 3), (0.7499, 3), (0.75, 4), (below_one, 4)]
+    for number, expected in noise:
+        assert pick(probabilities, torch.tensor([number], dtype=torch.float64)).tolist() == [expected], number
+
+
+@pytest.mark.parametrize("size", [7, 8192])
+def test_pick_never_takes_what_cannot_be(size: int) -> None:
+    """Neither with the smallest nor with the largest number, however the sums were rounded."""
+    generator = torch.Generator().manual_seed(size)
+    probabilities = torch.rand(200, size, generator=generator)
+    probabilities *= torch.rand(200, size, generator=generator) < 0.1
+    probabilities[:, 3] = 1e-30
+    for number in (0.0, math.nextafter(1.0, 0.0)):
+        ids = pick(probabilities, torch.full((200,), number, dtype=torch.float64))
+        assert (probabilities.gather(1, ids[:, None]) > 0).all()
+
+
+def test_a_row_depends_on_its_own_number() -> None:
+    logits = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
+    noise = torch.rand(6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    together = Sampling(top_k=5).choose(logits, noise)
+    assert together.tolist() == [Sampling(top_k=5).choose(logits[i : i + 1], noise[i : i + 1]).item() for i in range(6)]
 
 
 def test_top_1_is_the_argmax() -> None:
     logits = torch.randn(50, 7)
-    assert torch.equal(sample(logits, top_k=1), logits.argmax(dim=1))
+    for number in (0.0, 0.5, math.nextafter(1.0, 0.0)):
+        noise = torch.full((50,), number, dtype=torch.float64)
+        assert torch.equal(Sampling(top_k=1).choose(logits, noise), logits.argmax(dim=1))
 
 
 def test_half_precision_logits() -> None:
-    assert sample(LOGITS.bfloat16(), top_p=0.4).tolist() == [1]
-
-
-def test_a_generator_repeats() -> None:
-    logits = torch.randn(64, 16)
-    draws = [sample(logits, generator=torch.Generator().manual_seed(s)) for s in (1, 1, 2)]
-    assert torch.equal(draws[0], draws[1])
-    assert not torch.equal(draws[0], draws[2])
+    assert Sampling(top_p=0.4).choose(LOGITS.bfloat16(), torch.tensor([0.9])).tolist() == [1]

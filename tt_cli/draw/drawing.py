@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from tt_cli.data import decode_pictures
-from tt_cli.errors import UsageError
+from tt_cli.draw.batching import GIB, MOST_ROWS, Limit, Part, is_out_of_memory, memory_limit, next_batch
+from tt_cli.errors import TTError, UsageError
+from tt_cli.model.drawing_memory import drawing_bytes
+from tt_cli.model.generation import Decoder, draw_codes
+from tt_cli.model.projection import drawing_dtype
+from tt_cli.model.sampling import Sampling
 
 if TYPE_CHECKING:
     from tt_cli.data import Tokenizer
     from tt_cli.model import Dalle, Vqgan
     from tt_cli.run import RunConfig
 
-# Rows drawn side by side unless the caller says otherwise: the cache takes memory for each code of each row.
-CODES_AT_ONCE = 8192
+# Values of float32 that decoding one picture holds at once, for each of its pixels and of the VQGAN's base channels.
+_DECODING_VALUES = 5
+_DECODED_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
@@ -44,47 +51,49 @@ def draw(
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    temperature_first: bool = False,
     seed: int = 0,
     batch: int | None = None,
-    mix_prompts: bool = False,
+    memory: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_message: Callable[[str], None] = lambda line: None,
 ) -> list[Drawing]:
     """Draw `samples` candidates for each prompt, in the order of the prompts.
 
-    The same arguments give the same pictures on the same machine. A prompt's pictures do not depend on the
-    other prompts, unless `mix_prompts` lets prompts share a batch, which is much faster for many prompts of
-    few samples. `batch` is the most pictures drawn side by side. `top_k` = 0 and `top_p` = 1 switch these
-    filters off. `on_progress` gets the numbers of codes drawn and to draw. Raises UsageError for an empty
-    prompt or sampling settings out of range.
+    As many candidates are drawn side by side as fit into `memory` bytes (default: a share of what is free), at most
+    `batch`. Where memory runs out all the same, the batch is halved and what was drawn is kept. On GPUs that can,
+    matrix products run in bfloat16. `on_message` is told what was chosen and why, `on_progress` gets the numbers of
+    codes drawn and to draw; the first falls back when a batch is begun again.
+
+    A picture depends on seed, prompt and index and the sampling (see Sampling) alone, not on what is drawn beside it,
+    but for rounding: see draw_codes. `top_k` = 0 and `top_p` = 1 switch these filters off. Raises UsageError for an
+    empty prompt, sampling settings out of range or a `memory` that not one picture fits into, TTError where memory
+    runs out with a single picture.
     """
     if samples < 1:
         raise UsageError(f"samples is {samples}; it must be 1 or more")
     if any(not prompt.strip() for prompt in prompts):
         raise UsageError("a prompt is empty; say what to draw")
-    length = run.vqgan.grid**2
-    size = batch or max(1, CODES_AT_ONCE // length)
-    total = len(prompts) * samples * length
-    device = next(model.parameters()).device
-    drawings: list[Drawing] = []
+    if not prompts:
+        return []
+    sampling = Sampling(temperature, top_k, top_p, temperature_first)
     model.eval()
-    for rows in _batches(prompts, samples, size, mix_prompts):
-        before = len(drawings) * length
+    device = next(model.parameters()).device
+    limit = memory_limit(device, memory)
+    drawer = _Drawer(model, tokenizer.encode(prompts).to(device), sampling, limit, on_progress, on_message)
 
-        def on_token(known: int, rows: int = len(rows), before: int = before) -> None:
-            on_progress(before + known * rows, total)
+    def noise(part: Part) -> list[np.ndarray]:
+        return [
+            candidate_noise(seed, prompts[part.place], index, run.vqgan.grid**2)
+            for index in range(part.first, part.first + part.count)
+        ]
 
-        codes = model.generate(
-            tokenizer.encode([prompt for prompt, _ in rows]).to(device),
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            generator=torch.Generator(device).manual_seed(_seed(seed, rows)),
-            on_token=on_token,
-        )
-        arrays = codes.cpu().numpy()
-        for (prompt, index), row, picture in zip(rows, arrays, decode_pictures(vqgan, arrays), strict=True):
-            drawings.append(Drawing(prompt, index, row, picture))
-    return drawings
+    codes = drawer.draw(samples, noise, batch)
+    del drawer  # its caches' memory is free for decoding
+    pictures = _decode(vqgan, codes.reshape(len(prompts) * samples, -1), limit)
+    listed = [(prompt, index) for prompt in prompts for index in range(samples)]
+    flat = codes.reshape(len(listed), -1)
+    return [Drawing(*who, row, picture) for who, row, picture in zip(listed, flat, pictures, strict=True)]
 
 
 def cut_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> dict[str, str]:
@@ -95,15 +104,112 @@ def cut_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> dict[str, str]:
     return {prompt: read for prompt, filled, read in kept if filled and len(read) < len(prompt.strip())}
 
 
-def _batches(prompts: Sequence[str], samples: int, size: int, mix_prompts: bool) -> Iterator[list[tuple[str, int]]]:
-    """Rows (prompt, index) of each batch of at most `size`."""
-    rows = [(place, prompt, index) for place, prompt in enumerate(prompts) for index in range(samples)]
-    for _, group in groupby(rows, key=lambda row: None if mix_prompts else row[0]):
-        together = [(prompt, index) for _, prompt, index in group]
-        for start in range(0, len(together), size):
-            yield together[start : start + size]
+def candidate_noise(seed: int, prompt: str, index: int, codes: int) -> np.ndarray:
+    """The chance in one candidate: a float64 number in [0, 1) for each of its codes, the same on every machine."""
+    key = hashlib.sha256(repr((seed, prompt, index)).encode()).digest()
+    return np.random.Generator(np.random.PCG64(int.from_bytes(key[:16], "big"))).random(codes)
 
 
-def _seed(seed: int, rows: list[tuple[str, int]]) -> int:
-    """63 bits from the seed and what is drawn with it."""
-    return int.from_bytes(hashlib.sha256(repr((seed, rows)).encode()).digest()[:8], "big") >> 1
+class _Drawer:
+    """Draws the codes of all candidates, batch after batch."""
+
+    def __init__(
+        self,
+        model: Dalle,
+        text: torch.Tensor,
+        sampling: Sampling,
+        limit: Limit,
+        on_progress: Callable[[int, int], None],
+        on_message: Callable[[str], None],
+    ) -> None:
+        self.model, self.text, self.sampling, self.limit = model, text, sampling, limit
+        self.on_progress, self.on_message = on_progress, on_message
+        self.dtype, self.dtype_reason = drawing_dtype(text.device)
+        self.needed = cache(lambda prompts, samples: drawing_bytes(model, prompts, samples, self.dtype))
+        self.decoder: Decoder | None = None
+
+    def draw(self, samples: int, noise: Callable[[Part], list[np.ndarray]], batch: int | None) -> np.ndarray:
+        """Codes (prompts, samples, n) int64."""
+        if self.limit.asked and self.needed(1, 1) > self.limit.nbytes:
+            raise UsageError(
+                f"drawing one picture takes {self.needed(1, 1) / GIB:.3g} GiB, more than the "
+                f"{self.limit.nbytes / GIB:.3g} GiB it may take; allow more memory"
+            )
+        codes = np.empty((len(self.text), samples, self.model.config.image_positions), dtype=np.int64)
+        waiting = deque(Part(place, 0, samples) for place in range(len(self.text)))
+        most, done = min(batch or MOST_ROWS, MOST_ROWS), 0
+        while waiting:
+            parts = next_batch(waiting, partial(self._fits, most))
+            rows = len(parts) * parts[0].count
+
+            def on_token(known: int, rows: int = rows, done: int = done) -> None:
+                self.on_progress(done + known * rows, codes.size)
+
+            drawn, refusal = self._try(parts, np.concatenate([noise(part) for part in parts]), on_token)
+            if drawn is None:
+                if rows == 1:
+                    where = "memory" if self.text.device.type == "cpu" else f"memory on {self.text.device}"
+                    raise TTError(f"there is not enough {where} to draw even one picture at a time: {refusal}")
+                waiting.extendleft(reversed(parts))
+                most = rows // 2
+                self.on_message(f"out of memory with {rows} pictures side by side; going on with {most}")
+                continue
+            for part, its in zip(parts, drawn.reshape(len(parts), -1, codes.shape[2]), strict=True):
+                codes[part.place, part.first : part.first + part.count] = its
+            done += drawn.size
+        return codes
+
+    def _fits(self, most: int, prompts: int, samples: int) -> bool:
+        return prompts * samples <= most and self.needed(prompts, samples) <= self.limit.nbytes
+
+    def _try(
+        self, parts: list[Part], noise: np.ndarray, on_token: Callable[[int], None]
+    ) -> tuple[np.ndarray | None, str]:
+        """Codes (rows, n) of these parts; None and the allocator's words where memory runs out."""
+        try:
+            decoder = self._decoder(len(parts), parts[0].count)
+            text = self.text[[part.place for part in parts]]
+            chance = torch.from_numpy(noise).to(text.device)
+            return draw_codes(decoder, text, chance, self.sampling, on_token=on_token).cpu().numpy(), ""
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            words = str(error).strip().split("\n")[0]
+        # Only now, when the error no longer holds the tensors of where it was raised, can they be given back.
+        self.decoder = None
+        if self.text.device.type == "cuda":
+            torch.cuda.empty_cache()
+        return None, words
+
+    def _decoder(self, prompts: int, samples: int) -> Decoder:
+        """The last batch's decoder if it has this size, else a new one; the old one's memory is free by then."""
+        if self.decoder is None or (self.decoder.prompts, self.decoder.samples) != (prompts, samples):
+            self.decoder = None
+            self.decoder = Decoder(self.model, prompts, samples, self.dtype)
+            rows, needed = prompts * samples, self.needed(prompts, samples)
+            self.on_message(
+                f"batch {rows}: {needed / GIB:.3g} of {self.limit.nbytes / GIB:.3g} GiB ({self.limit.reason}); "
+                f"{str(self.dtype).removeprefix('torch.')}: {self.dtype_reason}; {self.decoder.mode}"
+            )
+        return self.decoder
+
+
+def _decode(vqgan: Vqgan, codes: np.ndarray, limit: Limit) -> np.ndarray:
+    """Pictures (b, H, W, 3) uint8 of codes (b, n), as many at a time as fit."""
+    config = vqgan.config
+    each = 4 * _DECODING_VALUES * config.channels * config.resolution**2
+    size = max(1, min(_DECODED_AT_ONCE, limit.nbytes // each))
+    pictures: list[np.ndarray] = []
+    start = 0
+    while start < len(codes):
+        try:
+            pictures.append(decode_pictures(vqgan, codes[start : start + size], batch=size))
+            start += size
+            continue
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or size == 1:
+                raise
+        size //= 2
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return np.concatenate(pictures)

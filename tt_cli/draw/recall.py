@@ -44,7 +44,6 @@ def recall(
         samples=1,
         top_k=1,
         seed=seed,
-        mix_prompts=True,
         on_progress=on_progress,
     )
     pictures = decode_pictures(vqgan, np.stack([example.codes for example in examples]).astype(np.int64))

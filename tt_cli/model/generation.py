@@ -1,247 +1,305 @@
-"""Drawing codes one by one, with a cache that follows each layer's attention type.
+"""Drawing codes one by one, many pictures side by side, with caches that follow each layer's attention type.
 
-The text (and a given image prefix) runs through the trunk once. After that a step feeds one code: its keys
-and values join the cache, and the query sees the text region plus its own row, column or window. The token
-shift needs the normed input of the last ``image_size`` positions of every branch. The tokens are those of the
-slow way.
+The text (and given first codes) runs through the trunk once for each prompt. After that a step feeds one code of
+every picture: its keys and values join the caches, and the query sees the text region plus its own row, column or
+window (see cache). The codes are those of the slow way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tt_cli.model.blocks import feed_forward, layer_norm
-from tt_cli.model.rotary import split_heads
-from tt_cli.model.sampling import check_sampling, sample
+from tt_cli.model.blocks import layer_norm
+from tt_cli.model.cache import Caches, KeyValueCache, Place, ShiftState, StepTables
+from tt_cli.model.graph import captured
+from tt_cli.model.projection import Projection
+from tt_cli.model.sampling import Sampling
 
 if TYPE_CHECKING:
-    from tt_cli.model.attention import AttentionPattern
-    from tt_cli.model.config import DalleConfig
     from tt_cli.model.dalle import Dalle
 
-# What one step adds to the residual stream: (layer, x, weights) -> (b, dim) or (b, n, dim).
-BranchStep = Callable[[int, Tensor, list[Tensor]], Tensor]
+# Prompts whose text runs through the trunk together: enough rows for any device, and a bound on its memory.
+PROMPTS_AT_ONCE = 4
 
 
-@torch.no_grad()
 def generate(
     dalle: Dalle,
     text: Tensor,
     *,
+    samples: int = 1,
     temperature: float = 1.0,
     top_k: int = 0,
     top_p: float = 1.0,
+    temperature_first: bool = False,
     generator: torch.Generator | None = None,
     cache: bool = True,
     prime: Tensor | None = None,
     on_token: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Draw codes (b, image_size**2) int64 for captions text (b, text_length) int64, one picture per row.
+    """Draw codes (b, image_size**2) int64 for captions text (p, text_length) int64.
 
-    ``prime`` (b, m) int64 fixes the first m codes. ``on_token`` is called with the number of codes known so
-    far after each new one. The same arguments and generator state give the same codes on the same machine.
-    Raises UsageError for a temperature, top_k or top_p out of range.
+    There are ``samples`` pictures of each caption, those of one caption next to each other: b = p * samples.
+    ``prime`` (b, m) int64 fixes the first m codes. ``on_token`` is called with the number of codes known so far after
+    each new one, on a GPU after each row. The same arguments and generator state give the same codes on the same
+    machine; see Sampling for how they are chosen. Raises UsageError for sampling settings out of range.
     """
-    check_sampling(temperature, top_k, top_p)
-    config = dalle.config
-    codes = text.new_empty(text.shape[0], config.image_positions)
+    sampling = Sampling(temperature, top_k, top_p, temperature_first)
+    rows = len(text) * samples
+    shape = (rows, dalle.config.image_positions)
+    noise = torch.rand(shape, generator=generator, device=text.device, dtype=torch.float64)
+    decoder = Decoder(dalle, len(text), samples) if cache else WholeDecoder(dalle, samples)
+    return draw_codes(decoder, text, noise, sampling, prime=prime, on_token=on_token)
+
+
+class CodeByCode(Protocol):
+    """What draw_codes draws with."""
+
+    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
+        """Take text (p, text_length) and each picture's first codes (b, m); logits (b, image_vocab) of the next."""
+
+    def step(self, code: Tensor, position: int) -> Tensor:
+        """Take the code (b,) at raster position ``position``; logits of the next, valid until the next call."""
+
+
+@torch.no_grad()
+def draw_codes(
+    decoder: CodeByCode,
+    text: Tensor,
+    noise: Tensor,
+    sampling: Sampling,
+    *,
+    prime: Tensor | None = None,
+    on_token: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Codes (b, N) int64 for noise (b, N): each code is chosen by its number in [0, 1); see generate.
+
+    A picture depends on its caption, its noise and its prime alone, but for rounding: matrix products of another
+    number of rows add in another order, and a number that falls between the two borders of a code picks the other
+    code. In float32 that is rare (of 1000 pictures about one), and every code after it may differ too.
+    """
+    codes = torch.empty(noise.shape, dtype=torch.int64, device=text.device)
+    rows, positions = codes.shape
     known = 0
     if prime is not None:
         known = prime.shape[1]
-        if len(prime) != len(text) or known > config.image_positions:
-            expected = f"({len(text)}, 0..{config.image_positions})"
-            raise ValueError(f"prime has shape {tuple(prime.shape)}, expected {expected}")
+        if len(prime) != rows or known > positions:
+            raise ValueError(f"prime has shape {tuple(prime.shape)}, expected ({rows}, 0..{positions})")
         codes[:, :known] = prime
-    decoder = Decoder(dalle, text.shape[0]) if cache else None
-    for position in range(known, config.image_positions):
-        if decoder is None:
-            x = dalle.trunk(dalle.embed(dalle.ids(text, codes[:, :position])))[:, -1]
-        elif position == known:
-            x = decoder.prefill(dalle.ids(text, codes[:, :position]))
+    side = round(positions**0.5)
+    for position in range(known, positions):
+        if position == known:
+            logits = decoder.prefill(text, codes[:, :known])
         else:
-            x = decoder.step(codes[:, position - 1], position - 1)
-        z = dalle.final_norm(x)
-        weight, bias = dalle.logits.weight[config.text_ids :], dalle.logits.bias[config.text_ids :]
-        logits = F.linear(z, weight, bias)
-        codes[:, position] = sample(logits, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator)
+            logits = decoder.step(codes[:, position - 1], position - 1)
+        codes[:, position] = sampling.choose(logits, noise[:, position])
+        if codes.is_cuda:  # the host runs ahead of a GPU by a row at most, so that progress is what was done
+            if (position + 1) % side:
+                continue
+            torch.cuda.synchronize(codes.device)
         if on_token is not None:
             on_token(position + 1)
     return codes
 
 
-class Decoder:
-    """The state of drawing b pictures at once."""
+class WholeDecoder:
+    """The slow way, without a cache: everything runs through the trunk again for each code."""
 
-    def __init__(self, dalle: Dalle, b: int) -> None:
-        config = dalle.config
-        self.dalle = dalle
-        self.dtype = dalle.compute_dtype()
-        self.attention_caches: list[KeyValueCache] = []
-        self.attention_shifts: list[ShiftState] = []
-        self.feed_forward_shifts: list[ShiftState] = []
-        like = dalle.logits.weight
-        for layer in range(config.depth):
-            pattern = dalle.attention_branches[config.attention_kind(layer)].pattern
-            self.attention_caches.append(KeyValueCache(config, pattern, b, like.device, self.dtype))
-            self.attention_shifts.append(ShiftState(config, b, like))
-            self.feed_forward_shifts.append(ShiftState(config, b, like))
-        self.weights = [dalle.layer_weights(layer) for layer in range(config.depth)]
+    def __init__(self, dalle: Dalle, samples: int = 1) -> None:
+        self.dalle, self.samples = dalle, samples
 
-    def prefill(self, ids: Tensor) -> Tensor:
-        """Feed ids (b, n): the whole text region and any known codes; returns the last position, (b, dim)."""
-
-        def attention(layer: int, x: Tensor, weights: list[Tensor]) -> Tensor:
-            branch = self.dalle.attention_branches[self.dalle.config.attention_kind(layer)]
-            recorder = _Recorder(x.shape[1], self.attention_shifts[layer], self.attention_caches[layer])
-            return branch(x, weights, self.dtype, recorder)
-
-        def feed(layer: int, x: Tensor, weights: list[Tensor]) -> Tensor:
-            recorder = _Recorder(x.shape[1], self.feed_forward_shifts[layer])
-            return self.dalle.feed_forward_branch(x, weights, self.dtype, recorder)
-
-        return self._run(self.dalle.embed(ids), attention, feed)[:, -1]
+    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
+        """See CodeByCode."""
+        self.text = text.repeat_interleave(self.samples, dim=0)
+        self.codes = self.text.new_empty(len(self.text), 0) if prime is None else prime
+        return self._logits()
 
     def step(self, code: Tensor, position: int) -> Tensor:
-        """Feed the code (b,) at raster position ``position``; returns its output (b, dim)."""
-        config, dtype = self.dalle.config, self.dtype
-        table = None
-        if config.rotary:
-            at = config.text_positions + position
-            table = self.dalle.rotary.to(code.device, dtype)[at : at + 1]
+        """See CodeByCode."""
+        self.codes = torch.cat([self.codes[:, :position], code[:, None]], dim=1)
+        return self._logits()
 
-        def attention(layer: int, x: Tensor, weights: list[Tensor]) -> Tensor:
-            norm_weight, norm_bias, scale, qkv, out_weight, out_bias = weights
-            h = self.attention_shifts[layer].step(layer_norm(x, norm_weight, norm_bias), position)
-            projected = F.linear(h.to(dtype), qkv.to(dtype))[:, None]
-            q, k, v = split_heads(projected, table, config.heads, 1).unbind()
-            keys, values = self.attention_caches[layer].step(k, v, position)
-            attended = F.scaled_dot_product_attention(q, keys, values).flatten(1)
-            return F.linear(attended, out_weight.to(dtype), out_bias.to(dtype)) * scale
-
-        def feed(layer: int, x: Tensor, weights: list[Tensor]) -> Tensor:
-            norm_weight, norm_bias, scale, *matrices = weights
-            h = self.feed_forward_shifts[layer].step(layer_norm(x, norm_weight, norm_bias), position)
-            return feed_forward(h, matrices, dtype) * scale
-
-        return self._run(self.dalle.embed(code + config.text_ids), attention, feed)
-
-    def _run(self, x: Tensor, attention: BranchStep, feed: BranchStep) -> Tensor:
-        reversible = self.dalle.config.reversible
-        x1 = x2 = x
-        with torch.autocast(x.device.type, enabled=False):
-            for layer, (attention_weights, feed_weights) in enumerate(self.weights):
-                if reversible:
-                    x1 = x1 + attention(layer, x2, attention_weights)
-                    x2 = x2 + feed(layer, x1, feed_weights)
-                else:
-                    x1 = x1 + attention(layer, x1, attention_weights)
-                    x1 = x1 + feed(layer, x1, feed_weights)
-        return (x1 + x2) / 2 if reversible else x1
+    def _logits(self) -> Tensor:
+        dalle = self.dalle
+        return image_logits(dalle, dalle.trunk(dalle.embed(dalle.ids(self.text, self.codes)))[:, -1])
 
 
-class ShiftState:
-    """Normed inputs that later positions of one branch take over (see token_shift)."""
+class _Branch(NamedTuple):
+    """One branch of one layer, ready to step."""
 
-    def __init__(self, config: DalleConfig, b: int, like: Tensor) -> None:
-        self.config = config
-        self.quarter = config.dim // 4
-        # By image column: what the newest position of that column gives to the one below it.
-        self.above = like.new_zeros(config.image_size, b, self.quarter)
-        self.left = like.new_zeros(b, self.quarter)
-
-    def fill(self, h: Tensor) -> None:
-        """Remember h (b, n, dim) of the text region and n - text_positions codes."""
-        text = self.config.text_positions
-        for position in range(max(0, h.shape[1] - text - self.config.image_size), h.shape[1] - text):
-            self._put(h[:, text + position], position)
-
-    def step(self, h: Tensor, position: int) -> Tensor:
-        """Shift h (b, dim) of the code at raster position ``position`` and remember it."""
-        if not self.config.shift_tokens:
-            return h
-        column = position % self.config.image_size
-        left = self.left if column else torch.zeros_like(self.left)
-        shifted = torch.cat([self.above[column], left, h[:, 2 * self.quarter :]], dim=1)
-        self._put(h, position)
-        return shifted
-
-    def _put(self, h: Tensor, position: int) -> None:
-        self.above[position % self.config.image_size] = h[:, : self.quarter]
-        self.left = h[:, self.quarter : 2 * self.quarter]
+    norm: tuple[Tensor, Tensor]
+    scale: Tensor
+    first: Projection
+    second: Projection
+    shift: ShiftState | None
+    cache: KeyValueCache | None = None
 
 
-class KeyValueCache:
-    """Rotated keys and values that later positions of one layer can still attend to.
+class Decoder:
+    """``samples`` pictures of each of ``prompts`` prompts, drawn side by side; can be used again and again.
 
-    ``seen`` (2, b, heads, text_positions + slots, dim_head) holds the text region and then the image
-    positions of the query at hand. ``kept`` (2, b, heads, rows, image_size, dim_head) holds what comes back
-    later: every row for axial_col, the window's rows in turn for conv_like; axial_row needs none.
+    ``dtype`` is that of matrix products and caches (default: Dalle.compute_dtype()); the residual stream and norms
+    keep the weights' dtype. ``mode`` says how a step runs. Later changes of the model's weights are not seen.
     """
 
-    def __init__(
-        self, config: DalleConfig, pattern: AttentionPattern, b: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.text, self.side = config.text_positions, config.image_size
-        self.kind, self.reach = pattern.kind, pattern.reach
-        slots, rows = self.side, self.side
-        if self.kind == "axial_row":
-            rows = 0
-        elif self.kind == "conv_like":
-            rows = self.reach + 1
-            slots = rows * (2 * self.reach + 1)
-        self.rows = rows
-        shape = (2, b, config.heads)
-        self.seen = torch.empty(*shape, self.text + slots, config.dim_head, device=device, dtype=dtype)
-        self.kept = torch.empty(*shape, rows, self.side, config.dim_head, device=device, dtype=dtype)
+    @torch.no_grad()
+    def __init__(self, dalle: Dalle, prompts: int, samples: int = 1, dtype: torch.dtype | None = None) -> None:
+        self.dalle, self.prompts, self.samples = dalle, prompts, samples
+        self.dtype = dtype or dalle.compute_dtype()
+        config, device = dalle.config, dalle.logits.weight.device
+        self.tables = StepTables(config, dalle.rotary, device, self.dtype)
+        self.caches = Caches(config, prompts, samples, device, self.dtype)
+        self._projections: dict[Tensor, Projection] = {}
+        self._layers = [self._layer(layer) for layer in range(config.depth)]
+        weight, bias = dalle.logits.weight[config.text_ids :], dalle.logits.bias[config.text_ids :]
+        self._logits = Projection(weight, bias, self.dtype, prompts * samples)
+        self._code = torch.zeros(prompts * samples, dtype=torch.int64, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._graph, self.mode = captured(self._step, device)
 
-    def fill(self, k: Tensor, v: Tensor, n: int) -> None:
-        """Remember k, v (b, heads, n or more, dim_head) of the text region and n - text_positions codes."""
-        both = torch.stack([k, v])
-        self.seen[:, :, :, : self.text] = both[:, :, :, : self.text]
-        for position in range(n - self.text):
-            self._put(both[:, :, :, self.text + position], position)
+    @torch.no_grad()
+    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
+        """See CodeByCode. Forgets the pictures drawn before."""
+        if len(text) != self.prompts:
+            raise ValueError(f"text has {len(text)} rows, this decoder draws for {self.prompts} prompts")
+        self.caches.forget()
+        primed = prime is not None and prime.shape[1] > 0
+        outputs = []
+        for start in range(0, self.prompts, PROMPTS_AT_ONCE):
+            prompts = slice(start, min(start + PROMPTS_AT_ONCE, self.prompts))
+            rows = slice(prompts.start * self.samples, prompts.stop * self.samples)
+            if primed and prime is not None:  # text positions see no code: any of a prompt's rows gives its text
+                ids = self.dalle.ids(text[prompts].repeat_interleave(self.samples, dim=0), prime[rows])
+            else:
+                ids = self.dalle.ids(text[prompts], None)
+            outputs.append(image_logits(self.dalle, self._prefill(ids, prompts, rows), self.dtype))
+        logits = torch.cat(outputs)
+        return logits if primed else logits.repeat_interleave(self.samples, dim=0)
 
-    def step(self, k: Tensor, v: Tensor, position: int) -> tuple[Tensor, Tensor]:
-        """Add k, v (b, heads, 1, dim_head) at ``position``; returns all keys and values that it sees."""
-        self._put(torch.stack([k, v])[:, :, :, 0], position)
-        row, column = divmod(position, self.side)
-        end = self.text + column + 1
-        if self.kind == "axial_col":
-            end = self.text + row + 1
-            self.seen[:, :, :, self.text : end] = self.kept[:, :, :, : row + 1, column]
-        elif self.kind == "conv_like":
-            end = self.text
-            first = max(0, column - self.reach)
-            for near in range(max(0, row - self.reach), row + 1):
-                last = column if near == row else min(self.side - 1, column + self.reach)
-                start, end = end, end + last - first + 1
-                self.seen[:, :, :, start:end] = self.kept[:, :, :, near % self.rows, first : last + 1]
-        return self.seen[0, :, :, :end], self.seen[1, :, :, :end]
+    @torch.no_grad()
+    def step(self, code: Tensor, position: int) -> Tensor:
+        """See CodeByCode."""
+        self._code.copy_(code)
+        self._position.fill_(position)
+        return self._step() if self._graph is None else self._graph()
 
-    def _put(self, both: Tensor, position: int) -> None:
-        row, column = divmod(position, self.side)
-        if self.kind == "axial_row":
-            self.seen[:, :, :, self.text + column] = both
-        else:
-            self.kept[:, :, :, row % self.rows, column] = both
+    def _layer(self, layer: int) -> tuple[_Branch, _Branch]:
+        """Layer ``layer``'s weights and caches; the layers of a set share its projections."""
+        attention, feed_forward = self.dalle.layer_weights(layer)
+        norm_weight, norm_bias, scale, qkv, out_weight, out_bias = attention
+        shifts = self.caches.attention_shifts, self.caches.feed_forward_shifts
+        shift, feed_forward_shift = (states[layer] if states else None for states in shifts)
+        first = _Branch(
+            (norm_weight, norm_bias), scale, self._projection(qkv, None), self._projection(out_weight, out_bias),
+            shift, self.caches.attention[layer],
+        )  # fmt: skip
+        norm_weight, norm_bias, scale, expand, expand_bias, contract, contract_bias = feed_forward
+        second = _Branch(
+            (norm_weight, norm_bias), scale, self._projection(expand, expand_bias),
+            self._projection(contract, contract_bias), feed_forward_shift,
+        )  # fmt: skip
+        return first, second
+
+    def _projection(self, weight: Tensor, bias: Tensor | None) -> Projection:
+        if weight not in self._projections:
+            self._projections[weight] = Projection(weight, bias, self.dtype, self.prompts * self.samples)
+        return self._projections[weight]
+
+    def _prefill(self, ids: Tensor, prompts: slice, rows: slice) -> Tensor:
+        """Run ids (rows or prompts, n) through the trunk into the caches; the last position's output."""
+        dalle, n = self.dalle, ids.shape[1]
+
+        def attend(layer: int, x: Tensor) -> Tensor:
+            branch = dalle.attention_branches[dalle.config.attention_kind(layer)]
+            state = self._layers[layer][0]
+            recorder = _Recorder(self.tables, state, n, prompts, rows)
+            return branch(x, dalle.layer_weights(layer)[0], self.dtype, recorder)
+
+        def feed(layer: int, x: Tensor) -> Tensor:
+            recorder = _Recorder(self.tables, self._layers[layer][1], n, prompts, rows)
+            return dalle.feed_forward_branch(x, dalle.layer_weights(layer)[1], self.dtype, recorder)
+
+        with torch.autocast(ids.device.type, enabled=False):
+            x1 = x2 = dalle.embed(ids)
+            for layer in range(dalle.config.depth):
+                if dalle.config.reversible:
+                    x1 = x1 + attend(layer, x2)
+                    x2 = x2 + feed(layer, x1)
+                else:
+                    x1 = x1 + attend(layer, x1)
+                    x1 = x1 + feed(layer, x1)
+            return ((x1 + x2) / 2 if dalle.config.reversible else x1)[:, -1]
+
+    def _step(self) -> Tensor:
+        """Logits after the codes self._code at self._position; nothing here depends on their values' being known."""
+        dalle, config = self.dalle, self.dalle.config
+        place = self.tables.at(self._position)
+        with torch.autocast(self._code.device.type, enabled=False):
+            x1 = x2 = dalle.embed(self._code + config.text_ids)
+            for attention, feed_forward in self._layers:
+                x1 = self._attend(attention, x1, x2 if config.reversible else x1, place)
+                if config.reversible:
+                    x2 = self._feed(feed_forward, x2, x1, place)
+                else:
+                    x1 = self._feed(feed_forward, x1, x1, place)
+            x = (x1 + x2) / 2 if config.reversible else x1
+            return self._logits(dalle.final_norm(x).to(self.dtype))
+
+    def _attend(self, branch: _Branch, total: Tensor, x: Tensor, place: Place) -> Tensor:
+        """total + Attention(x), both (b, dim)."""
+        config = self.dalle.config
+        assert branch.cache is not None
+        projected = branch.first(self._normed(branch, x, place))
+        pairs = projected.unflatten(1, (3, config.heads, -1, 2)).unflatten(0, (self.prompts, self.samples))
+        if self.dtype.itemsize < 4:  # the products are computed in float32
+            pairs = pairs.float()
+        turned = torch.view_as_complex(pairs).permute(2, 0, 3, 1, 4)
+        factors = torch.view_as_complex(place.rotation)[:, None, None, None]
+        rotated = torch.view_as_real((turned * factors).contiguous()).flatten(-2).to(self.dtype)
+        attended = branch.cache.attend(rotated, place)
+        attended = attended.transpose(1, 2).reshape(len(x), config.inner_dim)
+        return _added(total, branch.second(attended), branch.scale)
+
+    def _feed(self, branch: _Branch, total: Tensor, x: Tensor, place: Place) -> Tensor:
+        """total + FeedForward(x), both (b, dim)."""
+        value, gate = branch.first(self._normed(branch, x, place)).chunk(2, dim=1)
+        return _added(total, branch.second(F.gelu(gate).mul_(value)), branch.scale)
+
+    def _normed(self, branch: _Branch, x: Tensor, place: Place) -> Tensor:
+        h = layer_norm(x, *branch.norm).to(self.dtype)
+        return h if branch.shift is None else branch.shift.step(h, place)
 
 
 class _Recorder:
     """Fills the caches of one branch while its input runs through in one piece."""
 
-    def __init__(self, n: int, shift: ShiftState, cache: KeyValueCache | None = None) -> None:
-        self.n, self.shift, self.cache = n, shift, cache
+    def __init__(self, tables: StepTables, branch: _Branch, n: int, prompts: slice, rows: slice) -> None:
+        self.tables, self.branch, self.n, self.prompts, self.rows = tables, branch, n, prompts, rows
 
     def normed(self, h: Tensor) -> None:
         """See blocks.Recorder."""
-        self.shift.fill(h)
+        if self.branch.shift is not None:
+            self.branch.shift.fill(h, self.tables, self.rows)
 
     def keys_values(self, k: Tensor, v: Tensor) -> None:
         """See blocks.Recorder."""
-        if self.cache is not None:
-            self.cache.fill(k, v, self.n)
+        if self.branch.cache is not None:
+            self.branch.cache.fill(k, v, self.n, self.tables, self.prompts)
+
+
+def image_logits(dalle: Dalle, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Logits (b, image_vocab) after the trunk's output x (b, dim)."""
+    first, dtype = dalle.config.text_ids, dtype or dalle.compute_dtype()
+    z = dalle.final_norm(x).to(dtype)
+    return F.linear(z, dalle.logits.weight[first:].to(dtype), dalle.logits.bias[first:].to(dtype))
+
+
+def _added(total: Tensor, out: Tensor, scale: Tensor) -> Tensor:
+    """total + scale * out."""
+    if out.dtype == total.dtype:
+        return torch.addcmul(total, out, scale)
+    return total + out * scale

@@ -1,0 +1,109 @@
+"""How many pictures are drawn side by side: as many as fit into a share of the memory that is free."""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+GIB = 1 << 30
+# Shares of the free memory that drawing takes by itself. A GPU's allocator needs some room for pieces that do not
+# fit each other; a computer's memory is wanted by its other programs too.
+GPU_SHARE = 0.85
+HOST_SHARE = 0.5
+# More rows than this are hardly faster, and the first picture would come late.
+MOST_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most bytes that drawing may take, and why."""
+
+    nbytes: int
+    reason: str
+    asked: bool  # by whoever draws, so it is kept to even where not one picture fits
+
+
+def memory_limit(device: torch.device, memory: int | None) -> Limit:
+    """``memory`` bytes, or a share of what is free on the device."""
+    if memory is not None:
+        return Limit(memory, "as asked", asked=True)
+    free, share = free_memory(device), GPU_SHARE if device.type == "cuda" else HOST_SHARE
+    where = "of memory" if device.type == "cpu" else f"on {device}"
+    return Limit(int(free * share), f"{share:.0%} of the {free / GIB:.3g} GiB free {where}", asked=False)
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be taken on the device (for the CPU: of memory, or of the container's share of it)."""
+    if device.type == "cuda":
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + held
+    free = _available()
+    root = Path("/sys/fs/cgroup")
+    try:
+        most, used = ((root / f"memory.{name}").read_text().strip() for name in ("max", "current"))
+        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())["inactive_file"]
+        return free if most == "max" else min(free, int(most) - int(used) + int(cached))
+    except (OSError, ValueError, KeyError):  # no control group, or one of another version
+        return free
+
+
+def _available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
+@dataclass(frozen=True)
+class Part:
+    """The pictures ``first`` … ``first + count - 1`` of the prompt at ``place``."""
+
+    place: int
+    first: int
+    count: int
+
+
+def next_batch(waiting: deque[Part], fits: Callable[[int, int], bool]) -> list[Part]:
+    """Take the next parts to draw together, all with equal counts: whole prompts, or even pieces of one.
+
+    ``fits(prompts, samples)`` tells whether so many prompts with so many pictures each fit. One picture is taken even
+    where it says no.
+    """
+    part = waiting.popleft()
+    if fits(1, part.count):
+        parts = [part]
+        while waiting and waiting[0].count == part.count and fits(len(parts) + 1, part.count):
+            parts.append(waiting.popleft())
+        return parts
+    most, too_many = 1, part.count
+    while too_many - most > 1:
+        middle = (most + too_many) // 2
+        most, too_many = (middle, too_many) if fits(1, middle) else (most, middle)
+    pieces = -(-part.count // most)
+    count = -(-part.count // pieces)
+    if part.count > count:
+        waiting.appendleft(Part(part.place, part.first + count, part.count - count))
+    return [Part(part.place, part.first, count)]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether this is an allocator's refusal, of a GPU's or of the computer's memory."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The last is what oneDNN says.
+    refusals = (
+        "can't allocate memory",
+        "not enough memory",
+        "bad_alloc",
+        "ALLOC_FAILED",
+        "could not create a primitive",
+    )
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in refusals)
