@@ -1,8 +1,8 @@
 """The plain VQGAN decoder: the published architecture in the order its description is read, in torch's own modules.
 
 Notable:
-- nothing of tt_cli in the decoder: three-dimensional einsum attention, one module for each published tensor name,
-  no memory format, no in-place step; as the code that published the weights runs it;
+- nothing of tt_cli in the decoder: one module for each published name, attention as two einsums, no memory format,
+  no step in place, as the code that came with the weights runs it;
 - `plain_decoder(state_dict)` is that decoder over published names, for tests and benchmarks;
 - `compare(threads, quick)` times it beside tt_cli's in one process, in turns, on random weights of the published
   size, checks that the pictures agree, and returns {"vqgan_decode_ratio": …, …} as scripts/bench_infer.py prints it.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -115,7 +116,7 @@ class Decoder(nn.Module):
 
 
 class PlainVqgan(nn.Module):
-    """Codes (b, 1024) int64 → pictures (b, 3, 256, 256) in [0, 1]."""
+    """Codes (b, n * n) int64 → pictures (b, 3, 8n, 8n) in [0, 1]; n is 32 in the paper's run."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -124,7 +125,8 @@ class PlainVqgan(nn.Module):
         self.decoder = Decoder()
 
     def forward(self, codes: Tensor) -> Tensor:
-        z = self.quantize["embed"](codes).reshape(len(codes), 32, 32, 256).permute(0, 3, 1, 2).contiguous()
+        side = math.isqrt(codes.shape[1])
+        z = self.quantize["embed"](codes).reshape(len(codes), side, side, 256).permute(0, 3, 1, 2).contiguous()
         raw = self.decoder(self.post_quant_conv(z))
         return (raw.clamp(-1, 1) + 1) / 2
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -109,7 +110,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 def _unpickled(path: Path, mmap: bool) -> Any:
     try:
-        with torch.serialization.safe_globals([(_Callback, _CALLBACK)]):
+        with warnings.catch_warnings(), torch.serialization.safe_globals([(_Callback, _CALLBACK)]):
+            warnings.simplefilter("ignore")  # about what it may refuse: it says so itself when it does
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         if named := re.search(r"GLOBAL ([\w.]+)", str(error)):

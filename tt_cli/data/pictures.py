@@ -18,6 +18,8 @@ from tt_cli.run.hub import download
 
 BUILTIN_WEIGHTS = "vqgan.safetensors"
 BUILTIN_CONFIG = "vqgan.json"
+# PyTorch Lightning of 2021 files what this callback remembers under its class, in the published VQGAN's file too.
+LIGHTNING_CALLBACK = "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
 
 
 def load_vqgan(run: RunConfig) -> Vqgan:
@@ -54,7 +56,7 @@ def load_vqgan(run: RunConfig) -> Vqgan:
 
 
 def decode_pictures(vqgan: Vqgan, codes: np.ndarray | torch.Tensor, batch: int = 64) -> np.ndarray:
-    """Codes (b, n) → pictures (b, H, W, 3) uint8, `batch` at a time."""
+    """Codes (b, n) → pictures (b, H, W, 3) uint8, at most `batch` at a time (the VQGAN takes large ones in turns)."""
     device = next(vqgan.parameters()).device
     parts = []
     known = codes if isinstance(codes, torch.Tensor) else torch.from_numpy(codes.astype(np.int64))
@@ -76,9 +78,20 @@ def _read_config(path: Path) -> VqganConfig:
         raise TTError(f"the VQGAN's sizes in {path} cannot be read ({error}); install tt again") from error
 
 
+class _Callback:
+    """Stands for that class where the file names it; it takes anything and keeps nothing."""
+
+    def __init__(self, *given: object) -> None:
+        pass
+
+    def __setstate__(self, state: object) -> None:
+        pass
+
+
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """The named tensors of a safetensors file or of a Lightning checkpoint's `state_dict`, as float32."""
     import pickle  # for the name of an error: torch.load raises it for a file that holds more than tensors
+    import zipfile
 
     import safetensors
     import safetensors.torch
@@ -87,7 +100,9 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
         if path.suffix == ".safetensors":
             tensors: Any = safetensors.torch.load_file(path)
         else:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            mmap = zipfile.is_zipfile(path)  # then what is left out is not read
+            with torch.serialization.safe_globals([(_Callback, LIGHTNING_CALLBACK)]):
+                checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
             tensors = checkpoint["state_dict"]
         return {name: tensor.float() for name, tensor in tensors.items() if not name.startswith("loss.")}
     except pickle.UnpicklingError as error:

@@ -359,19 +359,23 @@ class Vqgan(nn.Module):
         return max(1, (2**16 if device.type == "cpu" else 2**20) // max(1, pixels))
 
     def load_published(self, state_dict: Mapping[str, Tensor]) -> None:
-        """Loads the published weights (a Lightning file's `state_dict` entry); none if anything is wrong.
+        """Loads the published weights; none if anything is wrong. Reads and refuses what `checked` does."""
+        self.load_state_dict(self.checked(state_dict))
 
-        `loss.*` (the training's LPIPS and discriminator) is ignored, and so are the encoder's weights if this model
-        has no encoder. Raises TTError naming the first tensor that is missing, unknown, of another shape or type, or
-        not finite.
+    def checked(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of this model in a published state dict (a Lightning file's `state_dict` entry).
+
+        `loss.*` (the training's LPIPS and discriminator) is left out, and so are the encoder's weights if this model
+        has no encoder. The model lends its names and shapes only and may be on the meta device. Raises TTError naming
+        the first tensor that is missing, unknown, of another shape or type, or not finite.
         """
         mine = self.state_dict()
-        ignored = ("loss.",) if self.has_encoder else ("loss.", "encoder.", "quant_conv.")
-        theirs = {name: tensor for name, tensor in state_dict.items() if not name.startswith(ignored)}
+        left_out = ("loss.",) if self.has_encoder else ("loss.", "encoder.", "quant_conv.")
+        theirs = {name: tensor for name, tensor in state_dict.items() if not name.startswith(left_out)}
         for name in [*mine, *theirs]:
             if problem := _problem(mine.get(name), theirs.get(name)):
                 raise TTError(f"these are not the weights of this VQGAN: {name} {problem}")
-        self.load_state_dict(theirs)
+        return theirs
 
 
 def _problem(mine: Tensor | None, theirs: Tensor | None) -> str | None:
