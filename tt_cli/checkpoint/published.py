@@ -112,7 +112,10 @@ def _unpickled(path: Path, mmap: bool) -> Any:
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals([(_Callback, _CALLBACK)]):
             warnings.simplefilter("ignore")  # about what it may refuse: it says so itself when it does
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+            if mmap and path.suffix != ".safetensors":
+                return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            with path.open("rb") as file:  # torch would believe a name rather than the content
+                return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         if named := re.search(r"GLOBAL ([\w.]+)", str(error)):
             raise CheckpointError(
