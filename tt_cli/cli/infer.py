@@ -184,9 +184,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     kept = f", kept the best {len(drawings)}" if len(drawings) < drawn else ""
     say(f"Drew {drawn} pictures in {seconds:.1f} s ({rate:.0f} tokens/s){kept}. Again: --seed {seed}")
-    _show(drawings, args.preview)
     for path in [*paths, sheet]:
         say(str(path))
+    _show(drawings, args.preview)
     return 0
 
 
@@ -195,11 +195,14 @@ def _source(args: argparse.Namespace, warn: Callable[[str], None]) -> Source:
     from tt_cli.cli.join import checked_peers
     from tt_cli.draw import fetch_from_swarm, find_checkpoint
     from tt_cli.run import load_run
+    from tt_cli.supervisor.screen import output_mode, write_line
 
     peers = checked_peers(args.peer)
     named = args.run or (None if args.checkpoint else DEFAULT_RUN)
     config = load_run(named) if named else None
     if peers and config is not None:
+        if output_mode(sys.stderr) == "live":
+            write_line(sys.stderr, f"Asking {len(peers)} peer(s) of {config.identity} …")
         with _progress(f"Taking the state of {config.identity}", "bytes") as on_bytes:
             return fetch_from_swarm(config, peers, on_bytes)
     return find_checkpoint(config, args.checkpoint, revision=args.revision, on_message=warn)

@@ -26,6 +26,7 @@ WIDEST = 1200  # pixels of a picture that is sent to a terminal
 KITTY_CHUNK = 4096  # bytes of base64 in one escape sequence, the protocol's limit
 ACROSS = 4
 MOST_CELLS = 32  # across one picture of half blocks
+LOWEST = 9  # lines of a row of pictures with its captions
 
 
 def way_to_show(stream: TextIO, environ: Mapping[str, str], wanted: str = "auto") -> Way | None:
@@ -83,8 +84,9 @@ def _iterm(text: str, columns: int | None, lines: int) -> str:
 def _in_blocks(drawings: Sequence[Drawing], columns: int, lines: int) -> str:
     """Rows of pictures, each above its prompt; what does not fit is counted."""
     across = max(1, min(ACROSS, len(drawings), (columns + 1) // 13))
-    cells = min(MOST_CELLS, (columns + 1) // across - 1, 2 * (lines - 2)) // 2 * 2
-    cells = max(2, cells)
+    share = lines // -(-len(drawings) // across)  # of the lines for each row of pictures, were all to fit
+    cells = min(MOST_CELLS, (columns + 1) // across - 1, 2 * (max(share, LOWEST) - 1), 2 * (lines - 2))
+    cells = max(2, cells // 2 * 2)
     rows = max(1, lines // (cells // 2 + 1))
     shown = drawings[: rows * across]
     text: list[str] = []

@@ -8,8 +8,9 @@ Notable:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,20 +98,25 @@ def fetch_from_swarm(
         model = Dalle(DalleConfig.from_run(run))
     elements = sum(parameter.numel() for parameter in model.parameters())
 
-    def accept(data: bytes, held: frozenset[tuple[int, str]]) -> TrainingState:
-        state = unpack(data)
-        inside = RunConfig.from_toml(state.run_toml, "the run file inside").identity
-        if {state.identity, inside} != {run.identity}:
-            raise ValueError(f"it sent a state of run {state.identity}, with the run file of {inside}")
-        if (state.step, state.digest()) not in held:
-            raise ValueError(f"no member signed the state of step {state.step} that it sent")
-        _check_fit(model, state.parameters, "the state that it sent")
-        return state
-
     with Observer(run, peers) as observer:
         # fp32 parameters and at most as much again for each moment
-        donor, state = observer.fetch_state(16 * elements + 2**22, accept, on_bytes)
+        donor, state = observer.fetch_state(16 * elements + 2**22, partial(accept_state, run, model), on_bytes)
     return _source(state, f"peer {donor}", "handed over by the swarm")
+
+
+def accept_state(run: RunConfig, model: Dalle, data: bytes, held: Collection[tuple[int, str]]) -> TrainingState:
+    """The state in `data`, which a peer sent. `held` are the (step, digest) pairs that members signed.
+
+    Raises TTError or ValueError unless it is whole, finite, of this run, signed, and fits `model`.
+    """
+    state = unpack(data)
+    inside = RunConfig.from_toml(state.run_toml, "the run file inside").identity
+    if {state.identity, inside} != {run.identity}:
+        raise ValueError(f"it sent a state of run {state.identity}, with the run file of {inside}")
+    if (state.step, state.digest()) not in held:
+        raise ValueError(f"no member signed the state of step {state.step} that it sent")
+    _check_fit(model, state.parameters, "the state that it sent")
+    return state
 
 
 def load_models(source: Source, device: str = "auto") -> tuple[Dalle, Vqgan, Tokenizer]:
