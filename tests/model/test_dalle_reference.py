@@ -39,6 +39,7 @@ def configs(draw: st.DrawFn) -> DalleConfig:
         tied_embeddings=draw(st.booleans()),
         loss_image_weight=draw(st.sampled_from([0.5, 7.0])),
         reversible_backward=draw(st.sampled_from(["recompute", "store"])),
+        activation_budget=draw(st.sampled_from([0, 3000, 1 << 30])),
     )
 
 

@@ -94,8 +94,8 @@ class AttentionPattern:
         to_text = torch.matmul(flat, k_text.transpose(2, 3)).view(b, heads, groups, queries, text)
         to_image = torch.matmul(q_image, k_image.transpose(3, 4))
         to_image = to_image + self._bias("structured", rows, q.device, q.dtype)
-        weights = torch.softmax(torch.cat([to_text, to_image], dim=-1), dim=-1, dtype=_reduction_dtype(q.dtype))
-        weights = weights.to(q.dtype)
+        # half precision is widened to float32 inside, for the maximum, the exponentials and the sum
+        weights = torch.softmax(torch.cat([to_text, to_image], dim=-1), dim=-1)
         image_out = torch.matmul(weights[..., text:], v_image)
         from_text = weights[..., :text].reshape(b, heads, groups * queries, text)
         image_out = image_out + torch.matmul(from_text, v_text).view_as(image_out)
@@ -132,7 +132,3 @@ class AttentionPattern:
         key_row, key_column = row - self.reach + key // side, key % side
         near = (key_column - column).abs() <= self.reach
         return (key_row >= 0) & near & ((key_row < row) | (key_column <= column))
-
-
-def _reduction_dtype(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -27,8 +27,9 @@ class DalleConfig:
     ``last_attention``; the layers before it cycle through ``attention_types`` and through
     ``shared_layer_groups`` sets of weights.
 
-    ``reversible_backward`` changes memory and speed, never the function: "recompute" keeps only the trunk's
-    output and recomputes each block once in the backward pass, "store" keeps every activation.
+    Two fields change memory and speed, never the function. ``reversible_backward``: "recompute" rebuilds the
+    activations of a reversible trunk in the backward pass, "store" leaves them all to autograd.
+    ``activation_budget``: bytes for what "recompute" keeps all the same, see reversible.keeping_plan.
 
     Raises UsageError where the values contradict each other.
     """
@@ -52,6 +53,7 @@ class DalleConfig:
     tied_embeddings: bool = True
     loss_image_weight: float = 7.0
     reversible_backward: str = "recompute"
+    activation_budget: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention_types", tuple(self.attention_types))
@@ -71,6 +73,8 @@ class DalleConfig:
             raise UsageError(f"model: loss_image_weight is {self.loss_image_weight}; it must be 0 or more")
         if self.reversible_backward not in REVERSIBLE_BACKWARD:
             raise UsageError(f"model: reversible_backward is {self.reversible_backward!r}; use 'recompute' or 'store'")
+        if self.activation_budget < 0:
+            raise UsageError(f"model: activation_budget is {self.activation_budget}; it must be 0 or more")
         for kind in (*self.attention_types, self.last_attention):
             if kind not in ATTENTION_KINDS:
                 raise UsageError(f"model: attention type {kind!r} is unknown; use one of {', '.join(ATTENTION_KINDS)}")
@@ -86,7 +90,9 @@ class DalleConfig:
                 )
 
     @classmethod
-    def from_run(cls, run: RunConfig, *, reversible_backward: str = "recompute") -> DalleConfig:
+    def from_run(
+        cls, run: RunConfig, *, reversible_backward: str = "recompute", activation_budget: int = 0
+    ) -> DalleConfig:
         """The decoder that a run file describes: its model part, the tokenizer's ids, the VQGAN's codes."""
         model = run.model
         return cls(
@@ -109,6 +115,7 @@ class DalleConfig:
             tied_embeddings=model.tied_embeddings,
             loss_image_weight=model.loss_image_weight,
             reversible_backward=reversible_backward,
+            activation_budget=activation_budget,
         )
 
     @property

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import cast
 
 import numpy as np
@@ -25,8 +24,8 @@ from tt_cli.model.config import DalleConfig
 from tt_cli.model.generation import generate
 from tt_cli.model.losses import Losses, Targets, split_cross_entropy
 from tt_cli.model.published import export_published, load_published
-from tt_cli.model.reversible import Branch, reversible_trunk, sequential_trunk
 from tt_cli.model.rotary import RotaryTable
+from tt_cli.model.training import training_losses
 
 _START_ID = 0
 
@@ -185,12 +184,15 @@ class Dalle(nn.Module):
         if image.shape[1] != config.image_positions:
             raise ValueError(f"image has {image.shape[1]} codes, a picture has {config.image_positions}")
         ids = self.ids(text, image)
-        z = self.final_norm(self.trunk(self.embed(ids)))
         labels = torch.cat([ids[:, 1:], image[:, -1:] + config.text_ids], dim=1)
         targets = Targets(labels, config.text_length, config.text_ids)
-        text_loss, image_loss = split_cross_entropy(
-            z, self.logits.weight, self.logits.bias, targets, self.compute_dtype()
-        )
+        if config.reversible and config.reversible_backward == "recompute":
+            text_loss, image_loss = training_losses(self, ids, targets, self.compute_dtype())
+        else:
+            z = self.final_norm(self.trunk(self.embed(ids)))
+            text_loss, image_loss = split_cross_entropy(
+                z, self.logits.weight, self.logits.bias, targets, self.compute_dtype()
+            )
         w = config.loss_image_weight
         return Losses((text_loss + w * image_loss) / (1 + w), text_loss, image_loss)
 
@@ -200,18 +202,20 @@ class Dalle(nn.Module):
         self,
         text: Tensor,
         *,
+        samples: int = 1,
         temperature: float = 1.0,
         top_k: int = 0,
         top_p: float = 1.0,
+        temperature_first: bool = False,
         generator: torch.Generator | None = None,
         cache: bool = True,
         prime: Tensor | None = None,
         on_token: Callable[[int], None] | None = None,
     ) -> Tensor:
-        """Draw image codes (b, image_size**2) int64 for text (b, text_length); see generation.generate."""
+        """Draw image codes (p * samples, image_size**2) int64 for text (p, text_length); see generation.generate."""
         return generate(
-            self, text, temperature=temperature, top_k=top_k, top_p=top_p, generator=generator, cache=cache,
-            prime=prime, on_token=on_token,
+            self, text, samples=samples, temperature=temperature, top_k=top_k, top_p=top_p,
+            temperature_first=temperature_first, generator=generator, cache=cache, prime=prime, on_token=on_token,
         )  # fmt: skip
 
     # -- the parts of the network, shared by training and drawing ---
@@ -256,29 +260,20 @@ class Dalle(nn.Module):
         )
 
     def trunk(self, x: Tensor) -> Tensor:
-        """All layers over x (b, n, dim); returns the same shape."""
-        config = self.config
-        dtype = self.compute_dtype()
-        tensors: list[Tensor] = []
-        index: dict[Tensor, int] = {}
-        branches: list[Branch] = []
-        for layer in range(config.depth):
-            attention, feed_forward = self.layer_weights(layer)
-            functions: list[tuple[AttentionBranch | FeedForwardBranch, list[Tensor]]] = [
-                (self.attention_branches[config.attention_kind(layer)], attention),
-                (self.feed_forward_branch, feed_forward),
-            ]
-            for function, weights in functions:
-                for tensor in weights:
-                    if tensor not in index:
-                        index[tensor] = len(tensors)
-                        tensors.append(tensor)
-                branches.append(Branch(partial(function, dtype=dtype), tuple(index[t] for t in weights)))
+        """All layers over x (b, n, dim), differentiable by autograd; returns the same shape."""
+        config, dtype = self.config, self.compute_dtype()
+        x1 = x2 = x
         with torch.autocast(x.device.type, enabled=False):  # the branches cast by themselves
-            if not config.reversible:
-                return sequential_trunk(x, branches, tensors)
-            recompute = config.reversible_backward == "recompute"
-            return reversible_trunk(x, branches, tensors, recompute=recompute)
+            for layer in range(config.depth):
+                attention_weights, feed_forward_weights = self.layer_weights(layer)
+                attention = self.attention_branches[config.attention_kind(layer)]
+                if not config.reversible:
+                    x1 = x1 + attention(x1, attention_weights, dtype)
+                    x1 = x1 + self.feed_forward_branch(x1, feed_forward_weights, dtype)
+                    continue
+                x1 = x1 + attention(x2, attention_weights, dtype)
+                x2 = x2 + self.feed_forward_branch(x1, feed_forward_weights, dtype)
+        return (x1 + x2) / 2 if config.reversible else x1
 
 
 def _first_layer_scale(number: int) -> float:

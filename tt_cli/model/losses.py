@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Logits of one chunk: few enough to stay in a CPU's cache, enough for efficient matrix products.
-_CHUNK_ELEMENTS = 1 << 18
+from tt_cli.model.products import add_product_, product
+
+# Logits of one chunk: enough rows for efficient matrix products, few enough for a CPU's cache.
+_CHUNK_ELEMENTS = {"cpu": 1 << 22}
+_CHUNK_ELEMENTS_ON_GPU = 1 << 26
 
 
 class Losses(NamedTuple):
@@ -33,14 +36,60 @@ class Targets(NamedTuple):
     text_ids: int
 
 
+class HeadGradients(NamedTuple):
+    """Gradients of z (b, n, d), of the weight (V, d) and of the bias (V,), each block of its own loss."""
+
+    z: Tensor
+    weight: Tensor
+    bias: Tensor
+
+    def weigh_(self, targets: Targets, text: Tensor, image: Tensor) -> None:
+        """Multiply in place: the text block by the gradient of the text loss, the image block by the other's."""
+        for tensor, split in (
+            (self.z.transpose(0, 1), targets.text_rows),
+            (self.weight, targets.text_ids),
+            (self.bias, targets.text_ids),
+        ):
+            tensor[:split].mul_(text)
+            tensor[split:].mul_(image)
+
+
+def cross_entropies(
+    z: Tensor, weight: Tensor, bias: Tensor, targets: Targets, dtype: torch.dtype, *, with_gradients: bool
+) -> tuple[Tensor, Tensor, HeadGradients | None]:
+    """Mean cross-entropies (text, image) in nats of softmax(z W^T + b), float32 or float64 scalars; gradients.
+
+    z (b, n, d); weight (V, d); bias (V,). Matrix products are in ``dtype``, softmax and sums in float32 or
+    better. Runs without autograd.
+    """
+    labels, text_rows, text_ids = targets
+    wide = torch.float64 if bias.dtype == torch.float64 else torch.float32
+    gradients = None
+    if with_gradients:
+        gradients = HeadGradients(
+            torch.empty_like(z), torch.zeros_like(weight, dtype=wide), torch.zeros_like(bias, dtype=wide)
+        )
+    losses = []
+    with torch.autocast(z.device.type, enabled=False):
+        for rows, ids in (
+            (slice(0, text_rows), slice(0, text_ids)),
+            (slice(text_rows, z.shape[1]), slice(text_ids, weight.shape[0])),
+        ):
+            block = _Block(z[:, rows].flatten(0, 1), weight[ids].to(dtype), bias[ids].to(wide))
+            label = (labels[:, rows] - ids.start).reshape(-1, 1)
+            if gradients is None:
+                losses.append(block.loss(label))
+                continue
+            piece = torch.empty_like(block.z)
+            losses.append(block.loss(label, _Block(piece, gradients.weight[ids], gradients.bias[ids])))
+            gradients.z[:, rows] = piece.view_as(z[:, rows])
+    return losses[0], losses[1], gradients
+
+
 def split_cross_entropy(
     z: Tensor, weight: Tensor, bias: Tensor, targets: Targets, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Mean cross-entropies (text, image) in nats of softmax(z W^T + b), float32 or float64 scalars.
-
-    z (b, n, d); weight (V, d); bias (V,). Matrix products are in ``dtype``, softmax and sums in float32 or
-    better. The gradients are made in the forward pass.
-    """
+    """The losses of ``cross_entropies`` for autograd; the gradients are made in the forward pass."""
     return _SplitCrossEntropy.apply(z, weight, bias, targets, dtype)
 
 
@@ -49,46 +98,19 @@ class _SplitCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, targets: Targets, dtype: torch.dtype
     ) -> tuple[Tensor, Tensor]:
-        labels, text_rows, text_ids = targets
-        ctx.split = text_rows, text_ids
-        wide = torch.float64 if bias.dtype == torch.float64 else torch.float32
         wanted = any(ctx.needs_input_grad)
-        into_z = torch.empty_like(z) if wanted else None
-        into_weight = torch.zeros_like(weight, dtype=wide) if wanted else None
-        into_bias = torch.zeros_like(bias, dtype=wide) if wanted else None
-        losses = []
-        with torch.autocast(z.device.type, enabled=False):
-            low, wide_bias = weight.to(dtype), bias.to(wide)
-            for rows, ids in (
-                (slice(0, text_rows), slice(0, text_ids)),
-                (slice(text_rows, z.shape[1]), slice(text_ids, weight.shape[0])),
-            ):
-                block = _Block(z[:, rows].flatten(0, 1), low[ids], wide_bias[ids])
-                label = (labels[:, rows] - ids.start).reshape(-1, 1)
-                if into_z is None or into_weight is None or into_bias is None:
-                    losses.append(block.loss(label))
-                    continue
-                piece = torch.empty_like(block.z)
-                losses.append(block.loss(label, _Block(piece, into_weight[ids], into_bias[ids])))
-                into_z[:, rows] = piece.view_as(z[:, rows])
-        if wanted:
-            ctx.save_for_backward(into_z, into_weight, into_bias)
-        return losses[0], losses[1]
+        text, image, gradients = cross_entropies(z, weight, bias, targets, dtype, with_gradients=wanted)
+        ctx.targets = targets
+        if gradients is not None:
+            ctx.save_for_backward(*gradients)
+        return text, image
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, text: Tensor, image: Tensor) -> tuple[Tensor | None, ...]:
-        z, weight, bias = ctx.saved_tensors
-        rows, ids = ctx.split
-        scaled = [torch.empty_like(t) for t in (z, weight, bias)]
-        for source, target, split in (
-            (z.transpose(0, 1), scaled[0].transpose(0, 1), rows),
-            (weight, scaled[1], ids),
-            (bias, scaled[2], ids),
-        ):
-            torch.mul(source[:split], text, out=target[:split])
-            torch.mul(source[split:], image, out=target[split:])
-        return *scaled, None, None
+        gradients = HeadGradients(*(tensor.clone() for tensor in ctx.saved_tensors))
+        gradients.weigh_(ctx.targets, text, image)
+        return *gradients, None, None
 
 
 class _Block(NamedTuple):
@@ -103,11 +125,11 @@ class _Block(NamedTuple):
         rows, ids = self.z.shape[0], self.weight.shape[0]
         wide, dtype = self.bias.dtype, self.weight.dtype
         total = torch.zeros((), dtype=torch.float64, device=self.z.device)
-        step = max(1, _CHUNK_ELEMENTS // ids)
+        step = max(1, _CHUNK_ELEMENTS.get(self.z.device.type, _CHUNK_ELEMENTS_ON_GPU) // ids)
         for start in range(0, rows, step):
             part = slice(start, min(start + step, rows))
             z, right_id = self.z[part].to(dtype), label[part]
-            logits = torch.mm(z, self.weight.t()).to(wide).add_(self.bias)
+            logits = product(z, self.weight.t()).to(wide).add_(self.bias)
             logits -= logits.amax(dim=1, keepdim=True)
             right = logits.gather(1, right_id)
             sums = logits.exp_().sum(dim=1, keepdim=True)
@@ -119,10 +141,9 @@ class _Block(NamedTuple):
             logits /= sums
             logits.scatter_add_(1, right_id, torch.full_like(right, -1.0))
             error = logits.to(dtype)
-            torch.mul(torch.mm(error, self.weight), 1 / rows, out=gradients.z[part])
+            torch.mul(product(error, self.weight), 1 / rows, out=gradients.z[part])
             gradients.bias.add_(logits.sum(dim=0), alpha=1 / rows)
-            if dtype == wide:
-                gradients.weight.addmm_(error.t(), z, alpha=1 / rows)
-            else:
-                gradients.weight.add_(torch.mm(error.t(), z), alpha=1 / rows)
+            add_product_(gradients.weight, error, z)
+        if gradients is not None:
+            gradients.weight.mul_(1 / rows)
         return (total / rows).to(wide)

@@ -1,97 +1,147 @@
-"""The reversible trunk: two streams, each block added to one from the other (Gomez et al. 2017, RevNet).
+"""The reversible trunk: two streams, each branch added to one from the other (Gomez et al. 2017, RevNet).
 
-For every pair of branches (f, g): x1 <- x1 + f(x2), then x2 <- x2 + g(x1). Both streams start as the input
-and their mean is the output. The backward pass rebuilds the inputs of each branch from its outputs, so memory
-does not grow with depth; each branch runs once more. The streams stay in the input's dtype (float32 under
-autocast), and a recomputed branch repeats its forward bit for bit, so rebuilding costs only the rounding of
-one addition.
+For every layer's branches (f, g): x1 <- x1 + f(x2), then x2 <- x2 + g(x1). Both streams start as the input and
+their mean is the output. The backward pass rebuilds the inputs of each branch from its outputs, so memory need not
+grow with depth.
+
+Notable:
+- what there is memory for is kept (`Plan`), the cheapest first: with x2 at hand the backward pass never needs
+  g's result, whose last product is a quarter of the layer's work, and x1 is rebuilt from f alone;
+- the streams stay in the input's dtype (float32 under autocast), and a repeated branch repeats its forward pass bit
+  for bit, so rebuilding costs only the rounding of one float32 addition. In bfloat16 streams it would not be
+  harmless: tests/model/test_dalle_training.py measures both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+NOTHING, STREAM, ALL = 0, 1, 2
+
+
+class HandBranch(Protocol):
+    """A branch that is run and differentiated by hand; see blocks.AttentionBranch."""
+
+    def kept_bytes(self, b: int, n: int, dtype: torch.dtype) -> int:
+        """Size of what ``output`` gives to be kept."""
+
+    def output(
+        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, *, keep: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The result without LayerScale, and what ``backward`` can use again."""
+
+    def backward(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        grad: Tensor,
+        into: Sequence[Tensor],
+        kept: Sequence[Tensor] = (),
+        *,
+        want_output: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """d/dx, and the output again if wanted."""
 
 
 @dataclass(frozen=True)
-class Branch:
-    """One residual branch: ``function(x, weights)`` of the shape of x; ``weights`` index the trunk's
-    tensors."""
+class Half:
+    """One branch of one layer, its weights (the third is LayerScale) and where their gradients are summed."""
 
-    function: Callable[[Tensor, Sequence[Tensor]], Tensor]
-    weights: tuple[int, ...]
-
-    def __call__(self, x: Tensor, tensors: Sequence[Tensor]) -> Tensor:
-        return self.function(x, [tensors[i] for i in self.weights])
+    branch: HandBranch
+    weights: list[Tensor]
+    into: list[Tensor]
 
 
-def sequential_trunk(x: Tensor, branches: Sequence[Branch], tensors: Sequence[Tensor]) -> Tensor:
-    """x <- x + branch(x) for every branch. A different function from the reversible one, weights equal."""
-    for branch in branches:
-        x = x + branch(x, tensors)
-    return x
+Layer = tuple[Half, Half]
 
 
-def reversible_trunk(x: Tensor, branches: Sequence[Branch], tensors: Sequence[Tensor], *, recompute: bool) -> Tensor:
-    """Both streams from x (b, n, d), branches in turn f, g, f, g, …; returns the streams' mean.
+def keeping_plan(layers: Sequence[Layer], x: Tensor, dtype: torch.dtype, budget: int) -> list[int]:
+    """What each layer keeps for the backward pass of x (b, n, dim) within ``budget`` bytes.
 
-    ``recompute`` rebuilds activations in the backward pass; otherwise autograd stores them. Same numbers.
+    STREAM (the attention branch's input) saves a sixth of the repeated work at the least bytes; ALL saves nearly the
+    rest. So streams come first, then whole layers, from the last one on.
     """
-    if recompute:
-        return _Reversible.apply(x, branches, *tensors)
-    return _run(x, branches, tensors)[2]
+    plan = [NOTHING] * len(layers)
+    b, n, _ = x.shape
+    for level in (STREAM, ALL):
+        for i in reversed(range(len(layers))):
+            size = x.nbytes
+            if level == ALL:
+                size += sum(half.branch.kept_bytes(b, n, dtype) for half in layers[i])
+            if size > budget:
+                return plan
+            plan[i], budget = level, budget - size
+    return plan
 
 
-def _run(x: Tensor, branches: Sequence[Branch], tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    x1 = x2 = x
-    for f, g in zip(branches[::2], branches[1::2], strict=True):
-        x1 = x1 + f(x2, tensors)
-        x2 = x2 + g(x1, tensors)
-    return x1, x2, (x1 + x2) / 2
+class Trunk:
+    """One forward and one backward pass over the layers; both run without autograd."""
 
+    def __init__(self, layers: Sequence[Layer], plan: Sequence[int], dtype: torch.dtype) -> None:
+        self.layers, self.plan, self.dtype = layers, plan, dtype
+        self._kept = [_Kept() for _ in layers]
+        self._ends: tuple[Tensor, Tensor] | None = None
 
-class _Reversible(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, branches: Sequence[Branch], *tensors: Tensor) -> Tensor:
-        x1, x2, out = _run(x, branches, tensors)
-        ctx.branches = branches
-        ctx.save_for_backward(x1, x2, *tensors)
-        return out
+    def forward(self, x: Tensor) -> Tensor:
+        """Both streams from x (b, n, dim); returns their mean and remembers what ``backward`` needs."""
+        x1, x2 = x.clone(), x.clone()
+        x1_is_kept = False
+        for (f, g), level, kept in zip(self.layers, self.plan, self._kept, strict=True):
+            out, seen = f.branch.output(x2, f.weights, self.dtype, keep=level == ALL)
+            x1 = _added(x1, out, f.weights[2], in_place=not x1_is_kept)
+            kept.f = seen
+            out, seen = g.branch.output(x1, g.weights, self.dtype, keep=level == ALL)
+            if level >= STREAM:
+                kept.x2 = x2
+            if x1_is_kept := level == ALL:
+                kept.x1 = x1
+            x2 = _added(x2, out, g.weights[2], in_place=level == NOTHING)
+            kept.g = seen
+        self._ends = x1, x2
+        return (x1 + x2) / 2
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y1, y2, *saved = ctx.saved_tensors
-        tensors = [t.detach().requires_grad_(t.requires_grad) for t in saved]
-        sums: list[Tensor | None] = [None] * len(tensors)
+    def backward(self, grad: Tensor) -> Tensor:
+        """d/dx from ``grad`` = d/d(result); adds the weights' gradients to each half's ``into``. Only once."""
+        if self._ends is None:
+            raise RuntimeError("the trunk's backward pass needs a forward pass before it, each time")
+        (y1, y2), self._ends = self._ends, None
         grad1 = grad / 2
         grad2 = grad1.clone()
-        for f, g in zip(reversed(ctx.branches[::2]), reversed(ctx.branches[1::2]), strict=True):
-            out, into = _replay(g, y1, tensors, grad2, sums)
-            y2 = y2 - out  # not in place: the first one belongs to the saved tensors
-            grad1 += into
-            out, into = _replay(f, y2, tensors, grad1, sums)
-            y1 = y1 - out
-            grad2 += into
-        return grad1 + grad2, None, *sums
+        for i in reversed(range(len(self.layers))):
+            (f, g), kept = self.layers[i], self._kept[i]
+            self._kept[i] = _Kept()  # its tensors are free once they were used
+            if kept.x1 is not None:
+                y1 = kept.x1
+            into_x, out = g.branch.backward(y1, g.weights, grad2, g.into, kept.g, want_output=kept.x2 is None)
+            grad1 += into_x
+            if kept.x2 is not None:
+                y2 = kept.x2
+            elif out is not None:
+                y2 = _added(y2, out, g.weights[2], sign=-1)
+            x1_is_needed = i > 0 and self._kept[i - 1].x1 is None
+            into_x, out = f.branch.backward(y2, f.weights, grad1, f.into, kept.f, want_output=x1_is_needed)
+            grad2 += into_x
+            if out is not None:
+                y1 = _added(y1, out, f.weights[2], sign=-1, in_place=kept.x1 is None)
+        return grad1 + grad2
 
 
-def _replay(
-    branch: Branch, x: Tensor, tensors: list[Tensor], grad: Tensor, sums: list[Tensor | None]
-) -> tuple[Tensor, Tensor]:
-    """Run the branch again with gradients; add its weights' gradients to sums; return its output and d/dx."""
-    x = x.detach().requires_grad_()
-    wanted = [i for i in branch.weights if tensors[i].requires_grad]
-    with torch.autocast(x.device.type, enabled=False):  # the backward pass may run inside one
-        with torch.enable_grad():
-            out = branch(x, tensors)
-        into, *grads = torch.autograd.grad(out, [x, *(tensors[i] for i in wanted)], grad)
-    for i, piece in zip(wanted, grads, strict=True):
-        total = sums[i]
-        sums[i] = piece if total is None else total.add_(piece)
-    return out.detach(), into
+@dataclass
+class _Kept:
+    """What one layer keeps: the inputs of f and g, and what they can use again."""
+
+    x2: Tensor | None = None
+    x1: Tensor | None = None
+    f: Sequence[Tensor] = ()
+    g: Sequence[Tensor] = ()
+
+
+def _added(stream: Tensor, out: Tensor, scale: Tensor, *, sign: int = 1, in_place: bool = True) -> Tensor:
+    """stream + sign * out * scale, rounded once for the product and once for the sum."""
+    change = out * scale
+    return stream.add_(change, alpha=sign) if in_place else stream.add(change, alpha=sign)

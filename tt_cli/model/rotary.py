@@ -92,13 +92,16 @@ class _SplitHeads(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
-        _, b, heads, _, dim_head = grad.shape
-        n = ctx.length
-        out = grad.new_empty(b, n, 3, heads, dim_head)
-        # The transpose of a rotation is the rotation back.
-        table = None if ctx.table is None else ctx.table.conj()
-        _rotate(grad[:, :, :, :n], table, out.permute(2, 0, 3, 1, 4))
-        return out.view(b, n, 3 * heads * dim_head), None, None, None
+        return joined_heads(grad, ctx.table, ctx.length), None, None, None
+
+
+def joined_heads(grad: Tensor, table: Tensor | None, n: int) -> Tensor:
+    """The gradient (b, n, 3 * heads * dim_head) of what ``split_heads`` split, from that of its result."""
+    _, b, heads, _, dim_head = grad.shape
+    out = grad.new_empty(b, n, 3, heads, dim_head)
+    # The transpose of a rotation is the rotation back.
+    _rotate(grad[:, :, :, :n], None if table is None else table.conj(), out.permute(2, 0, 3, 1, 4))
+    return out.view(b, n, 3 * heads * dim_head)
 
 
 def _rotate(source: Tensor, table: Tensor | None, target: Tensor) -> None:

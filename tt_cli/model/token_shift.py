@@ -13,43 +13,54 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 
-class _ShiftTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, text_positions: int, image_size: int) -> Tensor:
-        ctx.text_positions, ctx.image_size = text_positions, image_size
-        n, d = h.shape[1:]
-        t, s, half, quarter = min(text_positions, n), image_size, d // 2, d // 4
-        out = torch.empty_like(h)
-        out[:, :, half:] = h[:, :, half:]
-        out[:, 1:t, :half] = h[:, : t - 1, :half]
-        out[:, 0, :half] = 0
-        if n > t:
-            out[:, t : t + s, :quarter] = 0
-            out[:, t + s :, :quarter] = h[:, t : max(t, n - s), :quarter]
-            out[:, t + 1 :, quarter:half] = h[:, t : n - 1, quarter:half]
-            out[:, t::s, quarter:half] = 0
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        n, d = grad.shape[1:]
-        t, s, half, quarter = min(ctx.text_positions, n), ctx.image_size, d // 2, d // 4
-        out = torch.empty_like(grad)
-        out[:, :, half:] = grad[:, :, half:]
-        out[:, : t - 1, :half] = grad[:, 1:t, :half]
-        out[:, t - 1, :half] = 0
-        if n > t:
-            last = max(t, n - s)
-            out[:, t:last, :quarter] = grad[:, t + s :, :quarter]
-            out[:, last:, :quarter] = 0
-            out[:, t : n - 1, quarter:half] = grad[:, t + 1 :, quarter:half]
-            out[:, n - 1, quarter:half] = 0
-            out[:, t + s - 1 :: s, quarter:half] = 0
-        return out, None, None
-
-
 def shift_tokens(h: Tensor, text_positions: int, image_size: int) -> Tensor:
     """h (b, n, d), d a multiple of 4, n >= 1: the start token and text first, then image codes in raster
     order."""
     return _ShiftTokens.apply(h, text_positions, image_size)
+
+
+def shifted(h: Tensor, text_positions: int, image_size: int, dtype: torch.dtype) -> Tensor:
+    """The same without gradients, written once, in ``dtype``."""
+    n, d = h.shape[1:]
+    t, s, half, quarter = min(text_positions, n), image_size, d // 2, d // 4
+    out = torch.empty_like(h, dtype=dtype)
+    out[:, :, half:] = h[:, :, half:]
+    out[:, 1:t, :half] = h[:, : t - 1, :half]
+    out[:, 0, :half] = 0
+    if n > t:
+        out[:, t : t + s, :quarter] = 0
+        out[:, t + s :, :quarter] = h[:, t : max(t, n - s), :quarter]
+        out[:, t + 1 :, quarter:half] = h[:, t : n - 1, quarter:half]
+        out[:, t::s, quarter:half] = 0
+    return out
+
+
+def unshifted(grad: Tensor, text_positions: int, image_size: int, dtype: torch.dtype) -> Tensor:
+    """The gradient of h from that of ``shifted(h)``, in ``dtype``: every channel goes back where it came from."""
+    n, d = grad.shape[1:]
+    t, s, half, quarter = min(text_positions, n), image_size, d // 2, d // 4
+    out = torch.empty_like(grad, dtype=dtype)
+    out[:, :, half:] = grad[:, :, half:]
+    out[:, : t - 1, :half] = grad[:, 1:t, :half]
+    out[:, t - 1, :half] = 0
+    if n > t:
+        last = max(t, n - s)
+        out[:, t:last, :quarter] = grad[:, t + s :, :quarter]
+        out[:, last:, :quarter] = 0
+        out[:, t : n - 1, quarter:half] = grad[:, t + 1 :, quarter:half]
+        out[:, n - 1, quarter:half] = 0
+        out[:, t + s - 1 :: s, quarter:half] = 0
+    return out
+
+
+class _ShiftTokens(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, text_positions: int, image_size: int) -> Tensor:
+        ctx.sizes = text_positions, image_size
+        return shifted(h, text_positions, image_size, h.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        text_positions, image_size = ctx.sizes
+        return unshifted(grad, text_positions, image_size, grad.dtype), None, None
