@@ -195,7 +195,7 @@ def fails(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFix
         (["red apple", "--memory", "0GB"], "--memory: 0GB: write a size"),
         (["red apple", "--preview", "sixel"], "--preview: invalid choice: 'sixel'"),
         (["red apple", "--peer", "here"], "--peer here: is no multiaddr"),
-        (["red apple", "--peer", "x", "--checkpoint", "y"], "which of the two?"),
+        (["red apple", "--peer", "x", "--checkpoint", "y"], "leave out --checkpoint and --revision, or --peer"),
         (["red apple", "--revision", "main"], "--revision is one of a Hub repository: name it with --checkpoint"),
         (["red apple", "--revision", "main", "--checkpoint", "."], "but --checkpoint . is on this machine"),
         (["red apple", "--checkpoint", "not/here.safetensors"], "no such file or folder"),

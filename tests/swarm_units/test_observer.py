@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from swarm_units.made import record
 
-from tt_cli.swarm.observer import _held
+from tt_cli.swarm.observer import _held, _printable
 
 
 def test_of_each_step_the_digest_that_most_trainers_hold() -> None:
@@ -18,3 +18,8 @@ def test_of_each_step_the_digest_that_most_trainers_hold() -> None:
     ]
     assert _held(records) == {(5, "aa"), (6, "cc"), (4, "ee")}
     assert _held([]) == set()
+
+
+def test_what_a_donor_says_cannot_move_the_cursor() -> None:
+    assert _printable("no\x1b[2J\n\tstate\u202e yet") == "no [2J state yet"
+    assert len(_printable("x" * 10_000)) == 200

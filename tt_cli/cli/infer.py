@@ -124,7 +124,7 @@ def run(args: argparse.Namespace) -> int:
             f"--keep {args.keep}: there are only {args.candidates} candidates; draw more with --candidates"
         )
     if args.peer and (args.checkpoint or args.revision):
-        raise UsageError("--peer and --checkpoint: which of the two? The swarm's state, or a checkpoint")
+        raise UsageError("--peer draws with the swarm's state: leave out --checkpoint and --revision, or --peer")
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
 
     from tt_cli import __version__

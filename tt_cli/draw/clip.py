@@ -115,7 +115,10 @@ def load_clip(place: str = DEFAULT, device: torch.device | str = "cpu") -> Clip:
     weights = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
     if weights is None or not (folder / "config.json").is_file():
         raise UsageError(f"--clip {place}: {folder} is no CLIP model: it needs config.json and {' or '.join(WEIGHTS)}")
-    return Clip(name, *_load(folder, weights, place, device))
+    try:
+        return Clip(name, *_load(folder, weights, place, device))
+    except ImportError as error:  # another version of what it builds on
+        raise TTError(f"transformers cannot be loaded ({error}): pip install --upgrade 'tt-cli[clip]'") from error
 
 
 def _load(folder: Path, weights: Path, place: str, device: torch.device | str) -> tuple[Any, Any]:
@@ -134,7 +137,7 @@ def _load(folder: Path, weights: Path, place: str, device: torch.device | str) -
                 output_loading_info=True,
             )
             tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-        except TTError:
+        except (TTError, ImportError):
             raise
         except Exception as error:  # a model that anyone made: the library raises whatever its files lead it to
             words = " ".join(str(error).split())[:200] or type(error).__name__

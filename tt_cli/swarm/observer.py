@@ -91,7 +91,7 @@ class Observer:
                 try:
                     claimed, data = await self._fetch_from(p2p, donor, max_bytes, on_bytes)
                 except Exception as error:  # a donor may fail in any way; the next one is asked
-                    problems.append(f"{donor}: {' '.join(str(error).split())[:200] or type(error).__name__}")
+                    problems.append(f"{donor}: {_printable(str(error)) or type(error).__name__}")
                     continue
                 for _ in range(LAST_LOOKS):  # it may have stepped just before it answered: its record follows
                     if claimed in held:
@@ -100,7 +100,7 @@ class Observer:
                 try:
                     return donor, accept(data, frozenset(held))
                 except (TTError, ValueError) as error:
-                    problems.append(f"{donor}: {error}")
+                    problems.append(f"{donor}: {_printable(str(error))}")
         finally:
             looking.cancel()
             await p2p.shutdown()
@@ -144,3 +144,8 @@ def _held(records: Iterable[PeerRecord]) -> set[tuple[int, str]]:
     records = list(records)
     views = (View.of(r for r in records if r.epoch == step) for step in {record.epoch for record in records})
     return {(view.epoch, view.digest) for view in views if view.digest}
+
+
+def _printable(words: str) -> str:
+    """One short line: a donor may have chosen some of these words, and a terminal will show them."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())[:200]
