@@ -40,6 +40,7 @@ COMMANDS = (
     Command("aux-peer", "keep a run's swarm together; needs no GPU", "aux_peer", "Take part"),
     Command("monitor", "watch a run's swarm", "monitor", "See what it does"),
     Command("infer", "draw pictures with what a run has learned", "infer", "See what it does"),
+    Command("convert", "turn published weights into a checkpoint, and back", "convert", "See what it does"),
     Command("login", "log in to Hugging Face", "login", "Account"),
     Command("logout", "forget the login", "logout", "Account"),
     Command("whoami", "say who is logged in", "whoami", "Account"),
