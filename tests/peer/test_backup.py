@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from peer.states import small_run, trained
 
-from tt_cli.checkpoint import TrainingState, load
+from tt_cli.checkpoint import TrainingState, load, save
 from tt_cli.peer import backup as room
 from tt_cli.peer.backup import BACKUP_SECONDS, Backups
 from tt_cli.run import folders
@@ -117,3 +117,16 @@ def test_a_damaged_backup_is_set_aside_and_the_one_before_is_used(backups: Backu
     found = Backups(small_run(), told.append).newest()
     assert found is not None and found.step == 3
     assert [(type(event), getattr(event, "level", "")) for event in told] == [(Log, "warning")]
+
+
+def test_weights_without_an_optimizer_are_told_and_passed_over(backups: Backups, told: list[Event]) -> None:
+    """What `tt convert` writes can be drawn with, not trained on."""
+    backups.write(state(3), wait=True)
+    alone = state(9)
+    alone.optimizer = {}
+    path = save(folders.checkpoints(small_run()), alone)
+    told.clear()
+    found = Backups(small_run(), told.append).newest()
+    assert found is not None and found.step == 3
+    (log,) = told
+    assert isinstance(log, Log) and log.message.startswith(f"{path} holds weights to draw with, not the optimizer's")

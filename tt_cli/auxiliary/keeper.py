@@ -34,7 +34,7 @@ class Keeper:
         self._blob: torch.Tensor | None = None
         self.epoch, self.digest = 0, ""
         self._fetch_again_at = 0.0
-        found = newest(self._folder, run.identity, on_message=lambda words: emit(Log(words, "warning")))
+        found = newest(self._folder, run.identity, lambda words: emit(Log(words, "warning")), to_train=True)
         if found is not None:
             path, state = found
             self._hold(state, pack(state))

@@ -25,7 +25,7 @@ class Backups:
 
     def newest(self) -> TrainingState | None:
         """The newest backup that can be read; damaged ones are set aside and told."""
-        found = newest(self._folder, self._identity, on_message=lambda words: self._emit(Log(words, "warning")))
+        found = newest(self._folder, self._identity, lambda words: self._emit(Log(words, "warning")), to_train=True)
         if found is None:
             return None
         self._written_step = found[1].step
