@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 tt convert dalle.pt weights.safetensors --step 31250           the paper's weights, to draw with --checkpoint
 tt convert dalle.pt weights.safetensors --run my-run.toml      of a run of your own
-tt convert step-00000200.safetensors dalle.pt --to published   under the names that dalle-pytorch reads
+tt convert step-00000200.safetensors dalle.pt --to published   under the names of the paper's checkpoint
 tt convert last.ckpt vqgan.safetensors                         a VQGAN, without the rest of its training
 tt convert dalle.pt weights.safetensors --json                 {"kind", "from", "to", "run", "step", …, "bytes"}"""
 

@@ -401,7 +401,7 @@ def _laid_out(x: Tensor) -> Tensor:
 def _drawing_dtype(x: Tensor) -> torch.dtype:
     """bfloat16 on a GPU that computes in it (Ampere or later), else that of the weights.
 
-    It changes a picture by less than its 8 bits a channel show.
+    With the built-in weights it moves a channel by 0.2 of its 255 steps on average and by 5 at most.
     """
     if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (8, 0):
         return torch.bfloat16
