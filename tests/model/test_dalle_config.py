@@ -24,7 +24,6 @@ def test_from_run_reads_every_part() -> None:
     run = load_run("dalle")
     config = DalleConfig.from_run(run)
     assert config == DalleConfig(1024, 64, 16, 64, 32100, 256, 32, 8192)
-    assert DalleConfig.from_run(run, reversible_backward="store").reversible_backward == "store"
     other = run.model_copy(
         update={
             "model": run.model.model_copy(
@@ -82,7 +81,6 @@ def test_sharing_follows_the_cycle() -> None:
         ({"dim_head": 9}, "dim_head is 9; rotary embeddings need an even number"),
         ({"conv_kernel": 4}, "conv_kernel is 4; a centred window needs an odd number"),
         ({"loss_image_weight": math.nan}, "loss_image_weight is nan"),
-        ({"reversible_backward": "keep"}, "reversible_backward is 'keep'; use 'recompute' or 'store'"),
         ({"last_attention": "full"}, "attention type 'full' is unknown; use one of axial_row, axial_col"),
         ({"attention_types": ()}, "attention_types is empty"),
         ({"shared_layer_groups": 2}, "layer 3 .axial_row. would share weights with axial_col"),

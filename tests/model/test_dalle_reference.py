@@ -38,8 +38,6 @@ def configs(draw: st.DrawFn) -> DalleConfig:
         conv_kernel=draw(st.sampled_from([1, 3, 5])),
         tied_embeddings=draw(st.booleans()),
         loss_image_weight=draw(st.sampled_from([0.5, 7.0])),
-        reversible_backward=draw(st.sampled_from(["recompute", "store"])),
-        activation_budget=draw(st.sampled_from([0, 3000, 1 << 30])),
     )
 
 
@@ -62,9 +60,16 @@ def example(config: DalleConfig, seed: int) -> tuple[Tensor, Tensor]:
 
 
 @settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(config=configs(), dense=st.booleans(), cut=st.floats(0, 1), seed=st.integers(0, 999))
-def test_logits_losses_and_gradients(config: DalleConfig, dense: bool, cut: float, seed: int) -> None:
+@given(
+    config=configs(),
+    dense=st.booleans(),
+    cut=st.floats(0, 1),
+    budget=st.sampled_from([0, 3000, 1 << 30]),
+    seed=st.integers(0, 999),
+)
+def test_logits_losses_and_gradients(config: DalleConfig, dense: bool, cut: float, budget: int, seed: int) -> None:
     dalle = randomised(config, seed)
+    dalle.activation_budget = budget
     text, image = example(config, seed)
     parameters = {name: p.detach().requires_grad_() for name, p in dalle.named_parameters()}
     codes = round(cut * config.image_positions)

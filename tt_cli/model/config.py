@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from tt_cli.run import RunConfig
 
 ATTENTION_KINDS = ("axial_row", "axial_col", "conv_like")
-REVERSIBLE_BACKWARD = ("recompute", "store")
 _SIZES = (
     *("dim", "depth", "heads", "dim_head", "text_vocab", "text_length", "image_size", "image_vocab"),
     *("ff_mult", "shared_layer_groups", "conv_kernel"),
@@ -26,10 +25,6 @@ class DalleConfig:
     is the side of the square grid of codes. The last layer has its own weights and the attention
     ``last_attention``; the layers before it cycle through ``attention_types`` and through
     ``shared_layer_groups`` sets of weights.
-
-    Two fields change memory and speed, never the function. ``reversible_backward``: "recompute" rebuilds the
-    activations of a reversible trunk in the backward pass, "store" leaves them all to autograd.
-    ``activation_budget``: bytes for what "recompute" keeps all the same, see reversible.keeping_plan.
 
     Raises UsageError where the values contradict each other.
     """
@@ -52,8 +47,6 @@ class DalleConfig:
     conv_kernel: int = 5
     tied_embeddings: bool = True
     loss_image_weight: float = 7.0
-    reversible_backward: str = "recompute"
-    activation_budget: int = 0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "attention_types", tuple(self.attention_types))
@@ -71,10 +64,6 @@ class DalleConfig:
             raise UsageError(f"model: conv_kernel is {self.conv_kernel}; a centred window needs an odd number")
         if not self.loss_image_weight >= 0:
             raise UsageError(f"model: loss_image_weight is {self.loss_image_weight}; it must be 0 or more")
-        if self.reversible_backward not in REVERSIBLE_BACKWARD:
-            raise UsageError(f"model: reversible_backward is {self.reversible_backward!r}; use 'recompute' or 'store'")
-        if self.activation_budget < 0:
-            raise UsageError(f"model: activation_budget is {self.activation_budget}; it must be 0 or more")
         for kind in (*self.attention_types, self.last_attention):
             if kind not in ATTENTION_KINDS:
                 raise UsageError(f"model: attention type {kind!r} is unknown; use one of {', '.join(ATTENTION_KINDS)}")
@@ -90,9 +79,7 @@ class DalleConfig:
                 )
 
     @classmethod
-    def from_run(
-        cls, run: RunConfig, *, reversible_backward: str = "recompute", activation_budget: int = 0
-    ) -> DalleConfig:
+    def from_run(cls, run: RunConfig) -> DalleConfig:
         """The decoder that a run file describes: its model part, the tokenizer's ids, the VQGAN's codes."""
         model = run.model
         return cls(
@@ -114,8 +101,6 @@ class DalleConfig:
             conv_kernel=model.conv_kernel,
             tied_embeddings=model.tied_embeddings,
             loss_image_weight=model.loss_image_weight,
-            reversible_backward=reversible_backward,
-            activation_budget=activation_budget,
         )
 
     @property

@@ -92,11 +92,14 @@ class Dalle(nn.Module):
     """Decoder over ``text_length + 1`` text positions (a start token first) and the codes of one picture.
 
     A new model holds the weights of ``initialise(0)``, except on the meta device, where it holds none.
+    ``activation_budget`` (bytes, 0 at first) changes memory and speed of ``loss``, never its values: what a
+    reversible trunk may keep for the backward pass. The rest is computed again; see reversible.keeping_plan.
     """
 
     def __init__(self, config: DalleConfig) -> None:
         super().__init__()
         self.config = config
+        self.activation_budget = 0
         self.attention = nn.ModuleList(AttentionWeights(config) for _ in range(config.weight_sets))
         self.feed_forward = nn.ModuleList(FeedForwardWeights(config) for _ in range(config.weight_sets))
         self.layers = nn.ModuleList(LayerWeights(config.dim) for _ in range(config.depth))
@@ -186,7 +189,7 @@ class Dalle(nn.Module):
         ids = self.ids(text, image)
         labels = torch.cat([ids[:, 1:], image[:, -1:] + config.text_ids], dim=1)
         targets = Targets(labels, config.text_length, config.text_ids)
-        if config.reversible and config.reversible_backward == "recompute":
+        if config.reversible:
             text_loss, image_loss = training_losses(self, ids, targets, self.compute_dtype())
         else:
             z = self.final_norm(self.trunk(self.embed(ids)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tt_cli.model.losses import Targets, cross_entropies
-from tt_cli.model.reversible import HandBranch, Half, Layer, Trunk, keeping_plan
+from tt_cli.model.reversible import Half, HandBranch, Layer, Trunk, keeping_plan
 
 if TYPE_CHECKING:
     from tt_cli.model.dalle import Dalle
@@ -37,7 +37,7 @@ class _TrainingLosses(torch.autograd.Function):
             x = dalle.embed(ids)
             sums = [torch.zeros_like(p) if wanted and p is not dalle.logits.weight else p for p in parameters]
             layers = _layers(dalle, dict(zip(parameters, sums, strict=True)), dtype)
-            plan = keeping_plan(layers, x, dtype, dalle.config.activation_budget if wanted else 0)
+            plan = keeping_plan(layers, x, dtype, dalle.activation_budget if wanted else 0)
             trunk = Trunk(layers, plan, dtype)
             y = trunk.forward(x)
             norm = dalle.norm

@@ -12,17 +12,17 @@ from pathlib import Path
 import torch
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.run import RunConfig
+from tt_cli.run.parts import ModelPart
 from tt_cli.supervisor.events import Choice, Emit
 
 GIB = 2**30
 LARGEST_PROBE = 256
 SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
 WORTHWHILE = 1.05
-SMALL_BATCH = 32  # examples; activations of this many may be stored when they are small
-STORED_VALUES = 50  # kept for one channel of one position of one layer, counted in PyTorch's autograd graph
-STORED_LIMIT = 2 * GIB
 MEMORY_SHARE = 0.8  # of what is free: desktops and other programs want some
+ACTIVATION_SHARE = {"cpu": 0.25, "cuda": 0.5}  # of what is free; a CPU's RAM also holds the optimizer and the round
+SMALL_DIM = 512  # below this width a CPU spends too little in matrix products for their precision to matter
+MUCH_FASTER = 1.5
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,11 @@ class Device:
         return torch.autocast(self.torch_device.type, dtype=self.autocast)
 
 
-def choose_device(wanted: str | None, emit: Emit) -> Device:
-    """The device the user named, else the first GPU, else the CPU. Raises UsageError for one that is not there."""
+def choose_device(wanted: str | None, model: ModelPart, emit: Emit) -> Device:
+    """The device the user named, else the first GPU, else the CPU; its precision for this model.
+
+    Raises UsageError for a device that is not there.
+    """
     if wanted:
         device, reason = _named(wanted), f"--device {wanted}"
     elif torch.cuda.is_available():
@@ -50,15 +53,39 @@ def choose_device(wanted: str | None, emit: Emit) -> Device:
         device, reason = torch.device("cpu"), "no GPU that torch can use"
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
-        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        autocast = torch.bfloat16 if bf16 else None
-        precision = ("bf16", f"{name} computes in bf16") if bf16 else ("fp32", f"{name} has no bf16")
+        autocast: torch.dtype | None = torch.bfloat16
+        precision = ("bf16", f"{name} computes in bf16")
+        if not torch.cuda.is_bf16_supported(including_emulation=False):
+            autocast, precision = None, ("fp32", f"{name} has no bf16, and fp16 needs a reversible model")
+            if model.reversible:  # whose branches scale their gradients to fp16's range
+                autocast, precision = torch.float16, ("fp16", f"{name} has no bf16")
     else:
-        name, autocast = f"CPU, {torch.get_num_threads()} threads", None
-        precision = ("fp32", "fastest and exact on a CPU for small models")
+        name = f"CPU, {torch.get_num_threads()} threads"
+        autocast, precision = _precision_of_cpu(model.dim)
     emit(Choice("device", str(device), f"{name}: {reason}"))
     emit(Choice("precision", *precision))
     return Device(device, name, autocast)
+
+
+def _precision_of_cpu(dim: int) -> tuple[torch.dtype | None, tuple[str, str]]:
+    """bf16 where this CPU multiplies much faster in it; the name and the reason."""
+    if dim < SMALL_DIM:
+        return None, ("fp32", f"exact, and as fast on a CPU for a model of width {dim}")
+    rates = {dtype: _product_rate(dim, dtype) for dtype in (torch.float32, torch.bfloat16)}
+    ratio = rates[torch.bfloat16] / rates[torch.float32]
+    measured = f"this CPU multiplies {ratio:.2g} times as fast in bf16 as in fp32"
+    return (torch.bfloat16, ("bf16", measured)) if ratio > MUCH_FASTER else (None, ("fp32", measured))
+
+
+def _product_rate(dim: int, dtype: torch.dtype) -> float:
+    """Floating-point operations a second of a feed-forward product over 512 positions, the best of three."""
+    x, weight = torch.ones(512, dim, dtype=dtype), torch.ones(8 * dim, dim, dtype=dtype)
+    fastest = float("inf")
+    for _ in range(3):
+        started = time.perf_counter()
+        torch.nn.functional.linear(x, weight)
+        fastest = min(fastest, time.perf_counter() - started)
+    return 2 * 512 * dim * 8 * dim / fastest
 
 
 def _named(wanted: str) -> torch.device:
@@ -76,15 +103,14 @@ def _named(wanted: str) -> torch.device:
     return device
 
 
-def choose_backward(run: RunConfig, emit: Emit) -> str:
-    """How the reversible trunk gets its activations back: "store" is faster, "recompute" smaller."""
-    model = run.model
-    length = model.text_length + 1 + run.vqgan.grid**2
-    per_example = STORED_VALUES * model.depth * length * model.dim * 4
-    store = SMALL_BATCH * per_example <= STORED_LIMIT
-    size = f"{SMALL_BATCH} examples' activations take about {SMALL_BATCH * per_example / GIB:.2g} GiB"
-    emit(Choice("backward", "store" if store else "recompute", f"{size}, the limit is {STORED_LIMIT / GIB:.0f} GiB"))
-    return "store" if store else "recompute"
+def choose_activation_budget(device: Device, emit: Emit) -> int:
+    """Bytes that the reversible trunk may keep for its backward pass; the more, the less it computes again."""
+    kind = device.torch_device.type
+    free, share = free_memory(device.torch_device), ACTIVATION_SHARE[kind]
+    budget = int(share * free)
+    reason = f"{share:.0%} of the {free / GIB:.1f} GiB free; activations beyond it are computed again"
+    emit(Choice("activations", f"{budget / GIB:.1f} GiB", reason))
+    return budget
 
 
 def free_memory(device: torch.device) -> int:

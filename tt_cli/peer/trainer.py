@@ -14,9 +14,10 @@ import torch
 from tt_cli import __version__
 from tt_cli.data import ExampleStream, load_tokenizer
 from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim import warm_up
 from tt_cli.peer.backup import Backups
-from tt_cli.peer.device import choose_backward, choose_device, choose_micro_batch
+from tt_cli.peer.device import choose_activation_budget, choose_device, choose_micro_batch
 from tt_cli.peer.shared import TrainedState
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
@@ -59,7 +60,8 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     warm_up()
     self_test(codec)
     tokenizer = load_tokenizer(run)
-    model = Dalle(DalleConfig.from_run(run, reversible_backward=choose_backward(run, emit)))
+    keep_freed_memory()
+    model = Dalle(DalleConfig.from_run(run))
     model.initialise(run.run.seed)
     backups = Backups(run, emit)
     shared = TrainedState(run, model, backups.newest())
@@ -91,8 +93,11 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         closing.callback(collaboration.close)
         seed = random.SystemRandom().getrandbits(32) if opts.seed is None else opts.seed
         stream = ExampleStream(run, tokenizer, seed)
-        device = choose_device(opts.device, emit)  # after the forks: their processes must never touch CUDA
+        # after the forks: their processes must never touch CUDA
+        device = choose_device(opts.device, run.model, emit)
         model.to(device.torch_device)
+        if run.model.reversible:
+            model.activation_budget = choose_activation_budget(device, emit)
         step = MicroStep(model, device, collaboration, shared)
         size = choose_micro_batch(device, opts.batch_size, run.swarm.target_batch_size, step.probe(stream), emit)
         about.device, about.micro_batch = device.name, size
