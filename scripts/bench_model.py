@@ -1,0 +1,302 @@
+#!/usr/bin/env python
+"""Measure a training step (forward and backward) of the paper's model beside dalle-pytorch 1.6.6.
+
+- Each variant runs in a process of its own, baseline and ours in turns, with the same batch and threads. A first step
+  warms up and is not counted; of the others the fastest counts.
+- Memory is the peak during a counted step: resident memory of the process on a CPU, torch's allocator on a GPU.
+- On a CPU the baseline computes in float32. On a GPU the best of float32, float16 and bfloat16 counts.
+- `activation budget` is what our reversible trunk may keep for the backward pass; the rest is computed again. On a CPU
+  it is set so that the peak stays below four fifths of the baseline's.
+- The rate is model FLOPs (8.85e12 for an example at full depth, whatever is computed again) over time, beside a large
+  product of matrices in the same dtype; on a GPU their quotient in bfloat16 is `mfu`.
+
+    scripts/bench_model.py
+    scripts/bench_model.py --quick --json
+
+Needs torch and numpy; the baseline comes from the package index or from a folder (--baseline).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+import torch  # noqa: E402
+from baselines import dalle_pytorch  # noqa: E402
+
+from tt_cli.model import Dalle, DalleConfig  # noqa: E402
+from tt_cli.model.allocator import keep_freed_memory  # noqa: E402
+
+FULL_DEPTH = 64
+FLOPS = 8.85e12  # of one example's forward and backward pass at full depth
+GIB = 1 << 30
+DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
+CPU_BUDGET = {"fp32": 0.75, "bf16": 0.5}  # GiB
+CARDS = (8, 16, 24)  # GB of a home GPU
+
+
+def config(depth: int) -> DalleConfig:
+    """The paper's model (configs/dalle.toml), perhaps with fewer layers."""
+    return DalleConfig(
+        dim=1024, depth=depth, heads=16, dim_head=64, text_vocab=32100, text_length=256, image_size=32, image_vocab=8192
+    )
+
+
+# -- one variant, in its own process ---
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Seconds and peak bytes of the variant that the arguments name."""
+    device = torch.device(args.device)
+    torch.set_num_threads(args.threads)
+    torch.manual_seed(0)
+    if args.variant == "baseline":
+        dalle_pytorch.load(args.baseline)
+        model: Any = dalle_pytorch.build(args.depth).to(device)
+    else:
+        if device.type == "cpu":
+            keep_freed_memory()
+        model = Dalle(config(args.depth)).to(device)
+        model.activation_budget = int(args.budget * GIB)
+
+    def step(size: int) -> None:
+        text = torch.randint(1, 32100, (size, 256), device=device)
+        image = torch.randint(0, 8192, (size, 1024), device=device)
+        for parameter in model.parameters():
+            parameter.grad = None
+        dtype = DTYPES[args.dtype]
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            loss = model(text, image, return_loss=True) if args.variant == "baseline" else model.loss(text, image).total
+        loss.backward()
+
+    if args.card:
+        return {"largest": _largest(step, device, args.card * 10**9)}
+    step(args.batch)
+    seconds, peak = [], 0
+    for _ in range(args.steps):
+        _forget_peak(device)
+        synchronise(device)
+        started = time.perf_counter()
+        step(args.batch)
+        synchronise(device)
+        seconds.append(time.perf_counter() - started)
+        peak = max(peak, _peak(device))
+    return {"seconds": min(seconds), "peak": peak}
+
+
+def synchronise(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+
+
+def _largest(step: Callable[[int], None], device: torch.device, memory: int) -> int:
+    """The largest micro-batch on a card of so many bytes, 0 if none."""
+    torch.cuda.set_per_process_memory_fraction(memory / torch.cuda.get_device_properties(device).total_memory, device)
+
+    def fits(size: int) -> bool:
+        try:
+            step(size)
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            torch.cuda.empty_cache()
+        return True
+
+    low, high = 0, 1
+    while fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+# -- all variants ---
+
+
+class Bench:
+    """Runs variants as processes and keeps the best of each."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def run(self, variant: str, dtype: str, budget: float = 0.0, card: int = 0) -> dict[str, Any]:
+        """One process; its figures, also kept under the variant's name if they are the fastest so far."""
+        name = f"{variant} {dtype}"
+        args = self.args
+        command = [
+            *(sys.executable, __file__, "--variant", variant, "--dtype", dtype, "--device", args.device),
+            *("--depth", args.depth, "--batch", args.batch, "--threads", args.threads, "--steps", args.steps),
+            *("--budget", budget, "--card", card),
+            *(("--baseline", args.baseline) if args.baseline else ()),
+        ]
+        print(f"… {name}{f', {card} GB' if card else ''}", file=sys.stderr)
+        done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"bench_model: {name} ended with exit code {done.returncode}; see above")
+        result: dict[str, Any] = {**json.loads(done.stdout.splitlines()[-1]), "budget": budget}
+        if not card and result["seconds"] < self.found.get(name, {"seconds": float("inf")})["seconds"]:
+            self.found[name] = result
+        return result
+
+
+def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of a large product of matrices."""
+    size = 8192 if device.type == "cuda" else 2048
+    a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    fastest, repeats = float("inf"), 10
+    for _ in range(5):
+        synchronise(device)
+        started = time.perf_counter()
+        for _ in range(repeats if device.type == "cuda" else 1):
+            a @ b
+        synchronise(device)
+        fastest = min(fastest, (time.perf_counter() - started) / (repeats if device.type == "cuda" else 1))
+    return 2 * size**3 / fastest
+
+
+def machine(device: torch.device, threads: int) -> str:
+    if device.type == "cuda":
+        where = torch.cuda.get_device_name(device)
+    else:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+        where = f"{name}, {threads} threads, {torch.backends.cpu.get_cpu_capability()}"
+    return f"{where}; Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def compare(args: argparse.Namespace) -> dict[str, Any]:
+    """Run everything; returns the figures."""
+    device, bench = torch.device(args.device), Bench(args)
+    cpu = device.type == "cpu"
+    rates = {name: matrix_rate(device, DTYPES[name] or torch.float32) for name in ("fp32", "bf16")}
+    if cpu:
+        theirs, budgets = ["fp32"], dict(CPU_BUDGET)
+    else:
+        theirs = list(DTYPES)
+        budgets = dict.fromkeys(("fp32", "bf16"), 0.5 * torch.cuda.mem_get_info(device)[0] / GIB)
+    for _ in range(args.rounds):
+        for dtype in theirs:
+            bench.run("baseline", dtype)
+        for dtype, budget in budgets.items():
+            bench.run("ours", dtype, budget if args.budget is None else args.budget)
+    found = bench.found
+    best = min(theirs, key=lambda dtype: found[f"baseline {dtype}"]["seconds"])
+    base, fp32, bf16 = found[f"baseline {best}"], found["ours fp32"], found["ours bf16"]
+    flops = FLOPS * args.depth / FULL_DEPTH * args.batch
+    result = {
+        "machine": machine(device, args.threads),
+        "depth": args.depth,
+        "batch": args.batch,
+        "baseline_dtype": best,
+        "train_fp32_ratio": round(found["baseline fp32"]["seconds"] / fp32["seconds"], 2),
+        "train_bf16_ratio": round(base["seconds"] / bf16["seconds"], 2),
+        "train_memory_ratio": round((fp32 if cpu else bf16)["peak"] / base["peak"], 2),
+        "train_memory_bf16_ratio": round(bf16["peak"] / base["peak"], 2),
+        "mfu": None if cpu else round(flops / bf16["seconds"] / rates["bf16"], 3),
+        "matrix_gflops": {name: round(rate / 1e9) for name, rate in rates.items()},
+        "steps": {
+            name: {
+                "seconds": round(entry["seconds"], 3),
+                "peak_gib": round(entry["peak"] / GIB, 2),
+                "budget_gib": round(entry["budget"], 2),
+                "gflops": round(flops / entry["seconds"] / 1e9),
+            }
+            for name, entry in found.items()
+        },
+    }
+    if not cpu:
+        result["largest_micro_batch"] = {
+            f"{card} GB": {
+                "baseline": bench.run("baseline", best, card=card)["largest"],
+                "ours": bench.run("ours", "bf16", card=card)["largest"],
+            }
+            for card in CARDS
+        }
+    return result
+
+
+def table(result: dict[str, Any]) -> str:
+    """The figures for people."""
+    lines = [
+        result["machine"],
+        f"depth {result['depth']}, batch {result['batch']}, 256 + 1024 tokens",
+        "",
+        f"{'':16}{'s/step':>10}{'peak GiB':>10}{'kept GiB':>10}{'GFLOP/s':>10}{'matmul':>10}",
+    ]
+    for name, step in result["steps"].items():
+        rate = result["matrix_gflops"].get(name.split()[1], "")
+        columns = step["seconds"], step["peak_gib"], step["budget_gib"], step["gflops"]
+        lines.append(f"{name:16}" + "".join(f"{value:>10}" for value in (*columns, rate)))
+    lines += [
+        "",
+        f"fp32 {result['train_fp32_ratio']} times as fast as the baseline in fp32, bf16 {result['train_bf16_ratio']} "
+        f"times as fast as in {result['baseline_dtype']}",
+        f"peak memory {result['train_memory_ratio']} of the baseline's (bf16: {result['train_memory_bf16_ratio']})",
+    ]
+    if result["mfu"] is None:
+        lines.append("GPU: not measured")
+    else:
+        lines.append(f"model FLOPs utilisation {result['mfu']:.1%} of the bf16 product's rate")
+        for card, sizes in result["largest_micro_batch"].items():
+            lines.append(f"largest micro-batch on {card}: ours {sizes['ours']}, baseline {sizes['baseline']}")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="4 layers, one round: under a minute on two cores")
+    parser.add_argument("--baseline", type=Path, metavar="DIR", help="folder with dalle-pytorch's unpacked wheels")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--batch", type=int, help="examples at a time (default: 1 on a CPU, 8 on a GPU)")
+    parser.add_argument("--depth", type=int, help=f"layers (default {FULL_DEPTH})")
+    parser.add_argument("--rounds", type=int, help="processes of each variant")
+    parser.add_argument("--steps", type=int, help="counted steps in each process")
+    parser.add_argument("--budget", type=float, metavar="GIB", help="activation budget of ours")
+    parser.add_argument("--variant", choices=("baseline", "ours"), help=argparse.SUPPRESS)
+    parser.add_argument("--dtype", choices=tuple(DTYPES), default="fp32", help=argparse.SUPPRESS)
+    parser.add_argument("--card", type=int, default=0, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    cpu = args.device == "cpu"
+    args.depth = args.depth or (4 if args.quick else FULL_DEPTH)
+    args.batch = args.batch or (1 if cpu else 8)
+    args.rounds = args.rounds or (1 if args.quick or not cpu else 2)
+    args.steps = args.steps or (1 if cpu else 5)
+    if args.variant:
+        print(json.dumps(measure(args)))
+        return
+    dalle_pytorch.load(args.baseline)  # fetched once, before the processes need it
+    result = compare(args)
+    print(json.dumps(result) if args.json else table(result))
+
+
+if __name__ == "__main__":
+    main()
