@@ -87,33 +87,36 @@ def build(depth: int = 64, *, reversible: bool = True, optimize_for_inference: b
 
 
 class CachedSteps:
-    """The package's cached drawing, one code of b pictures at a time, from any position of the picture on.
+    """The package's cached drawing, one code of `b` pictures at a time, from any position of the picture on.
 
     The cache is passed to the model directly. `generate_images(use_cache=True)` of this version forgets to do so
     unless it guides (cond_scale other than 1), and then runs the whole sequence for every code.
     """
 
-    def __init__(self, model: nn.Module, text: Tensor, b: int) -> None:
-        """text (1, 256): runs through the model once, its cache serves all b pictures."""
-        self.model, self.b = model, b
-        self.text = text.expand(b, -1)
+    def __init__(self, model: nn.Module, text: Tensor) -> None:
+        """text (1, 256): runs through the model once, its cache serves all pictures; there is one at first."""
+        self.model, self.text, self.b = model, text, 1
+        self._package: Any = importlib.import_module("dalle_pytorch.dalle_pytorch")
         self._start: dict[Any, Any] = {}
         with torch.no_grad():
             self.model(text, None, cache=self._start)
 
     def at(self, position: int) -> None:
-        """Go to raster position `position`; what came before is made up, for it does not matter for the time."""
+        """Draw b pictures from raster position `position` on; what came before is made up, it costs the same."""
         self.cache = {
             key: value if key == "offset" else self._grown(value, position) for key, value in self._start.items()
         }
         self.cache["offset"] += position
-        self.image = torch.zeros(self.b, position, dtype=torch.int64, device=self.text.device)
+        self.image = torch.zeros(self.b, position + 1, dtype=torch.int64, device=self.text.device)
 
     @torch.no_grad()
     def step(self) -> Tensor:
-        """Feed one code to every picture; logits (b, image codes) of the next."""
-        self.image = torch.nn.functional.pad(self.image, (0, 1))
-        return self.model(self.text, self.image, cache=self.cache)[:, -1, -8192:]
+        """Feed every picture's last code and choose the next, with the package's own sampler: (b,)."""
+        logits = self.model(self.text.expand(self.b, -1), self.image, cache=self.cache)[:, -1]
+        likely = self._package.top_k(logits, thres=0.5)
+        code = self._package.gumbel_sample(likely, temperature=1.0, dim=-1) - self.model.num_text_tokens
+        self.image = torch.cat([self.image, code[:, None]], dim=1)
+        return code
 
     def _grown(self, value: Any, positions: int) -> Any:
         """A cache entry for b pictures and `positions` more positions."""

@@ -114,6 +114,17 @@ def test_float32_draws_as_the_slow_way_does(device: str) -> None:
         assert torch.equal(*drawn)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_asks_the_device_for_nothing(dtype: torch.dtype) -> None:
+    """Tensors without data go through it: no value is waited for, as a CUDA graph and a GPU's queue demand."""
+    with torch.device("meta"):
+        decoder = Decoder(Dalle(SMALL), 2, 3, dtype)
+        code, noise = torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.float64)
+        logits = decoder.step(code, 5)
+        assert Sampling(top_k=8, top_p=0.9).choose(logits, noise).shape == (6,)
+    assert logits.shape == (6, SMALL.image_vocab) and logits.dtype == dtype
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rows", [1, 5])
 def test_projections(dtype: torch.dtype, rows: int) -> None:

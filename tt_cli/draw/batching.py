@@ -98,6 +98,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether this is an allocator's refusal, of a GPU's or of the computer's memory."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
-    refusals = ("can't allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED")
-    refusals = (*refusals, "could not create a primitive")  # oneDNN's words
+    refusals = (
+        *("can't allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED"),
+        "could not create a primitive",  # oneDNN's words
+    )
     return isinstance(error, RuntimeError) and any(words in str(error) for words in refusals)

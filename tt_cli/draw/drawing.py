@@ -65,10 +65,10 @@ def draw(
     matrix products run in bfloat16. `on_message` is told what was chosen and why, `on_progress` gets the numbers of
     codes drawn and to draw; the first falls back when a batch is begun again.
 
-    A picture depends on seed, prompt and index and the sampling (see Sampling) alone, not on what is drawn beside it,
-    but for rounding: see draw_codes. `top_k` = 0 and `top_p` = 1 switch these filters off. Raises UsageError for an
-    empty prompt, sampling settings out of range or a `memory` that not one picture fits into, TTError where memory
-    runs out with a single picture.
+    A picture depends on seed, prompt, index and sampling (see Sampling) alone, not on what is drawn beside it; rounding
+    can make a rare exception when the batch changes, see draw_codes. `top_k` = 0 and `top_p` = 1 switch these filters
+    off. Raises UsageError for an empty prompt, sampling settings out of range or a `memory` that not one picture fits
+    into, TTError where memory runs out with a single picture.
     """
     if samples < 1:
         raise UsageError(f"samples is {samples}; it must be 1 or more")

@@ -34,7 +34,8 @@ class StepTables:
 
     def __init__(self, config: DalleConfig, rotary: RotaryTable, device: torch.device, dtype: torch.dtype) -> None:
         side, text = config.image_size, config.text_positions
-        position = torch.arange(side * side, device="cpu")
+        cpu = torch.device("cpu")
+        position = torch.arange(side * side, device=cpu)
         row, column = position.div(side, rounding_mode="floor"), position % side
         self.column = column.to(device)
         # Which slot of the layer's cache takes the new key, (N,), and what is added to the scores of the text and of
@@ -43,14 +44,14 @@ class StepTables:
         self.bias: dict[str, Tensor] = {}
         for kind in {*config.attention_types, config.last_attention}:
             slot, seen = _slots(config, kind, row, column)
-            hidden = torch.zeros(len(position), text + seen.shape[1], dtype=dtype)
+            hidden = torch.zeros(len(position), text + seen.shape[1], dtype=dtype, device=cpu)
             hidden[:, text:].masked_fill_(~seen, -torch.inf)
             self.slot[kind], self.bias[kind] = slot.to(device), hidden.to(device)
         # cos and sin for q, k and v, (N, 3, dim_head // 2, 2); q's carry the scale of the scores.
-        table = torch.ones(side * side, config.dim_head // 2, dtype=torch.complex64)
-        if config.rotary:
-            table = rotary.to(torch.device("cpu"), dtype)[text : text + side * side]
-        factor = torch.tensor([config.dim_head**-0.5, 1, 1], dtype=torch.float64)[:, None]
+        table = rotary.to(cpu, dtype)[text : text + side * side]
+        if not config.rotary:
+            table = torch.ones_like(table)
+        factor = torch.tensor([config.dim_head**-0.5, 1, 1], dtype=torch.float64, device=cpu)[:, None]
         self.rotation = torch.view_as_real(table[:, None] * factor.to(table.dtype)).to(device)
         # Slot pairs of ShiftStates, (N, 2).
         self.shift_from = torch.stack([2 * column, 2 * column + 1], dim=1).to(device)
