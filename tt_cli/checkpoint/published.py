@@ -105,7 +105,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         found = {name: tensors[first] for name, first in aliases.items() if first in tensors and name not in tensors}
         return tensors | found
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}; fetch it again") from error
+        raise CheckpointError(f"{path} is damaged: {_line(error)}; fetch it again") from error
 
 
 def _unpickled(path: Path, mmap: bool) -> Any:
