@@ -1,8 +1,8 @@
 #!/usr/bin/env python
 """Measure a training step (forward and backward) of the paper's model beside dalle-pytorch 1.6.6.
 
-- Each variant runs in a process of its own, baseline and ours in turns, with the same batch and threads. A first step
-  warms up and is not counted; of the others the fastest counts.
+- Each variant runs in a process of its own, one after the other, with the same batch and threads. A first step warms
+  up and is not counted; of the others the fastest counts.
 - Memory is the peak during a counted step: resident memory of the process on a CPU, torch's allocator on a GPU.
 - On a CPU the baseline computes in float32. On a GPU the best of float32, float16 and bfloat16 counts.
 - `activation budget` is what our reversible trunk may keep for the backward pass; the rest is computed again. On a CPU
@@ -288,8 +288,8 @@ def main() -> None:
     cpu = args.device == "cpu"
     args.depth = args.depth or (4 if args.quick else FULL_DEPTH)
     args.batch = args.batch or (1 if cpu else 8)
-    args.rounds = args.rounds or (1 if args.quick or not cpu else 2)
-    args.steps = args.steps or (1 if cpu else 5)
+    args.rounds = args.rounds or 1
+    args.steps = args.steps or (2 if cpu else 5)
     if args.variant:
         print(json.dumps(measure(args)))
         return

@@ -23,6 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from tt_cli.model.attention import AttentionPattern
 from tt_cli.model.config import DalleConfig
+from tt_cli.model.fused import fused
 from tt_cli.model.products import add_product_, add_sum_, linear, product
 from tt_cli.model.rotary import RotaryTable, joined_heads, split_heads
 from tt_cli.model.token_shift import shift_tokens, shifted, unshifted
@@ -209,16 +210,21 @@ def feed_forward(h: Tensor, matrices: Sequence[Tensor], dtype: torch.dtype) -> T
     return F.linear(_Geglu.apply(F.linear(h.to(dtype), expand, expand_bias)), contract, contract_bias)
 
 
+@fused
 def geglu(x: Tensor) -> Tensor:
     """(…, 2 m) -> (…, m): first half times GELU (erf) of the second."""
     value, gate = x.chunk(2, dim=-1)
     return F.gelu(gate).mul_(value)
 
 
+@fused
 def geglu_gradient(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """``geglu(x)`` again, and the gradient of x from that of the result; ``grad`` is overwritten."""
+    """``geglu(x)`` again, and the gradient of x from that of the result; ``grad`` may be overwritten."""
     value, gate = x.chunk(2, dim=-1)
     active = F.gelu(gate)
+    if torch.compiler.is_compiling():  # the compiler leaves nothing between these two to be saved
+        into_gate = torch.ops.aten.gelu_backward(grad * value, gate)
+        return active * value, torch.cat([grad * active, into_gate], dim=-1)
     into = torch.empty_like(x)
     into_value, into_gate = into.chunk(2, dim=-1)
     torch.mul(grad, active, out=into_value)
@@ -247,9 +253,8 @@ class _Normed(NamedTuple):
 
     @classmethod
     def of(cls, config: DalleConfig, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> _Normed:
-        h, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, _EPS)
-        h = shifted(h, config.text_positions, config.image_size, dtype) if config.shift_tokens else h.to(dtype)
-        return cls(h.flatten(0, 1), mean, rstd)
+        shift = (config.text_positions, config.image_size) if config.shift_tokens else None
+        return cls(*_normed(x, weight, bias, shift, dtype))
 
     def backward(
         self,
@@ -272,6 +277,15 @@ class _Normed(NamedTuple):
         into[0].add_(into_weight)
         into[1].add_(into_bias)
         return into_x
+
+
+@fused
+def _normed(
+    x: Tensor, weight: Tensor, bias: Tensor, shift: tuple[int, int] | None, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    h, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, _EPS)
+    h = h.to(dtype) if shift is None else shifted(h, *shift, dtype)
+    return h.flatten(0, 1), mean, rstd
 
 
 class _Incoming(NamedTuple):

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tt_cli.model.projection import has_onednn_linear
+
 _BLOCK_ELEMENTS = 1 << 21
 
 
@@ -48,19 +50,4 @@ def add_sum_(total: Tensor, rows: Tensor, unit: Tensor | None = None) -> None:
 
 
 def _onednn_is_faster(x: Tensor) -> bool:
-    return x.device.type == "cpu" and x.dtype in (torch.float32, torch.bfloat16) and _HAS_ONEDNN_LINEAR
-
-
-def _probe() -> bool:
-    """Whether torch's own (undocumented) oneDNN linear is here and gives what F.linear gives."""
-    if not torch.backends.mkldnn.is_available():
-        return False
-    x, weight, bias = torch.ones(2, 3), torch.eye(4, 3), torch.ones(4)
-    try:
-        found = torch.ops.mkldnn._linear_pointwise(x, weight.t().contiguous().t(), bias, "none", [], "")
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-    return torch.equal(found, F.linear(x, weight, bias))
-
-
-_HAS_ONEDNN_LINEAR = _probe()
+    return x.device.type == "cpu" and has_onednn_linear(x.dtype)

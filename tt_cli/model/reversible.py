@@ -21,6 +21,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from tt_cli.model.fused import fused
+
 NOTHING, STREAM, ALL = 0, 1, 2
 
 
@@ -143,5 +145,9 @@ class _Kept:
 
 def _added(stream: Tensor, out: Tensor, scale: Tensor, *, sign: int = 1, in_place: bool = True) -> Tensor:
     """stream + sign * out * scale, rounded once for the product and once for the sum."""
-    change = out * scale
-    return stream.add_(change, alpha=sign) if in_place else stream.add(change, alpha=sign)
+    return _add_(stream, out, scale, sign) if in_place else _add_(stream.clone(), out, scale, sign)
+
+
+@fused
+def _add_(stream: Tensor, out: Tensor, scale: Tensor, sign: int) -> Tensor:
+    return stream.add_(out * scale, alpha=sign)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -15,6 +16,7 @@ from tt_cli import __version__
 from tt_cli.data import ExampleStream, load_tokenizer
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.allocator import keep_freed_memory
+from tt_cli.model.fused import fusion
 from tt_cli.optim import warm_up
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.device import choose_activation_budget, choose_device, choose_micro_batch
@@ -61,6 +63,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     self_test(codec)
     tokenizer = load_tokenizer(run)
     keep_freed_memory()
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.home() / "compiled"))
     model = Dalle(DalleConfig.from_run(run))
     model.initialise(run.run.seed)
     backups = Backups(run, emit)
@@ -100,6 +103,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
             model.activation_budget = choose_activation_budget(device, emit)
         step = MicroStep(model, device, collaboration, shared)
         size = choose_micro_batch(device, opts.batch_size, run.swarm.target_batch_size, step.probe(stream), emit)
+        emit(Choice("elementwise kernels", *fusion.reason()))
         about.device, about.micro_batch = device.name, size
         emit(Phase("syncing", "looking for the swarm's state"))
         collaboration.synchronise()

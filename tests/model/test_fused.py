@@ -1,0 +1,70 @@
+"""Compiled kernels against the same functions uncompiled, and the fallback; on a CPU, with the compiler it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._inductor import config as inductor
+
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model import fused as room
+from tt_cli.model.fused import Fusion, fused
+
+SMALL = DalleConfig(32, 3, 2, 16, 20, 6, 4, 24)
+
+
+@pytest.fixture
+def fusion(monkeypatch: pytest.MonkeyPatch) -> Fusion:
+    """Compiling switched on for CPUs."""
+    state = Fusion(devices={"cpu"})
+    monkeypatch.setattr(room, "fusion", state)
+    return state
+
+
+def test_nothing_is_compiled_on_a_cpu() -> None:
+    state = Fusion()
+    assert not state.wanted((torch.ones(1),)) and state.reason() == ("eager", "compiling pays on GPUs only")
+
+
+@pytest.mark.debian
+def test_compiled_kernels_give_the_same_gradients(fusion: Fusion) -> None:
+    text, image = torch.randint(1, 20, (2, 6)), torch.randint(0, 24, (2, 16))
+
+    def gradients() -> list[Tensor]:
+        dalle = Dalle(SMALL)
+        dalle.loss(text, image).total.backward()
+        return [p.grad for p in dalle.parameters() if p.grad is not None]
+
+    compiled = gradients()
+    assert fusion.failure == "" and fusion.compiled == {"geglu", "geglu_gradient", "_normed", "_add_"}
+    assert fusion.reason()[0] == "compiled"
+    fusion.devices.clear()
+    torch.testing.assert_close(compiled, gradients(), rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_working_compiler_all_runs_as_it_is(fusion: Fusion) -> None:
+    calls: list[Callable[..., Any]] = []
+
+    @fused
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2 + 1
+
+    with inductor.patch({"cpp.cxx": ("/nonexistent/compiler",), "fx_graph_cache": False}):
+        assert torch.equal(doubled(torch.ones(3)), torch.full((3,), 3.0))
+    assert fusion.failure and "\n" not in fusion.failure and not calls
+    assert fusion.reason()[0] == "eager" and fusion.failure in fusion.reason()[1]
+    assert torch.equal(doubled(torch.zeros(2)), torch.ones(2))  # and nothing is tried again
+    assert not fusion.compiled
+
+
+def test_errors_of_the_function_itself_are_not_hidden(fusion: Fusion) -> None:
+    @fused
+    def broken(x: Tensor) -> Tensor:
+        return x @ torch.ones(7, 7)
+
+    with pytest.raises(RuntimeError, match="shape"):
+        broken(torch.ones(2, 3))
