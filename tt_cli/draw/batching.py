@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
+
+from tt_cli.model.allocator import free_memory
 
 GIB = 1 << 30
 # Shares of the free memory that drawing takes by itself. A GPU's allocator needs some room for pieces that do not
@@ -35,31 +35,6 @@ def memory_limit(device: torch.device, memory: int | None) -> Limit:
     free, share = free_memory(device), GPU_SHARE if device.type == "cuda" else HOST_SHARE
     where = "of memory" if device.type == "cpu" else f"on {device}"
     return Limit(int(free * share), f"{share:.0%} of the {free / GIB:.3g} GiB free {where}", asked=False)
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be taken on the device (for the CPU: of memory, or of the container's share of it)."""
-    if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
-    free = _available()
-    root = Path("/sys/fs/cgroup")
-    try:
-        most, used = ((root / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())["inactive_file"]
-        return free if most == "max" else min(free, int(most) - int(used) + int(cached))
-    except (OSError, ValueError, KeyError):  # no control group, or one of another version
-        return free
-
-
-def _available() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from tt_cli.checkpoint import is_checkpoint, load, newest, read_published, unpac
 from tt_cli.data import load_tokenizer, load_vqgan
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.run import RunConfig, folders
 from tt_cli.run.hub import download, repository_files
 
@@ -129,6 +130,8 @@ def load_models(source: Source, device: str = "auto") -> tuple[Dalle, Vqgan, Tok
     if device == "cuda" and not gpu:
         raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
     where = torch.device("cuda" if gpu and device != "cpu" else "cpu")
+    if where.type == "cpu":
+        keep_freed_memory()
     model = Dalle(DalleConfig.from_run(source.run))
     if source.published:
         model.load_published(source.parameters)

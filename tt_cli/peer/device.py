@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from tt_cli.errors import TTError, UsageError
+from tt_cli.model.allocator import free_memory
 from tt_cli.run.parts import ModelPart
 from tt_cli.supervisor.events import Choice, Emit
 
@@ -111,16 +110,6 @@ def choose_activation_budget(device: Device, emit: Emit) -> int:
     reason = f"{share:.0%} of the {free / GIB:.1f} GiB free; activations beyond it are computed again"
     emit(Choice("activations", f"{budget / GIB:.1f} GiB", reason))
     return budget
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes free on the device (RAM for the CPU, after what programs can give back)."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def choose_micro_batch(
