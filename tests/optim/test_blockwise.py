@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optim.settings import normal
 
-from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map, warm_up
+from tt_cli.optim import warm_up
+from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map
 from tt_cli.optim.sums import SquareSum, add_in_order
 
 
@@ -40,9 +41,10 @@ def test_encoding_keeps_each_element_within_a_step_of_its_block(
     values = normal(count, count, scale=scale)
     values = values if signed else values.abs()
     moment = BlockwiseMoment(count, block_size=block_size, signed=signed)
-    moment.write(0, values)
+    work = torch.empty(2, count)
+    moment.write(0, values, work)
     decoded = torch.empty(count)
-    moment.read(0, decoded)
+    moment.read(0, decoded, work)
     for start in range(0, count, block_size):
         block, back = values[start : start + block_size], decoded[start : start + block_size]
         # the widest gap of the maps is 0.9 / 64 (signed) or 0.9 / 128; the CPU kernel rounds 2**-15 coarser
@@ -54,7 +56,7 @@ def test_a_new_moment_is_zero() -> None:
     for signed in (True, False):
         moment = BlockwiseMoment(100, block_size=64, signed=signed)
         values = torch.ones(36)
-        moment.read(64, values)
+        moment.read(64, values, torch.empty(2, 36))
         assert values.tolist() == [0.0] * 36
         assert dynamic_map(signed)[moment.codes.long()].tolist() == [0.0] * 100
 

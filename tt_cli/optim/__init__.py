@@ -1,7 +1,15 @@
 """The optimizer of a run: LAMB with 8-bit moments on the CPU, and the learning-rate schedule."""
 
-from tt_cli.optim.blockwise import warm_up
+from tt_cli.optim.choice import Implementation, implementation, warm_up
 from tt_cli.optim.lamb import Lamb8bit, NonFiniteGradient, StepReport
 from tt_cli.optim.schedule import learning_rate
 
-__all__ = ["Lamb8bit", "NonFiniteGradient", "StepReport", "learning_rate", "warm_up"]
+__all__ = [
+    "Implementation",
+    "Lamb8bit",
+    "NonFiniteGradient",
+    "StepReport",
+    "implementation",
+    "learning_rate",
+    "warm_up",
+]

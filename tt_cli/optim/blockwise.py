@@ -1,113 +1,172 @@
-"""Moments at rest: 8-bit codes with one fp32 scale per block, through bitsandbytes' CPU kernels.
+"""Moments at rest: 8-bit codes with one fp32 scale (the largest magnitude) per block.
 
 The codes index the dynamic maps of Dettmers, "8-Bit Approximations for Parallelism in Deep Learning"
-(arXiv:1511.04561), as used by 8-bit optimizers (arXiv:2110.02861). The maps are computed here in double
-precision: `bitsandbytes.functional.create_dynamic_map` builds them with `torch.linspace`, whose last bit
-depends on the processor's vector width, and all members of a run must decode a code to the same number.
+(arXiv:1511.04561), as used by 8-bit optimizers (arXiv:2110.02861): every decade from 1e-6 to 1 is cut into equal
+parts, more of them the higher the decade, and a code stands for the middle of its part.
+
+An element gets the code of the part it lies in: `part = trunc(y * slope + offset)` for y = |x| / scale, with one
+slope and offset per decade. `Parts` holds these numbers; whoever encodes must come to the same parts to the last bit.
+The maps are computed here in double precision, because torch.linspace's last bit depends on the vector width.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
-from tt_cli.errors import TTError
-
-EXPONENTS = 7  # decades that a dynamic map spans
-
-
-@contextmanager
-def _quiet_import() -> Iterator[None]:
-    """Hide what importing bitsandbytes says about things that its CPU kernels do not need."""
-    logger = logging.getLogger("bitsandbytes.cextension")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # "no prebuilt binary for CUDA x, loading y instead"
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r".*torch\.jit\.script_method.*", DeprecationWarning)
-            yield
-    finally:
-        logger.setLevel(level)
-
-
-@functools.cache
-def _bitsandbytes() -> Any:
-    """The module `bitsandbytes.functional`; TTError if it cannot be used on this machine."""
-    try:
-        with _quiet_import():
-            from bitsandbytes import functional
-            from bitsandbytes.cextension import ErrorHandlerMockBNBNativeLibrary, lib
-    except (ImportError, OSError, RuntimeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise TTError(f"bitsandbytes cannot be imported ({reason}): pip install bitsandbytes") from error
-    if isinstance(lib, ErrorHandlerMockBNBNativeLibrary):
-        # without its library, bitsandbytes would quietly use other kernels, with other results
-        raise TTError(
-            "bitsandbytes found no native library for this machine, so the 8-bit optimizer cannot run; "
-            "`python -m bitsandbytes` says why"
-        )
-    return functional
-
-
-def warm_up() -> None:
-    """Import bitsandbytes and run its kernels once. Call before any fork: later it delays a round."""
-    moments = BlockwiseMoment(1, block_size=64, signed=True)
-    moments.write(0, torch.ones(1))
-    moments.read(0, torch.empty(1))
+DECADES = 7  # that a dynamic map spans
+KEY_TO_INDEX = 2**15
 
 
 @functools.cache
 def dynamic_map(signed: bool) -> Tensor:
     """The 256 values of the dynamic 8-bit data type, ascending, in [-1, 1] or [0, 1]; (256,) fp32."""
     values = [0.0, 1.0]
-    for exponent in range(EXPONENTS):
-        steps = 2 ** (exponent if signed else exponent + 1)
+    for decade in range(DECADES):
+        steps = _steps(decade, signed)
         for step in range(steps):
             # the middle of one of `steps` equal parts of [0.1, 1]
-            value = (0.1 + 0.9 * (2 * step + 1) / (2 * steps)) / 10 ** (EXPONENTS - 1 - exponent)
+            value = (0.1 + 0.9 * (2 * step + 1) / (2 * steps)) / 10 ** (DECADES - 1 - decade)
             values += [value, -value] if signed else [value]
     return torch.tensor(sorted(values), dtype=torch.float64).to(torch.float32)
 
 
+def _steps(decade: int, signed: bool) -> int:
+    return 2 ** (decade if signed else decade + 1)
+
+
+class Parts:
+    """Where the parts of [0, 1] begin: from `limits[d]` on, fp32, the part is trunc(y * slopes[d] + offsets[d]).
+
+    Below `limits[0]` (half of the smallest value of the map) the part is 0. The last limit is where 1 is nearest.
+    All three: (8,) fp32. The part of a larger y is never smaller, whatever the rounding.
+    """
+
+    def __init__(self, signed: bool) -> None:
+        positive = dynamic_map(signed).numpy().astype(numpy.float64)
+        positive = positive[positive > 0]
+        limits, slopes, offsets = [], [], []
+        first = 1
+        for decade in range(DECADES):
+            width, steps = 10.0 ** (decade + 1 - DECADES), _steps(decade, signed)
+            limits.append(positive[0] / 2 if decade == 0 else 0.1 * width)
+            slopes.append(steps / (0.9 * width))
+            offsets.append(first - steps / 9)
+            first += steps
+        self.limits = numpy.array([*limits, (positive[-2] + positive[-1]) / 2], dtype=numpy.float32)
+        self.slopes = numpy.array([*slopes, 0.0], dtype=numpy.float32)
+        self.offsets = numpy.array([*offsets, first], dtype=numpy.float32)
+        first = 1
+        for decade in range(DECADES):
+            # rounding must not put the first element of a decade into the last part of the decade below
+            while self.limits[decade] * self.slopes[decade] + self.offsets[decade] < first:
+                self.offsets[decade] = numpy.nextafter(self.offsets[decade], numpy.float32(numpy.inf))
+            first += _steps(decade, signed)
+        self.count = len(positive)
+
+    def part(self, y: numpy.ndarray) -> numpy.ndarray:
+        """The part of each element of `y` (n,) fp32 in [0, 1]; (n,) int32 from 0 to `count`."""
+        decade = numpy.searchsorted(self.limits, y, side="right") - 1
+        part = (y * self.slopes[decade] + self.offsets[decade]).astype(numpy.int32)
+        part[decade < 0] = 0
+        return part
+
+    def starts(self) -> numpy.ndarray:
+        """The bits of the smallest fp32 number of each part from 1 on; (count,) int32, ascending."""
+        wanted = numpy.arange(1, self.count + 1)
+        low = numpy.zeros(self.count, dtype=numpy.int32)  # its part is smaller than wanted
+        high = numpy.full(self.count, numpy.float32(1).view(numpy.int32))  # its part is not
+        while (high - low > 1).any():
+            middle = (low + high) // 2
+            enough = self.part(middle.view(numpy.float32)) >= wanted
+            low, high = numpy.where(enough, low, middle), numpy.where(enough, middle, high)
+        return high
+
+
+@functools.cache
+def parts(signed: bool) -> Parts:
+    return Parts(signed)
+
+
+@functools.cache
+def _encoder(signed: bool) -> Tensor:
+    """A table over the top 16 bits of a number's key: (table[key >> 16] + (key & 0xFFFF)) >> 16 is the code.
+
+    Keys are the bits of fp32 numbers as int32, those of negative numbers turned around so that larger numbers have
+    larger keys. No two codes begin within the numbers that share 16 bits. (65536,) int32.
+    """
+    starts = parts(signed).starts().astype(numpy.int64)
+    if signed:  # code 127 is zero; a part of a negative number ends where that of its opposite begins
+        starts = numpy.concatenate([-starts[:127][::-1], starts])
+    buckets = numpy.arange(-(2**15), 2**15)
+    base = numpy.searchsorted(starts, buckets << 16)
+    following = numpy.append(starts, 2**31)[base]
+    low = numpy.where(following >> 16 == buckets, following & 0xFFFF, 0x10000)
+    return torch.from_numpy(((base << 16) + 0x10000 - low).astype(numpy.int32))
+
+
 class BlockwiseMoment:
-    """One moment of one tensor of `count` elements: `codes` (count,) uint8 and `absmax` (blocks,) fp32."""
+    """One moment of one tensor of `count` elements: `codes` (count,) uint8 and `absmax` (blocks,) fp32.
+
+    `read` and `write` are the portable implementation: torch's elementwise operations and table look-ups, whose
+    results are the same on every processor.
+    """
 
     def __init__(self, count: int, *, block_size: int, signed: bool) -> None:
         self.block_size = block_size
+        self.signed = signed
         self.map = dynamic_map(signed)
         zero = int((self.map == 0).nonzero()[0])
         self.codes = torch.full((count,), zero, dtype=torch.uint8)
         self.absmax = torch.zeros(-(-count // block_size), dtype=torch.float32)
 
-    def _blocks(self, start: int, count: int) -> slice:
-        return slice(start // self.block_size, -(-(start + count) // self.block_size))
+    def _rows(self, start: int, values: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """`values` as whole blocks (k, block) with their scales (k, 1), and the same of a last, shorter block."""
+        first = start // self.block_size
+        whole = values.numel() // self.block_size
+        cut = whole * self.block_size
+        rows = [(values[:cut].view(whole, -1), self.absmax[first : first + whole, None])] if whole else []
+        if cut < values.numel():
+            rows.append((values[cut:].view(1, -1), self.absmax[first + whole : first + whole + 1, None]))
+        return rows
 
-    def read(self, start: int, out: Tensor) -> None:
-        """Decode the elements from `start` on into `out` (n,) fp32; `start` is the start of a block."""
-        decoded = _bitsandbytes().dequantize_blockwise(
-            self.codes[start : start + out.numel()],
-            absmax=self.absmax[self._blocks(start, out.numel())],
-            code=self.map,
-            blocksize=self.block_size,
-        )
-        out.copy_(decoded)  # its own `out=` is missing on the CPU
+    def read(self, start: int, out: Tensor, work: Tensor) -> None:
+        """Decode the elements from `start` on, which is the start of a block, into `out` (n,) fp32.
 
-    def write(self, start: int, values: Tensor) -> None:
-        """Encode `values` (n,) fp32, all finite, from element `start` on; `start` is the start of a block."""
-        _bitsandbytes().quantize_blockwise(
-            values,
-            code=self.map,
-            absmax=self.absmax[self._blocks(start, values.numel())],
-            out=self.codes[start : start + values.numel()],
-            blocksize=self.block_size,
-        )
+        `work` (2, >= n) fp32 is scratch memory.
+        """
+        index = work[0, : out.numel()].view(torch.int32)
+        index.copy_(self.codes[start : start + out.numel()])
+        torch.index_select(self.map, 0, index, out=out)
+        for block, absmax in self._rows(start, out):
+            block.mul_(absmax)
+
+    def write(self, start: int, values: Tensor, work: Tensor) -> None:
+        """Encode `values` (n,) fp32, all finite, from element `start` on, which is the start of a block.
+
+        `work` (2, >= n) fp32 is scratch memory.
+        """
+        count = values.numel()
+        scaled, other = work[:, :count]
+        torch.abs(values, out=scaled)
+        for block, absmax in self._rows(start, scaled):
+            torch.amax(block, dim=1, keepdim=True, out=absmax)
+            divisor = torch.where(absmax > 0, absmax, 1.0)
+            cut = block.storage_offset() - scaled.storage_offset()
+            torch.div(values[cut : cut + block.numel()].view_as(block), divisor, out=block)
+        key, index = scaled.view(torch.int32), other.view(torch.int32)
+        if self.signed:
+            torch.bitwise_right_shift(key, 31, out=index)
+            key.bitwise_xor_(index.bitwise_and_(0x7FFFFFFF))
+        torch.bitwise_right_shift(key, 16, out=index)
+        index.add_(KEY_TO_INDEX)
+        key.bitwise_and_(0xFFFF)
+        # index_select may not write to what it reads from
+        key.add_(torch.index_select(_encoder(self.signed), 0, index))
+        self.codes[start : start + count].copy_(key.bitwise_right_shift_(16))
 
 
 class PlainMoment:
@@ -116,8 +175,8 @@ class PlainMoment:
     def __init__(self, count: int) -> None:
         self.values = torch.zeros(count, dtype=torch.float32)
 
-    def read(self, start: int, out: Tensor) -> None:
+    def read(self, start: int, out: Tensor, work: Tensor) -> None:
         out.copy_(self.values[start : start + out.numel()])
 
-    def write(self, start: int, values: Tensor) -> None:
+    def write(self, start: int, values: Tensor, work: Tensor) -> None:
         self.values[start : start + values.numel()].copy_(values)

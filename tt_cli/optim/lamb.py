@@ -4,11 +4,9 @@ Notable:
 - the update is the one of "Training Transformers Together" (arXiv:2207.03481): the gradients of all tensors
   are clipped together, there is no bias correction, weight decay is part of the update that the trust ratio
   scales, and only names that end in "bias" are free of it;
-- only separate elementwise multiplications, additions, divisions and roots, which IEEE 754 fixes to the last
-  bit. `add_(alpha=)`, `addcmul_`, `addcdiv_` and `lerp_` may fuse a multiplication with an addition on some
-  processors: they must not be used here. Norms come from `tt_cli.optim.sums`;
-- tensors are worked on in chunks of 256Ki elements, and the update is kept in the gradient's memory until the
-  norms that its scale needs are known. So a step needs about 8 MiB, whatever the size of the model.
+- the arithmetic is in `portable.py` (torch) and `compiled.py` (numba): two implementations of `Kernels` that give
+  the same bytes, so that a run may mix them. `choice.py` picks one;
+- the update is kept in the gradient's memory until the norms that its scale needs are known.
 """
 
 from __future__ import annotations
@@ -22,10 +20,10 @@ import torch
 from torch import Tensor
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment, warm_up
-from tt_cli.optim.sums import SquareSum, add_in_order
-
-CHUNK = 2**18  # elements; a multiple of every block size
+from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
+from tt_cli.optim.choice import implementation
+from tt_cli.optim.kernels import Kernels
+from tt_cli.optim.portable import CHUNK
 
 
 class OptimizerSettings(Protocol):
@@ -75,11 +73,13 @@ class Lamb8bit:
     """LAMB over `parameters`: names to contiguous fp32 tensors on the CPU, updated in place.
 
     `settings` is the optimizer part of a run file. Moments of tensors of `min_8bit_size` elements and more
-    are stored in 8 bits, in blocks of `block_size`; the others in fp32. Raises ValueError for unsuitable
-    tensors and TTError if bitsandbytes cannot be used.
+    are stored in 8 bits, in blocks of `block_size`; the others in fp32. `kernels` replaces the implementation
+    that `choice.py` picks for this machine; the results are the same. Raises ValueError for unsuitable tensors.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], settings: OptimizerSettings) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Tensor], settings: OptimizerSettings, kernels: Kernels | None = None
+    ) -> None:
         if CHUNK % settings.block_size:
             raise UsageError(f"optimizer.block_size = {settings.block_size}: must be a power of two, at most {CHUNK}")
         for name, parameter in parameters.items():
@@ -91,9 +91,7 @@ class Lamb8bit:
             name: (self._moment(parameter, signed=True), self._moment(parameter, signed=False))
             for name, parameter in self._parameters.items()
         }
-        self._sum = SquareSum(CHUNK)
-        self._work = torch.empty(3, CHUNK, dtype=torch.float32)
-        warm_up()
+        self._kernels = kernels or implementation().kernels
 
     def _moment(self, parameter: Tensor, *, signed: bool) -> BlockwiseMoment | PlainMoment:
         if parameter.numel() < self.settings.min_8bit_size:
@@ -122,11 +120,19 @@ class Lamb8bit:
         clip_factor = min(1.0, self.settings.max_grad_norm / (gradient_norm + 1e-6))
         parameter_squares = update_squares = 0.0
         for name, parameter in self._parameters.items():
-            gradient = gradients[name].detach().view(-1)
-            p_squares, u_squares = self._moments_and_update(name, parameter.view(-1), gradient, clip_factor)
+            p, g = parameter.detach().view(-1), gradients[name].detach().view(-1)
+            p_squares, u_squares = self._kernels.moments_and_update(
+                p,
+                g,
+                *self._moments[name],
+                clip_factor=clip_factor,
+                beta1=self.settings.beta1,
+                beta2=self.settings.beta2,
+                eps=self.settings.eps,
+                decay=0.0 if name.endswith("bias") else self.settings.weight_decay,
+            )
             scale = lr * self._trust(math.sqrt(p_squares), math.sqrt(u_squares))
-            for p, u in zip(parameter.view(-1).split(CHUNK), gradient.split(CHUNK), strict=True):
-                p.sub_(u.mul_(scale))
+            self._kernels.subtract(p, g, scale)
             parameter_squares += p_squares
             update_squares += scale * scale * u_squares
         return StepReport(
@@ -140,41 +146,11 @@ class Lamb8bit:
     def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> float:
         total = 0.0
         for name in self._parameters:
-            for chunk in gradients[name].detach().view(-1).split(CHUNK):
-                total = add_in_order(total, self._sum.blocks(chunk))
+            total = self._kernels.squares(gradients[name].detach().view(-1), total)
             # squares of fp32 numbers cannot overflow in float64, so a finite sum means finite elements
             if not math.isfinite(total):
                 raise NonFiniteGradient(f"the gradient of {name} is not finite: the step was not taken")
         return math.sqrt(total)
-
-    def _moments_and_update(
-        self, name: str, parameter: Tensor, gradient: Tensor, clip_factor: float
-    ) -> tuple[float, float]:
-        """Update both moments; `gradient` (n,) becomes u = m / (sqrt(v) + eps) + decay * p.
-
-        Returns the squares of the norms of the parameter and of u.
-        """
-        settings = self.settings
-        first, second = self._moments[name]
-        decay = 0.0 if name.endswith("bias") else settings.weight_decay
-        parameter_squares = update_squares = 0.0
-        for start in range(0, parameter.numel(), CHUNK):
-            p = parameter[start : start + CHUNK]
-            g = gradient[start : start + CHUNK]
-            m, v, work = self._work[:, : p.numel()]
-            first.read(start, m)
-            second.read(start, v)
-            g.mul_(clip_factor)
-            m.mul_(settings.beta1).add_(torch.mul(g, 1 - settings.beta1, out=work))
-            v.mul_(settings.beta2).add_(torch.mul(g, g, out=work).mul_(1 - settings.beta2))
-            first.write(start, m)
-            second.write(start, v)
-            torch.div(m, v.sqrt_().add_(settings.eps), out=g)
-            if decay:
-                g.add_(torch.mul(p, decay, out=work))
-            parameter_squares = add_in_order(parameter_squares, self._sum.blocks(p))
-            update_squares = add_in_order(update_squares, self._sum.blocks(g))
-        return parameter_squares, update_squares
 
     def _trust(self, parameter_norm: float, update_norm: float) -> float:
         clamped = min(parameter_norm, self.settings.trust_clamp)

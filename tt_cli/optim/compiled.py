@@ -1,0 +1,272 @@
+# mypy: disable-error-code="untyped-decorator"
+"""The arithmetic of a LAMB step in compiled loops over blocks that stay in the processor's cache; needs numba.
+
+Gives the bytes of `portable.py`: the same IEEE operations on each element in the same order, nothing fused or
+reordered (numba does neither unless asked to), and the sums of `sums.py` with their order of additions.
+
+Notable:
+- one loop does one thing to two or three arrays: longer loops are not vectorised;
+- codes are computed from `Parts`, not looked up, for the same reason;
+- a largest magnitude is taken of the bits: that of floats is not vectorised, because NaN has no place in the order;
+- signatures are given, so importing this module compiles everything or loads it from disk: nothing is left for later.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+from numba import njit
+from torch import Tensor
+
+from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment, dynamic_map, parts
+from tt_cli.optim.sums import SUM_BLOCK
+
+OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
+F, I, B, D = "float32[::1]", "int32[::1]", "uint8[::1]", "float64[::1]"  # noqa: E741
+
+
+@njit(f"void({F}, {B}, float32, {F})", **OPTIONS)
+def _decode(values, codes, absmax, out):  # type: ignore[no-untyped-def]
+    for i in range(codes.size):
+        out[i] = values[codes[i]] * absmax
+
+
+@njit(f"float32({F})", **OPTIONS)
+def _absmax(x):  # type: ignore[no-untyped-def]
+    bits = x.view(numpy.int32)
+    largest = numpy.zeros(1, numpy.int32)
+    highest = numpy.int32(0)
+    for i in range(bits.size):
+        highest = max(highest, bits[i] & numpy.int32(0x7FFFFFFF))
+    largest[0] = highest
+    return largest.view(numpy.float32)[0]
+
+
+@njit(f"void({F}, float32, {F}, {F}, {F}, {I})", **OPTIONS)
+def _parts(x, absmax, limits, slopes, offsets, out):  # type: ignore[no-untyped-def]
+    """`Parts.part` of |x| / absmax: the slope and offset of the last limit that is not above."""
+    l0, l1, l2, l3, l4, l5, l6, l7 = (
+        limits[0], limits[1], limits[2], limits[3], limits[4], limits[5], limits[6], limits[7],
+    )  # fmt: skip
+    s0, s1, s2, s3, s4, s5, s6, s7 = (
+        slopes[0], slopes[1], slopes[2], slopes[3], slopes[4], slopes[5], slopes[6], slopes[7],
+    )  # fmt: skip
+    o0, o1, o2, o3, o4, o5, o6, o7 = (
+        offsets[0], offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6], offsets[7],
+    )  # fmt: skip
+    zero = numpy.float32(0)
+    for i in range(x.size):
+        y = abs(x[i] / absmax)
+        slope = s0 if y >= l0 else zero
+        offset = o0 if y >= l0 else zero
+        slope = s1 if y >= l1 else slope
+        offset = o1 if y >= l1 else offset
+        slope = s2 if y >= l2 else slope
+        offset = o2 if y >= l2 else offset
+        slope = s3 if y >= l3 else slope
+        offset = o3 if y >= l3 else offset
+        slope = s4 if y >= l4 else slope
+        offset = o4 if y >= l4 else offset
+        slope = s5 if y >= l5 else slope
+        offset = o5 if y >= l5 else offset
+        slope = s6 if y >= l6 else slope
+        offset = o6 if y >= l6 else offset
+        slope = s7 if y >= l7 else slope
+        offset = o7 if y >= l7 else offset
+        out[i] = numpy.int32(y * slope + offset)
+
+
+@njit(f"void({I}, {B})", **OPTIONS)
+def _unsigned_codes(part, codes):  # type: ignore[no-untyped-def]
+    for i in range(codes.size):
+        codes[i] = numpy.uint8(part[i])
+
+
+@njit(f"void({F}, {I}, {B})", **OPTIONS)
+def _signed_codes(x, part, codes):  # type: ignore[no-untyped-def]
+    """127 is zero; there is a code for 1, none for -1."""
+    for i in range(codes.size):
+        up = numpy.int32(127) + part[i]
+        down = numpy.int32(127) - min(part[i], numpy.int32(127))
+        codes[i] = numpy.uint8(down if x[i] < numpy.float32(0) else up)
+
+
+@njit(f"void({F}, {F}, float32, float32, float32)", **OPTIONS)
+def _first_moment(g, m, clip, beta, rest):  # type: ignore[no-untyped-def]
+    for i in range(g.size):
+        m[i] = m[i] * beta + (g[i] * clip) * rest
+
+
+@njit(f"void({F}, {F}, float32, float32, float32)", **OPTIONS)
+def _second_moment(g, v, clip, beta, rest):  # type: ignore[no-untyped-def]
+    for i in range(g.size):
+        clipped = g[i] * clip
+        v[i] = v[i] * beta + (clipped * clipped) * rest
+
+
+@njit(f"void({F}, {F}, {F}, {F}, float32, float32)", **OPTIONS)
+def _update(m, v, p, u, eps, decay):  # type: ignore[no-untyped-def]
+    if decay == numpy.float32(0):
+        for i in range(u.size):
+            u[i] = m[i] / (numpy.sqrt(v[i]) + eps)
+    else:
+        for i in range(u.size):
+            u[i] = m[i] / (numpy.sqrt(v[i]) + eps) + p[i] * decay
+
+
+@njit(f"float64({F}, {D})", **OPTIONS)
+def _folded(x, sums):  # type: ignore[no-untyped-def]
+    """The sum of squares of 4096 elements, folded in halves; the first four folds of each element at once."""
+    for i in range(256):
+        a = numpy.float64(x[i])
+        b = numpy.float64(x[i + 2048])
+        r0 = a * a + b * b
+        a = numpy.float64(x[i + 1024])
+        b = numpy.float64(x[i + 3072])
+        r4 = a * a + b * b
+        a = numpy.float64(x[i + 512])
+        b = numpy.float64(x[i + 2560])
+        r2 = a * a + b * b
+        a = numpy.float64(x[i + 1536])
+        b = numpy.float64(x[i + 3584])
+        r6 = a * a + b * b
+        a = numpy.float64(x[i + 256])
+        b = numpy.float64(x[i + 2304])
+        r1 = a * a + b * b
+        a = numpy.float64(x[i + 1280])
+        b = numpy.float64(x[i + 3328])
+        r5 = a * a + b * b
+        a = numpy.float64(x[i + 768])
+        b = numpy.float64(x[i + 2816])
+        r3 = a * a + b * b
+        a = numpy.float64(x[i + 1792])
+        b = numpy.float64(x[i + 3840])
+        r7 = a * a + b * b
+        sums[i] = ((r0 + r4) + (r2 + r6)) + ((r1 + r5) + (r3 + r7))
+    half = 128
+    while half:
+        for i in range(half):
+            sums[i] += sums[i + half]
+        half //= 2
+    return sums[0]
+
+
+@njit(f"float64({F}, float64, {F}, {D})", **OPTIONS)
+def _squares(x, total, padded, sums):  # type: ignore[no-untyped-def]
+    whole = x.size // 4096 * 4096
+    for start in range(0, whole, 4096):
+        total += _folded(x[start : start + 4096], sums)
+    if whole < x.size:
+        padded[: x.size - whole] = x[whole:]
+        padded[x.size - whole :] = 0
+        total += _folded(padded, sums)
+    return total
+
+
+BLOCKWISE = f"""UniTuple(float64, 2)({F}, {F}, {B}, {F}, {B}, {F}, int64, {F}, {F}, float32[:, ::1], float32[:, ::1],
+    float32, float32, float32, float32, float32, float32, float32, {F}, {F}, {I}, {F}, {D})"""
+
+
+@njit(BLOCKWISE, **OPTIONS)
+def _blockwise(  # type: ignore[no-untyped-def]
+    p, g, m_codes, m_absmax, v_codes, v_absmax, block_size, m_map, v_map, m_parts, v_parts,
+    clip, beta1, rest1, beta2, rest2, eps, decay, m_work, v_work, part, padded, sums,
+):  # fmt: skip
+    p_squares = 0.0
+    u_squares = 0.0
+    span = max(block_size, 4096)
+    for outer in range(0, p.size, span):
+        end = min(outer + span, p.size)
+        for start in range(outer, end, block_size):
+            stop = min(start + block_size, end)
+            block = start // block_size
+            m, v = m_work[: stop - start], v_work[: stop - start]
+            _decode(m_map, m_codes[start:stop], m_absmax[block], m)
+            _first_moment(g[start:stop], m, clip, beta1, rest1)
+            absmax = _absmax(m)
+            m_absmax[block] = absmax
+            divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
+            _parts(m, divisor, m_parts[0], m_parts[1], m_parts[2], part[: stop - start])
+            _signed_codes(m, part, m_codes[start:stop])
+            _decode(v_map, v_codes[start:stop], v_absmax[block], v)
+            _second_moment(g[start:stop], v, clip, beta2, rest2)
+            absmax = _absmax(v)
+            v_absmax[block] = absmax
+            divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
+            _parts(v, divisor, v_parts[0], v_parts[1], v_parts[2], part[: stop - start])
+            _unsigned_codes(part, v_codes[start:stop])
+            _update(m, v, p[start:stop], g[start:stop], eps, decay)
+        p_squares = _squares(p[outer:end], p_squares, padded, sums)
+        u_squares = _squares(g[outer:end], u_squares, padded, sums)
+    return p_squares, u_squares
+
+
+PLAIN = f"""UniTuple(float64, 2)({F}, {F}, {F}, {F},
+    float32, float32, float32, float32, float32, float32, float32, {F}, {D})"""
+
+
+@njit(PLAIN, **OPTIONS)
+def _plain(p, g, m, v, clip, beta1, rest1, beta2, rest2, eps, decay, padded, sums):  # type: ignore[no-untyped-def]
+    _first_moment(g, m, clip, beta1, rest1)
+    _second_moment(g, v, clip, beta2, rest2)
+    _update(m, v, p, g, eps, decay)
+    return _squares(p, 0.0, padded, sums), _squares(g, 0.0, padded, sums)
+
+
+@njit(f"void({F}, {F}, float32)", **OPTIONS)
+def _subtract(p, u, scale):  # type: ignore[no-untyped-def]
+    for i in range(p.size):
+        p[i] = p[i] - u[i] * scale
+
+
+class Compiled:
+    """`tt_cli.optim.kernels.Kernels` with numba; its scratch memory is 12 bytes per element of one block."""
+
+    def __init__(self) -> None:
+        self._padded = numpy.zeros(SUM_BLOCK, dtype=numpy.float32)
+        self._sums = numpy.zeros(256, dtype=numpy.float64)
+        self._work: dict[int, tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]] = {}
+        self._maps = tuple(dynamic_map(signed).numpy() for signed in (True, False))
+        self._parts = tuple(
+            numpy.stack([parts(signed).limits, parts(signed).slopes, parts(signed).offsets]) for signed in (True, False)
+        )
+
+    def squares(self, values: Tensor, total: float) -> float:
+        return float(_squares(values.numpy(), total, self._padded, self._sums))
+
+    def moments_and_update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        first: BlockwiseMoment | PlainMoment,
+        second: BlockwiseMoment | PlainMoment,
+        *,
+        clip_factor: float,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        decay: float,
+    ) -> tuple[float, float]:
+        rates = [numpy.float32(x) for x in (clip_factor, beta1, 1 - beta1, beta2, 1 - beta2, eps, decay)]
+        p, g = parameter.numpy(), gradient.numpy()
+        if isinstance(first, PlainMoment) or isinstance(second, PlainMoment):
+            assert isinstance(first, PlainMoment) and isinstance(second, PlainMoment)
+            moments = first.values.numpy(), second.values.numpy()
+            p_squares, u_squares = _plain(p, g, *moments, *rates, self._padded, self._sums)
+        else:
+            arrays = [tensor.numpy() for x in (first, second) for tensor in (x.codes, x.absmax)]
+            p_squares, u_squares = _blockwise(
+                p, g, *arrays, first.block_size, *self._maps, *self._parts, *rates,
+                *self._scratch(first.block_size), self._padded, self._sums,
+            )  # fmt: skip
+        return float(p_squares), float(u_squares)
+
+    def _scratch(self, block_size: int) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
+        if block_size not in self._work:
+            floats = numpy.zeros((2, block_size), dtype=numpy.float32)
+            self._work[block_size] = floats[0], floats[1], numpy.zeros(block_size, dtype=numpy.int32)
+        return self._work[block_size]
+
+    def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
+        _subtract(parameter.numpy(), update.numpy(), numpy.float32(scale))
