@@ -16,14 +16,20 @@ from torch import Tensor
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
 from tt_cli.swarm import codec as room
+from tt_cli.swarm import registry
 from tt_cli.swarm.codec import MalformedPart, codec_of, decode_part, self_test
 
 LARGE, SMALL = torch.Size([2**16]), torch.Size([5000])
 
 
+@pytest.fixture(scope="module", params=["linear8", "blockwise8"])
+def codec(request: pytest.FixtureRequest) -> CompressionBase:
+    return codec_of(load_run("emoji").replaced({"swarm.compression": request.param}))
+
+
 @pytest.fixture(scope="module")
-def codec() -> CompressionBase:
-    return codec_of(load_run("emoji"))
+def stock() -> CompressionBase:
+    return codec_of(load_run("emoji").replaced({"swarm.compression": "blockwise8"}))
 
 
 def encode(codec: CompressionBase, tensor: Tensor) -> runtime_pb2.Tensor:
@@ -31,13 +37,13 @@ def encode(codec: CompressionBase, tensor: Tensor) -> runtime_pb2.Tensor:
 
 
 @pytest.fixture(scope="module")
-def large(codec: CompressionBase) -> runtime_pb2.Tensor:
-    return encode(codec, normal(1, *LARGE))
+def large(stock: CompressionBase) -> runtime_pb2.Tensor:
+    return encode(stock, normal(1, *LARGE))
 
 
 @pytest.fixture(scope="module")
-def small(codec: CompressionBase) -> runtime_pb2.Tensor:
-    return encode(codec, normal(2, *SMALL))
+def small(stock: CompressionBase) -> runtime_pb2.Tensor:
+    return encode(stock, normal(2, *SMALL))
 
 
 def changed(message: runtime_pb2.Tensor, **fields: object) -> runtime_pb2.Tensor:
@@ -82,6 +88,24 @@ def test_a_part_arrives_nearly_as_it_was(elements: int, codec: CompressionBase) 
     large = elements >= 65536
     assert float((again - tensor).norm() / tensor.norm()) < (0.02 if large else 1e-3)
     assert len(message.buffer) < elements * (1.05 if large else 2) + 1
+
+
+def test_a_run_takes_linear8_unless_its_file_says_otherwise() -> None:
+    run, tensor = load_run("emoji"), normal(1, *LARGE)
+    assert encode(codec_of(run), tensor).compression == registry.TAG
+    stock = run.replaced({"swarm.compression": "blockwise8"})
+    assert encode(codec_of(stock), tensor).compression == runtime_pb2.BLOCKWISE_8BIT
+    assert encode(codec_of(stock), tensor[:5000]).compression == runtime_pb2.FLOAT16
+    assert run.identity != stock.identity  # peers with unlike codecs never meet
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize(("elements", "place"), [(2**16, 0), (2**16 + 3, -1), (5000, 2500), (1, 0)])
+def test_what_is_not_finite_is_never_encoded(value: float, elements: int, place: int, codec: CompressionBase) -> None:
+    tensor = normal(1, elements)
+    tensor[place] = value
+    with pytest.raises(ValueError, match="not finite"):
+        encode(codec, tensor)
 
 
 def test_what_asks_for_gradients_gets_none(small: runtime_pb2.Tensor) -> None:

@@ -176,7 +176,7 @@ class SwarmPart(Part):
     """How peers average. Times are in seconds."""
 
     target_batch_size: int = Field(ge=1)  # examples of all peers for one global step
-    compression: Literal["blockwise8"] = "blockwise8"
+    compression: Literal["linear8", "blockwise8"] = "linear8"  # of large gradients
     large_tensor: int = Field(65536, ge=1)  # elements from which gradients travel in 8 bits, fp16 below
     matchmaking_time: float = Untrained(15.0, gt=0, le=600)
     averaging_timeout: float = Untrained(120.0, gt=0, le=3600)

@@ -4,7 +4,9 @@ identity.py       who a peer is: one RSA key for libp2p and for signatures
 dht.py            the DHT node: start, validators, clear errors
 records.py        what each peer publishes about itself
 board.py          publishing and reading those records, and the view of the swarm that follows from them
-codec.py          how gradients travel: 8-bit block-wise, 16-bit for small tensors
+codec.py          how gradients travel: 8 bits, 16 for small tensors; what is refused before it is decoded
+linear8.py        the 8 bits: one scale for each block, evenly spaced values
+registry.py       linear8 among hivemind's codecs
 validator.py      what every DHT node checks before it keeps a record
 runner.py         one all-reduce in which every member receives the same bytes
 averager.py       hivemind's averager: matchmaking by state, rounds, state hand-over

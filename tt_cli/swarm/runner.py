@@ -22,7 +22,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor, attach_event_on_finished
 
-from tt_cli.swarm.codec import MalformedPart, decode_part
+from tt_cli.swarm.codec import MalformedPart, decode_part, is_finite
 
 logger = get_logger(__name__)
 
@@ -50,7 +50,7 @@ class Reducer(TensorPartReducer):
             raise MalformedPart("a weight that changes between parts")
         if tensor_part.shape != self.part_shapes[part_index]:
             raise MalformedPart(f"shape {tuple(tensor_part.shape)}")
-        if not bool(torch.isfinite(tensor_part).all()):
+        if not is_finite(tensor_part):
             raise MalformedPart("values that are not finite")
         return await super().accumulate_part(sender_index, part_index, tensor_part, weight)
 
@@ -93,7 +93,7 @@ class Runner(AllReduceRunner):
         return await asyncio.shield(self._encoded[part_index])
 
     async def _encode_once(self, part_index: int, average: torch.Tensor) -> runtime_pb2.Tensor:
-        if not bool(torch.isfinite(average).all()):
+        if not is_finite(average):
             raise AllreduceException("the average is not finite")
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(None, self.codec.compress, average, self._infos[part_index])

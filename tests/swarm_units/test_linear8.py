@@ -1,0 +1,265 @@
+"""linear8: what it loses, what it refuses, that every CPU writes the same bytes, and how hivemind finds it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper  # type: ignore[import-untyped]
+from hivemind.compression import (
+    BlockwiseQuantization,
+    CompressionInfo,
+    Uniform8BitQuantization,
+    deserialize_torch_tensor,
+    serialization,
+    serialize_torch_tensor,
+)
+from hivemind.proto import runtime_pb2
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tt_cli.swarm.codec import MalformedPart, decode_part
+from tt_cli.swarm.linear8 import BLOCK, LARGEST, PIECE, SMALLEST, decode, encode
+from tt_cli.swarm.registry import NAME, TAG, Linear8, register
+
+ROOT = Path(__file__).resolve().parents[2]
+LENGTHS = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7, PIECE * BLOCK, PIECE * BLOCK + 1, 2 * PIECE * BLOCK + 300]
+
+
+def drawn(kind: str, elements: int, seed: int = 0) -> Tensor:
+    """Elements as gradients have them: normal, of rows whose scales span four decades, or with heavy tails."""
+    random = np.random.default_rng(seed)
+    if kind == "t3":
+        values = random.standard_t(3, elements)
+    else:
+        values = random.standard_normal(elements)
+    if kind == "rows":
+        values *= np.repeat(10.0 ** random.uniform(-4, 0, -(-elements // 1024)), 1024)[:elements]
+    return torch.from_numpy((values * 1e-3).astype(np.float32))
+
+
+def lost(tensor: Tensor, again: Tensor) -> float:
+    return float((again - tensor).norm() / tensor.norm())
+
+
+def plainly(tensor: Tensor) -> bytes:
+    """The form in docs/protocol.md, block by block and in float64 wherever rounding is not part of it."""
+    scales, coded = [], []
+    for start in range(0, tensor.numel(), BLOCK):
+        block = tensor.numpy()[start : start + BLOCK]
+        largest = np.abs(block).max()
+        bits = int((largest / np.float32(127)).view(np.uint32))
+        upper = -(-bits // 2**16) if largest >= SMALLEST else 0
+        scale = np.array([upper << 16], np.uint32).view(np.float32)[0]
+        factor = np.float32(1) / scale if upper else np.float32(0)
+        scales.append(upper.to_bytes(2, "little"))
+        coded += [round(float(value * factor)) for value in block]
+    return b"".join(scales) + np.array(coded, np.int8).tobytes()
+
+
+# --- what it loses ---
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("normal", 0.01), ("rows", 0.01), ("t3", 0.02)])
+def test_what_it_loses_is_bounded_and_less_than_hiveminds_own(kind: str, bound: float) -> None:
+    tensor = drawn(kind, 2**19)
+    error = lost(tensor, decode(encode(tensor), tensor.numel()))
+    assert error < bound
+    for other in (BlockwiseQuantization(), Uniform8BitQuantization()):
+        message = other.compress(tensor, CompressionInfo.from_tensor(tensor, key=0))
+        assert error < lost(tensor, deserialize_torch_tensor(message))
+
+
+@pytest.mark.parametrize("elements", LENGTHS)
+def test_a_tensor_of_any_length_arrives(elements: int) -> None:
+    tensor = drawn("normal", elements)
+    buffer = encode(tensor)
+    again = decode(buffer, elements)
+    assert again.dtype == torch.float32 and again.shape == tensor.shape
+    assert len(buffer) == elements + 2 * -(-elements // BLOCK)
+    if elements:
+        assert lost(tensor, again) < 0.01
+        assert len(encode(again)) == len(buffer)  # what was decoded can be sent on
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.floats(-float(LARGEST), float(LARGEST), width=32), max_size=40),
+    repeats=st.integers(1, 20),
+)
+@example(values=[float(LARGEST), -float(LARGEST)], repeats=200)
+@example(values=[float(SMALLEST), 0.0, 1e-45], repeats=100)
+@example(values=[1e-45, -1e-45], repeats=200)
+@example(values=[127.0, 0.5, 1.5, 2.5, -0.5, -1.5], repeats=50)
+def test_its_bytes_are_those_of_the_written_form(values: list[float], repeats: int) -> None:
+    tensor = torch.tensor(values * repeats, dtype=torch.float32)
+    buffer = encode(tensor)
+    assert buffer == plainly(tensor)
+    again = decode(buffer, tensor.numel())
+    assert bool(torch.isfinite(again).all())
+    for block, decoded in zip(tensor.split(BLOCK), again.split(BLOCK), strict=True):
+        largest = max(float(block.abs().max()), float(SMALLEST)) if block.numel() else 0.0
+        assert float((decoded.double() - block.double()).abs().max() if block.numel() else 0) <= largest / 127 * 0.51
+
+
+def test_views_and_shapes_are_kept() -> None:
+    tensor = drawn("rows", 6000).reshape(60, 100)
+    columns = tensor.t()
+    codec = Linear8()
+    for each in (tensor, columns, tensor[3]):
+        message = codec.compress(each, CompressionInfo.from_tensor(each, key=0))
+        assert message.buffer == encode(each.contiguous())
+        assert codec.extract(message).shape == each.shape
+
+
+# --- the same bytes everywhere ---
+
+WRITES = """
+import hashlib, sys
+import numpy as np, torch
+from tt_cli.swarm.linear8 import decode, encode
+random = np.random.default_rng(5)
+torch.set_num_threads(int(sys.argv[1]))
+torch.set_flush_denormal(sys.argv[2] == "flush")
+digest = hashlib.sha256()
+for elements in (100_003, 300_001):
+    values = random.standard_t(2, elements) * 10.0 ** random.uniform(-44, 30, elements).round()
+    values[: elements // 2] = random.standard_normal(elements // 2)
+    values[1000:2000] *= 1e-41
+    values[::5000] = (np.arange(len(values[::5000])) - 7.5)
+    buffer = encode(torch.from_numpy(values.astype(np.float32)))
+    digest.update(buffer + decode(buffer, elements).numpy().tobytes())
+    for spoiled in (float("nan"), float("inf")):
+        values[-1 - elements // 3] = spoiled
+        try:
+            encode(torch.from_numpy(values.astype(np.float32)))
+        except ValueError:
+            digest.update(b"refused")
+print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
+"""
+
+
+def test_every_cpu_writes_the_same_bytes() -> None:
+    """Vector widths, threads and flushed denormals change nothing."""
+    forms = [("default", "1", "keep"), ("avx2", "2", "keep"), ("avx512", "1", "flush")]
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITES, threads, denormals],
+            env={**os.environ, "ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for capability, threads, denormals in forms
+    ]
+    said = [process.communicate(timeout=60)[0].split() for process in running]
+    assert said[0][0] == "DEFAULT"
+    assert {digest for _, digest in said} == {said[0][1]}
+
+
+def test_the_bytes_of_a_known_tensor() -> None:
+    """A run's peers may have unlike versions of tt: another form of these bytes needs another name in the run file."""
+    tensor = torch.from_numpy(np.sin(np.arange(1000, dtype=np.float64) ** 2).astype(np.float32).round(3))
+    assert hashlib.sha256(encode(tensor)).hexdigest()[:16] == "7cf4e4da0ef0ce92"
+
+
+# --- what it refuses ---
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -3e38])
+@pytest.mark.parametrize("place", [0, 255, 256, 1023, 1024, 1029])
+def test_what_is_not_finite_is_refused(value: float, place: int) -> None:
+    tensor = drawn("normal", 1030)
+    tensor[place] = value
+    with pytest.raises(ValueError, match="not finite"):
+        encode(tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int8])
+def test_other_types_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="instead of float32"):
+        encode(torch.zeros(8, dtype=dtype))
+
+
+def message_of(tensor: Tensor) -> runtime_pb2.Tensor:
+    return Linear8().compress(tensor, CompressionInfo.from_tensor(tensor, key=0))
+
+
+@pytest.mark.parametrize("upper", [0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x7F7F, 0x0001, 0x0080])
+@pytest.mark.parametrize("block", [0, 4])
+def test_scales_that_no_encoder_writes(upper: int, block: int) -> None:
+    """Infinity, NaN, their negatives, -0, -1, one that overflows, and two that some CPUs flush to zero."""
+    message = message_of(drawn("normal", 1030))
+    buffer = message.buffer
+    message.buffer = buffer[: 2 * block] + upper.to_bytes(2, "little") + buffer[2 * block + 2 :]
+    with pytest.raises(MalformedPart, match="scales"):
+        decode_part(message, torch.Size([1030]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), elements=st.integers(0, 600))
+def test_bytes_of_any_kind_are_decoded_whole_or_refused(data: st.DataObject, elements: int) -> None:
+    right = elements + 2 * -(-elements // BLOCK)
+    length = data.draw(st.just(right) | st.integers(0, 700))
+    buffer = data.draw(st.binary(min_size=length, max_size=length))
+    message = runtime_pb2.Tensor(compression=TAG, buffer=buffer, size=[elements], dtype="float32")
+    try:
+        tensor = decode_part(message, torch.Size([elements]))
+    except MalformedPart as error:
+        assert length != right or "scales" in str(error)
+    else:
+        assert length == right and tensor.shape == (elements,) and bool(torch.isfinite(tensor).all())
+
+
+@pytest.mark.parametrize("size", [[2**32 - 1], [2**32 - 1] * 8, [1029], [1031], [1030, 0], []])
+def test_a_size_that_the_bytes_do_not_bear_out_allocates_nothing(size: list[int]) -> None:
+    message = message_of(drawn("normal", 1030))
+    message.ClearField("size")
+    message.size.extend(size)
+    with pytest.raises(ValueError, match="bytes instead of"):
+        Linear8().extract(message)
+    with pytest.raises(MalformedPart, match="a part of shape"):
+        decode_part(message, torch.Size([1030]))
+
+
+# --- hivemind finds it ---
+
+
+def test_hivemind_uses_it_in_both_directions_and_keeps_its_own() -> None:
+    tensor = drawn("rows", 3000)
+    hiveminds = dict(runtime_pb2.CompressionType.DESCRIPTOR.values_by_name.items())
+    before = {name: serialization._BASE_COMPRESSION_TYPES[name] for name in hiveminds}
+    register()
+    register()
+    message = serialize_torch_tensor(tensor, TAG)
+    sent = runtime_pb2.Tensor.FromString(message.SerializeToString())
+    assert sent.compression == TAG and sent.buffer == encode(tensor)
+    assert torch.equal(deserialize_torch_tensor(sent), decode(sent.buffer, 3000))
+    for name, value in hiveminds.items():
+        assert serialization._BASE_COMPRESSION_TYPES[name] is before[name]
+        assert runtime_pb2.CompressionType.Value(name) == value.number != TAG
+        assert runtime_pb2.CompressionType.Name(value.number) == name
+    assert runtime_pb2.CompressionType.keys() == [*hiveminds, NAME]
+    assert dict(runtime_pb2.CompressionType.items())[NAME] == TAG == runtime_pb2.CompressionType.Value(NAME)
+    with pytest.raises(ValueError, match="77"):
+        runtime_pb2.CompressionType.Name(77)
+
+
+def test_a_hivemind_that_was_not_told_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer of another kind does not misread the part: hivemind has no codec for the number."""
+    message = message_of(drawn("normal", 300))
+    monkeypatch.setattr(runtime_pb2, "CompressionType", EnumTypeWrapper(runtime_pb2.CompressionType.DESCRIPTOR))
+    with pytest.raises(ValueError, match="no name defined for value 64"):
+        deserialize_torch_tensor(message)
+
+
+def test_hivemind_cuts_tensors_into_whole_blocks() -> None:
+    tensor = torch.zeros(1)
+    ratio = Linear8().estimate_compression_ratio(CompressionInfo.from_tensor(tensor, key=0))
+    assert int(2**19 / (4 * ratio)) % BLOCK == 0
