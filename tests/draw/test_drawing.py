@@ -75,12 +75,14 @@ def test_memory_bounds_the_batch(tiny: Tiny) -> None:
     said: list[str] = []
     drawn = draw_with(tiny, ["red apple"], samples=12, top_k=16, on_message=said.append)
     assert len(said) == 1
-    assert re.match(r"batch 12: 0\.\d+ of [\d.]+ GiB \(50% of the [\d.]+ GiB free of memory\); float32: ", said[0])
+    assert re.match(
+        r"batch 12: [\d.]+ [KM]iB of [\d.]+ GiB \(50% of the [\d.]+ GiB free in memory\); float32: ", said[0]
+    )
     said.clear()
     enough_for_five = drawing_bytes(tiny.model, 1, 5, torch.float32)
     bounded = draw_with(tiny, ["red apple"], samples=12, top_k=16, memory=enough_for_five, on_message=said.append)
     assert [line.split(":")[0] for line in said] == ["batch 4"]  # three even batches, not 5, 5 and 2
-    assert "GiB (as asked)" in said[0]
+    assert "iB (as asked)" in said[0]
     assert codes(bounded) == codes(drawn)
     with pytest.raises(UsageError, match="drawing one picture takes .* more than the .* it may take; allow more"):
         draw_with(tiny, ["red apple"], memory=drawing_bytes(tiny.model, 1, 1, torch.float32) - 1)

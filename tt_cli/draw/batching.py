@@ -10,7 +10,6 @@ import torch
 
 from tt_cli.model.allocator import free_memory
 
-GIB = 1 << 30
 # Shares of the free memory that drawing takes by itself. A GPU's allocator needs some room for pieces that do not
 # fit each other; a computer's memory is wanted by its other programs too.
 GPU_SHARE = 0.85
@@ -33,8 +32,16 @@ def memory_limit(device: torch.device, memory: int | None) -> Limit:
     if memory is not None:
         return Limit(memory, "as asked", asked=True)
     free, share = free_memory(device), GPU_SHARE if device.type == "cuda" else HOST_SHARE
-    where = "of memory" if device.type == "cpu" else f"on {device}"
-    return Limit(int(free * share), f"{share:.0%} of the {free / GIB:.3g} GiB free {where}", asked=False)
+    where = "in memory" if device.type == "cpu" else f"on {device}"
+    return Limit(int(free * share), f"{share:.0%} of the {amount(free)} free {where}", asked=False)
+
+
+def amount(nbytes: int) -> str:
+    """A number of bytes for people: "512 KiB", "3.1 GiB"."""
+    for exponent, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if nbytes >= 1 << exponent:
+            return f"{nbytes / (1 << exponent):.3g} {unit}"
+    return f"{nbytes} bytes"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tt_cli.data import decode_pictures
-from tt_cli.draw.batching import GIB, MOST_ROWS, Limit, Part, is_out_of_memory, memory_limit, next_batch
+from tt_cli.draw.batching import MOST_ROWS, Limit, Part, amount, is_out_of_memory, memory_limit, next_batch
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model.drawing_memory import drawing_bytes
 from tt_cli.model.generation import Decoder, draw_codes
@@ -132,8 +132,8 @@ class _Drawer:
         """Codes (prompts, samples, n) int64."""
         if self.limit.asked and self.needed(1, 1) > self.limit.nbytes:
             raise UsageError(
-                f"drawing one picture takes {self.needed(1, 1) / GIB:.3g} GiB, more than the "
-                f"{self.limit.nbytes / GIB:.3g} GiB it may take; allow more memory"
+                f"drawing one picture takes {amount(self.needed(1, 1))}, more than the "
+                f"{amount(self.limit.nbytes)} it may take; allow more memory"
             )
         codes = np.empty((len(self.text), samples, self.model.config.image_positions), dtype=np.int64)
         waiting = deque(Part(place, 0, samples) for place in range(len(self.text)))
@@ -188,7 +188,7 @@ class _Drawer:
             self.decoder = Decoder(self.model, prompts, samples, self.dtype)
             rows, needed = prompts * samples, self.needed(prompts, samples)
             self.on_message(
-                f"batch {rows}: {needed / GIB:.3g} of {self.limit.nbytes / GIB:.3g} GiB ({self.limit.reason}); "
+                f"batch {rows}: {amount(needed)} of {amount(self.limit.nbytes)} ({self.limit.reason}); "
                 f"{str(self.dtype).removeprefix('torch.')}: {self.dtype_reason}; {self.decoder.mode}"
             )
         return self.decoder
