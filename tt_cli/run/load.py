@@ -39,9 +39,9 @@ def load_run(name: str) -> RunConfig:
     if _HUB_NAME.fullmatch(name):
         return _read(download(name, RUN_FILE), f"{RUN_FILE} of {name}")
     close = difflib.get_close_matches(name, builtin, n=1)
-    hint = f"did you mean '{close[0]}'? " if close else ""
+    hint = f"did you mean '{close[0]}'? Built in" if close else "built in"
     raise UsageError(
-        f"no run is called '{name}'; {hint}Built in are {', '.join(builtin)}; "
+        f"no run is called '{name}'; {hint} are {', '.join(builtin)}; "
         "else give a .toml file or ORGANISATION/REPOSITORY on the Hub"
     )
 
