@@ -45,7 +45,7 @@ def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
 def test_an_unknown_name_is_met_with_the_known_ones() -> None:
     with pytest.raises(UsageError, match=r"no run is called 'emojy'; did you mean 'emoji'\? Built in are dalle, e"):
         load_run("emojy")
-    with pytest.raises(UsageError, match=r"no run is called 'zzz'; Built in are .*; else give a \.toml file"):
+    with pytest.raises(UsageError, match=r"no run is called 'zzz'; built in are .*; else give a \.toml file"):
         load_run("zzz")
 
 
