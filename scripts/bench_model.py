@@ -42,7 +42,7 @@ FULL_DEPTH = 64
 FLOPS = 8.85e12  # of one example's forward and backward pass at full depth
 GIB = 1 << 30
 DTYPES = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}
-CPU_BUDGET = {"fp32": 0.75, "bf16": 0.5}  # GiB
+CPU_BUDGET = {"fp32": 0.8, "bf16": 0.7}  # GiB
 CARDS = (8, 16, 24)  # GB of a home GPU
 
 
