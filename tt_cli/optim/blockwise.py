@@ -4,8 +4,9 @@ The codes index the dynamic maps of Dettmers, "8-Bit Approximations for Parallel
 (arXiv:1511.04561), as used by 8-bit optimizers (arXiv:2110.02861): every decade from 1e-6 to 1 is cut into equal
 parts, more of them the higher the decade, and a code stands for the middle of its part.
 
-An element gets the code of the part it lies in: `part = trunc(y * slope + offset)` for y = |x| / scale, with one
-slope and offset per decade. `Parts` holds these numbers; whoever encodes must come to the same parts to the last bit.
+An element gets the code of the nearest value: but for the seams between decades, that of the part it lies in, which is
+`trunc(y * slope + offset)` for y = |x| / scale, with one slope and offset per decade. `Parts` holds these numbers;
+whoever encodes must come to the same parts to the last bit.
 The maps are computed here in double precision, because torch.linspace's last bit depends on the vector width.
 """
 
@@ -39,40 +40,40 @@ def _steps(decade: int, signed: bool) -> int:
 
 
 class Parts:
-    """Where the parts of [0, 1] begin: from `limits[d]` on, fp32, the part is trunc(y * slopes[d] + offsets[d]).
+    """Which value of the map is nearest to y in [0, 1], counted from 0 for zero; the same rule for every decade d.
 
-    Below `limits[0]` (half of the smallest value of the map) the part is 0. The last limit is where 1 is nearest.
-    All three: (8,) fp32. The part of a larger y is never smaller, whatever the rounding.
+    From `limits[d]` on, the middle between the values on both sides of the seam, the part is
+    min(trunc(y * slopes[d] + offsets[d]), lasts[d]); below `limits[0]` it is 0. The last limit is where 1 is nearest.
+    All (8,) fp32. The part of a larger y is never smaller, whatever the rounding.
     """
 
     def __init__(self, signed: bool) -> None:
-        positive = dynamic_map(signed).numpy().astype(numpy.float64)
-        positive = positive[positive > 0]
-        limits, slopes, offsets = [], [], []
+        values = dynamic_map(signed).numpy().astype(numpy.float64)
+        values = values[values >= 0]
+        limits, slopes, offsets, lasts = [], [], [], []
         first = 1
         for decade in range(DECADES):
             width, steps = 10.0 ** (decade + 1 - DECADES), _steps(decade, signed)
-            limits.append(positive[0] / 2 if decade == 0 else 0.1 * width)
+            limits.append((values[first - 1] + values[first]) / 2)
             slopes.append(steps / (0.9 * width))
             offsets.append(first - steps / 9)
             first += steps
-        self.limits = numpy.array([*limits, (positive[-2] + positive[-1]) / 2], dtype=numpy.float32)
+            lasts.append(first - 1)
+        self.count = first  # the part of 1, which is no part's middle
+        self.limits = numpy.array([*limits, (values[-2] + values[-1]) / 2], dtype=numpy.float32)
         self.slopes = numpy.array([*slopes, 0.0], dtype=numpy.float32)
         self.offsets = numpy.array([*offsets, first], dtype=numpy.float32)
-        first = 1
-        for decade in range(DECADES):
-            # rounding must not put the first element of a decade into the last part of the decade below
-            while self.limits[decade] * self.slopes[decade] + self.offsets[decade] < first:
-                self.offsets[decade] = numpy.nextafter(self.offsets[decade], numpy.float32(numpy.inf))
-            first += _steps(decade, signed)
-        self.count = len(positive)
+        self.lasts = numpy.array([*lasts, first], dtype=numpy.float32)
 
     def part(self, y: numpy.ndarray) -> numpy.ndarray:
         """The part of each element of `y` (n,) fp32 in [0, 1]; (n,) int32 from 0 to `count`."""
         decade = numpy.searchsorted(self.limits, y, side="right") - 1
-        part = (y * self.slopes[decade] + self.offsets[decade]).astype(numpy.int32)
-        part[decade < 0] = 0
-        return part
+        part = numpy.minimum(y * self.slopes[decade] + self.offsets[decade], self.lasts[decade])
+        return numpy.where(decade < 0, 0, part.astype(numpy.int32))
+
+    def table(self) -> numpy.ndarray:
+        """Limits, slopes, offsets and lasts; (4, 8) fp32."""
+        return numpy.stack([self.limits, self.slopes, self.offsets, self.lasts])
 
     def starts(self) -> numpy.ndarray:
         """The bits of the smallest fp32 number of each part from 1 on; (count,) int32, ascending."""

@@ -43,9 +43,10 @@ def _absmax(x):  # type: ignore[no-untyped-def]
     return largest.view(numpy.float32)[0]
 
 
-@njit(f"void({F}, float32, {F}, {F}, {F}, {I})", **OPTIONS)
-def _parts(x, absmax, limits, slopes, offsets, out):  # type: ignore[no-untyped-def]
-    """`Parts.part` of |x| / absmax: the slope and offset of the last limit that is not above."""
+@njit(f"void({F}, float32, float32[:, ::1], {I})", **OPTIONS)
+def _parts(x, absmax, decades, out):  # type: ignore[no-untyped-def]
+    """`Parts.part` of |x| / absmax: the slope, offset and last part of the last limit that is not above."""
+    limits, slopes, offsets, lasts = decades[0], decades[1], decades[2], decades[3]
     l0, l1, l2, l3, l4, l5, l6, l7 = (
         limits[0], limits[1], limits[2], limits[3], limits[4], limits[5], limits[6], limits[7],
     )  # fmt: skip
@@ -55,26 +56,37 @@ def _parts(x, absmax, limits, slopes, offsets, out):  # type: ignore[no-untyped-
     o0, o1, o2, o3, o4, o5, o6, o7 = (
         offsets[0], offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6], offsets[7],
     )  # fmt: skip
+    e0, e1, e2, e3, e4, e5, e6, e7 = (
+        lasts[0], lasts[1], lasts[2], lasts[3], lasts[4], lasts[5], lasts[6], lasts[7],
+    )  # fmt: skip
     zero = numpy.float32(0)
     for i in range(x.size):
         y = abs(x[i] / absmax)
         slope = s0 if y >= l0 else zero
         offset = o0 if y >= l0 else zero
+        last = e0 if y >= l0 else zero
         slope = s1 if y >= l1 else slope
         offset = o1 if y >= l1 else offset
+        last = e1 if y >= l1 else last
         slope = s2 if y >= l2 else slope
         offset = o2 if y >= l2 else offset
+        last = e2 if y >= l2 else last
         slope = s3 if y >= l3 else slope
         offset = o3 if y >= l3 else offset
+        last = e3 if y >= l3 else last
         slope = s4 if y >= l4 else slope
         offset = o4 if y >= l4 else offset
+        last = e4 if y >= l4 else last
         slope = s5 if y >= l5 else slope
         offset = o5 if y >= l5 else offset
+        last = e5 if y >= l5 else last
         slope = s6 if y >= l6 else slope
         offset = o6 if y >= l6 else offset
+        last = e6 if y >= l6 else last
         slope = s7 if y >= l7 else slope
         offset = o7 if y >= l7 else offset
-        out[i] = numpy.int32(y * slope + offset)
+        last = e7 if y >= l7 else last
+        out[i] = numpy.int32(min(y * slope + offset, last))
 
 
 @njit(f"void({I}, {B})", **OPTIONS)
@@ -187,14 +199,14 @@ def _blockwise(  # type: ignore[no-untyped-def]
             absmax = _absmax(m)
             m_absmax[block] = absmax
             divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
-            _parts(m, divisor, m_parts[0], m_parts[1], m_parts[2], part[: stop - start])
+            _parts(m, divisor, m_parts, part[: stop - start])
             _signed_codes(m, part, m_codes[start:stop])
             _decode(v_map, v_codes[start:stop], v_absmax[block], v)
             _second_moment(g[start:stop], v, clip, beta2, rest2)
             absmax = _absmax(v)
             v_absmax[block] = absmax
             divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
-            _parts(v, divisor, v_parts[0], v_parts[1], v_parts[2], part[: stop - start])
+            _parts(v, divisor, v_parts, part[: stop - start])
             _unsigned_codes(part, v_codes[start:stop])
             _update(m, v, p[start:stop], g[start:stop], eps, decay)
         p_squares = _squares(p[outer:end], p_squares, padded, sums)
@@ -228,9 +240,7 @@ class Compiled:
         self._sums = numpy.zeros(256, dtype=numpy.float64)
         self._work: dict[int, tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]] = {}
         self._maps = tuple(dynamic_map(signed).numpy() for signed in (True, False))
-        self._parts = tuple(
-            numpy.stack([parts(signed).limits, parts(signed).slopes, parts(signed).offsets]) for signed in (True, False)
-        )
+        self._parts = tuple(parts(signed).table() for signed in (True, False))
 
     def squares(self, values: Tensor, total: float) -> float:
         return float(_squares(values.numpy(), total, self._padded, self._sums))

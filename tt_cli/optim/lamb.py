@@ -131,7 +131,8 @@ class Lamb8bit:
                 eps=self.settings.eps,
                 decay=0.0 if name.endswith("bias") else self.settings.weight_decay,
             )
-            scale = lr * self._trust(math.sqrt(p_squares), math.sqrt(u_squares))
+            # an infinite scale would turn the zeros of a tiny update into NaN
+            scale = min(lr * self._trust(math.sqrt(p_squares), math.sqrt(u_squares)), torch.finfo(torch.float32).max)
             self._kernels.subtract(p, g, scale)
             parameter_squares += p_squares
             update_squares += scale * scale * u_squares

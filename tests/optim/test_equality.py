@@ -1,0 +1,184 @@
+"""The compiled and the portable arithmetic give the same bytes, whatever the numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optim.settings import Settings, normal
+from torch import Tensor
+
+from tt_cli.optim import Lamb8bit, NonFiniteGradient, choice
+from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map, parts
+from tt_cli.optim.compiled import Compiled
+from tt_cli.optim.portable import Portable
+
+KERNELS = (Portable(), Compiled())
+TINY = 1.4e-45  # the smallest denormal number of fp32
+
+
+def bytes_of(tensors: dict[str, Tensor]) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def numbers(seed: int, count: int, scale: float, kind: str) -> Tensor:
+    """fp32 numbers: normal, of very unlike size, mostly zero, or denormal and zero of both signs."""
+    draws = numpy.random.Generator(numpy.random.PCG64(seed))
+    values = draws.standard_normal(count) * scale
+    if kind == "unlike":
+        values *= numpy.exp(draws.normal(0, 5, count))
+    elif kind == "sparse":
+        values *= draws.random(count) < 0.05
+    elif kind == "denormal":
+        values = draws.integers(-3, 4, count) * TINY * draws.choice([1.0, -1.0], count)
+    return torch.from_numpy(values.clip(-1e37, 1e37).astype(numpy.float32))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    count=st.one_of(st.integers(1, 9000), st.sampled_from([4096, 8192, 3 * 4096 + 1])),
+    p_scale=st.sampled_from([0.0, 1e-42, 1e-8, 0.02, 1e6]),
+    g_scale=st.sampled_from([0.0, 1e-42, 1e-20, 1e-4, 1.0, 1e30]),
+    kind=st.sampled_from(["normal", "unlike", "sparse", "denormal"]),
+    block_size=st.sampled_from([64, 1024, 4096, 8192]),
+    min_8bit_size=st.sampled_from([1, 2000]),
+    weight_decay=st.sampled_from([0.0, 0.045]),
+    name=st.sampled_from(["weight", "bias"]),
+)
+def test_both_give_the_same_bytes(
+    count: int,
+    p_scale: float,
+    g_scale: float,
+    kind: str,
+    block_size: int,
+    min_8bit_size: int,
+    weight_decay: float,
+    name: str,
+) -> None:
+    part = Settings(block_size=block_size, min_8bit_size=min_8bit_size, weight_decay=weight_decay)
+    runs = []
+    for kernels in KERNELS:
+        parameters = {name: numbers(count, count, p_scale, "normal"), "a": numbers(1, 77, p_scale, kind)}
+        optimizer = Lamb8bit(parameters, part, kernels)
+        steps: list[object] = []
+        for step in range(3):
+            gradients = {key: numbers(step, len(p), g_scale, kind) for key, p in parameters.items()}
+            steps.append(optimizer.step(gradients, 0.01))
+            steps.append(bytes_of(parameters))
+            steps.append(bytes_of(optimizer.state_dict()))
+        runs.append(steps)
+    for portable, compiled in zip(*runs, strict=True):
+        assert portable == compiled
+
+
+def test_large_tensors_and_the_papers_settings() -> None:
+    """More than one chunk of the portable implementation, a last block that is not full, several tensors."""
+    runs = []
+    for kernels in KERNELS:
+        parameters = {
+            "large": normal(0, 2**18 + 70000, scale=0.02),
+            "small.bias": normal(1, 333),
+            "scale": torch.ones(1),
+        }
+        optimizer = Lamb8bit(parameters, Settings(), kernels)
+        reports = [
+            optimizer.step({name: normal(step, *p.shape, scale=0.1) for name, p in parameters.items()}, 0.02)
+            for step in range(2)
+        ]
+        runs.append((reports, bytes_of(parameters), bytes_of(optimizer.state_dict())))
+    assert runs[0] == runs[1]
+
+
+def test_a_state_moves_from_one_implementation_to_the_other() -> None:
+    """Steps taken in turns by both, the state handed over each time, end where one alone ends."""
+
+    def gradients(step: int) -> dict[str, Tensor]:
+        return {"weight": normal(step, 70000, scale=0.01), "bias": normal(step, 50, scale=0.01)}
+
+    def parameters() -> dict[str, Tensor]:
+        return {"weight": normal(0, 70000), "bias": normal(1, 50)}
+
+    alone, moved = parameters(), parameters()
+    one = Lamb8bit(alone, Settings(), KERNELS[0])
+    two = [Lamb8bit(moved, Settings(), kernels) for kernels in KERNELS]
+    for step in range(6):
+        one.step(gradients(step), 0.01)
+        two[step % 2].load_state_dict(two[1 - step % 2].state_dict())
+        two[step % 2].step(gradients(step), 0.01)
+    assert bytes_of(alone) == bytes_of(moved)
+    assert bytes_of(one.state_dict()) == bytes_of(two[1].state_dict())
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=["portable", "compiled"])
+@pytest.mark.parametrize("value", [numpy.nan, numpy.inf, -numpy.inf])
+def test_both_refuse_what_is_not_finite_and_change_nothing(kernels: Portable | Compiled, value: float) -> None:
+    parameters = {"weight": normal(0, 70000)}
+    optimizer = Lamb8bit(parameters, Settings(), kernels)
+    before = bytes_of(parameters), bytes_of(optimizer.state_dict())
+    gradient = normal(1, 70000)
+    gradient[69999] = value
+    with pytest.raises(NonFiniteGradient):
+        optimizer.step({"weight": gradient}, 0.01)
+    assert before == (bytes_of(parameters), bytes_of(optimizer.state_dict()))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_those_of_the_nearest_values_on_both_sides_of_every_seam(signed: bool) -> None:
+    """Around each number at which a new code begins, also where decades meet; by the formula, as the kernel has it."""
+    starts = parts(signed).starts()
+    assert len(starts) == (128 if signed else 255) and bool((numpy.diff(starts) > 0).all())
+    near = (starts[:, None] + numpy.arange(-40, 41)).ravel().clip(0, 0x3F800000).astype(numpy.int32)
+    y = near.view(numpy.float32)
+    assert bool((numpy.diff(parts(signed).part(numpy.sort(y))) >= 0).all())
+    values = numpy.concatenate([y, -y] if signed else [y])
+    values = numpy.append(values, numpy.float32(1))  # the scale
+    moment = BlockwiseMoment(len(values), block_size=2**15, signed=signed)
+    moment.write(0, torch.from_numpy(values), torch.empty(2, len(values)))
+    map_ = dynamic_map(signed).numpy().astype(numpy.float64)
+    error = numpy.abs(map_[moment.codes.numpy()] - values)
+    best = numpy.abs(map_[:, None] - values.astype(numpy.float64)).min(axis=0)
+    assert bool((error <= best * (1 + 1e-4)).all())
+
+
+@pytest.fixture
+def no_memory() -> Iterator[None]:
+    """Each test chooses anew."""
+    choice.implementation.cache_clear()
+    yield
+    choice.implementation.cache_clear()
+
+
+def test_chooses_the_compiled_one_where_numba_is(no_memory: None) -> None:
+    chosen = choice.implementation()
+    assert (chosen.name, type(chosen.kernels)) == ("compiled", Compiled)
+    assert "agree with torch to the last bit" in chosen.reason
+
+
+class OneBitOff(Compiled):
+    """Kernels that round one element in another way."""
+
+    def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
+        super().subtract(parameter, update, scale)
+        parameter.view(torch.int32)[len(parameter) // 2] ^= 1
+
+
+def test_passes_over_kernels_that_differ_in_one_bit(no_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_compiled", OneBitOff)
+    chosen = choice.implementation()
+    assert (chosen.name, type(chosen.kernels)) == ("portable", Portable)
+    assert chosen.reason == "the compiled kernels compute other bytes here (parameter)"
+
+
+def test_runs_without_numba_and_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['numba'] = None; from tt_cli.optim import implementation; "
+        "print(implementation().name, '|', implementation().reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "portable | numba is not installed: pip install 'tt-cli[numba]'\n"
