@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,6 +20,8 @@ Tt = Callable[..., subprocess.CompletedProcess[str]]
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module is imported: the Hub's libraries read these when they are imported."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; what tests start would inherit it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT"):
         os.environ.pop(name, None)
     os.environ["HF_HOME"] = f"{_scratch.name}/hf"

@@ -2,8 +2,8 @@
 
 Only separate elementwise multiplications, additions, divisions and roots, which IEEE 754 fixes to the last bit.
 `add_(alpha=)`, `addcmul_`, `addcdiv_` and `lerp_` may fuse a multiplication with an addition on some processors: they
-must not be used here, nor torch's `sqrt_`, which MKL computes in builds that have it: in another way on each processor
-and not always rounded right. Tensors are worked on in chunks of 256Ki elements: a step needs about 8 MiB at any size.
+must not be used here, nor torch's `sqrt_`, which does not always round correctly. Tensors are worked on in chunks of
+256Ki elements: a step needs about 8 MiB at any size.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from tt_cli.data import ExampleStream, load_tokenizer
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.model.fused import fusion
-from tt_cli.optim import warm_up
+from tt_cli.optim import implementation, warm_up
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.device import choose_activation_budget, choose_device, choose_micro_batch
 from tt_cli.peer.shared import TrainedState
@@ -60,6 +60,8 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         torch.set_num_threads(opts.threads)
     codec = codec_of(run)
     warm_up()
+    arithmetic = implementation()
+    emit(Choice("optimizer", arithmetic.name, arithmetic.reason))
     self_test(codec)
     tokenizer = load_tokenizer(run)
     keep_freed_memory()
