@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import errno
 import os
@@ -9,6 +10,7 @@ import signal
 import socket
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from hivemind.dht import DHT
@@ -26,6 +28,7 @@ __all__ = ["DHT", "NobodyAnswered", "addresses_of", "daemon_pid", "daemon_watche
 
 START_SECONDS = 30.0
 READY_SECONDS = 90.0  # for the daemon, and after it for the initial peers to answer
+ADDRESS_SECONDS, ADDRESS_QUESTIONS = 5.0, 4
 
 dht_time = get_dht_time  # seconds since 1970, as all peers of a DHT agree on it; rooms above this one use it from here
 
@@ -110,9 +113,19 @@ def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], por
 
 
 def addresses_of(dht: DHT) -> list[str]:
-    """Where others reach this node: multiaddrs with /p2p/…, loopback last."""
-    addresses = [str(address) for address in dht.get_visible_maddrs(latest=True)]
-    return sorted(addresses, key=lambda address: "/127.0.0.1/" in address)
+    """Where others reach this node: multiaddrs with /p2p/…, loopback last.
+
+    About one in a hundred young daemons never answers the first such question, and does the next one. Raises
+    WorkerBroken if none is answered.
+    """
+    for _ in range(ADDRESS_QUESTIONS):
+        answer = dht.run_coroutine(partial(DHT._get_visible_maddrs, latest=True), return_future=True)
+        try:
+            addresses = [str(address) for address in answer.result(timeout=ADDRESS_SECONDS)]
+        except concurrent.futures.TimeoutError:
+            continue
+        return sorted(addresses, key=lambda address: "/127.0.0.1/" in address)
+    raise WorkerBroken("the p2p daemon does not answer")
 
 
 def daemon_pid(dht: DHT) -> int | None:
