@@ -181,6 +181,7 @@ def test_the_aux_peer_alone_hands_the_state_to_those_who_return(start_swarm: Sta
     swarm.start_trainer("anna", batch_size=4, seed=0)
     wait_for_step(swarm, 3, "anna")
     aux = swarm.members["aux"]
+    assert swarm.wait(lambda: bool(aux.of(Saved)), WAIT)
     held = max(event.epoch for event in aux.of(Saved))
     assert swarm.wait(lambda: max(event.epoch for event in aux.of(Saved)) > held, WAIT)
     swarm.members["anna"].worker.kill()
