@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
@@ -47,15 +44,13 @@ def test_compiled_kernels_give_the_same_gradients(fusion: Fusion) -> None:
 
 
 def test_without_a_working_compiler_all_runs_as_it_is(fusion: Fusion) -> None:
-    calls: list[Callable[..., Any]] = []
-
     @fused
     def doubled(x: Tensor) -> Tensor:
         return x * 2 + 1
 
     with inductor.patch({"cpp.cxx": ("/nonexistent/compiler",), "fx_graph_cache": False}):
         assert torch.equal(doubled(torch.ones(3)), torch.full((3,), 3.0))
-    assert fusion.failure and "\n" not in fusion.failure and not calls
+    assert fusion.failure and "\n" not in fusion.failure
     assert fusion.reason()[0] == "eager" and fusion.failure in fusion.reason()[1]
     assert torch.equal(doubled(torch.zeros(2)), torch.ones(2))  # and nothing is tried again
     assert not fusion.compiled

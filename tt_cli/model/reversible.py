@@ -65,7 +65,7 @@ Layer = tuple[Half, Half]
 def keeping_plan(layers: Sequence[Layer], x: Tensor, dtype: torch.dtype, budget: int) -> list[int]:
     """What each layer keeps for the backward pass of x (b, n, dim) within ``budget`` bytes.
 
-    STREAM (the attention branch's input) saves a sixth of the repeated work at the least bytes; ALL saves nearly the
+    STREAM (the attention branch's input) saves a quarter of the repeated work at the least bytes; ALL saves nearly the
     rest. So streams come first, then whole layers, from the last one on.
     """
     plan = [NOTHING] * len(layers)
