@@ -26,7 +26,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tt_cli.swarm.codec import MalformedPart, decode_part
-from tt_cli.swarm.linear8 import BLOCK, LARGEST, PIECE, SMALLEST, decode, encode
+from tt_cli.swarm.linear8 import (
+    BLOCK,
+    LARGEST,
+    PIECE,
+    SMALLEST,
+    add_decoded,
+    decode,
+    decode_into,
+    encode,
+    encode_into,
+    encoded_bytes,
+)
 from tt_cli.swarm.registry import NAME, TAG, Linear8, register
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -118,6 +129,54 @@ def test_views_and_shapes_are_kept() -> None:
         message = codec.compress(each, CompressionInfo.from_tensor(each, key=0))
         assert message.buffer == encode(each.contiguous())
         assert codec.extract(message).shape == each.shape
+
+
+# --- without a tensor in between ---
+
+
+@pytest.mark.parametrize("elements", LENGTHS)
+def test_a_reducer_needs_no_tensor_in_between(elements: int) -> None:
+    """Into memory that is at hand, and into a weighted sum: each element by three fp32 operations."""
+    first, second = (drawn("rows", elements, seed) for seed in (1, 2))
+    received = np.full(encoded_bytes(elements) + 1, 7, np.uint8)
+    encode_into(first, received[:-1])
+    assert received[:-1].tobytes() == encode(first) and received[-1] == 7
+    again = torch.full((elements, 1), float("nan"))
+    decode_into(memoryview(received)[:-1], again)
+    assert torch.equal(again.view(-1), decode(encode(first), elements))
+    total = torch.zeros(elements, 1)
+    expected = np.zeros(elements, np.float32)
+    for tensor, weight in ((first, 3.0), (second, 0.1), (second, 0.0)):
+        add_decoded(encode(tensor), total, weight)
+        expected += decode(encode(tensor), elements).numpy() * np.float32(weight)
+    assert total.view(-1).numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), 1e39])
+def test_what_is_refused_changes_no_sum(weight: float) -> None:
+    buffer = encode(drawn("normal", 1030))
+    total = torch.ones(1030)
+    with pytest.raises(ValueError, match="a weight of"):
+        add_decoded(buffer, total, weight)
+    for wrong in (buffer[:-1], buffer + b"0", b"\xff\xff" + buffer[2:]):
+        with pytest.raises(ValueError, match="bytes instead of|scales"):
+            add_decoded(wrong, total, 1.0)
+        with pytest.raises(ValueError, match="bytes instead of|scales"):
+            decode_into(wrong, total)
+    assert torch.equal(total, torch.ones(1030))
+
+
+def test_memory_of_another_kind_is_refused() -> None:
+    tensor = drawn("normal", 600)
+    buffer = encode(tensor)
+    for room in (np.empty(len(buffer) + 1, np.uint8), np.empty(len(buffer), np.int8), np.empty(1300, np.uint8)[::2]):
+        with pytest.raises(ValueError, match="room of"):
+            encode_into(tensor, room)
+    for out in (torch.zeros(1200)[::2], torch.zeros(600, dtype=torch.float64), torch.zeros(600, device="meta")):
+        with pytest.raises(ValueError, match="instead of"):
+            decode_into(buffer, out)
+        with pytest.raises(ValueError, match="instead of"):
+            add_decoded(buffer, out, 1.0)
 
 
 # --- the same bytes everywhere ---

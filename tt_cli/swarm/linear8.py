@@ -5,16 +5,21 @@ near enough to normal that evenly spaced values lose less, and they need no tabl
 
 - Form (docs/protocol.md, "How a part is written"): the scales, then one signed byte for each element. A scale is the
   largest magnitude of its block over 127, rounded up to the upper 16 bits of an fp32 number.
-- The same bytes on every CPU: only exact maxima, single IEEE divisions and products, and rounding to nearest even;
-  no scale is so small that it mattered whether a CPU flushes denormal numbers to zero.
+- The same bytes on every CPU: only exact maxima, single IEEE divisions, products and sums, and rounding to nearest
+  even; no scale is so small that it mattered whether a CPU flushes denormal numbers to zero.
 - Whatever is not finite shows in the blocks' maxima, and what a message decodes to is finite when its scales are: no
   further pass over the elements is needed.
+- Two implementations give the same bytes: `Portable` here, with torch and numpy, and `linear8_compiled.py`, with numba.
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import torch
+
+Buffer = bytes | bytearray | memoryview
 
 BLOCK = 256  # elements
 PIECE = 2048  # blocks that are coded at a time: what memory is used besides stays within 2 MiB
@@ -25,56 +30,51 @@ SMALLEST = np.float32(2.0**-100)  # of a block counts as much; products and scal
 
 def encode(tensor: torch.Tensor) -> bytes:
     """The bytes of an fp32 CPU tensor. Raises ValueError where it is not finite, or above 2^126."""
-    if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
-        raise ValueError(f"{tensor.dtype} on {tensor.device} instead of float32 on the CPU")
-    flat = tensor.detach().reshape(-1)
-    elements, count = flat.numel(), _blocks(flat.numel())
-    buffer = np.empty(encoded_bytes(elements), np.uint8)
-    upper = buffer[: 2 * count].view("<u2")
-    coded = torch.from_numpy(buffer[2 * count :].view(np.int8))
-    for start in range(0, elements // BLOCK, PIECE):
-        stop = min(start + PIECE, elements // BLOCK)
-        here = slice(start * BLOCK, stop * BLOCK)
-        _encode(flat[here].view(-1, BLOCK), upper[start:stop], coded[here].view(-1, BLOCK))
-    if rest := elements % BLOCK:
-        _encode(flat[-rest:].view(1, rest), upper[-1:], coded[-rest:].view(1, rest))
-    return buffer.tobytes()
+    out = np.empty(encoded_bytes(tensor.numel()), np.uint8)
+    encode_into(tensor, out)
+    return out.tobytes()
 
 
-def _encode(blocks: torch.Tensor, upper: np.ndarray, coded: torch.Tensor) -> None:
-    """Fill `upper` (blocks,) and `coded` (blocks, elements) for fp32 `blocks` (blocks, elements)."""
-    largest = torch.maximum(blocks.amax(dim=1), blocks.amin(dim=1).neg_()).numpy()
-    if not largest.max() <= LARGEST:  # both are NaN where one element is
+def encode_into(tensor: torch.Tensor, out: np.ndarray) -> None:
+    """Write what `encode` returns into `out`, contiguous uint8 (encoded_bytes(elements),).
+
+    Raises ValueError as `encode` does, and for an `out` of another kind or size; `out` is undefined then.
+    """
+    _check_tensor(tensor)
+    expected = encoded_bytes(tensor.numel())
+    if out.dtype != np.uint8 or out.shape != (expected,) or not out.flags.c_contiguous:
+        raise ValueError(f"room of {out.dtype} {out.shape} instead of contiguous uint8 ({expected},)")
+    if not _kernels().encode(tensor.detach().reshape(-1), out):
         raise ValueError("values that are not finite, or beyond 2^126")
-    bits = _scale_bits(largest)
-    upper[:] = bits
-    scales = _widened(bits)
-    products = blocks * torch.from_numpy(np.divide(np.float32(1), scales, out=scales)).unsqueeze(1)
-    coded.copy_(products.round_())
 
 
-def decode(buffer: bytes, elements: int) -> torch.Tensor:
+def decode(buffer: Buffer, elements: int) -> torch.Tensor:
     """An fp32 tensor (elements,), finite. Raises ValueError for bytes that `encode` cannot have made."""
-    if len(buffer) != encoded_bytes(elements):
-        raise ValueError(f"{len(buffer)} bytes instead of {encoded_bytes(elements)} for {elements} elements")
-    count, whole = _blocks(elements), elements // BLOCK
-    upper = np.frombuffer(buffer, "<u2", count=count)
-    # as whole numbers: NaN, infinity and everything negative are above the bound
-    if count and (upper.min() < LOWEST or upper.max() > HIGHEST):
-        raise ValueError("scales that are not finite, negative, or out of range")
-    scales = _widened(upper.astype(np.uint32))
-    columns = torch.from_numpy(scales).unsqueeze(1)
-    coded = np.frombuffer(buffer, np.int8, offset=2 * count)
-    decoded = np.empty(elements, np.float32)
-    tensor = torch.from_numpy(decoded)
-    for start in range(0, whole, PIECE):
-        stop = min(start + PIECE, whole)
-        here = slice(start * BLOCK, stop * BLOCK)
-        decoded[here] = coded[here]
-        tensor[here].view(-1, BLOCK).mul_(columns[start:stop])
-    if rest := elements % BLOCK:
-        np.multiply(coded[-rest:], scales[-1], out=decoded[-rest:])
+    coded = _checked(buffer, elements)  # before memory is allocated
+    tensor = torch.empty(elements, dtype=torch.float32)
+    _kernels().decode(coded, tensor)
     return tensor
+
+
+def decode_into(buffer: Buffer, out: torch.Tensor) -> None:
+    """Fill `out`, a contiguous fp32 CPU tensor of any shape, with finite numbers.
+
+    Raises ValueError for bytes that `encode` cannot have made of so many elements; `out` is unchanged then.
+    """
+    _kernels().decode(_checked(buffer, out.numel()), _flat(out))
+
+
+def add_decoded(buffer: Buffer, accumulator: torch.Tensor, weight: float) -> None:
+    """accumulator += decoded * weight, without a tensor in between; accumulator: contiguous fp32 on the CPU, any shape.
+
+    Three fp32 operations on each element, each rounded by itself: byte times scale, that times the weight as fp32, the
+    sum. They may overflow: whoever ends the sum looks whether it is finite. Raises ValueError for a weight that is
+    negative or not finite, and as `decode_into`, before the accumulator is changed.
+    """
+    factor = np.float32(weight)
+    if not 0 <= factor < np.inf:
+        raise ValueError(f"a weight of {weight}")
+    _kernels().add(_checked(buffer, accumulator.numel()), _flat(accumulator), factor)
 
 
 def encoded_bytes(elements: int) -> int:
@@ -82,8 +82,118 @@ def encoded_bytes(elements: int) -> int:
     return elements + 2 * _blocks(elements)
 
 
+class Kernels(Protocol):
+    """The arithmetic on flat contiguous fp32 CPU tensors (n,) and uint8 arrays (encoded_bytes(n),), both checked."""
+
+    def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:
+        """Fill `out`. False when values are not finite or beyond `LARGEST`; `out` is undefined then."""
+
+    def decode(self, coded: np.ndarray, out: torch.Tensor) -> None:
+        """out = byte * scale."""
+
+    def add(self, coded: np.ndarray, accumulator: torch.Tensor, weight: np.float32) -> None:
+        """accumulator = accumulator + (byte * scale) * weight."""
+
+
+class Portable:
+    """`Kernels` with torch and numpy, for every machine."""
+
+    def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:
+        elements, count = values.numel(), _blocks(values.numel())
+        upper = out[: 2 * count].view("<u2")
+        coded = torch.from_numpy(out[2 * count :].view(np.int8))
+        for here, blocks in _pieces(elements):
+            rows = blocks.stop - blocks.start
+            if not _encode(values[here].view(rows, -1), upper[blocks], coded[here].view(rows, -1)):
+                return False
+        return True
+
+    def decode(self, coded: np.ndarray, out: torch.Tensor) -> None:
+        scales, codes = _parted(coded, out.numel())
+        for here, blocks in _pieces(out.numel()):
+            _decode(codes[here], scales[blocks], out[here])
+
+    def add(self, coded: np.ndarray, accumulator: torch.Tensor, weight: np.float32) -> None:
+        scales, codes = _parted(coded, accumulator.numel())
+        work = torch.empty(min(PIECE * BLOCK, accumulator.numel()), dtype=torch.float32)
+        for here, blocks in _pieces(accumulator.numel()):
+            decoded = work[: here.stop - here.start]
+            _decode(codes[here], scales[blocks], decoded)
+            accumulator[here].add_(decoded.mul_(float(weight)))
+
+
+PORTABLE = Portable()
+
+
+def _kernels() -> Kernels:
+    return PORTABLE
+
+
+def _check_tensor(tensor: torch.Tensor) -> None:
+    if tensor.dtype != torch.float32 or tensor.device.type != "cpu":
+        raise ValueError(f"{tensor.dtype} on {tensor.device} instead of float32 on the CPU")
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as (elements,). Raises ValueError where that is not contiguous fp32 on the CPU."""
+    _check_tensor(tensor)
+    if not tensor.is_contiguous():
+        raise ValueError(f"a tensor of strides {tensor.stride()} instead of a contiguous one")
+    return tensor.detach().view(-1)
+
+
+def _checked(buffer: Buffer, elements: int) -> np.ndarray:
+    """The bytes as uint8 (encoded_bytes(elements),). Raises ValueError for what `encode` cannot have made."""
+    coded = np.frombuffer(buffer, np.uint8)
+    if len(coded) != encoded_bytes(elements):
+        raise ValueError(f"{len(coded)} bytes instead of {encoded_bytes(elements)} for {elements} elements")
+    upper = coded[: 2 * _blocks(elements)].view("<u2")
+    # as whole numbers: NaN, infinity and everything negative are above the bound
+    if elements and (upper.min() < LOWEST or upper.max() > HIGHEST):
+        raise ValueError("scales that are not finite, negative, or out of range")
+    return coded
+
+
 def _blocks(elements: int) -> int:
     return -(-elements // BLOCK)
+
+
+def _pieces(elements: int) -> list[tuple[slice, slice]]:
+    """Elements and their blocks, some whole blocks at a time; the last, shorter block by itself."""
+    whole = elements // BLOCK
+    pieces = []
+    for start in range(0, whole, PIECE):
+        stop = min(start + PIECE, whole)
+        pieces.append((slice(start * BLOCK, stop * BLOCK), slice(start, stop)))
+    if elements % BLOCK:
+        pieces.append((slice(whole * BLOCK, elements), slice(whole, whole + 1)))
+    return pieces
+
+
+def _parted(coded: np.ndarray, elements: int) -> tuple[torch.Tensor, np.ndarray]:
+    """Scales, fp32 (blocks,), and signed bytes (elements,)."""
+    count = _blocks(elements)
+    scales = _widened(coded[: 2 * count].view("<u2").astype(np.uint32))
+    return torch.from_numpy(scales), coded[2 * count :].view(np.int8)
+
+
+def _encode(blocks: torch.Tensor, upper: np.ndarray, coded: torch.Tensor) -> bool:
+    """Fill `upper` (blocks,) and `coded` (blocks, elements) for fp32 `blocks` (blocks, elements)."""
+    largest = torch.maximum(blocks.amax(dim=1), blocks.amin(dim=1).neg_()).numpy()
+    if not largest.max() <= LARGEST:  # both are NaN where one element is
+        return False
+    bits = _scale_bits(largest)
+    upper[:] = bits
+    scales = _widened(bits)
+    products = blocks * torch.from_numpy(np.divide(np.float32(1), scales, out=scales)).unsqueeze(1)
+    coded.copy_(products.round_())
+    return True
+
+
+def _decode(codes: np.ndarray, scales: torch.Tensor, out: torch.Tensor) -> None:
+    """out (elements,) = codes (elements,) times the scales (blocks,) of equal blocks."""
+    out.numpy()[:] = codes
+    out.view(len(scales), -1).mul_(scales.unsqueeze(1))
 
 
 def _scale_bits(largest: np.ndarray) -> np.ndarray:
