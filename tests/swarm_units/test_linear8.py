@@ -6,6 +6,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,24 +26,38 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tt_cli.swarm.codec import MalformedPart, decode_part
+from tt_cli.swarm import linear8
 from tt_cli.swarm.linear8 import (
     BLOCK,
     LARGEST,
     PIECE,
     SMALLEST,
+    Implementation,
+    Portable,
     add_decoded,
+    check,
     decode,
     decode_into,
     encode,
     encode_into,
     encoded_bytes,
 )
+from tt_cli.swarm.linear8_compiled import Compiled
 from tt_cli.swarm.registry import NAME, TAG, Linear8, register
 
 ROOT = Path(__file__).resolve().parents[2]
 register()
 LENGTHS = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7, PIECE * BLOCK, PIECE * BLOCK + 1, 2 * PIECE * BLOCK + 300]
+
+
+@pytest.fixture(params=["portable", "compiled"], autouse=True, scope="module")
+def each_implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All tests with both."""
+    kernels = Compiled() if request.param == "compiled" else Portable()
+    chosen = Implementation(kernels, request.param, "a test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear8, "implementation", lambda: chosen)
+        yield
 
 
 def drawn(kind: str, elements: int, seed: int = 0) -> Tensor:
@@ -142,7 +157,8 @@ def test_a_reducer_needs_no_tensor_in_between(elements: int) -> None:
     encode_into(first, received[:-1])
     assert received[:-1].tobytes() == encode(first) and received[-1] == 7
     again = torch.full((elements, 1), float("nan"))
-    decode_into(memoryview(received)[:-1], again)
+    check(received[:-1].data, elements)
+    decode_into(received[:-1].data, again)
     assert torch.equal(again.view(-1), decode(encode(first), elements))
     total = torch.zeros(elements, 1)
     expected = np.zeros(elements, np.float32)
@@ -184,7 +200,14 @@ def test_memory_of_another_kind_is_refused() -> None:
 WRITES = """
 import hashlib, sys
 import numpy as np, torch
-from tt_cli.swarm.linear8 import decode, encode
+from tt_cli.swarm import linear8
+from tt_cli.swarm.linear8 import add_decoded, decode, encode
+if sys.argv[3] == "portable":
+    from tt_cli.swarm.linear8 import Portable as Kernels
+else:
+    from tt_cli.swarm.linear8_compiled import Compiled as Kernels
+chosen = linear8.Implementation(Kernels(), "", "")
+linear8.implementation = lambda: chosen
 random = np.random.default_rng(5)
 torch.set_num_threads(int(sys.argv[1]))
 torch.set_flush_denormal(sys.argv[2] == "flush")
@@ -195,7 +218,10 @@ for elements in (100_003, 300_001):
     values[1000:2000] *= 1e-41
     values[::5000] = (np.arange(len(values[::5000])) - 7.5)
     buffer = encode(torch.from_numpy(values.astype(np.float32)))
-    digest.update(buffer + decode(buffer, elements).numpy().tobytes())
+    total = torch.ones(elements)
+    for weight in (1.0, 0.3):
+        add_decoded(buffer, total, weight)
+    digest.update(buffer + decode(buffer, elements).numpy().tobytes() + total.numpy().tobytes())
     for spoiled in (float("nan"), float("inf")):
         values[-1 - elements // 3] = spoiled
         try:
@@ -206,19 +232,24 @@ print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
 """
 
 
-def test_every_cpu_writes_the_same_bytes() -> None:
-    """Vector widths, threads and flushed denormals change nothing."""
+def test_every_cpu_writes_the_same_bytes(tmp_path: Path) -> None:
+    """Vector widths, threads, flushed denormals and the implementation change nothing."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
     forms = [("default", "1", "keep"), ("avx2", "2", "keep"), ("avx512", "1", "flush")]
+    children = [([*form[1:], "portable"], {"ATEN_CPU_CAPABILITY": form[0]}) for form in forms]
+    for target in ["generic", "haswell"] + ["skylake-avx512"] * wide:
+        places = {"NUMBA_CACHE_DIR": str(tmp_path / target), "NUMBA_CPU_NAME": target, "NUMBA_CPU_FEATURES": ""}
+        children.append((["1", "flush" if target == "haswell" else "keep", "compiled"], places))
     running = [
         subprocess.Popen(
-            [sys.executable, "-c", WRITES, threads, denormals],
-            env={**os.environ, "ATEN_CPU_CAPABILITY": capability, "PYTHONPATH": str(ROOT)},
+            [sys.executable, "-c", WRITES, *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
             stdout=subprocess.PIPE,
             text=True,
         )
-        for capability, threads, denormals in forms
+        for words, environment in children
     ]
-    said = [process.communicate(timeout=60)[0].split() for process in running]
+    said = [process.communicate(timeout=120)[0].split() for process in running]
     assert said[0][0] == "DEFAULT"
     assert {digest for _, digest in said} == {said[0][1]}
 
@@ -258,8 +289,10 @@ def test_scales_that_no_encoder_writes(upper: int, block: int) -> None:
     message = message_of(drawn("normal", 1030))
     buffer = message.buffer
     message.buffer = buffer[: 2 * block] + upper.to_bytes(2, "little") + buffer[2 * block + 2 :]
-    with pytest.raises(MalformedPart, match="scales"):
-        decode_part(message, torch.Size([1030]))
+    with pytest.raises(ValueError, match="scales"):
+        Linear8().extract(message)
+    with pytest.raises(ValueError, match="scales"):
+        check(message.buffer, 1030)
 
 
 @settings(max_examples=200, deadline=None)
@@ -270,8 +303,8 @@ def test_bytes_of_any_kind_are_decoded_whole_or_refused(data: st.DataObject, ele
     buffer = data.draw(st.binary(min_size=length, max_size=length))
     message = runtime_pb2.Tensor(compression=TAG, buffer=buffer, size=[elements], dtype="float32")
     try:
-        tensor = decode_part(message, torch.Size([elements]))
-    except MalformedPart as error:
+        tensor = Linear8().extract(message)
+    except ValueError as error:
         assert length != right or "scales" in str(error)
     else:
         assert length == right and tensor.shape == (elements,) and bool(torch.isfinite(tensor).all())
@@ -284,8 +317,6 @@ def test_a_size_that_the_bytes_do_not_bear_out_allocates_nothing(size: list[int]
     message.size.extend(size)
     with pytest.raises(ValueError, match="bytes instead of"):
         Linear8().extract(message)
-    with pytest.raises(MalformedPart, match="a part of shape"):
-        decode_part(message, torch.Size([1030]))
 
 
 # --- hivemind finds it ---
@@ -323,3 +354,47 @@ def test_hivemind_cuts_tensors_into_whole_blocks() -> None:
     tensor = torch.zeros(1)
     ratio = Linear8().estimate_compression_ratio(CompressionInfo.from_tensor(tensor, key=0))
     assert int(2**19 / (4 * ratio)) % BLOCK == 0
+
+
+# --- which implementation ---
+
+chosen_here = linear8.implementation.__wrapped__  # without its memory
+
+
+def test_chooses_the_compiled_one_where_numba_is() -> None:
+    chosen = chosen_here()
+    assert (chosen.name, type(chosen.kernels)) == ("compiled", Compiled)
+    assert "agree with torch to the last bit" in chosen.reason
+
+
+class RoundsUp(Compiled):
+    """Kernels of which one sum is wrong in its last bit."""
+
+    def add(self, coded: np.ndarray, accumulator: Tensor, weight: np.float32) -> None:
+        super().add(coded, accumulator, weight)
+        accumulator[-1] = torch.nextafter(accumulator[-1], torch.tensor(torch.inf))
+
+
+class TakesAll(Compiled):
+    """Kernels that encode what is not finite."""
+
+    def encode(self, values: Tensor, out: np.ndarray) -> bool:
+        super().encode(values, out)
+        return True
+
+
+@pytest.mark.parametrize(("kernels", "fault"), [(RoundsUp, "adding"), (TakesAll, "refusal")])
+def test_passes_over_kernels_that_differ(kernels: type[Compiled], fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear8, "_compiled", kernels)
+    chosen = chosen_here()
+    assert (chosen.name, type(chosen.kernels)) == ("portable", Portable)
+    assert chosen.reason == f"the compiled kernels compute other bytes here ({fault})"
+
+
+def test_works_without_numba_and_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['numba'] = None; from tt_cli.swarm.linear8 import implementation; "
+        "print(implementation().name, '|', implementation().reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "portable | numba is not installed: pip install 'tt-cli[numba]'\n"

@@ -10,15 +10,23 @@ near enough to normal that evenly spaced values lose less, and they need no tabl
 - Whatever is not finite shows in the blocks' maxima, and what a message decodes to is finite when its scales are: no
   further pass over the elements is needed.
 - Two implementations give the same bytes: `Portable` here, with torch and numpy, and `linear8_compiled.py`, with numba.
+  `implementation` picks one: the compiled one must come to the portable one's bytes on this very machine.
 """
 
 from __future__ import annotations
 
+import functools
+import os
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
+from tt_cli.run import folders
+
+INSTALL = "pip install 'tt-cli[numba]'"
 Buffer = bytes | bytearray | memoryview
 
 BLOCK = 256  # elements
@@ -44,7 +52,7 @@ def encode_into(tensor: torch.Tensor, out: np.ndarray) -> None:
     expected = encoded_bytes(tensor.numel())
     if out.dtype != np.uint8 or out.shape != (expected,) or not out.flags.c_contiguous:
         raise ValueError(f"room of {out.dtype} {out.shape} instead of contiguous uint8 ({expected},)")
-    if not _kernels().encode(tensor.detach().reshape(-1), out):
+    if not implementation().kernels.encode(tensor.detach().reshape(-1), out):
         raise ValueError("values that are not finite, or beyond 2^126")
 
 
@@ -52,7 +60,7 @@ def decode(buffer: Buffer, elements: int) -> torch.Tensor:
     """An fp32 tensor (elements,), finite. Raises ValueError for bytes that `encode` cannot have made."""
     coded = _checked(buffer, elements)  # before memory is allocated
     tensor = torch.empty(elements, dtype=torch.float32)
-    _kernels().decode(coded, tensor)
+    implementation().kernels.decode(coded, tensor)
     return tensor
 
 
@@ -61,7 +69,7 @@ def decode_into(buffer: Buffer, out: torch.Tensor) -> None:
 
     Raises ValueError for bytes that `encode` cannot have made of so many elements; `out` is unchanged then.
     """
-    _kernels().decode(_checked(buffer, out.numel()), _flat(out))
+    implementation().kernels.decode(_checked(buffer, out.numel()), _flat(out))
 
 
 def add_decoded(buffer: Buffer, accumulator: torch.Tensor, weight: float) -> None:
@@ -71,10 +79,14 @@ def add_decoded(buffer: Buffer, accumulator: torch.Tensor, weight: float) -> Non
     sum. They may overflow: whoever ends the sum looks whether it is finite. Raises ValueError for a weight that is
     negative or not finite, and as `decode_into`, before the accumulator is changed.
     """
-    factor = np.float32(weight)
-    if not 0 <= factor < np.inf:
+    if not 0 <= weight <= torch.finfo(torch.float32).max:
         raise ValueError(f"a weight of {weight}")
-    _kernels().add(_checked(buffer, accumulator.numel()), _flat(accumulator), factor)
+    implementation().kernels.add(_checked(buffer, accumulator.numel()), _flat(accumulator), np.float32(weight))
+
+
+def check(buffer: Buffer, elements: int) -> None:
+    """Raise ValueError for bytes that `encode` cannot have made of so many elements; all others decode to numbers."""
+    _checked(buffer, elements)
 
 
 def encoded_bytes(elements: int) -> int:
@@ -122,11 +134,80 @@ class Portable:
             accumulator[here].add_(decoded.mul_(float(weight)))
 
 
-PORTABLE = Portable()
+@dataclass(frozen=True)
+class Implementation:
+    """What encodes and decodes: its name, "compiled" or "portable", and the reason for people."""
+
+    kernels: Kernels
+    name: str
+    reason: str
 
 
-def _kernels() -> Kernels:
-    return PORTABLE
+@functools.cache
+def implementation() -> Implementation:
+    """The fastest arithmetic that is right on this machine. The first call loads or compiles it and tests it."""
+    try:
+        compiled = _compiled()
+        faults = _differences(compiled)
+    except ImportError as error:
+        missing = error.name == "numba"
+        return _portable(f"numba is not installed: {INSTALL}" if missing else f"numba cannot be used: {_line(error)}")
+    except Exception as error:  # numba, LLVM and the disk have no common error
+        return _portable(f"compiling failed: {_line(error)}")
+    if faults:
+        return _portable(f"the compiled kernels compute other bytes here ({', '.join(faults)})")
+    return Implementation(compiled, "compiled", "numba is installed, and its kernels agree with torch to the last bit")
+
+
+def warm_up() -> None:
+    """Compile or load what a round needs. Call before any fork: later it delays a round."""
+    implementation()
+
+
+def _portable(reason: str) -> Implementation:
+    return Implementation(Portable(), "portable", reason)
+
+
+def _compiled() -> Kernels:
+    """Numba's kernels. Their machine code is kept beside the package, or in this user's folder if that is read-only."""
+    from numba import config
+
+    if not (os.access(Path(__file__).parent, os.W_OK) or config.CACHE_DIR):
+        config.CACHE_DIR = str(folders.home() / "compiled")
+    from tt_cli.swarm.linear8_compiled import Compiled
+
+    return Compiled()
+
+
+def _differences(compiled: Kernels) -> list[str]:
+    """What differs for a few blocks of unlike scales, denormal numbers and halves among them, the last one short."""
+    portable, elements = Portable(), 20 * BLOCK + 99
+    draws = np.random.Generator(np.random.PCG64(8))
+    values = draws.standard_t(3, elements) * 10.0 ** np.repeat(draws.uniform(-42, 36, 21), BLOCK)[:elements]
+    values[BLOCK : 2 * BLOCK] = (np.arange(BLOCK) - 127.5).clip(-127, 127)
+    tensor = torch.from_numpy(values.astype(np.float32))
+    differing = set()
+    coded = np.zeros((2, encoded_bytes(elements)), np.uint8)
+    if not (portable.encode(tensor, coded[0]) and compiled.encode(tensor, coded[1])) or (coded[0] != coded[1]).any():
+        differing.add("encoding")
+    for problem in (float("nan"), -float("inf"), 1e38):
+        spoiled = tensor.clone()
+        spoiled[-1] = problem
+        if compiled.encode(spoiled, coded[1]):
+            differing.add("refusal")
+    outs = torch.zeros(2, elements), torch.ones(2, elements)
+    for i, kernels in enumerate((portable, compiled)):
+        kernels.decode(coded[0], outs[0][i])
+        for weight in (3.0, 0.1):
+            kernels.add(coded[0], outs[1][i], np.float32(weight))
+    for name, (theirs, ours) in zip(("decoding", "adding"), outs, strict=True):
+        if theirs.numpy().tobytes() != ours.numpy().tobytes():
+            differing.add(name)
+    return sorted(differing)
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:
