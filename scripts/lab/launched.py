@@ -1,0 +1,140 @@
+"""A process that prints one JSON object a line: started, followed, and ended with all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from tt_cli.supervisor.process import SHARING
+
+ROOT = Path(__file__).resolve().parents[2]
+LEAVE_SECONDS = 15.0
+Line = dict[str, Any]
+
+
+class Launched:
+    """`python -m module arguments…`, in a process group of its own; its other output goes to the file `log`.
+
+    lines: the objects it printed so far, each with the time it came ("at", Unix time) unless it says one. It gets
+    "leave" on standard input when it should end. Start it from a thread that lives as long as it should.
+    """
+
+    def __init__(
+        self, name: str, module: str, arguments: Sequence[object], log: Path, environment: dict[str, str] | None = None
+    ):
+        self.name, self.log = name, log
+        self.lines: list[Line] = []
+        self._news = threading.Condition()
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *map(str, arguments)],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                start_new_session=True,
+                env={**SHARING, **os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def __enter__(self) -> Launched:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    @property
+    def pid(self) -> int:
+        """Of the process itself; the group has the same number."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """True until the process has ended."""
+        return self._process.poll() is None
+
+    def of(self, kind: str) -> list[Line]:
+        """Its lines of one kind, oldest first."""
+        return [line for line in list(self.lines) if line.get("kind") == kind]
+
+    def wait_for(self, condition: Callable[[], object], seconds: float, what: str) -> None:
+        """Wait until `condition` is true, looking after every line. If not, end the script with the log's end."""
+        deadline = time.monotonic() + seconds
+        with self._news:
+            while not condition():
+                left = deadline - time.monotonic()
+                if left <= 0 or (not self.running and not self._reader.is_alive()):
+                    tail = self.log.read_text(errors="replace")[-3000:]
+                    sys.exit(f"{self.name} did not reach {what} (after {seconds - left:.0f} s)\n{tail}")
+                self._news.wait(timeout=min(left, 1.0))
+
+    def leave(self) -> None:
+        """Ask it to end; does not wait."""
+        with contextlib.suppress(OSError, ValueError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(b"leave\n")
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        """Have it leave, and end it when it does not."""
+        self.leave()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(LEAVE_SECONDS)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and its group at once, and wait."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._reader.join(timeout=5.0)
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            with contextlib.suppress(ValueError):
+                line = json.loads(text)
+                if isinstance(line, dict):
+                    with self._news:
+                        self.lines.append({"at": time.time(), **line})
+                        self._news.notify_all()
+        with self._news:
+            self._news.notify_all()
+
+
+def tell(kind: str, **facts: Any) -> None:
+    """In the launched process: print one line."""
+    tell_line(json.dumps({"kind": kind, "at": time.time(), **facts}))
+
+
+def tell_line(line: str) -> None:
+    """In the launched process: print one line of JSON. Safe from any thread and from forked processes."""
+    os.write(1, line.encode() + b"\n")  # whole, unlike what print writes
+
+
+def told_to_leave() -> threading.Event:
+    """In the launched process: an event that is set when "leave" comes on standard input, or its end."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        # Not through sys.stdin: its lock, held while reading, would hang forked processes, which close it first.
+        received = b""
+        while b"leave\n" not in received and (data := os.read(0, 4096)):
+            received += data
+        ended.set()
+
+    threading.Thread(target=follow, daemon=True).start()
+    return ended

@@ -1,0 +1,169 @@
+#!/usr/bin/env python
+"""One peer of ours with a simulated device: the real `Collaboration` and 8-bit LAMB, gradients from a seed.
+
+It makes what `tt_cli.peer.trainer` makes, in the same order, because what exists when a process forks decides about its
+memory: parameters of the model, shared state, DHT, collaboration, then gradients. Gradients stay until the next
+micro-batch overwrites them, as a trainer's do. The arguments are those of scripts/baselines/hivemind_optimizer.py where
+both have them, and so are the lines it prints: "listening", "started", "step", "loop", "done". All events of the
+collaboration are printed too, under their own kinds.
+
+Examples:
+  python -m scripts.lab.simulated_peer --part 0.01 --steps 3 --micro-batch 16 --target-batch-size 64 --home /tmp/anna
+  python -m scripts.lab.simulated_peer --initial-peer /ip4/…/p2p/… --micro-batch-seconds 2 --seed 1 --home /tmp/ben
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from scripts.lab.launched import tell, tell_line, told_to_leave
+from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
+from tt_cli.model.allocator import keep_freed_memory
+from tt_cli.optim import warm_up
+from tt_cli.peer.shared import TrainedState
+from tt_cli.run import RunConfig, load_run
+from tt_cli.supervisor.events import Event
+from tt_cli.supervisor.worker import die_with_parent, raise_file_limit
+from tt_cli.swarm.codec import codec_of, self_test
+from tt_cli.swarm.collaboration import About, Collaboration
+from tt_cli.swarm.dht import addresses_of, start_dht, stop_dht
+from tt_cli.swarm.identity import claim_identity
+
+REPORT_SECONDS = 1.0
+
+
+class Shapes(nn.Module):
+    """Named parameters of given shapes, and nothing that computes."""
+
+    def __init__(self, shapes: dict[str, torch.Size]):
+        super().__init__()
+        self._named = {name: nn.Parameter(tensor) for name, tensor in first_parameters(shapes)}
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Any:
+        """The names have dots, which torch's own modules do not take."""
+        return iter(self._named.items())
+
+
+def configured(args: argparse.Namespace) -> RunConfig:
+    """The run with this experiment's batch and time-outs."""
+    changes: dict[str, Any] = {
+        "swarm.target_batch_size": args.target_batch_size,
+        "swarm.matchmaking_time": args.matchmaking_time,
+        "swarm.averaging_timeout": args.averaging_timeout,
+        "swarm.next_chunk_timeout": args.next_chunk_timeout,
+        "swarm.statistics_expiration": args.statistics_expiration,
+        "swarm.compression": args.codec,
+        "optimizer.delayed": not args.wait_for_gradients,
+    }
+    return load_run(args.run).replaced(changes)
+
+
+def print_event(event: Event, /) -> None:
+    """An event of ours as a line; its JSON has "kind" and "at" already."""
+    tell_line(event.to_json())
+
+
+def train(
+    args: argparse.Namespace, run: RunConfig, collaboration: Collaboration, shared: TrainedState, model: Shapes
+) -> None:
+    """Micro-batches until told to leave."""
+    ended: threading.Event = args.ended
+    shapes = shared.shapes()
+    device = Device(Gradients(shapes, args.seed), args.micro_batch_seconds, ended)
+    gradients = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    collaboration.synchronise()
+    tell("started", parameters=count(shapes), epoch=collaboration.epoch)
+    began, in_step, copying, reported, done = time.monotonic(), 0.0, 0.0, 0.0, False
+    while not ended.is_set():
+        if collaboration.fresh:
+            before = time.monotonic()
+            with collaboration.use_state():
+                shared.copy_into(model)
+            copying += time.monotonic() - before
+        device.compute(list(gradients.values()), add=False)
+        before = time.monotonic()
+        collaboration.step(gradients, args.micro_batch, 1.0, 1.0, 1.0)
+        in_step += time.monotonic() - before
+        if time.monotonic() > reported + REPORT_SECONDS:
+            reported = time.monotonic()
+            collaboration.report()
+        tell(
+            "loop",
+            epoch=collaboration.epoch,
+            seconds=time.monotonic() - began,
+            busy_seconds=device.busy_seconds,
+            step_seconds=in_step,
+            copy_seconds=copying,
+            micro_batches=device.micro_batches,
+        )
+        if args.steps and collaboration.epoch >= args.steps and not done:
+            done = True
+            write_parameters(collaboration, args.parameters)
+            tell("done", epoch=collaboration.epoch)
+
+
+def write_parameters(collaboration: Collaboration, path: str) -> None:
+    """All parameters as one fp32 vector in numpy's form."""
+    if path:
+        with collaboration.use_state() as shared:
+            assert isinstance(shared, TrainedState)
+            vector = torch.cat([tensor.view(-1) for tensor in shared.state().parameters.values()])
+        np.save(path, vector.numpy())
+
+
+def main() -> None:
+    """Run one peer."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--run", default="dalle", help="run whose model's shapes and optimizer are used")
+    parser.add_argument("--part", type=float, default=1.0, help="part of the rows of large tensors to keep")
+    parser.add_argument("--home", type=Path, required=True, help="folder for this peer's identity")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--initial-peer", action="append", default=[], help="multiaddr of a peer; may be repeated")
+    parser.add_argument("--client-mode", action="store_true", help="accept no connections")
+    parser.add_argument("--steps", type=int, default=0, help="say 'done' after so many global steps; 0: never")
+    parser.add_argument("--micro-batch", type=int, default=16, help="samples in a micro-batch")
+    parser.add_argument("--micro-batch-seconds", type=float, default=1.0, help="time of the simulated device for it")
+    parser.add_argument("--target-batch-size", type=int, default=256, help="samples of all peers for a global step")
+    parser.add_argument("--seed", type=int, default=0, help="of the gradients")
+    parser.add_argument("--codec", choices=("linear8", "blockwise8"), default="linear8")
+    parser.add_argument("--wait-for-gradients", action="store_true", help="without delayed updates")
+    parser.add_argument("--matchmaking-time", type=float, default=5.0)
+    parser.add_argument("--averaging-timeout", type=float, default=180.0)
+    parser.add_argument("--next-chunk-timeout", type=float, default=20.0)
+    parser.add_argument("--statistics-expiration", type=float, default=60.0)
+    parser.add_argument("--parameters", default="", help="file that receives the parameters after --steps")
+    args = parser.parse_args()
+
+    die_with_parent()
+    raise_file_limit()
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
+    args.ended = told_to_leave()
+    run = configured(args)
+    warm_up()
+    self_test(codec_of(run))
+    keep_freed_memory()
+    model = Shapes(model_shapes(run, args.part))
+    shared = TrainedState(run, model, None)
+    args.home.mkdir(parents=True, exist_ok=True)
+    identity = claim_identity(args.home, "trainer")
+    dht = start_dht(run, identity, initial_peers=args.initial_peer, host=args.host, client_mode=args.client_mode)
+    tell("listening", peer_id=identity.peer_id, addresses=[] if args.client_mode else addresses_of(dht))
+    about = About(user="simulated", device="simulated", micro_batch=args.micro_batch)
+    collaboration = Collaboration(run, dht, identity, shared, about, print_event, client_mode=args.client_mode)
+    train(args, run, collaboration, shared, model)
+    collaboration.close()
+    stop_dht(dht)
+    os._exit(0)  # hivemind's threads may block a normal exit
+
+
+if __name__ == "__main__":
+    main()
