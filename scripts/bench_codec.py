@@ -2,7 +2,9 @@
 """Measure the gradient codec beside hivemind's 8-bit codecs: time, error, bytes.
 
 - Time: encoding and decoding parts of 512Ki normally distributed elements as hivemind calls a codec (tensor to protobuf
-  message and back), on one thread. Each repetition takes the codecs in turn; the smallest time of each counts.
+  message and back, memory for both taken anew), on one thread. Each repetition takes the codecs in turn, ours also
+  without numba; the smallest time of each counts. `add` is what a reducer does with a part that came: the sum grows by
+  the decoded part times a weight. Ours does it in one pass, with hivemind's a part is decoded first.
 - Error: the norm of what is lost over the norm of what was sent. `normal`; `rows` of 1024 normal elements whose scales
   span four decades; `t3`, Student's t with three degrees of freedom; `emoji`, gradients of the emoji-demo run: the
   model is trained for some steps of 128 examples from the run's first weights (by Adam at 2e-3, so that nothing of
@@ -13,7 +15,8 @@
     scripts/bench_codec.py --quick --json
 
 JSON keys: codec_vs_uniform and codec_vs_blockwise (their time over ours), codec_error_normal, _rows, _t3 and _emoji;
-the same with uniform_ and blockwise_ instead of codec_; *_encode_ns and *_decode_ns per element; *_bytes per element.
+the same with uniform_ and blockwise_ instead of codec_; *_encode_ns, *_decode_ns and *_add_ns per element, also for
+portable_ (ours without numba); *_bytes per element; implementation and why.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ import platform
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT)]
@@ -42,15 +47,19 @@ from hivemind.compression import (  # noqa: E402
     Uniform8BitQuantization,
     deserialize_torch_tensor,
 )
+from hivemind.proto import runtime_pb2  # noqa: E402
 
 from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
-from tt_cli.swarm.registry import Linear8, register  # noqa: E402
+from tt_cli.swarm import linear8  # noqa: E402
+from tt_cli.swarm.registry import TAG, Linear8, register  # noqa: E402
 
 PART = 512 * 1024  # elements: hivemind's parts of 512 KiB in 8 bits
+WEIGHT = 3.0
 CODECS: dict[str, CompressionBase] = {
     "codec": Linear8(),
+    "portable": Linear8(),
     "uniform": Uniform8BitQuantization(),
     "blockwise": BlockwiseQuantization(),
 }
@@ -94,54 +103,95 @@ def lost(codec: CompressionBase, tensors: list[torch.Tensor]) -> float:
     return float((error / total) ** 0.5)
 
 
-def times(repetitions: int) -> dict[str, tuple[float, float]]:
-    """Smallest nanoseconds per element to encode and to decode, by codec."""
+@contextmanager
+def arithmetic(name: str) -> Iterator[None]:
+    """Within it linear8 is portable where `name` says so."""
+    chosen = linear8.implementation
+    if name == "portable":
+        portable = linear8.Implementation(linear8.Portable(), "portable", "asked for")
+        linear8.implementation = lambda: portable  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        linear8.implementation = chosen
+
+
+def add(message: runtime_pb2.Tensor, total: torch.Tensor) -> None:
+    """What a reducer does with a part."""
+    if message.compression == TAG:
+        linear8.add_decoded(message.buffer, total, WEIGHT)
+    else:
+        total.add_(deserialize_torch_tensor(message), alpha=WEIGHT)
+
+
+def timed(work: Callable[[], object]) -> float:
+    """Nanoseconds per element of a part."""
+    started = time.perf_counter()
+    work()
+    return (time.perf_counter() - started) / PART * 1e9
+
+
+def times(repetitions: int) -> dict[str, tuple[float, float, float]]:
+    """Smallest nanoseconds per element to encode, to decode and to add, by codec."""
     part = drawn("normal", 0)
     info = CompressionInfo.from_tensor(part, key=0)
-    best = {name: (float("inf"), float("inf")) for name in CODECS}
-    for repetition in range(repetitions + 1):
+    total = torch.zeros(PART)
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in CODECS}
+    for _ in range(repetitions + 1):
         for name, codec in CODECS.items():
-            started = time.perf_counter()
-            message = codec.compress(part, info)
-            encoded = time.perf_counter()
-            deserialize_torch_tensor(message)
-            decoded = time.perf_counter()
-            if repetition:  # the first one warms up
-                encode, decode = best[name]
-                best[name] = (
-                    min(encode, (encoded - started) / PART * 1e9),
-                    min(decode, (decoded - encoded) / PART * 1e9),
-                )
-    return best
+            with arithmetic(name):
+                encode = timed(lambda codec=codec: codec.compress(part, info))  # type: ignore[misc]
+                message = codec.compress(part, info)
+                decode = timed(lambda message=message: deserialize_torch_tensor(message))  # type: ignore[misc]
+                found[name].append((encode, decode, timed(lambda message=message: add(message, total))))  # type: ignore[misc]
+    # the first one warms up
+    return {name: tuple(min(column) for column in zip(*rows[1:], strict=True)) for name, rows in found.items()}  # type: ignore[misc]
 
 
-def measure(quick: bool) -> dict[str, float]:
+def measure(quick: bool) -> dict[str, Any]:
     """All figures by key."""
     register()
+    linear8.warm_up()
     torch.set_num_threads(1)
-    figures: dict[str, float] = {}
+    figures: dict[str, Any] = {}
     best = times(15 if quick else 100)
     for other in ("uniform", "blockwise"):
-        figures[f"codec_vs_{other}"] = sum(best[other]) / sum(best["codec"])
+        figures[f"codec_vs_{other}"] = sum(best[other][:2]) / sum(best["codec"][:2])
     steps, every = (5, 2) if quick else (41, 10)
     data = {kind: [drawn(kind, seed) for seed in range(1 if quick else 4)] for kind in DATA if kind != "emoji"}
     data["emoji"] = [tensor for step in emoji_gradients(steps, every) for tensor in step]
     for name, codec in CODECS.items():
+        for key, value in zip(("encode", "decode", "add"), best[name], strict=True):
+            figures[f"{name}_{key}_ns"] = value
+        if name == "portable":  # the same bytes
+            continue
         for kind in DATA:
             figures[f"{name}_error_{kind}"] = lost(codec, data[kind])
-        figures[f"{name}_encode_ns"], figures[f"{name}_decode_ns"] = best[name]
         part = data["normal"][0]
         message = codec.compress(part, CompressionInfo.from_tensor(part, key=0))
         figures[f"{name}_bytes"] = len(message.buffer) / PART
-    return figures
+    chosen = linear8.implementation()
+    return {**figures, "implementation": f"{chosen.name}: {chosen.reason}", "machine": machine()}
 
 
-def shown(figures: dict[str, float]) -> str:
-    lines = [f"{'':11}{'encode':>9}{'decode':>9}{'bytes':>9}" + "".join(f"{kind:>9}" for kind in DATA)]
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+    width = torch.backends.cpu.get_cpu_capability()
+    return f"{name}, 1 thread, {width}; Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def shown(figures: dict[str, Any]) -> str:
+    titles = ("encode", "decode", "add", "bytes")
+    lines = [figures["machine"], f"linear8 is {figures['implementation']}", ""]
+    lines.append(f"{'':18}" + "".join(f"{title:>9}" for title in (*titles, *DATA)))
     for name in CODECS:
-        numbers = [f"{figures[f'{name}_{key}']:9.3f}" for key in ("encode_ns", "decode_ns", "bytes")]
-        errors = [f"{figures[f'{name}_error_{kind}']:9.2%}" for kind in DATA]
-        lines.append(f"{'linear8' if name == 'codec' else name:11}" + "".join(numbers + errors))
+        numbers = [f"{figures[f'{name}_{key}']:9.3f}" for key in ("encode_ns", "decode_ns", "add_ns")]
+        if name != "portable":
+            numbers.append(f"{figures[f'{name}_bytes']:9.3f}")
+            numbers += [f"{figures[f'{name}_error_{kind}']:9.2%}" for kind in DATA]
+        title = {"codec": "linear8", "portable": "linear8, portable"}.get(name, name)
+        lines.append(f"{title:18}" + "".join(numbers))
     lines.append("ns and bytes per element; relative errors")
     for other in ("uniform", "blockwise"):
         lines.append(f"encode + decode: {figures[f'codec_vs_{other}']:.1f} times as fast as {other}")
@@ -154,11 +204,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer repetitions and training steps")
     args = parser.parse_args()
     figures = measure(args.quick)
-    if args.json:
-        where = f"{platform.machine()}, {torch.backends.cpu.get_cpu_capability()}, Python {platform.python_version()}"
-        print(json.dumps({**figures, "machine": f"{where}, torch {torch.__version__}"}))
-    else:
-        print(shown(figures))
+    print(json.dumps(figures) if args.json else shown(figures))
 
 
 if __name__ == "__main__":
