@@ -29,6 +29,7 @@ import logging
 import os
 import threading
 import time
+import traceback
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
@@ -304,11 +305,16 @@ def main() -> None:
     )
     addresses = [] if args.client_mode else [str(address) for address in dht.get_visible_maddrs()]
     tell("listening", peer_id=str(dht.peer_id), addresses=addresses)
-    if args.dht_only:
-        ended.wait()
-    else:
-        train(args, load_run(args.run), dht, ended)
-    os._exit(0)  # its shutdown may wait half a minute; what it forked ends with it
+    code = 0
+    try:
+        if args.dht_only:
+            ended.wait()
+        else:
+            train(args, load_run(args.run), dht, ended)
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # its shutdown may wait half a minute; what it forked ends with it
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ import argparse
 import os
 import threading
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -159,10 +160,15 @@ def main() -> None:
     tell("listening", peer_id=identity.peer_id, addresses=[] if args.client_mode else addresses_of(dht))
     about = About(user="simulated", device="simulated", micro_batch=args.micro_batch)
     collaboration = Collaboration(run, dht, identity, shared, about, print_event, client_mode=args.client_mode)
-    train(args, run, collaboration, shared, model)
-    collaboration.close()
-    stop_dht(dht)
-    os._exit(0)  # hivemind's threads may block a normal exit
+    code = 0
+    try:
+        train(args, run, collaboration, shared, model)
+        collaboration.close()
+        stop_dht(dht)
+    except Exception:
+        traceback.print_exc()
+        code = 1
+    os._exit(code)  # hivemind's threads may block a normal exit
 
 
 if __name__ == "__main__":
