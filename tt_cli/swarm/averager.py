@@ -1,69 +1,82 @@
 """hivemind's averager, with rounds that either give every member the same average or none.
 
 What is ours: members are matched by the state they hold (epoch and digest are part of the group's key, so unlike
-peers never meet), a group starts as soon as the expected members are there, the local gradient survives a failed
-round, and a peer's state is fetched from named donors with a size limit.
+peers never meet); a group may form ahead of its round and starts when the expected members are there; the transfer
+(`runner.py`) and what follows it (`settle.py`); the local gradient survives a dropped round; the last average stays at
+hand for members that missed it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
-from hivemind.averaging.load_balancing import load_balance_peers
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.dht import DHT
 from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_logger
-from hivemind.utils.asyncio import as_aiter, azip
+from hivemind.utils.asyncio import achain, as_aiter
 
 from tt_cli.run import RunConfig
 from tt_cli.swarm.codec import codec_of
-from tt_cli.swarm.handover import receive_state
+from tt_cli.swarm.fetch import answer, fetch_whole, read_request
+from tt_cli.swarm.handover import StateSharing, StateSource, TreeReader
+from tt_cli.swarm.layout import Layout
 from tt_cli.swarm.runner import Runner
+from tt_cli.swarm.settle import Agreement, Settlement, group_of
+from tt_cli.swarm.store import AverageStore, Cut
 
 logger = get_logger(__name__)
 
 POLL_SECONDS = 0.1
 MAX_WEIGHT_IN_TARGETS = 4
+KEPT_ROUNDS = 2  # that others may still ask about
 
 
 @dataclass(frozen=True)
 class RoundResult:
-    """How one all-reduce went, as this member saw it.
+    """How one round went, as this member saw it.
 
-    members: peer id → what it said about itself when it joined (samples, loss …). received: 0 to 1.
-    rejected: peer id → why what it sent was refused. failed: members whose parts of the average did not come.
-    complete: the average in `Averager.average` is whole and finite, this peer may step.
+    cut: where the parts of the average lie in the store; None unless the round is complete: the average is whole and
+    finite, this peer may step. members: peer id → what it said about itself (samples, loss; {} when that got lost).
+    received: what came from the reducers, 0 to 1. mended: parts that came from other members. differing: parts in whose
+    bytes members differed. rejected: peer id → why what it sent was refused. failed: peer id → why its parts of the
+    average did not all come. disputed: reducers of parts of which no bytes had a majority. seconds: of each phase.
     """
 
-    complete: bool
+    cut: Cut | None = None
     members: dict[str, dict[str, Any]] = field(default_factory=dict)
     received: float = 0.0
+    mended: int = 0
+    differing: int = 0
     rejected: dict[str, str] = field(default_factory=dict)
-    failed: tuple[str, ...] = ()
+    failed: dict[str, str] = field(default_factory=dict)
+    disputed: frozenset[str] = frozenset()
     problem: str = ""
-    matchmaking_seconds: float = 0.0
-    averaging_seconds: float = 0.0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """True when this peer may step."""
+        return self.cut is not None
 
     def samples_and_loss(self) -> tuple[int, float | None]:
-        """Samples of all members and their mean loss, from what they said when they joined."""
-        samples, total = 0, 0.0
-        for said in self.members.values():
-            count, loss = said.get("samples"), said.get("loss")
-            if isinstance(count, int) and isinstance(loss, float) and count > 0 and math.isfinite(loss):
-                samples, total = samples + count, total + loss
-        return samples, total / samples if samples else None
+        """Samples of all members and their mean loss, from what they said."""
+        said = [each for each in self.members.values() if each.get("samples")]
+        samples = sum(each["samples"] for each in said)
+        return samples, sum(each["loss"] for each in said) / samples if samples else None
 
 
 class StateKeyManager(GroupKeyManager):
@@ -73,6 +86,7 @@ class StateKeyManager(GroupKeyManager):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
         self.state_key = ""
         self.avoided: frozenset[str] = frozenset()
+        self.formed: list[bytes] = []  # the newest groups that this peer was in
         self._asked = -float("inf")
 
     @property
@@ -87,36 +101,46 @@ class StateKeyManager(GroupKeyManager):
         return [(peer, expiration) for peer, expiration in averagers if str(peer) not in self.avoided]
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
-        """The key follows the state alone."""
+        """The key follows the state alone; the group is remembered."""
+        self.formed = [*self.formed[-KEPT_ROUNDS:], group_info.group_id]
 
 
-class Averager(DecentralizedAverager):
+class Averager(StateSharing, DecentralizedAverager):
     """The process that speaks for this peer in averaging rounds and hands out its state.
 
-    local: shared fp32 tensors with this peer's mean gradient. average: shared tensors of the same shapes that
-    receive the group's average, untouched unless the round was complete.
-    state_of: called in the host process when another peer asks for the state: (metadata, uint8 tensor (bytes,)).
+    shapes: name → shape of the gradients; empty for a peer that only hands out state. local: shared fp32 buffer
+    (layout.size,) of this peer's mean gradient, `views` its tensors in the order of `shapes`. store: the last average,
+    encoded. source, read_tree: see StateSharing.
     """
 
     def __init__(
         self,
         run: RunConfig,
         dht: DHT,
-        local: Sequence[torch.Tensor],
-        state_of: Callable[[], tuple[dict[str, Any], torch.Tensor]],
+        shapes: Mapping[str, torch.Size],
         *,
+        source: StateSource,
+        read_tree: TreeReader,
         client_mode: bool,
-        max_state_bytes: int,
     ):
-        self.average = tuple(torch.zeros_like(tensor).share_memory_() for tensor in local)
+        self.layout = Layout(shapes, run.swarm.large_tensor)
+        self.local = torch.zeros(max(1, self.layout.size)).share_memory_()
+        self.views = self.layout.views(self.local)
+        self.store = AverageStore(self.layout, codec_of(run))
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self.codec = codec_of(run)
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
-        self.max_state_bytes = max_state_bytes
-        self._state_of = state_of
+        self._said = torch.zeros(2, dtype=torch.float64).share_memory_()  # samples, sum of losses: with the next round
         self._avoided: frozenset[str] = frozenset()
+        self._state_key = ""
+        # in the averager's process:
+        self._steps = 0  # of hivemind's that run
+        self._begun = asyncio.Condition()  # a round began, or will not
+        self._given_up: set[bytes] = set()  # groups that this peer was in and left before their round
+        self._runners: dict[bytes, tuple[Runner, Settlement]] = {}
+        self._committed: tuple[str, Settlement] | None = None
+        self.share_state(run, dht, str(dht.peer_id), source, read_tree)
         super().__init__(
-            averaged_tensors=local,
+            averaged_tensors=[self.local],
             dht=dht,
             start=True,
             prefix=run.identity,
@@ -124,60 +148,58 @@ class Averager(DecentralizedAverager):
             request_timeout=run.swarm.matchmaking_time * 0.8,
             allreduce_timeout=run.swarm.averaging_timeout,
             next_chunk_timeout=run.swarm.next_chunk_timeout,
-            compression=self.codec,
             client_mode=client_mode,
-            allow_state_sharing=not client_mode,
+            allow_state_sharing=False,
             shutdown_timeout=2,
         )
 
     # ---------------------------------------------------------------- in the host process
 
-    def run_round(
-        self,
-        state_key: str,
-        expected: int,
-        weight: float,
-        about_me: dict[str, Any],
-        timeout: float,
-        avoided: Sequence[str] = (),
-    ) -> RoundResult:
-        """Find the members that hold the same state and average with them. Never raises for the swarm's faults.
+    def seek(self, state_key: str, expected: int, timeout: float, avoided: Sequence[str] = ()) -> StepControl:
+        """Begin to look for the members that hold the same state; they wait for each other's `average`.
 
-        state_key: epoch and digest. expected: members that should come, this peer included; the group starts when
-        they are there, else after the matchmaking time with those who came. weight: samples behind `local`.
-        timeout: seconds to find a group. avoided: peer ids with which no group is formed.
+        state_key: epoch and digest. expected: members that should come, this peer included; the group is complete when
+        they are there, else after the matchmaking time with those who came. timeout: seconds to find a group.
+        avoided: peer ids with which no group is formed.
+        """
+        self._outer_pipe.send(("_prepare_round", [state_key, expected, tuple(avoided)], {}))
+        return self.step(timeout=timeout, allow_retries=False, require_trigger=True, wait=False)
+
+    def average(self, control: StepControl, samples: int, loss: float) -> RoundResult:
+        """Average `local` in the group that `control` seeks. Never raises for the swarm's faults.
+
+        samples: behind `local`. loss: summed over them.
         """
         started = time.monotonic()
-        self._outer_pipe.send(("_prepare_round", [state_key, expected, tuple(avoided)], {}))
-        weight = min(weight, self.max_weight)  # more piles up while rounds fail; the others would refuse it
-        control = self.step(gather=about_me, weight=weight, timeout=timeout, allow_retries=False, wait=False)
-        limit = timeout + (self._allreduce_timeout or 0.0) + 10.0
+        self._said.copy_(torch.tensor([samples, loss], dtype=torch.float64))
         try:
-            result: RoundResult = control.result(timeout=limit)
+            # more piles up while rounds fail; the others would refuse it
+            control.weight = min(float(samples), self.max_weight)
+            control.allow_allreduce()
+            limit = control.get_timeout() + (self._allreduce_timeout or 0.0) + 10.0
+            return control.result(timeout=limit)
         except Exception as error:  # hivemind passes on whatever broke in the averager's process
             if not control.done():
                 control.cancel()
-            words = str(error) or type(error).__name__
-            return RoundResult(complete=False, problem=words, matchmaking_seconds=time.monotonic() - started)
-        return result
+            words = " ".join(str(error).split()) or type(error).__name__
+            return RoundResult(problem=words, seconds={"matchmaking": time.monotonic() - started})
 
-    def download(self, donors: Sequence[str], timeout: float) -> tuple[str, dict[str, Any], torch.Tensor] | None:
-        """State from the first donor that gives one: (donor, metadata, uint8 tensor), unchecked. None: nobody did.
+    def take_average(self, cut: Cut) -> None:
+        """Replace `local` by the average in the store."""
+        self.store.decode(cut, self.local)
 
-        timeout: seconds for the whole download.
+    def fetch_average(self, donors: Sequence[str], state_key: str, timeout: float) -> tuple[str, Cut] | None:
+        """The average that others stepped with from the state `state_key`, into the store: (donor, cut); None: no luck.
+
+        Nobody vouches for it: whether it is the right one shows in the digest of the state that it leads to.
         """
         future: MPFuture = MPFuture()
-        ids = [PeerID.from_base58(donor).to_bytes() for donor in donors]
-        self._outer_pipe.send(("_download", [ids, future], {}))
+        self._outer_pipe.send(("_fetch_average", [list(donors), state_key, future], {}))
         try:
             return future.result(timeout=timeout)
-        except TimeoutError:
+        except Exception as error:  # a time-out, or whatever broke in the averager's process
+            logger.info(f"no average was fetched: {error!r}")
             return None
-
-    def get_current_state(self) -> tuple[dict[str, Any], list[torch.Tensor], None]:
-        """Called by hivemind in the host process for each request."""
-        metadata, blob = self._state_of()
-        return metadata, [blob], None
 
     # ---------------------------------------------------------------- in the averager's process
 
@@ -185,15 +207,21 @@ class Averager(DecentralizedAverager):
         torch.set_num_threads(1)
         super()._run_internal()
 
+    def _stub(self, peer: PeerID) -> Any:
+        return self.get_stub(self._p2p, peer, namespace=self.prefix)
+
     async def _prepare_round(self, state_key: str, expected: int, avoided: Sequence[str]) -> None:
-        matchmaking = self._matchmaking
-        if not isinstance(matchmaking.group_key_manager, StateKeyManager):
-            matchmaking.group_key_manager = StateKeyManager(self.dht, self.prefix)
-        matchmaking.group_key_manager.state_key = state_key
-        matchmaking.group_key_manager.avoided = self._avoided = frozenset(avoided)
-        matchmaking.target_group_size = max(2, expected)
-        matchmaking.potential_leaders.target_group_size = max(2, expected)
-        self._round_started = time.monotonic()
+        keys = self._keys()
+        keys.state_key = self._state_key = state_key
+        keys.avoided = self._avoided = frozenset(avoided)
+        self._matchmaking.target_group_size = max(2, expected)
+        self._matchmaking.potential_leaders.target_group_size = max(2, expected)
+
+    def _keys(self) -> StateKeyManager:
+        keys = self._matchmaking.group_key_manager
+        if not isinstance(keys, StateKeyManager):
+            keys = self._matchmaking.group_key_manager = StateKeyManager(self.dht, self.prefix)
+        return keys
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
@@ -205,96 +233,169 @@ class Averager(DecentralizedAverager):
         async for message in super().rpc_join_group(request, context):
             yield message
 
-    async def _aggregate_with_group(self, group_info: GroupInfo, min_vector_size: int, **kwargs: Any) -> RoundResult:
-        """One all-reduce in a group that has just been assembled."""
-        grouped = time.monotonic()
+    async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
+        self._steps += 1
         try:
-            bandwidths, modes, members = self._read_gathered(group_info)
-            if spoilers := self._avoided.intersection(map(str, members)):
+            await super()._step(step=step, future_for_init=future_for_init)
+        finally:
+            self._steps -= 1
+            self._given_up.update(set(self._keys().formed) - self._runners.keys())
+            self._given_up.intersection_update(self._keys().formed)
+            async with self._begun:
+                self._begun.notify_all()
+
+    async def _aggregate_with_group(self, group_info: GroupInfo, weight: float, **_: Any) -> RoundResult:
+        """One round in a group that has formed, from the moment when this peer's gradient is ready."""
+        began = time.monotonic()
+        try:
+            if spoilers := self._avoided.intersection(map(str, group_info.peer_ids)):
                 raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, who spoiled a round")
-            fractions = await asyncio.get_running_loop().run_in_executor(
-                None, load_balance_peers, self.total_size, bandwidths, min_vector_size
-            )
-            kwargs.pop("compression", None)
-            runner = Runner(
-                p2p=self._p2p,
-                servicer_type=type(self),
-                prefix=self.prefix,
-                tensors=self._averaged_tensors,
-                group_id=group_info.group_id,
-                ordered_peer_ids=group_info.peer_ids,
-                peer_fractions=fractions,
-                modes=modes,
-                codec=self.codec,
-                max_weight=self.max_weight,
-                traffic=self.traffic,
-                **kwargs,
-            )
+            runner, settlement = self._begin(group_info, weight)
             self._running_groups[group_info.group_id].set_result(runner)
-            outputs = [output async for output in runner]
+            async with self._begun:
+                self._runners[group_info.group_id] = (runner, settlement)
+                for old in list(self._runners)[:-KEPT_ROUNDS]:
+                    del self._runners[old]
+                self._begun.notify_all()
+            await runner.run()
+            transferred, received = time.monotonic(), self.store.received
+            agreement = await settlement.run(runner.gone())
         except Exception as error:
-            raise MatchmakingException(f"all-reduce failed: {error}") from error
-        complete = runner.received_fraction == 1.0
-        if complete:
-            async for target, output in azip(as_aiter(*self.average), as_aiter(*outputs)):
-                target.copy_(output)
+            raise MatchmakingException(f"the round failed: {error}") from error
+        ended = time.monotonic()
+        whole = not (agreement.lost or agreement.disputed or self.store.missing())
+        if whole:
+            self._committed = (self._state_key, settlement)
+        statuses = settlement.statuses | {str(self.peer_id): settlement.status()}
         return RoundResult(
-            complete=complete,
-            members={str(peer): said for peer, said in members.items()},
-            received=runner.received_fraction,
-            rejected=dict(runner.rejected),
-            failed=tuple(runner.failed),
-            problem="" if complete else _incomplete(runner),
-            matchmaking_seconds=grouped - self._round_started,
-            averaging_seconds=time.monotonic() - grouped,
+            cut=runner.cut if whole else None,
+            members={str(peer): statuses[str(peer)].said if str(peer) in statuses else {} for peer in runner.members},
+            received=received,
+            mended=settlement.mended,
+            differing=len(agreement.differing),
+            rejected=runner.rejected | runner.reducer.rejected,
+            failed=dict(runner.failed),
+            disputed=_disputed(runner, agreement),
+            problem="" if whole else _problem(runner, agreement, received),
+            seconds={
+                "transfer": transferred - began,
+                "encode": runner.encode_seconds,
+                "reduce": runner.reducer.seconds,
+                "commit": ended - transferred,
+            },
         )
 
-    def _read_gathered(
-        self, group_info: GroupInfo
-    ) -> tuple[list[float | None], tuple[AveragingMode, ...], dict[PeerID, dict[str, Any]]]:
-        """What the members said when they joined, checked. Raises ValueError or TypeError for nonsense."""
-        bandwidths: list[float | None] = []
-        modes: list[AveragingMode] = []
-        members: dict[PeerID, dict[str, Any]] = {}
+    def _begin(self, group_info: GroupInfo, weight: float) -> tuple[Runner, Settlement]:
+        """What this member does in the round of this group. Raises ValueError or TypeError for nonsense from it."""
+        listening = []
         for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True):
-            _, mode_id, user_data = self.serializer.loads(data)
-            said = self.serializer.loads(user_data)
-            if not isinstance(said, dict):
-                raise TypeError(f"{peer} did not say who it is")
-            mode = AveragingMode(mode_id)
-            modes.append(mode)
-            bandwidths.append(0.0 if mode == AveragingMode.CLIENT else None)
-            members[peer] = said
-        return bandwidths, tuple(modes), members
+            _, mode, _ = self.serializer.loads(data)
+            if AveragingMode(mode) != AveragingMode.CLIENT:
+                listening.append(peer)
+        samples, loss = self._said.tolist()
+        runner = Runner(
+            group_id=group_info.group_id,
+            me=self.peer_id,
+            members=group_info.peer_ids,
+            listening=listening,
+            local=self.local,
+            weight=weight,
+            max_weight=self.max_weight,
+            store=self.store,
+            stub_of=self._stub,
+            traffic=self.traffic,
+            patience=self.next_chunk_timeout,
+        )
+        settlement = Settlement(
+            group_id=group_info.group_id,
+            me=self.peer_id,
+            members=runner.members,
+            listening=runner.reducers,
+            cut=runner.cut,
+            store=self.store,
+            said={"samples": int(samples), "loss": loss},
+            stub_of=self._stub,
+            traffic=self.traffic,
+            patience=3 * self.next_chunk_timeout,  # a reducer waits for its senders, its members for it
+        )
+        return runner, settlement
 
-    async def _download(self, donors: Sequence[bytes], future: MPFuture) -> None:
+    async def _round_of(self, group_id: bytes) -> tuple[Runner, Settlement] | None:
+        """The round that another member speaks of; waits while this peer may be about to begin it."""
+
+        def known() -> bool:
+            return group_id in self._runners or group_id in self._given_up or not self._steps
+
+        async with self._begun:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.next_chunk_timeout):
+                    await self._begun.wait_for(known)
+        return self._runners.get(group_id)
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """A member of the group sends its parts and takes the averages."""
+        first = await asyncio.wait_for(anext(stream), self.next_chunk_timeout)
+        found = await self._round_of(first.group_id)
+        if found is None:
+            yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
+            return
+        async for message in found[0].rpc_aggregate_part(achain(as_aiter(first), stream), context):
+            yield message
+
+    async def rpc_settle(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        """A member of the group says what it received, and is told what this peer has."""
+        found = await self._round_of(group_of(request))
+        if found is None:
+            raise ValueError("no such round here")
+        return await found[1].answer(context.remote_id, request)
+
+    async def rpc_fetch_average(
+        self, request: runtime_pb2.ExpertInfo, context: P2PContext
+    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        """Parts of the last average, as they travelled."""
+        key, parts = read_request(request)
+        if isinstance(key, str):
+            settlement = self._committed[1] if self._committed is not None and self._committed[0] == key else None
+        else:
+            settlement = self._runners[key][1] if key in self._runners else None
+        if settlement is None or not settlement.holds():
+            return
+        async for message in answer(self.store, parts, settlement.holds):
+            self.traffic[0] += len(message.serialized_info)
+            yield message
+
+    async def _fetch_average(self, donors: Sequence[str], state_key: str, future: MPFuture) -> None:
+        def count(size: int) -> None:
+            self.traffic[1] += size
+
+        found = None
         try:
-            for donor in map(PeerID, donors):
+            for donor in donors:
                 try:
-                    found = await self._download_from(donor)
+                    stub = self._stub(PeerID.from_base58(donor))
+                    cut = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, count)
                 except Exception as error:  # a donor may fail in any way; the next one is asked
-                    logger.warning(f"state download from {donor} failed: {error!r}")
+                    logger.info(f"fetching the average from {donor} failed: {error!r}")
                     continue
-                if found is not None:
-                    future.set_result((str(donor), *found))
+                if cut is not None:
+                    found = (donor, cut)
                     return
         finally:
             if not future.done():
-                future.set_result(None)
-
-    async def _download_from(self, donor: PeerID) -> tuple[dict[str, Any], torch.Tensor] | None:
-        stub = self.get_stub(self._p2p, donor, namespace=self.prefix)
-        stream = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
-
-        def count(size: int, total: int) -> None:
-            self.traffic[1] += size
-
-        return await receive_state(
-            stream, max_bytes=self.max_state_bytes, chunk_timeout=self.next_chunk_timeout, on_bytes=count
-        )
+                future.set_result(found)
 
 
-def _incomplete(runner: Runner) -> str:
-    part = math.floor(runner.received_fraction * 1000) / 10
+def _disputed(runner: Runner, agreement: Agreement) -> frozenset[str]:
+    """Reducers of parts about which members disagree, but for this peer."""
+    reducers = {runner.reducers[runner.cut.parts[index].reducer] for index in agreement.disputed}
+    return frozenset(str(reducer) for reducer in reducers if reducer != runner.me)
+
+
+def _problem(runner: Runner, agreement: Agreement, received: float) -> str:
+    if agreement.disputed:
+        return f"members hold unlike bytes of {len(agreement.disputed)} parts of the average"
+    part = math.floor(received * 1000) / 10
     reasons = "; ".join(f"{peer}: {why}" for peer, why in runner.failed.items())
-    return f"only {part} % of the average arrived ({reasons or 'a reducer left'})"
+    return f"only {part} % of the average arrived ({reasons or 'a reducer left'}), and no member has the rest"

@@ -21,7 +21,8 @@ from hivemind.proto import runtime_pb2
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 from tt_cli.swarm import registry
-from tt_cli.swarm.linear8 import encoded_bytes
+from tt_cli.swarm.linear8 import _checked as check_scales
+from tt_cli.swarm.linear8 import add_decoded, decode_into, encoded_bytes
 
 SELF_TEST_ERROR = 0.05
 BLOCK, CODEBOOK = 4096, 256  # of blockwise8: elements that share one scale; values that 8 bits tell apart
@@ -32,7 +33,11 @@ class MalformedPart(ValueError):
 
 
 class GradientCodec(SizeAdaptiveCompression):
-    """hivemind's choice by size; refuses what is not finite, which blockwise8 would turn into a finite lie."""
+    """hivemind's choice by size; refuses what is not finite, which blockwise8 would turn into a finite lie.
+
+    As hivemind's codecs it codes whole tensors. For rounds it codes parts of large and of small tensors: `large` says
+    which, and it takes no other form for either.
+    """
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
         """As hivemind's. Raises ValueError for values that are not finite."""
@@ -41,8 +46,80 @@ class GradientCodec(SizeAdaptiveCompression):
             raise ValueError("values that are not finite")
         return codec.compress(tensor, info, allow_inplace)
 
+    def encode_part(self, tensor: torch.Tensor, large: bool) -> runtime_pb2.Tensor:
+        """A message with `tensor` (elements,). Raises ValueError for values that are not finite."""
+        codec = self._of(large)
+        if not isinstance(codec, registry.Linear8) and not is_finite(tensor):
+            raise ValueError("values that are not finite")
+        return codec.compress(tensor, CompressionInfo.from_tensor(tensor))
 
-def codec_of(run: RunConfig) -> CompressionBase:
+    def part_bytes(self, elements: int, large: bool) -> int:
+        """Length of an encoded part."""
+        return _encoded_bytes(self._of(large).compression_type, elements)
+
+    def read_part(self, message: runtime_pb2.Tensor, elements: int, large: bool) -> bytes:
+        """The bytes of a part that another peer sent. What they decode to is finite.
+
+        Raises MalformedPart for anything that `encode_part` cannot have made. Sizes are checked before a byte is
+        decoded: blockwise8's decoder is native code that reads as far beyond the received bytes as they say.
+        """
+        if tuple(message.size) != (elements,):
+            raise MalformedPart(f"a part of shape {tuple(message.size)[:4]} instead of {(elements,)}")
+        if message.dtype != "float32":
+            raise MalformedPart(f"a part of type {message.dtype[:20]!r} instead of float32")
+        if message.compression != self._of(large).compression_type:
+            raise MalformedPart(f"a part in codec {message.compression}, which this run does not use here")
+        self.check_part(message.buffer, elements, large)
+        return message.buffer
+
+    def check_part(self, buffer: bytes, elements: int, large: bool) -> None:
+        """Raise MalformedPart unless these bytes decode to so many finite numbers."""
+        tag = self._of(large).compression_type
+        if len(buffer) != _encoded_bytes(tag, elements):
+            raise MalformedPart(f"a part of {len(buffer)} bytes for {elements} elements")
+        if tag == registry.TAG:
+            try:
+                check_scales(buffer, elements)
+            except ValueError as error:
+                raise MalformedPart(str(error)) from error
+        elif tag == runtime_pb2.FLOAT16:
+            if bool((np.frombuffer(buffer, "<u2") & 0x7C00 == 0x7C00).any()):  # the exponent of NaN and infinity
+                raise MalformedPart("values that are not finite")
+        else:
+            blocks = -(-elements // BLOCK)
+            if buffer[:16] != blocks.to_bytes(8, "little") + CODEBOOK.to_bytes(8, "little"):
+                raise MalformedPart("a part with another count of scales or values than its size needs")
+            if not is_finite(self._extract(buffer, elements, large)):
+                raise MalformedPart("values that are not finite")
+
+    def decode_into(self, buffer: bytes | memoryview, large: bool, out: torch.Tensor) -> None:
+        """Fill `out` (elements,) fp32 from the bytes of a checked part."""
+        if self._of(large).compression_type == registry.TAG:
+            decode_into(buffer, out)
+        else:
+            out.copy_(self._extract(buffer, out.numel(), large))
+
+    def add(self, buffer: bytes, large: bool, accumulator: torch.Tensor, weight: float) -> None:
+        """accumulator (elements,) fp32 += weight times a checked part; products and sums are rounded one by one."""
+        if self._of(large).compression_type == registry.TAG:
+            add_decoded(buffer, accumulator, weight)
+        else:
+            accumulator.add_(self._extract(buffer, accumulator.numel(), large).mul_(weight))
+
+    def _of(self, large: bool) -> CompressionBase:
+        return self.greater_equal if large else self.less
+
+    def _extract(self, buffer: bytes | memoryview, elements: int, large: bool) -> torch.Tensor:
+        message = runtime_pb2.Tensor(
+            buffer=bytes(buffer), size=[elements], dtype="float32", compression=self._of(large).compression_type
+        )
+        try:
+            return deserialize_torch_tensor(message)
+        except Exception as error:  # numpy, torch and bitsandbytes raise many types for broken bytes
+            raise MalformedPart(f"a part that cannot be decoded ({error})") from error
+
+
+def codec_of(run: RunConfig) -> GradientCodec:
     """The run's codec: its 8 bits for tensors of `large_tensor` elements and more, fp16 below.
 
     hivemind knows the codec in this process and those forked from it afterwards.
@@ -75,43 +152,10 @@ def self_test(codec: CompressionBase) -> None:
         raise TTError(f"the gradient codec loses {error:.1%} here: reinstall tt with its pinned versions")
 
 
-def decode_part(message: runtime_pb2.Tensor, shape: torch.Size) -> torch.Tensor:
-    """One received part as a finite fp32 tensor of `shape`. Raises MalformedPart for anything else.
-
-    Only the forms that `codec_of` sends are taken, and their sizes are checked before a byte is decoded:
-    the 8-bit decoder is native code that would read as far beyond the received bytes as the message says.
-    """
-    if tuple(message.size) != tuple(shape):
-        raise MalformedPart(f"a part of shape {tuple(message.size)} instead of {tuple(shape)}")
-    if message.dtype != "float32":
-        raise MalformedPart(f"a part of type {message.dtype[:20]!r} instead of float32")
-    _check_layout(message, shape.numel())
-    try:
-        tensor = deserialize_torch_tensor(message)
-    except Exception as error:  # numpy, torch and bitsandbytes raise many types for broken bytes
-        raise MalformedPart(f"a part that cannot be decoded ({error})") from error
-    if tensor.shape != shape or tensor.dtype != torch.float32:
-        raise MalformedPart(f"a part that decodes to {tensor.dtype} {tuple(tensor.shape)}")
-    if message.compression != registry.TAG and not is_finite(tensor):  # linear8 decodes to nothing else
-        raise MalformedPart("values that are not finite")
-    return tensor.detach()
-
-
-def _check_layout(message: runtime_pb2.Tensor, elements: int) -> None:
-    """Raise MalformedPart unless the buffer is as long as `elements` need, and as its own head says.
-
-    blockwise8: int64 count of scales, int64 count of values, the scales (fp32), the values (fp32), one byte each.
-    """
-    buffer, blocks = message.buffer, -(-elements // BLOCK)
-    if message.compression == registry.TAG:
-        expected = encoded_bytes(elements)
-    elif message.compression == runtime_pb2.FLOAT16:
-        expected = 2 * elements
-    elif message.compression == runtime_pb2.BLOCKWISE_8BIT:
-        expected = 16 + 4 * (blocks + CODEBOOK) + elements
-        if buffer[:16] != blocks.to_bytes(8, "little") + CODEBOOK.to_bytes(8, "little"):
-            raise MalformedPart("a part with another count of scales or values than its size needs")
-    else:
-        raise MalformedPart(f"a part in codec {message.compression}, which this run does not use")
-    if len(buffer) != expected:
-        raise MalformedPart(f"a part of {len(buffer)} bytes for {elements} elements")
+def _encoded_bytes(tag: int, elements: int) -> int:
+    """blockwise8: int64 counts of scales and of values, the scales (fp32), the values (fp32), one byte each."""
+    if tag == registry.TAG:
+        return encoded_bytes(elements)
+    if tag == runtime_pb2.FLOAT16:
+        return 2 * elements
+    return 16 + 4 * (-(-elements // BLOCK) + CODEBOOK) + elements

@@ -5,8 +5,8 @@ The way of one gradient, between `backward` and the next `forward`:
 1. `step` (training thread) checks it finite and adds it to the accumulators.
 2. When the swarm together has `target_batch_size` samples, the round (background thread) takes the accumulators
    as this peer's mean gradient, and averages it with every peer that holds the same state.
-3. A complete average goes through the optimizer on the CPU, on all members alike: same bytes in, same bytes
-   out. An incomplete one is dropped, and the round is repeated with the gradient still held.
+3. An average that all members hold alike goes through the optimizer on the CPU: same bytes in, same bytes out.
+   Otherwise the round is dropped, and repeated with the gradient still held.
 4. The training loop copies the new parameters into the model before its next micro-batch. With delayed updates
    (the paper, section 3.1) the device kept computing meanwhile, on parameters one step old.
 
@@ -19,8 +19,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -28,18 +28,19 @@ from hivemind.dht import DHT
 from hivemind.utils import get_dht_time
 
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Contribution, Emit, Log, Phase, Progress, Round, Step, Synchronised
+from tt_cli.supervisor.events import Contribution, Emit, Log, Phase, Progress, Round, Step
 from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.board import Board, View
+from tt_cli.swarm.gathering import Gathering
+from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.identity import Identity
 from tt_cli.swarm.records import PeerRecord
 from tt_cli.swarm.shared import SharedState
+from tt_cli.swarm.takeover import TakeOver
 from tt_cli.swarm.throughput import Throughput
 
-DOWNLOAD_SECONDS = 600.0
 LOOK_SECONDS = 0.25
-SIGNATURE_LOOKS = 4
 AVOIDED_STEPS = 10
 IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on while the round is repeated
 
@@ -74,8 +75,7 @@ class Collaboration:
     ):
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, client_mode
-        self._shared = shared
-        self._position = (shared.epoch, shared.digest)
+        self._state = GuardedState(shared)
         self._target = run.swarm.target_batch_size
 
         self._throughput = Throughput()
@@ -83,25 +83,21 @@ class Collaboration:
         self._last_loss = LossSums()
         self._last_round = self._phase = ""
         self._contributed = False
+        self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
         self._avoided: dict[str, int] = {}  # peer id → the epoch until which no round includes it
 
-        self._stepping = threading.Lock()  # guards the shared state
         self._changed = threading.Condition()
-        self._fresh = self._closing = False
+        self._closing = False
         self._broken: BaseException | None = None
 
         shapes = shared.shapes()
         self._names = list(shapes)
         self._accumulator = Accumulator(self._names)
-        local = [torch.zeros(shape).share_memory_() for shape in shapes.values()]
         self.averager = Averager(
-            run,
-            dht,
-            local,
-            self._hand_over,
-            client_mode=client_mode,
-            max_state_bytes=2 * shared.nbytes() + 2**22,
+            run, dht, shapes, source=self._state.snapshot, read_tree=shared.read_tree, client_mode=client_mode
         )
+        self._gathering = Gathering(self.averager, self._state, run.swarm.matchmaking_time)
+        self._take_over = TakeOver(self.peer_id, self.averager, self._state, self._names, emit)
         self.board = Board(run, dht, identity)
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
@@ -110,12 +106,12 @@ class Collaboration:
     @property
     def epoch(self) -> int:
         """Global steps that the shared state has seen."""
-        return self._position[0]
+        return self._state.epoch
 
     @property
     def digest(self) -> str:
         """Of the shared state."""
-        return self._position[1]
+        return self._state.digest
 
     @property
     def finished(self) -> bool:
@@ -159,14 +155,11 @@ class Collaboration:
     @property
     def fresh(self) -> bool:
         """True when the shared state is newer than what `use_state` last showed."""
-        return self._fresh
+        return self._state.fresh
 
-    @contextmanager
-    def use_state(self) -> Iterator[SharedState]:
+    def use_state(self) -> AbstractContextManager[SharedState]:
         """A context in which the shared state does not change: copy parameters, write a checkpoint."""
-        with self._stepping:
-            yield self._shared
-            self._fresh = False
+        return self._state.use()
 
     def report(self) -> None:
         """Emit the progress towards the next step; the training loop calls it about once a second."""
@@ -198,6 +191,7 @@ class Collaboration:
         self._closing = True
         with self._changed:
             self._changed.notify_all()
+        self._gathering.drop()
         if self.board.is_alive():
             self.board.stop()
         self.averager.shutdown()
@@ -227,6 +221,7 @@ class Collaboration:
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 rejected_micro_batches=self._rejected,
+                resynced_chunks=self._state.resynced,
                 time=get_dht_time(),
             )
         )
@@ -234,7 +229,7 @@ class Collaboration:
     # ------------------------------------------------------------------ rounds, in the background thread
 
     def _samples_of_swarm(self, view: View) -> int:
-        others = [r for r in view.members(*self._position) if r.peer_id != self.peer_id]
+        others = [r for r in view.members(*self._state.position) if r.peer_id != self.peer_id]
         return self._accumulator.samples + sum(record.samples for record in others)
 
     def _due(self, view: View) -> bool:
@@ -256,7 +251,10 @@ class Collaboration:
                     self._make_step()
                 else:
                     missing = self._target - self._samples_of_swarm(view)
-                    self.board.expect(missing / max(view.samples_per_second(), 1e-9))
+                    seconds = missing / max(view.samples_per_second(), 1e-9)
+                    self.board.expect(seconds)
+                    if not view.late(self.epoch):
+                        self._gathering.prepare(self._members(view), seconds, self._avoided)
                     with self._changed:
                         self._changed.wait(timeout=LOOK_SECONDS)
         except BaseException as error:  # handed to the training thread, which ends the peer with it
@@ -268,29 +266,36 @@ class Collaboration:
     def _make_step(self) -> None:
         """Average what was accumulated and step; repeat until committed, or until the others are ahead."""
         started = time.monotonic()
-        with self.averager.get_tensors() as local:
-            self._accumulator.hold(local)
-        view = self._wait_for_late(started)
+        self._accumulator.hold(self.averager.views)
+        held = time.monotonic() - started
+        view = self.board.view if self._gathering.found else self._wait_for_late(started)
         while not self._closing:
             if self._behind(view):
+                self._gathering.drop()
                 self._tell_round("dropped", f"the others made step {view.epoch} without this peer", started)
-                with self.averager.get_tensors() as local:
-                    self._accumulator.give_back(local)
+                self._accumulator.give_back(self.averager.views)
                 return
-            members = [r for r in view.members(*self._position) if r.peer_id not in self._avoided]
+            members = self._members(view)
             if len(members) > 1:
-                result = self._average(len(members))
-                if result.complete:
-                    average = dict(zip(self._names, self.averager.average, strict=True))
-                    self._commit(average, started, result)
+                self._tell_phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
+                mine = self._accumulator.held
+                result = self._gathering.average(members, mine.samples, mine.total, self._avoided)
+                if result.cut is not None:
+                    result.seconds["hold"] = held
+                    self._commit(started, result)
                     return
                 self._avoid(result)
                 self._tell_round("failed", f"round repeated: {result.problem}"[:200], started, result)
             elif self._may_step_alone(view):
-                with self.averager.get_tensors() as local:
-                    self._commit(dict(zip(self._names, local, strict=True)), started, None)
+                self._gathering.drop()
+                self._commit(started, None)
                 return
             view = self.board.fresh_view()
+
+    def _members(self, view: View) -> frozenset[str]:
+        """Who should average with this peer, itself included."""
+        members = {record.peer_id for record in view.members(*self._state.position)}
+        return frozenset(members - self._avoided.keys()) | {self.peer_id}
 
     def _wait_for_late(self, started: float) -> View:
         """Give those who are finishing the step before the time that matchmaking would take; then go without them."""
@@ -302,8 +307,12 @@ class Collaboration:
         return view
 
     def _avoid(self, result: RoundResult) -> None:
-        """Repeat the round without those who spoiled it; who sent what must be refused stays out for longer."""
-        for peer_id in result.failed:
+        """Repeat the round without those who spoiled it; who sent what must be refused stays out for longer.
+
+        Who is at fault where two disagree is not known: they try once more.
+        """
+        again, self._disputed = result.disputed & self._disputed, result.disputed
+        for peer_id in result.failed.keys() | again:
             self._avoided[peer_id] = self.epoch
         for peer_id in result.rejected:
             self._avoided[peer_id] = self.epoch + AVOIDED_STEPS
@@ -312,12 +321,11 @@ class Collaboration:
     def _may_step_alone(self, view: View) -> bool:
         """A step by this peer alone is the swarm's step only if others can receive it afterwards."""
         unreachable = {peer_id for peer_id, epoch in self._avoided.items() if epoch == self.epoch}
-        if any(record.peer_id in unreachable for record in view.members(*self._position)):
+        if any(record.peer_id in unreachable for record in view.members(*self._state.position)):
             self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch > self.epoch}
             return False  # they live as far as anyone knows: try them again, until their records expire
         if not self._accumulator.held.samples:
-            with self.averager.get_tensors() as local:
-                self._accumulator.hold(local)
+            self._accumulator.hold(self.averager.views)
             return False
         if self.client_mode and any(record.peer_id != self.peer_id for record in view.records):
             self._tell_phase("waiting", "in client mode, for a trainer that accepts connections")
@@ -326,25 +334,15 @@ class Collaboration:
             return False
         return True
 
-    def _average(self, expected: int) -> RoundResult:
-        self._tell_phase("averaging", f"for step {self.epoch + 1} with {expected - 1} others")
-        about_me = {"samples": self._accumulator.held.samples, "loss": self._accumulator.held.total}
-        return self.averager.run_round(
-            f"{self.epoch}_{self.digest[:16]}",
-            expected,
-            float(self._accumulator.held.samples),
-            about_me,
-            timeout=2 * self.run.swarm.matchmaking_time + 1.0,
-            avoided=sorted(self._avoided),
-        )
-
-    def _commit(self, gradients: dict[str, torch.Tensor], started: float, result: RoundResult | None) -> None:
-        """Step the shared state with the whole average. Nothing else steps it."""
+    def _commit(self, started: float, result: RoundResult | None) -> None:
+        """Step the shared state with the whole average, or with this peer's gradient where it is alone."""
+        phases: dict[str, float] = {}
         before = time.monotonic()
-        with self._stepping:
-            facts = self._shared.step(gradients)
-            self._position = (self._shared.epoch, self._shared.digest)
-            self._fresh = True
+        if result is not None and result.cut is not None:
+            self.averager.take_average(result.cut)
+            phases = {**result.seconds, "decode": time.monotonic() - before}
+            before = time.monotonic()
+        facts = self._state.step(dict(zip(self._names, self.averager.views, strict=True)))
         stepped = time.monotonic()
         self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch >= self.epoch}
         held = self._accumulator.held
@@ -363,13 +361,10 @@ class Collaboration:
                 members=[self.peer_id] if result is None else sorted(result.members),
                 received=1.0 if result is None else result.received,
                 samples=samples,
-                seconds={
-                    "matchmaking": 0.0 if result is None else result.matchmaking_seconds,
-                    "averaging": 0.0 if result is None else result.averaging_seconds,
-                    "optimizer": stepped - before,
-                    "whole": stepped - started,
-                },
+                seconds={**phases, "apply": stepped - before, "whole": stepped - started},
                 rejected={} if result is None else result.rejected,
+                mended=0 if result is None else result.mended,
+                differing=0 if result is None else result.differing,
             )
         )
         self.emit(Step(self.epoch, loss, facts.learning_rate, facts.gradient_norm, self.digest))
@@ -395,56 +390,22 @@ class Collaboration:
                 members=[] if result is None else sorted(result.members),
                 received=0.0 if result is None else result.received,
                 samples=self._accumulator.held.samples,
-                seconds={"whole": time.monotonic() - started},
+                seconds={**({} if result is None else result.seconds), "whole": time.monotonic() - started},
                 rejected={} if result is None else result.rejected,
             )
         )
 
-    # ------------------------------------------------------------------ state hand-over
-
-    def _hand_over(self) -> tuple[dict[str, object], torch.Tensor]:
-        """The state as bytes, for a peer that asks (called in a thread of the averager's)."""
-        with self._stepping:
-            blob = torch.frombuffer(bytearray(self._shared.pack()), dtype=torch.uint8)
-            epoch, digest = self._position
-        self.averager.traffic[0] += blob.numel()
-        return {"epoch": epoch, "digest": digest}, blob
-
     def _catch_up(self, view: View) -> None:
-        """Take over the state that most of the foremost hold; returns when this peer is no longer behind."""
+        """Come to the state that most of the foremost hold; returns when this peer is no longer behind."""
         attempts = 0
+        self._gathering.drop()
         while self._behind(view) and not self._closing:
-            started = time.monotonic()
             attempts += 1
-            donors = [donor for donor in view.donors() if donor != self.peer_id]
-            self._tell_phase("syncing", f"taking over step {view.epoch}")
-            found = self.averager.download(donors, DOWNLOAD_SECONDS)
-            problem = "no peer handed its state over" if found is None else self._adopt(found[0], found[2], started)
-            if problem:
-                self.emit(Log(f"could not take over step {view.epoch}: {problem}; trying again", "warning"))
+            if self._take_over.catch_up(view, self._tell_phase):
+                self._publish()
+            else:
                 with self._changed:
                     self._changed.wait(timeout=min(5.0, 0.5 * attempts))
             view = self.board.fresh_view()
         if self._worker.is_alive():
             self._tell_phase("training", f"towards step {self.epoch + 1}")
-
-    def _adopt(self, donor: str, blob: torch.Tensor, started: float) -> str:
-        """Use a downloaded state if its holders signed it. Returns what is wrong with it, or ''."""
-
-        def signed(epoch: int, digest: str) -> bool:
-            for _ in range(SIGNATURE_LOOKS):  # the donor may have stepped just before it answered: its record follows
-                records = self.board.fresh_view().records
-                if any((r.epoch, r.digest) == (epoch, digest) for r in records if r.peer_id != self.peer_id):
-                    return True
-            return False
-
-        try:
-            with self._stepping:
-                self._shared.adopt(blob.numpy().tobytes(), signed)
-                self._position = (self._shared.epoch, self._shared.digest)
-                self._fresh = True
-        except ValueError as error:
-            return f"{donor} sent {error}"
-        self._publish()
-        self.emit(Synchronised(self.epoch, donor, self.digest, time.monotonic() - started, blob.numel()))
-        return ""

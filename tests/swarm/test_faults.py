@@ -1,0 +1,101 @@
+"""Rounds in which something goes wrong: whatever it is, nobody steps on anything else than the others."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from swarm.conftest import WAIT, assert_agreed, committed, last_step, tiny_run, wait_for_step
+
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import Phase, Round, Step, Synchronised
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+
+StartSwarm = Callable[[RunConfig], LocalSwarm]
+FAULTY = "swarm.faulty_peer"
+
+
+def start(
+    start_swarm: StartSwarm,
+    monkeypatch: pytest.MonkeyPatch,
+    faults: dict[str, dict[str, str]],
+    *names: str,
+    patience: float = 5.0,
+) -> tuple[LocalSwarm, dict[str, Member]]:
+    monkeypatch.setenv("TT_TEST_FAULTS", json.dumps(faults))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    swarm = start_swarm(tiny_run(swarm={"matchmaking_time": 5.0, "next_chunk_timeout": patience, "averaging_timeout": 10 * patience}))
+    for seed, name in enumerate(names):
+        swarm.start_trainer(name, module=FAULTY, batch_size=4, seed=seed)
+    return swarm, {name: swarm.members[name] for name in names}
+
+
+def assert_no_step_is_lost(member: Member) -> None:
+    """Each step was made after the one before it, or taken over."""
+    made = [event.epoch for event in member.events if isinstance(event, (Step, Synchronised))]
+    taken = {event.epoch for event in member.of(Synchronised)}
+    for before, after in zip(made, made[1:], strict=False):
+        assert after == before + 1 or after in taken, made
+
+
+def test_peers_that_die_at_every_moment_of_a_round_take_nobody_with_them(
+    start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = {
+        "ben": {"3": "dies before"},
+        "cleo": {"4": "dies amid"},
+        "dora": {"5": "dies after"},
+        "emil": {"6": "dies sending"},
+    }
+    swarm, members = start(start_swarm, monkeypatch, faults, "anna", "ben", "cleo", "dora", "emil", "fred")
+    wait_for_step(swarm, 8, "anna", "fred")
+    for name in faults:
+        assert swarm.wait(lambda name=name: not members[name].running, WAIT), f"{name} should have died"
+    assert_agreed(list(members.values()))
+    for name in ("anna", "fred"):
+        assert_no_step_is_lost(members[name])
+        assert {event.received for event in committed(members[name])} <= {1.0} or committed(members[name])
+
+
+def test_lost_words_and_unlike_averages_change_nothing(
+    start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faults = {
+        "anna": {"4": "unlike averages"},
+        "ben": {"3": "commit lost", "6": "unlike averages"},
+        "cleo": {"5": "commit lost"},
+    }
+    swarm, members = start(start_swarm, monkeypatch, faults, "anna", "ben", "cleo")
+    wait_for_step(swarm, 8, *members)
+    assert_agreed([*members.values(), swarm.members["aux"]])
+    for member in members.values():
+        assert_no_step_is_lost(member)
+    rounds = [event for member in members.values() for event in committed(member) if event.epoch in (4, 6)]
+    assert any(event.mended for event in rounds), "who was sent other bytes took the others'"
+    assert all(event.differing for event in rounds if len(event.members) == 3)
+
+
+def test_two_peers_that_disagree_repeat_the_round(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    swarm, members = start(start_swarm, monkeypatch, {"ben": {"3": "unlike averages"}}, "anna", "ben")
+    wait_for_step(swarm, 5, *members)
+    assert_agreed(list(members.values()))
+    failed = [event for member in members.values() for event in member.of(Round) if event.outcome == "failed"]
+    assert any("unlike bytes" in event.words for event in failed)
+
+
+def test_a_peer_that_joins_in_the_middle_of_a_round(
+    start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    swarm, members = start(start_swarm, monkeypatch, {"ben": {"3": f"waits for {gate}"}}, "anna", "ben", patience=WAIT)
+    anna = members["anna"]
+    assert swarm.wait(lambda: last_step(anna) == 2 and anna.of(Phase)[-1].phase == "averaging", WAIT)
+    late = swarm.start_trainer("cleo", module=FAULTY, batch_size=4, seed=2)
+    assert swarm.wait(lambda: any(event.phase == "training" for event in late.of(Phase)), WAIT)
+    assert late.of(Synchronised)[-1].epoch == 2, "the round has not ended"
+    gate.touch()
+    wait_for_step(swarm, 5, "anna", "ben", "cleo")
+    assert_agreed([*members.values(), late])
+    assert_no_step_is_lost(late)

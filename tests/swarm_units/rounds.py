@@ -1,0 +1,144 @@
+"""Rounds between members in one process, whose messages go straight to each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from optim.settings import normal
+
+from tt_cli.run import load_run
+from tt_cli.swarm.codec import codec_of
+from tt_cli.swarm.fetch import answer, read_request
+from tt_cli.swarm.layout import Layout
+from tt_cli.swarm.runner import Runner
+from tt_cli.swarm.settle import Agreement, Settlement, group_of
+from tt_cli.swarm.store import AverageStore
+
+SHAPES = {"weight": torch.Size([1600, 1600]), "small": torch.Size([30, 40]), "bias": torch.Size([7])}
+WEIGHTS = [10.0, 20.0, 70.0, 30.0]
+PEERS = [PeerID(bytes([18, 32, *([number] * 32)])) for number in range(4)]
+GROUP = b"group"
+CODEC = codec_of(load_run("emoji").replaced({"swarm.large_tensor": 4096}))
+LAYOUT = Layout(SHAPES, 4096)
+
+
+@dataclass
+class Outcome:
+    """What a member had after its round."""
+
+    runner: Runner
+    agreement: Agreement
+    settlement: Settlement
+    store: AverageStore
+
+    @property
+    def average(self) -> torch.Tensor:
+        flat = torch.zeros(LAYOUT.size)
+        self.store.decode(self.runner.cut, flat)
+        return flat
+
+
+class Member:
+    """One honest member. Subclasses misbehave."""
+
+    client = False
+    runner_type: type[Runner] = Runner
+    settlement_type: type[Settlement] = Settlement
+
+    def __init__(self, number: int):
+        self.number, self.peer = number, PEERS[number]
+        self.everybody: dict[PeerID, Member] = {}
+        self.patience = 1.0
+
+    def gradients(self) -> torch.Tensor:
+        flat = torch.zeros(LAYOUT.size)
+        for index, view in enumerate(LAYOUT.views(flat)):
+            view.copy_(normal(10 * self.number + index, *view.shape))
+        return flat
+
+    def prepare(self) -> None:
+        """Make the two sides of the round."""
+        members = list(self.everybody)
+        listening = [peer for peer, member in self.everybody.items() if not member.client]
+        self.store = AverageStore(LAYOUT, CODEC)
+        traffic = torch.zeros(2, dtype=torch.int64)
+        common: dict[str, Any] = dict(
+            group_id=GROUP, me=self.peer, members=members, stub_of=self.stub, traffic=traffic, patience=self.patience
+        )
+        self.runner = self.runner_type(
+            listening=listening,
+            local=self.gradients(),
+            weight=WEIGHTS[self.number],
+            max_weight=100.0,
+            store=self.store,
+            **common,
+        )
+        said = {"samples": int(WEIGHTS[self.number]), "loss": 1.0}
+        self.settlement = self.settlement_type(
+            listening=listening, cut=self.runner.cut, store=self.store, said=said, **common
+        )
+
+    def stub(self, peer: PeerID) -> Any:
+        """What hivemind gives: calls of another member, in this process."""
+        there, me = self.everybody[peer], SimpleNamespace(remote_id=self.peer)
+
+        async def rpc_aggregate_part(stream: AsyncIterator[averaging_pb2.AveragingData]) -> Any:
+            return there.rpc_aggregate_part(stream, me)
+
+        async def rpc_settle(message: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+            return await asyncio.wait_for(there.rpc_settle(message, me), timeout)
+
+        async def rpc_fetch_average(message: runtime_pb2.ExpertInfo) -> Any:
+            return there.rpc_fetch_average(message)
+
+        return SimpleNamespace(
+            rpc_aggregate_part=rpc_aggregate_part, rpc_settle=rpc_settle, rpc_fetch_average=rpc_fetch_average
+        )
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in self.runner.rpc_aggregate_part(stream, context):
+            yield message
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        assert group_of(message) == GROUP
+        return await self.settlement.answer(context.remote_id, message)
+
+    async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        key, parts = read_request(message)
+        assert key == GROUP
+        async for part in answer(self.store, parts, self.settlement.holds):
+            yield part
+
+    async def take_part(self) -> Outcome | None:
+        """The whole round; None from a member that does not come to its end."""
+        await self.runner.run()
+        agreement = await self.settlement.run(self.runner.gone())
+        return Outcome(self.runner, agreement, self.settlement, self.store)
+
+
+def run_round(*members: Member) -> list[Outcome]:
+    """All members' outcomes; of those that have one."""
+
+    async def together() -> list[Outcome | None]:
+        everybody = {member.peer: member for member in members}
+        for member in members:
+            member.everybody = everybody
+        for member in members:
+            member.prepare()
+        return await asyncio.wait_for(asyncio.gather(*(member.take_part() for member in members)), 60)
+
+    return [outcome for outcome in asyncio.run(together()) if outcome is not None]
+
+
+def expected(members: Sequence[Member]) -> numpy.ndarray:
+    """The mean over the samples, in double precision."""
+    values = [member.gradients().double().numpy() for member in members]
+    return numpy.average(values, axis=0, weights=[WEIGHTS[member.number] for member in members])

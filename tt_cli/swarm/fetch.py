@@ -1,0 +1,117 @@
+"""Parts of an average from a member that has them: asking, and answering.
+
+A request names the round by its group or by the state that it started from, and the parts, or None for all. The answer
+begins with the number of reducers, which gives the cut, and the hashes of all parts; then come the parts, as they
+travelled in the round. What does not fit its hash or is no part of this run is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import Any
+
+from hivemind.proto import runtime_pb2
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.asyncio import aiter_with_timeout
+
+from tt_cli.swarm.codec import MalformedPart
+from tt_cli.swarm.store import HASH_BYTES, MAX_REDUCERS, MISSING, AverageStore, Cut, part_hash
+
+
+def request(key: bytes | str, parts: Sequence[int] | None) -> runtime_pb2.ExpertInfo:
+    """key: group id, or the state key of a round that was committed."""
+    return runtime_pb2.ExpertInfo(
+        serialized_info=MSGPackSerializer.dumps([key, None if parts is None else list(parts)])
+    )
+
+
+def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes | str, list[int] | None]:
+    """Raises ValueError for anything else than a request."""
+    try:
+        key, parts = MSGPackSerializer.loads(message.serialized_info)
+    except Exception as error:  # msgpack raises many types
+        raise ValueError(f"no request: {error}") from error
+    if not isinstance(key, (bytes, str)) or not (parts is None or isinstance(parts, list)):
+        raise ValueError("no request for parts")
+    if parts is not None and not all(isinstance(index, int) and index >= 0 for index in parts):
+        raise ValueError("a request for parts that cannot be")
+    return key, parts
+
+
+async def answer(
+    store: AverageStore, parts: Iterable[int] | None, holds: Callable[[], bool]
+) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+    """What a member sends. It ends early when `holds` says that the store went on to another round."""
+    hashes, cut = store.hashes, store.cut
+    reducers = 1 + max((part.reducer for part in cut.parts), default=0)
+    yield runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps([reducers, b"".join(hashes)]))
+    for index in range(len(hashes)) if parts is None else parts:
+        if not holds() or index >= len(hashes) or hashes[index] == MISSING:
+            return
+        yield runtime_pb2.ExpertInfo(serialized_info=bytes(store.get(index)))
+
+
+async def fetch_parts(
+    stub: Any,
+    key: bytes,
+    store: AverageStore,
+    wanted: dict[int, bytes],
+    patience: float,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Put the parts `wanted` (index → hash) into the store, and take what came off the list.
+
+    Raises ValueError for what does not fit, and whatever the connection raises.
+    """
+    stream = aiter_with_timeout(await stub.rpc_fetch_average(request(key, sorted(wanted))), patience)
+    await anext(stream)  # the cut is known
+    await _put(stream, store, wanted, on_bytes)
+
+
+async def fetch_whole(
+    stub: Any, key: str, store: AverageStore, patience: float, on_bytes: Callable[[int], None]
+) -> Cut | None:
+    """Replace what is in the store by the average of a committed round; None when this member does not have it.
+
+    Raises ValueError for what does not fit, and whatever the connection raises.
+    """
+    stream = aiter_with_timeout(await stub.rpc_fetch_average(request(key, None)), patience)
+    try:
+        header = await anext(stream)
+    except StopAsyncIteration:
+        return None
+    try:
+        reducers, joined = MSGPackSerializer.loads(header.serialized_info)
+    except Exception as error:  # msgpack raises many types
+        raise ValueError(f"no header: {error}") from error
+    if not isinstance(reducers, int) or not 1 <= reducers <= MAX_REDUCERS or not isinstance(joined, bytes):
+        raise ValueError("a header without reducers or hashes")
+    cut = Cut.of(store.layout, store.codec, reducers)
+    if len(joined) != HASH_BYTES * len(cut.parts):
+        raise ValueError("hashes of another cut")
+    hashes = [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
+    store.open(cut)
+    await _put(stream, store, dict(enumerate(hashes)), on_bytes)
+    return None if store.missing() else cut
+
+
+async def _put(
+    stream: AsyncIterator[runtime_pb2.ExpertInfo],
+    store: AverageStore,
+    wanted: dict[int, bytes],
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Parts come in the order of their indexes."""
+    cut = store.cut
+    for index in sorted(wanted):
+        try:
+            encoded = (await anext(stream)).serialized_info
+        except StopAsyncIteration:
+            return
+        on_bytes(len(encoded))
+        if part_hash(encoded) != wanted[index]:
+            raise MalformedPart(f"part {index} with another hash than was said")
+        part = cut.parts[index]
+        store.codec.check_part(encoded, part.elements, part.large)
+        store.put(index, encoded)
+        del wanted[index]

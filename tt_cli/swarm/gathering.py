@@ -1,0 +1,80 @@
+"""The group of the next round, sought so early that it stands when the samples do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from hivemind.averaging.control import AveragingStage, StepControl
+
+from tt_cli.swarm.averager import Averager, RoundResult
+from tt_cli.swarm.guarded import GuardedState
+
+FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A group that is sought, or found and waiting: for which state, and with which members."""
+
+    key: str
+    members: frozenset[str]
+    control: StepControl
+
+
+class Gathering:
+    """longest: seconds that hivemind's matchmaking waits for members, the run's `matchmaking_time`.
+
+    lead: seconds before a round from which its group is sought: what the last ones took, and some to spare.
+    """
+
+    def __init__(self, averager: Averager, state: GuardedState, longest: float):
+        self._averager, self._state, self._longest = averager, state, longest
+        self._sought: Sought | None = None
+        self.lead = min(FIRST_LEAD_SECONDS, longest)
+
+    @property
+    def found(self) -> bool:
+        """True while a group stands and waits for this peer."""
+        control = self._sought.control if self._sought is not None else None
+        return control is not None and not control.done() and control.stage == AveragingStage.AWAITING_TRIGGER
+
+    def prepare(self, members: frozenset[str], seconds: float, avoided: Iterable[str]) -> None:
+        """Seek the group of the round that is so many seconds away, if it is time. members: this peer included."""
+        self._drop_outdated(members)
+        if self._sought is None and seconds < self.lead and len(members) > 1:
+            self._seek(members, avoided)
+
+    def average(self, members: frozenset[str], samples: int, loss: float, avoided: Iterable[str]) -> RoundResult:
+        """The round itself, with `averager.local`. loss: summed over the samples."""
+        self._drop_outdated(members)
+        sought, self._sought = self._sought or self._seek(members, avoided), None
+        started = time.monotonic()
+        result = self._averager.average(sought.control, samples, loss)
+        waited = time.monotonic() - started - result.seconds.get("transfer", 0.0) - result.seconds.get("commit", 0.0)
+        result.seconds["matchmaking"] = waited
+        self.lead = min(self._longest, SPARE_SECONDS + self.lead / 2 + waited)
+        return result
+
+    def drop(self) -> None:
+        """Give up what is sought."""
+        sought, self._sought = self._sought, None
+        if sought is not None and not sought.control.done():
+            sought.control.cancel()
+
+    def _seek(self, members: frozenset[str], avoided: Iterable[str]) -> Sought:
+        key = self._state.key
+        control = self._averager.seek(key, len(members), 2 * self._longest + 1.0, sorted(avoided))
+        self._sought = Sought(key, members, control)
+        return self._sought
+
+    def _drop_outdated(self, members: frozenset[str]) -> None:
+        """Give a group up that failed, that starts from another state, or in which others are missing now.
+
+        Not for missing members once it is found: the others in it would wait for this peer.
+        """
+        if (sought := self._sought) is None:
+            return
+        if sought.control.done() or sought.key != self._state.key or (sought.members != members and not self.found):
+            self.drop()

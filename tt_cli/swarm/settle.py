@@ -1,0 +1,211 @@
+"""What follows a transfer: members compare what they received, mend it from each other, and commit or drop the round.
+
+1. When its own transfer is over a member tells every member that accepts connections the hash of each part it has, and
+   is told theirs as soon as their transfers are over.
+2. A part that it lacks it fetches from a member that has it. Where hashes differ, the bytes that more than half of the
+   members with this part hold are the average; who holds others fetches those.
+3. It commits when it then has every part. It drops the round when nobody has some part, or no bytes have a majority.
+
+Who hears less than the others (a lost message, a member that died) may drop a round that others commit. It then sees
+that they are a step ahead and takes the average over from them; it never steps on anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hivemind.p2p import PeerID
+from hivemind.proto import runtime_pb2
+from hivemind.utils import MSGPackSerializer, get_logger
+
+from tt_cli.swarm.fetch import fetch_parts
+from tt_cli.swarm.store import HASH_BYTES, MISSING, AverageStore, Cut
+
+logger = get_logger(__name__)
+
+ASKED_TIMES = 3  # a message may get lost
+RETRY_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Status:
+    """What one member says of a round. hashes: of its parts, MISSING where it has none. said: samples and loss."""
+
+    hashes: tuple[bytes, ...]
+    said: dict[str, Any]
+
+    def pack(self, group_id: bytes) -> runtime_pb2.ExpertInfo:
+        """As a message."""
+        return runtime_pb2.ExpertInfo(
+            serialized_info=MSGPackSerializer.dumps([group_id, b"".join(self.hashes), self.said])
+        )
+
+
+def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
+    """Raises ValueError for anything else than the status of a round with so many parts."""
+    try:
+        _, joined, said = MSGPackSerializer.loads(message.serialized_info)
+    except Exception as error:  # msgpack raises many types
+        raise ValueError(f"no status: {error}") from error
+    if not isinstance(joined, bytes) or len(joined) != HASH_BYTES * parts or not isinstance(said, dict):
+        raise ValueError("a status of another round")
+    samples, loss = said.get("samples"), said.get("loss")
+    honest = isinstance(samples, int) and 0 <= samples <= 10**12 and isinstance(loss, float) and math.isfinite(loss)
+    hashes = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
+    return Status(hashes, {"samples": samples, "loss": loss} if honest else {})
+
+
+def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
+    """The round that a status belongs to. Raises ValueError for anything else than a status."""
+    try:
+        group_id, _, _ = MSGPackSerializer.loads(message.serialized_info)
+    except Exception as error:  # msgpack raises many types
+        raise ValueError(f"no status: {error}") from error
+    if not isinstance(group_id, bytes):
+        raise ValueError("a status without a round")
+    return group_id
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """wanted: part → (hash, members that hold it) of what must be fetched. lost: parts that nobody has.
+
+    disputed: parts of which no bytes have a majority. differing: parts in whose bytes some members differed.
+    """
+
+    wanted: dict[int, tuple[bytes, list[str]]] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+    disputed: list[int] = field(default_factory=list)
+    differing: list[int] = field(default_factory=list)
+
+
+def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]]) -> Agreement:
+    """What follows from this member's hashes and the others' (peer id → hashes)."""
+    found = Agreement()
+    for index, mine in enumerate(own):
+        votes = Counter(hashes[index] for hashes in (own, *others.values()) if hashes[index] != MISSING)
+        if not votes:
+            found.lost.append(index)
+            continue
+        best, count = votes.most_common(1)[0]
+        if len(votes) > 1:
+            found.differing.append(index)
+        if 2 * count <= votes.total():
+            found.disputed.append(index)
+        elif best != mine:
+            found.wanted[index] = (best, [peer for peer, hashes in others.items() if hashes[index] == best])
+    return found
+
+
+class Settlement:
+    """One member's side of what follows one transfer.
+
+    said: what this member says about itself. traffic: as the runner's. stub_of: peer id → hivemind stub. patience:
+    seconds to wait for another member's transfer to end, and for a part that is fetched.
+
+    statuses: what the others said. mended: parts that were fetched.
+    """
+
+    def __init__(
+        self,
+        *,
+        group_id: bytes,
+        me: PeerID,
+        members: Sequence[PeerID],
+        listening: Sequence[PeerID],
+        cut: Cut,
+        store: AverageStore,
+        said: dict[str, Any],
+        stub_of: Callable[[PeerID], Any],
+        traffic: torch.Tensor,
+        patience: float,
+    ):
+        self.group_id, self.me, self.members, self.listening = group_id, me, members, listening
+        self.store, self.cut, self.traffic, self.patience = store, cut, traffic, patience
+        self.statuses: dict[str, Status] = {}
+        self.mended = 0
+        self._said, self._stub_of = said, stub_of
+        self._hashes: list[bytes] | None = None
+        self._over = asyncio.Event()
+        self._heard = asyncio.Condition()
+
+    async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
+        """Another member tells its status; tell it ours, when our transfer is over."""
+        if peer not in self.members:
+            raise ValueError("not a member of this round")
+        await self._hear(str(peer), read_status(request, len(self.cut.parts)))
+        await asyncio.wait_for(self._over.wait(), self.patience)
+        return self.status().pack(self.group_id)
+
+    def holds(self) -> bool:
+        """Whether the store still holds this round's average."""
+        return self.store.hashes is self._hashes
+
+    async def run(self, gone: set[str]) -> Agreement:
+        """Compare and fetch. When nothing is lost or disputed and nothing is missing, the average is whole."""
+        self._hashes = self.store.hashes
+        self._over.set()
+        asking = [self._ask(member) for member in self.listening if member != self.me and str(member) not in gone]
+        calling = {str(member) for member in self.members if member not in self.listening and member != self.me} - gone
+        await asyncio.gather(self._wait_for(calling), *asking)
+        agreement = agree(self._hashes, {peer: status.hashes for peer, status in self.statuses.items()})
+        if not agreement.lost and not agreement.disputed:
+            await self._mend(agreement)
+        return agreement
+
+    def status(self) -> Status:
+        """What this member says now."""
+        return Status(tuple(self._hashes or ()), self._said)
+
+    async def _hear(self, peer: str, status: Status) -> None:
+        async with self._heard:
+            self.statuses[peer] = status
+            self._heard.notify_all()
+
+    async def _wait_for(self, peers: set[str]) -> None:
+        """Members that cannot be called call by themselves."""
+        try:
+            async with asyncio.timeout(self.patience), self._heard:
+                await self._heard.wait_for(lambda: peers <= self.statuses.keys())
+        except TimeoutError:
+            logger.info(f"no word from {peers - self.statuses.keys()}")
+
+    async def _ask(self, member: PeerID) -> None:
+        for attempt in range(ASKED_TIMES):
+            try:
+                stub = self._stub_of(member)
+                answer = await stub.rpc_settle(self.status().pack(self.group_id), timeout=self.patience)
+                return await self._hear(str(member), read_status(answer, len(self.cut.parts)))
+            except Exception as error:  # P2P errors of many types
+                logger.info(f"asking {member} for its status failed: {error!r}")
+                if isinstance(error, TimeoutError) or str(member) in self.statuses:
+                    return None  # its own call has told us
+                await asyncio.sleep(RETRY_SECONDS * attempt)
+        return None
+
+    async def _mend(self, agreement: Agreement) -> None:
+        """Fetch what is wanted, from one holder after the other."""
+        wanted = {index: digest for index, (digest, _) in agreement.wanted.items()}
+        for holder in self.listening:
+            here = {index: wanted[index] for index in wanted if str(holder) in agreement.wanted[index][1]}
+            if not here:
+                continue
+            asked = set(here)
+            try:
+                await fetch_parts(
+                    self._stub_of(holder), self.group_id, self.store, here, self.patience, self._count_received
+                )
+            except Exception as error:  # the next holder is asked
+                logger.info(f"fetching parts from {holder} failed: {error!r}")
+            for index in asked - here.keys():
+                del wanted[index]
+                self.mended += 1
+
+    def _count_received(self, size: int) -> None:
+        self.traffic[1] += size

@@ -1,0 +1,82 @@
+"""How a peer that is behind, or that differs, comes to hold what the others hold.
+
+Who is one step behind and held the same state before asks for the average that the others stepped with: a byte for
+each parameter instead of six, and the step is made here. Everybody else takes over the state, of which only the chunks
+travel whose hashes differ. Both end in a state whose digest most of the foremost members signed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from tt_cli.supervisor.events import Emit, Log, Synchronised
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.board import View
+from tt_cli.swarm.guarded import GuardedState
+from tt_cli.swarm.handover import NoState
+
+STATE_SECONDS, AVERAGE_SECONDS = 600.0, 120.0
+
+
+class TakeOver:
+    """names: of the gradients, in the order in which they travel. Nothing may be held in `averager.local`."""
+
+    def __init__(self, peer_id: str, averager: Averager, state: GuardedState, names: Sequence[str], emit: Emit):
+        self._peer_id, self._averager, self._state, self._names = peer_id, averager, state, list(names)
+        self._emit = emit
+
+    def catch_up(self, view: View, tell: Callable[[str, str], None]) -> bool:
+        """One attempt to come to the view's state; False when it failed, which is told. tell: phase and reason."""
+        if self._may_repeat_step(view):
+            tell("syncing", f"taking over the average of step {view.epoch}")
+            if self._repeat_step(view):
+                return True
+        tell("syncing", f"taking over step {view.epoch}")
+        return self._take_state()
+
+    def _may_repeat_step(self, view: View) -> bool:
+        """The others are one step ahead. If they were elsewhere before, they have no average for this peer's state."""
+        return self._state.epoch > 0 and view.epoch == self._state.epoch + 1
+
+    def _repeat_step(self, view: View) -> bool:
+        started, before = time.monotonic(), int(self._averager.traffic[1])
+        donors = [donor for donor in view.donors() if donor != self._peer_id]
+        found = self._averager.fetch_average(donors, self._state.key, AVERAGE_SECONDS)
+        if found is None:
+            return False
+        donor, cut = found
+        self._averager.take_average(cut)
+        self._state.step(dict(zip(self._names, self._averager.views, strict=True)))
+        if self._state.position != (view.epoch, view.digest):
+            self._emit(Log(f"{donor} sent an average that does not lead to the others' state", "warning"))
+            return False
+        self._tell(donor, started, int(self._averager.traffic[1]) - before)
+        return True
+
+    def _take_state(self) -> bool:
+        started = time.monotonic()
+        try:
+            taken = self._averager.take_state(self._state.tree(), STATE_SECONDS)
+            with taken.chunks:
+                self._state.patch(taken)
+                self._tell(taken.donors[0], started, taken.received, len(taken.chunks), taken.names())
+        except (NoState, ValueError) as error:
+            self._emit(Log(f"could not take over the others' state: {error}; trying again", "warning"))
+            return False
+        for donor, why in taken.refused.items():
+            self._emit(Log(f"left out what {donor} sent: {why}", "warning"))
+        return True
+
+    def _tell(self, donor: str, started: float, received: int, chunks: int = 0, names: Sequence[str] = ()) -> None:
+        self._emit(
+            Synchronised(
+                self._state.epoch,
+                donor,
+                self._state.digest,
+                time.monotonic() - started,
+                received,
+                chunks=chunks,
+                names=list(names),
+            )
+        )
