@@ -1,0 +1,359 @@
+#!/usr/bin/env python
+"""Measure what 8 bits cost in steps: the emoji-demo run to a fixed loss, by a swarm's arithmetic and in fp32.
+
+- `swarm`: four members with 44 %, 31 %, 19 % and 6 % of the target batch. Each one's mean gradient is encoded with the
+  run's codec and sent to the reducers, which average by samples, encode the average once and send it to all; what that
+  decodes to goes through 8-bit LAMB. It is all done by the code that peers run, in one process and without a network.
+- `fp32`: the same members' gradients averaged by samples in fp32, and LAMB with fp32 moments.
+- Both see the same examples in the same order from the same first weights. A seed sets both.
+- The loss of a step is the mean of its examples' before the step; it is smoothed by the mean of the last five steps.
+  The steps to reach a loss are counted with a fraction, by a straight line between the two steps around it.
+- `--parts` also runs `codec` (8-bit averages, fp32 moments) and `lamb` (fp32 averages, 8-bit moments).
+- `--swarm` also has the first members as real peers, in processes of their own, take some steps of a micro-batch each, and
+  computes the same steps here: digests of parameters and optimizer state tell whether both came to the same bytes.
+  Two peers are in every round together or in none. More may part into groups (`swarm_samples` has the samples of each
+  committed round); what they then compute is not what is computed here.
+
+Two processes of one thread each.
+
+    scripts/bench_convergence.py
+    scripts/bench_convergence.py --quick --json
+    scripts/bench_convergence.py --parts --seeds 5
+    scripts/bench_convergence.py --quick --swarm --peers 4
+
+JSON keys: convergence_steps_ratio (steps of `swarm` over those of `fp32`, the mean over the seeds), _min and _max;
+steps and ratios by arm and seed; ratios_on_the_way at higher losses; with --swarm swarm_digests_equal and others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch  # noqa: E402
+
+from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
+from tt_cli.model import Dalle, DalleConfig  # noqa: E402
+from tt_cli.optim import warm_up  # noqa: E402
+from tt_cli.peer.shared import TrainedState  # noqa: E402
+from tt_cli.run import RunConfig, load_run  # noqa: E402
+from tt_cli.supervisor.events import Listening, Round, Step  # noqa: E402
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
+from tt_cli.swarm.accumulator import Accumulator  # noqa: E402
+from tt_cli.swarm.codec import GradientCodec, codec_of  # noqa: E402
+from tt_cli.swarm.layout import Layout  # noqa: E402
+from tt_cli.swarm.reducer import Reducer  # noqa: E402
+
+ARMS = {"fp32": (False, False), "swarm": (True, True), "codec": (True, False), "lamb": (False, True)}
+SHARES = (28, 20, 12, 4)  # of 64
+SMOOTHED = 5  # steps
+ALL_FP32 = 2**62
+BUDGET = 2**30  # bytes of activations that are kept: all
+NAMES = ("anna", "ben", "cleo", "dora")
+WAIT = 300.0
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is run: examples of a step, the fixed loss, losses on the way, seeds, and the steps with real peers."""
+
+    batch: int
+    loss: float
+    way: tuple[float, ...]
+    seeds: int
+    swarm_steps: int
+
+
+FULL = Size(batch=128, loss=2.0, way=(5.0, 4.0, 3.0), seeds=3, swarm_steps=20)
+QUICK = Size(batch=64, loss=6.0, way=(6.4,), seeds=1, swarm_steps=5)
+
+
+def run_of(batch: int, seed: int) -> RunConfig:
+    """The emoji-demo run with so many examples for a step, and first weights of this seed."""
+    run = load_run("emoji-demo")
+    return run.model_copy(
+        update={
+            "run": run.run.model_copy(update={"seed": seed, "name": "bench-convergence"}),
+            "swarm": run.swarm.model_copy(update={"target_batch_size": batch}),
+        }
+    )
+
+
+def members_of(batch: int) -> list[int]:
+    """Samples of each member in a step."""
+    return [batch * share // sum(SHARES) for share in SHARES]
+
+
+class Training:
+    """All members of a run in one process: they hold the same parameters, so one copy does.
+
+    sizes: samples of each member in a step. order: the members, in the order in which the swarm would have them.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        eight_bit_averages: bool,
+        eight_bit_moments: bool,
+        sizes: list[int],
+        order: list[int],
+    ):
+        if not eight_bit_moments:
+            optimizer = run.optimizer.model_copy(update={"min_8bit_size": ALL_FP32})
+            run = run.model_copy(update={"optimizer": optimizer})
+        self.run, self.sizes, self.order = run, sizes, order
+        tokenizer = load_tokenizer(run)
+        seeds = [stream_seed(run, member) for member in range(len(self.sizes))]
+        self._streams = [
+            iter(ExampleStream(run, tokenizer, seed).batches(size))
+            for seed, size in zip(seeds, self.sizes, strict=True)
+        ]
+        self.model = Dalle(DalleConfig.from_run(run))
+        self.model.initialise(run.run.seed)
+        self.model.activation_budget = BUDGET
+        self.shared = TrainedState(run, self.model, None)
+        self._names = list(self.shared.shapes())
+        self._codec = codec_of(run) if eight_bit_averages else None
+        self._layout = Layout(self.shared.shapes(), run.swarm.large_tensor)
+
+    def steps(self) -> Iterator[tuple[float, str]]:
+        """After each global step: the mean loss before it, and the digest."""
+        while True:
+            flats, losses = [], 0.0
+            self.shared.copy_into(self.model)
+            for size, stream in zip(self.sizes, self._streams, strict=True):
+                flat, loss = self._member(size, next(stream))
+                flats.append(flat)
+                losses += loss * size
+            if self._codec is None:
+                average = plain_average(flats, self.sizes)
+            else:
+                average = swarm_average(self._codec, self._layout, flats, self.sizes, self.order)
+            self.shared.step(dict(zip(self._names, self._layout.views(average), strict=True)))
+            yield losses / sum(self.sizes), self.shared.digest
+
+    def _member(self, size: int, batch: Any) -> tuple[torch.Tensor, float]:
+        """One member's mean gradient (layout.size,) and loss, as a peer accumulates them."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+        losses = self.model.loss(batch.text, batch.image)
+        losses.total.backward()
+        accumulator = Accumulator(self._names)
+        gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
+        loss, text, image = (float(each.detach()) for each in (losses.total, losses.text, losses.image))
+        accumulator.add(gradients, size, loss, text, image)
+        flat = torch.zeros(self._layout.size)
+        accumulator.hold(self._layout.views(flat))
+        return flat, loss
+
+
+def stream_seed(run: RunConfig, member: int) -> int:
+    """Every member sees the examples in an order of its own."""
+    return run.run.seed * len(SHARES) + member
+
+
+def plain_average(flats: list[torch.Tensor], sizes: list[int]) -> torch.Tensor:
+    """The mean over all samples in fp32."""
+    total = torch.zeros_like(flats[0])
+    for flat, size in zip(flats, sizes, strict=True):
+        total.add_(flat * size)
+    return total.div_(sum(sizes))
+
+
+def swarm_average(
+    codec: GradientCodec, layout: Layout, flats: list[torch.Tensor], sizes: list[int], order: list[int]
+) -> torch.Tensor:
+    """What every member of a round decodes: each member reduces its share of the parts, as in a swarm."""
+    senders = [str(member) for member in order]
+    parts = layout.parts(len(order))
+    average = torch.zeros(layout.size)
+
+    async def reduce(index: int) -> None:
+        me = order[index]
+        mine = [part for part in parts if part.reducer == index]
+        reducer = Reducer(codec, mine, flats[me], sizes[me], str(me), senders, sum(sizes))
+
+        async def send(member: int) -> None:
+            for part in mine:
+                encoded = codec.encode_part(flats[member][part.start : part.stop], part.large)
+                await reducer.take(str(member), encoded, sizes[member])
+
+        await asyncio.gather(reducer.run(), *(send(member) for member in order if member != me))
+        for part, message in zip(mine, reducer.averages, strict=True):
+            codec.decode_into(message.buffer, part.large, average[part.start : part.stop])
+
+    async def all_parts() -> None:
+        await asyncio.gather(*(reduce(index) for index in range(len(order))))
+
+    asyncio.run(all_parts())
+    return average
+
+
+def smoothed(losses: list[float]) -> list[float]:
+    """The mean of each loss and those up to four before it."""
+    return [statistics.fmean(losses[max(0, i + 1 - SMOOTHED) : i + 1]) for i in range(len(losses))]
+
+
+def steps_to(losses: list[float], loss: float) -> float | None:
+    """Steps until the smoothed loss is down at `loss`, with a fraction; None: never. losses[i]: after i steps."""
+    curve = smoothed(losses)
+    for i, here in enumerate(curve):
+        if here <= loss:
+            return i - 1 + (curve[i - 1] - loss) / (curve[i - 1] - here) if i else 0.0
+    return None
+
+
+def train(arm: str, batch: int, seed: int, loss: float) -> list[float]:
+    """The losses of one run until it is down at `loss`, or at the end of its schedule."""
+    torch.set_num_threads(1)
+    warm_up()
+    run = run_of(batch, seed)
+    training = Training(run, *ARMS[arm], sizes=members_of(batch), order=list(range(len(SHARES))))
+    losses: list[float] = []
+    for here, _ in training.steps():
+        losses.append(here)
+        if smoothed(losses)[-1] <= loss or len(losses) == run.schedule.total_steps:
+            return losses
+    raise AssertionError("steps() has no end")
+
+
+def measure(size: Size, seeds: int, arms: list[str]) -> dict[str, Any]:
+    """All arms with all seeds."""
+    started = time.monotonic()
+    jobs = [(arm, size.batch, seed, size.loss) for seed in range(seeds) for arm in arms]
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        losses = dict(zip(((job[0], job[2]) for job in jobs), pool.map(train, *zip(*jobs, strict=True)), strict=True))
+    steps = {arm: [steps_to(losses[arm, seed], size.loss) for seed in range(seeds)] for arm in arms}
+    if any(count is None for counts in steps.values() for count in counts):
+        sys.exit(f"bench_convergence: a run ended above loss {size.loss}: {steps}")
+    way = {}
+    for loss in size.way:
+        pairs = [(steps_to(losses["swarm", seed], loss), steps_to(losses["fp32", seed], loss)) for seed in range(seeds)]
+        way[str(loss)] = [round(a / b, 4) for a, b in pairs if a and b]
+    ratios = {arm: [a / b for a, b in zip(steps[arm], steps["fp32"], strict=True)] for arm in arms if arm != "fp32"}  # type: ignore[operator]
+    return {
+        "convergence_steps_ratio": round(statistics.fmean(ratios["swarm"]), 4),
+        "convergence_steps_ratio_min": round(min(ratios["swarm"]), 4),
+        "convergence_steps_ratio_max": round(max(ratios["swarm"]), 4),
+        "loss": size.loss,
+        "batch": size.batch,
+        "steps": {arm: [round(count, 2) for count in counts if count is not None] for arm, counts in steps.items()},
+        "ratios": {arm: [round(ratio, 4) for ratio in found] for arm, found in ratios.items()},
+        "ratios_on_the_way": way,
+        "seconds": round(time.monotonic() - started, 1),
+    }
+
+
+def measure_swarm(size: Size, peers: int) -> dict[str, Any]:
+    """The first members as real peers, and the same steps here."""
+    sizes = members_of(size.batch)[:peers]
+    run = run_of(sum(sizes), seed=0)
+    patient = {"matchmaking_time": 20.0, "next_chunk_timeout": 60.0, "averaging_timeout": 120.0}
+    run = run.model_copy(update={"swarm": run.swarm.model_copy(update=patient)})  # every round needs all
+    with tempfile.TemporaryDirectory(prefix="bench-convergence-") as scratch:
+        with LocalSwarm(run.to_toml(), Path(scratch)) as swarm:
+            for member, name in enumerate(NAMES[:peers]):
+                options = {"batch_size": sizes[member], "seed": stream_seed(run, member)}
+                joined = swarm.start_trainer(name, module="scripts.lab.lockstep_trainer", **options)
+                need(swarm.wait(lambda joined=joined: bool(joined.of(Listening)), WAIT), f"the start of {name}")
+                swarm.addresses = swarm.addresses or joined.of(Listening)[0].addresses
+            members = [swarm.members[name] for name in NAMES[:peers]]
+
+            def done() -> bool:
+                return all(len(member.of(Step)) >= size.swarm_steps for member in members)
+
+            need(swarm.wait(done, WAIT + 10.0 * size.swarm_steps), f"step {size.swarm_steps} on all peers")
+        return compared(run, sizes, members, size.swarm_steps)
+
+
+def compared(run: RunConfig, sizes: list[int], members: list[Member], steps: int) -> dict[str, Any]:
+    """Digests and losses of the peers' steps beside those that are computed here."""
+    from hivemind.p2p import PeerID
+
+    ids = [member.of(Listening)[0].peer_id for member in members]
+    order = sorted(range(len(ids)), key=lambda member: PeerID.from_base58(ids[member]).to_bytes())
+    torch.set_num_threads(1)
+    training = Training(run, *ARMS["swarm"], sizes, order)
+    theirs = [{event.epoch: event for event in member.of(Step)} for member in members]
+    agree, equal, apart = True, 0, 0.0
+    for epoch, (loss, digest) in zip(range(1, steps + 1), training.steps(), strict=False):
+        made = [events[epoch] for events in theirs if epoch in events]
+        agree &= len(made) == len(members) and len({event.digest for event in made}) == 1
+        equal += all(event.digest == digest for event in made)
+        apart = max([apart, *(abs((event.loss or 0.0) - loss) for event in made)])
+    rounds = [event for event in members[0].of(Round) if event.outcome == "committed" and event.epoch <= steps]
+    return {
+        "swarm_peers": len(members),
+        "swarm_steps": steps,
+        "swarm_peers_agree": agree,
+        "swarm_digests_equal": equal == steps,
+        "swarm_steps_equal": equal,
+        "swarm_loss_difference_max": apart,
+        "swarm_samples": sorted({event.samples for event in rounds}),
+    }
+
+
+def need(met: bool, what: str) -> None:
+    """End with one line when the swarm did not do what is to be measured."""
+    if not met:
+        sys.exit(f"bench_convergence: not reached in time: {what}")
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+    width = torch.backends.cpu.get_cpu_capability()
+    return f"{name}, {os.cpu_count()} cores, {width}; Python {platform.python_version()}, torch {torch.__version__}"
+
+
+def table(found: dict[str, Any]) -> str:
+    lines = [found["machine"], f"smoothed loss {found['loss']}, {found['batch']} examples a step", ""]
+    for arm, counts in found["steps"].items():
+        ratios = "  ".join(f"{ratio:6.3f}" for ratio in found["ratios"].get(arm, []))
+        lines.append(f"{arm:8}" + "".join(f"{count:8.2f}" for count in counts) + (f"   ratios {ratios}" * bool(ratios)))
+    for loss, ratios in found["ratios_on_the_way"].items():
+        lines.append(f"swarm over fp32 at loss {loss}: " + "  ".join(f"{ratio:.3f}" for ratio in ratios))
+    low, high = found["convergence_steps_ratio_min"], found["convergence_steps_ratio_max"]
+    lines.append(f"steps, swarm over fp32: {found['convergence_steps_ratio']:.3f} ({low:.3f} to {high:.3f})")
+    lines.append(f"{found['seconds']:.0f} s")
+    lines += [f"{key}: {value}" for key, value in found.items() if key.startswith("swarm_")]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--quick", action="store_true", help="one seed and the first steps: under a minute")
+    parser.add_argument("--seeds", type=int, help="instead of 3, or of 1 with --quick")
+    parser.add_argument("--parts", action="store_true", help="also the codec and the 8-bit moments by themselves")
+    parser.add_argument("--swarm", action="store_true", help="also real peers")
+    parser.add_argument("--peers", type=int, choices=(2, 3, 4), default=2, help="how many of them")
+    args = parser.parse_args()
+    size = QUICK if args.quick else FULL
+    os.chdir(ROOT)  # the peers' module is found from there
+    found = measure(size, args.seeds or size.seeds, list(ARMS) if args.parts else ["fp32", "swarm"])
+    if args.swarm:
+        found |= measure_swarm(size, args.peers)
+    found["machine"] = machine()
+    print(json.dumps(found) if args.json else table(found))
+
+
+if __name__ == "__main__":
+    main()

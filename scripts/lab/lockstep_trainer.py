@@ -1,0 +1,58 @@
+"""A training peer that counts one micro-batch into each global step, and waits for the step before the next one.
+
+With as many samples in the micro-batches of all peers together as the target batch has, every step is made of the same
+gradients in every run: what the peers compute can be computed again elsewhere, to the last bit.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+from tt_cli.data import ExampleStream
+from tt_cli.peer import trainer
+from tt_cli.peer.backup import Backups
+from tt_cli.supervisor.events import Emit, Event, Step
+from tt_cli.supervisor.worker import run_worker
+
+LOOK_SECONDS = 1.0  # how soon it notices that it should leave
+news = threading.Condition()
+
+
+def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
+    """As a training peer's."""
+
+    def noting(event: Event) -> None:
+        emit(event)
+        if isinstance(event, Step):
+            with news:
+                news.notify_all()
+
+    trainer._train = lockstep
+    trainer.main(options, noting, leave)
+
+
+def lockstep(
+    step: trainer.MicroStep,
+    stream: ExampleStream,
+    size: int,
+    backups: Backups,
+    leave: threading.Event,
+    daemon: int | None,
+) -> None:
+    """In place of the training loop; writes no backups."""
+    collaboration = step.collaboration
+    for batch in stream.batches(size):
+        epoch = collaboration.epoch
+        step(batch)
+        with news:
+            while collaboration.epoch == epoch and not leave.is_set():
+                news.wait(LOOK_SECONDS)
+                trainer._check_alive(collaboration, daemon)
+        if leave.is_set() or collaboration.finished:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(main))
