@@ -11,8 +11,8 @@
 - `--parts` also runs `codec` (8-bit averages, fp32 moments) and `lamb` (fp32 averages, 8-bit moments).
 - `--swarm` also has the first members as real peers, in processes of their own, take some steps of one micro-batch
   each, and computes the same steps here: digests of parameters and optimizer state tell whether both came to the same
-  bytes. Two peers are in every round together or in none. More may part into groups (`swarm_samples` has the samples of each
-  committed round); what they then compute is not what is computed here.
+  bytes. Two peers are in every round together or in none. More may part into groups (`swarm_samples` has the samples
+  of each committed round); what they then compute is not what is computed here.
 
 Two processes of one thread each.
 
