@@ -2,59 +2,80 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 from peer.states import small_run, trained
 from swarm_units.made import record
 
 from tt_cli.auxiliary import keeper as room
-from tt_cli.auxiliary.coordinator import run_state_limit
 from tt_cli.auxiliary.keeper import Keeper
-from tt_cli.checkpoint import TrainingState, load, pack, save, unpack
+from tt_cli.checkpoint import StateTree, TrainingState, load, received_state, save
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.peer.shared import TrainedState
-from tt_cli.run import folders, load_run
+from tt_cli.run import folders
 from tt_cli.supervisor.events import Event, Log, Saved, Synchronised
 from tt_cli.swarm.board import View
+from tt_cli.swarm.handover import Chunks, NoState, StateBuffer, Taken
 
-RUN = small_run()
+RUN = small_run(**{"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16})
+
+
+@functools.cache
+def fresh() -> TrainedState:
+    return TrainedState(RUN, Dalle(DalleConfig.from_run(RUN)), None)
 
 
 def state(step: int) -> TrainingState:
-    """A state as a trainer would pack it."""
-    found = trained().snapshot()
+    """A state as a trainer would hold it."""
+    found = fresh().snapshot()
     found.step = step
     return found
 
 
+def handed_over(keeper: Keeper) -> TrainingState:
+    """What a taker would make of it."""
+    offered = keeper.hand_over()
+    assert offered is not None
+    tree = keeper.read_tree(offered[0])
+    return received_state(tree, offered[1].view(tree.nbytes), RUN.to_toml())
+
+
 class Swarm:
-    """What the keeper sees of the others: their records, and one donor's answer."""
+    """What the keeper sees of the others: a state that its members signed, or nobody's."""
 
-    def __init__(self, *records: Any, answer: bytes | None = None) -> None:
-        self.view = View.of(records)
+    def __init__(self, answer: TrainingState | None = None) -> None:
         self.answer = answer
-        self.asked: list[list[str]] = []
+        self.asked: list[StateTree | None] = []
 
-    def fresh_view(self) -> View:
-        return self.view
-
-    def download(self, donors: list[str], timeout: float) -> tuple[str, dict[str, Any], torch.Tensor] | None:
-        self.asked.append(donors)
+    def take_state(self, own: StateTree | None, timeout: float) -> Taken:
+        self.asked.append(own)
         if self.answer is None:
-            return None
-        return donors[0], {}, torch.frombuffer(bytearray(self.answer), dtype=torch.uint8)
+            raise NoState("none of 0 peers can hand over a state", asked=False)
+        tree, buffer = self.answer.tree(), StateBuffer.new()
+        indexes = list(range(len(tree))) if own is None else tree.differing(own)
+        write_chunks(self.answer, indexes, buffer)
+        return Taken(tree, Chunks(tree, indexes, buffer), ("anna",), received=7)
 
 
-def signed(sent: TrainingState, **changes: object) -> Any:
-    return record("anna", **{"epoch": sent.step, "digest": sent.digest(), **changes})
+def write_chunks(one: TrainingState, indexes: list[int], buffer: StateBuffer) -> None:
+    """As the averager's process leaves them: what was not sent is zeros."""
+    tree, whole = one.tree(), bytearray(one.tree().nbytes)
+
+    def write(offset: int, data: memoryview) -> None:
+        whole[offset : offset + len(data)] = data
+
+    one.write_into(tree, write)
+    for offset, size in map(tree.place, indexes):
+        buffer.write(offset, memoryview(whole)[offset : offset + size])
 
 
-def fetch(keeper: Keeper, swarm: Swarm) -> None:
-    keeper.fetch(swarm, swarm)  # type: ignore[arg-type]
+def fetch(keeper: Keeper, answer: TrainingState | None = None) -> Swarm:
+    swarm = Swarm(answer)
+    keeper.fetch(swarm)  # type: ignore[arg-type]
+    return swarm
 
 
 @pytest.fixture
@@ -68,19 +89,14 @@ def keeper(told: list[Event]) -> Keeper:
 
 
 def test_without_a_state_it_hands_nothing_over(keeper: Keeper, told: list[Event]) -> None:
-    assert (keeper.epoch, keeper.digest, told) == (0, "", [])
-    with pytest.raises(LookupError, match="no state yet"):
-        keeper.hand_over()
+    assert (keeper.epoch, keeper.digest, keeper.hand_over(), told) == (0, "", None, [])
 
 
 def test_it_holds_the_newest_state_of_the_disk_again(told: list[Event]) -> None:
     for step in (3, 4):
         save(folders.checkpoints(RUN), state(step))
     keeper = Keeper(RUN, told.append)
-    assert (keeper.epoch, keeper.digest) == (4, state(4).digest())
-    about, blob = keeper.hand_over()
-    assert about == {"epoch": 4, "digest": keeper.digest}
-    assert unpack(blob.numpy().tobytes()).digest() == keeper.digest
+    assert (keeper.epoch, keeper.digest) == (4, state(4).digest()) == (4, handed_over(keeper).digest())
     assert [type(event) for event in told] == [Log]
 
 
@@ -97,15 +113,14 @@ def test_damaged_checkpoints_alone_are_no_state(told: list[Event]) -> None:
     newest = save(folders.checkpoints(RUN), state(4))
     newest.write_bytes(b"")
     keeper = Keeper(RUN, told.append)
-    assert keeper.epoch == 0
-    with pytest.raises(LookupError):
-        keeper.hand_over()
+    assert keeper.epoch == 0 and keeper.hand_over() is None
 
 
-def test_it_wants_what_is_new_and_not_what_is_older(keeper: Keeper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_wants_what_is_new_and_not_what_is_older(keeper: Keeper) -> None:
     assert not keeper.wants(View.of([]))
     assert keeper.wants(View.of([record(epoch=0, digest="aa")]))
-    keeper._hold(state(5), pack(state(5)))
+    fetch(keeper, state(5))
+    keeper._fetch_again_at = 0.0
     assert not keeper.wants(View.of([record(epoch=5, digest=state(5).digest())]))
     assert not keeper.wants(View.of([record(epoch=4, digest="aa")]))
     assert keeper.wants(View.of([record(epoch=5, digest="aa")]))
@@ -113,113 +128,69 @@ def test_it_wants_what_is_new_and_not_what_is_older(keeper: Keeper, monkeypatch:
 
 
 def test_it_fetches_now_and_then_but_the_last_state_at_once(keeper: Keeper) -> None:
-    fetch(keeper, Swarm())
+    fetch(keeper)
     assert not keeper.wants(View.of([record(epoch=6)]))
     assert keeper.wants(View.of([record(epoch=RUN.schedule.total_steps)]))
 
 
 def test_a_signed_state_is_kept_in_memory_and_on_the_disk(keeper: Keeper, told: list[Event]) -> None:
-    swarm = Swarm(signed(state(7)), answer=pack(state(7)))
-    fetch(keeper, swarm)
-    assert swarm.asked == [["anna"]]
+    assert fetch(keeper, state(7)).asked == [None]
     assert (keeper.epoch, keeper.digest) == (7, state(7).digest())
     synchronised, saved = told
-    assert isinstance(synchronised, Synchronised) and synchronised.source == "anna"
-    assert isinstance(saved, Saved) and load(Path(saved.path)).digest() == state(7).digest()
-    assert unpack(keeper.hand_over()[1].numpy().tobytes()).digest() == state(7).digest()
+    assert isinstance(synchronised, Synchronised) and isinstance(saved, Saved)
+    assert (synchronised.source, synchronised.bytes, synchronised.names) == ("anna", 7, [])
+    assert synchronised.chunks == len(state(7).tree())
+    found = load(Path(saved.path))
+    assert found.digest() == state(7).digest() == handed_over(keeper).digest()
+    assert found.run_toml == RUN.to_toml()
+
+
+def test_what_it_holds_already_is_not_sent_again(keeper: Keeper, told: list[Event]) -> None:
+    fetch(keeper, state(7))
+    later = state(8)
+    name = next(iter(later.parameters))
+    later.parameters[name] += 1
+    assert [tree.step for tree in fetch(keeper, later).asked if tree] == [7]
+    assert handed_over(keeper).digest() == later.digest() == keeper.digest
+    assert told[-2].names == [f"{name}[0]"] and told[-2].chunks == 1  # type: ignore[attr-defined]
 
 
 def test_nobodys_answer_changes_nothing(keeper: Keeper, told: list[Event]) -> None:
-    fetch(keeper, Swarm(signed(state(7))))
-    assert (keeper.epoch, told) == (0, [])
-
-
-def forged_run_file(sent: TrainingState) -> TrainingState:
-    return replace(sent, run_toml=small_run(**{"model.depth": 4}).to_toml())
-
-
-def unreadable_run_file(sent: TrainingState) -> TrainingState:
-    return replace(sent, run_toml="[run]\nname = 5\n")
-
-
-def other_run(sent: TrainingState) -> TrainingState:
-    run = small_run(**{"run.seed": 9})
-    return replace(sent, run_toml=run.to_toml(), identity=run.identity)
-
-
-def nan(sent: TrainingState) -> TrainingState:
-    next(iter(sent.parameters.values()))[0] = float("nan")
-    return sent
-
-
-@pytest.mark.parametrize("change", [forged_run_file, unreadable_run_file, other_run, nan])
-def test_a_signed_state_that_is_not_of_this_run_is_not_kept(change: Any, keeper: Keeper, told: list[Event]) -> None:
-    sent = change(state(7))
-    fetch(keeper, Swarm(signed(sent), answer=pack(sent)))
-    assert_nothing_kept(keeper, told)
-
-
-@pytest.mark.parametrize("records", [{"digest": "aa"}, {"epoch": 8}, {"role": "aux"}], ids=str)
-def test_a_state_that_no_trainer_signed_is_not_kept(
-    records: dict[str, object], keeper: Keeper, told: list[Event]
-) -> None:
-    fetch(keeper, Swarm(signed(state(7), **records), answer=pack(state(7))))
-    assert_nothing_kept(keeper, told)
-
-
-@pytest.mark.parametrize("answer", [b"", b"x" * 5000, pack(state(7))[:-1]], ids=["empty", "text", "torn"])
-def test_bytes_that_are_no_state_are_not_kept(answer: bytes, keeper: Keeper, told: list[Event]) -> None:
-    fetch(keeper, Swarm(signed(state(7)), answer=answer or b" "))
-    assert_nothing_kept(keeper, told)
-
-
-def assert_nothing_kept(keeper: Keeper, told: list[Event]) -> None:
-    assert (keeper.epoch, keeper.digest) == (0, "")
-    assert list(folders.checkpoints(RUN).iterdir()) == []
+    fetch(keeper)
     (log,) = told
-    assert isinstance(log, Log) and log.level == "warning" and "\n" not in log.message
-    assert log.message.startswith("anna sent a state that is not kept: ")
+    assert keeper.epoch == 0 and isinstance(log, Log)
+    assert log.message == "the swarm's state was not taken: none of 0 peers can hand over a state"
 
 
-def test_a_full_disk_leaves_the_state_in_memory(
-    keeper: Keeper, told: list[Event], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signed_state_that_is_not_finite_is_not_kept(keeper: Keeper, told: list[Event]) -> None:
+    fetch(keeper, state(6))
+    del told[:]
+    sent = state(7)
+    next(iter(sent.parameters.values())).view(-1)[0] = float("nan")
+    fetch(keeper, sent)
+    (log,) = told
+    assert isinstance(log, Log) and log.level == "warning" and "holds NaN or infinity" in log.message
+    assert (keeper.epoch, handed_over(keeper).digest()) == (6, state(6).digest())
+
+
+def test_only_trees_of_the_run_are_read(keeper: Keeper) -> None:
+    assert keeper.read_tree(state(7).tree().manifest()).step == 7
+    other = replace(state(7), identity=small_run(**{"run.seed": 9}).identity)
+    for sent in (other, trained().state()):
+        with pytest.raises(ValueError, match="a state of run"):
+            keeper.read_tree(sent.tree().manifest())
+
+
+def test_a_full_disk_leaves_the_state_in_memory(keeper: Keeper, told: list[Event]) -> None:
     folder = folders.checkpoints(RUN)
     folder.rmdir()
     folder.write_text("a file in the folder's place")
-    fetch(keeper, Swarm(signed(state(7)), answer=pack(state(7))))
+    fetch(keeper, state(7))
     assert keeper.epoch == 7
     assert isinstance(told[-1], Log) and told[-1].message.startswith("the state is kept in memory only: cannot save")
 
 
 def test_only_the_newest_are_kept_on_the_disk(keeper: Keeper) -> None:
     for step in range(1, room.KEPT + 3):
-        fetch(keeper, Swarm(signed(state(step)), answer=pack(state(step))))
+        fetch(keeper, state(step))
     assert len(list(folders.checkpoints(RUN).iterdir())) == room.KEPT
-
-
-def test_a_state_of_the_run_is_within_the_limit_and_the_limit_is_not_far_off() -> None:
-    run = load_run("emoji")
-    packed = TrainedState(run, Dalle(DalleConfig.from_run(run)), None).pack()
-    assert len(packed) <= run_state_limit(run) <= 20 * len(packed)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("groups", [1, 4, 100])
-def test_the_limit_follows_the_model(groups: int, tied: bool) -> None:
-    run = load_run("emoji").replaced(
-        {
-            "model.dim": 64,
-            "model.depth": 5,
-            "model.shared_layer_groups": groups,
-            "model.attention_types": ["axial_row"],
-            "model.tied_embeddings": tied,
-        }
-    )
-    parameters = sum(p.numel() for p in Dalle(DalleConfig.from_run(run)).parameters())
-    assert 12 * parameters < run_state_limit(run)  # fp32, and two fp32 moments
-
-
-def test_the_papers_model_has_a_limit_that_memory_can_hold() -> None:
-    limit = run_state_limit(load_run("dalle"))
-    assert 126_000_000 * 6 < limit < 4e9

@@ -7,7 +7,6 @@ import os
 import pickle
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,7 @@ from hub_standin import HubStandin
 from PIL import Image
 from safetensors.torch import save_file
 
-from tt_cli.checkpoint import TrainingState, pack
 from tt_cli.cli.main import main
-from tt_cli.draw.source import accept_state
-from tt_cli.errors import TTError
 
 CALLS = """
 import contextlib, io, json, sys
@@ -102,35 +98,6 @@ def test_published_weights_that_cannot_be_used_are_one_line(
         assert (found, said.count("\n")) == (code, 1), said
         assert words in said, said
     assert not (here / "harmed").exists()
-
-
-def test_a_state_from_the_swarm_is_used_only_if_it_is_whole_finite_of_the_run_signed_and_fits(tiny: Tiny) -> None:
-    parameters = {name: parameter.detach() for name, parameter in tiny.model.named_parameters()}
-    state = TrainingState(9, parameters, {}, tiny.run.to_toml(), tiny.run.identity)
-    signed = {(9, state.digest())}
-    found = accept_state(tiny.run, tiny.model, pack(state), signed)
-    assert found.step == 9 and all(torch.equal(found.parameters[name], value) for name, value in parameters.items())
-
-    other = tiny.run.replaced({"model.ff_mult": 2})
-    first = next(iter(parameters))
-    without = {name: value for name, value in parameters.items() if name != first}
-    torn = bytearray(pack(state))
-    torn[-1] ^= 1
-    infinite = {**parameters, first: torch.full_like(parameters[first], torch.inf)}
-    for held in (set(), {(9, "0" * 64), (8, state.digest())}):
-        with pytest.raises(ValueError, match="no member signed the state of step 9"):
-            accept_state(tiny.run, tiny.model, pack(state), held)
-    for sent, words in (
-        (replace(state, identity=other.identity), "a state of run"),
-        (replace(state, run_toml=other.to_toml()), "with the run file of"),
-        (replace(state, run_toml="run = 1"), "the run file inside"),
-        (replace(state, parameters=infinite), "NaN or infinity"),
-        (replace(state, parameters=without), "does not fit"),
-    ):
-        with pytest.raises((TTError, ValueError), match=words):
-            accept_state(tiny.run, tiny.model, pack(sent), {(sent.step, sent.digest())})
-    with pytest.raises(TTError, match="damaged"):
-        accept_state(tiny.run, tiny.model, bytes(torn), signed)
 
 
 def call(calls: list[list[str]], environment: dict[str, str]) -> list[tuple[int, str, str]]:

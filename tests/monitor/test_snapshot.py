@@ -96,6 +96,19 @@ def test_agreement_is_with_the_majority(run: RunConfig, digests: str, majority: 
     assert [peer.in_agreement for peer in snapshot.peers] == agree
 
 
+def test_how_many_of_the_newest_step_hold_one_state(run: RunConfig) -> None:
+    records = [
+        record("a", resynced_chunks=2),
+        record("b"),
+        record("c", digest="bb", resynced_chunks=3),
+        record("d", epoch=6, digest="cc"),
+        record("e", role="aux", digest=""),
+    ]
+    snapshot = take_snapshot(run, records, None, NOW)
+    assert (snapshot.digest, snapshot.holders, snapshot.agreeing, snapshot.resynced_chunks) == ("aa", 3, 2, 5)
+    assert {peer.peer_id: peer.resynced_chunks for peer in snapshot.peers} == dict(a=2, b=0, c=3, d=0, e=0)
+
+
 def test_peers_are_compared_with_those_of_the_same_step_alone(run: RunConfig) -> None:
     records = [
         record("a"),

@@ -10,7 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from tt_cli.monitor import PeerView, Snapshot
-from tt_cli.monitor.terminal import Curves, draw, follow, plain_text
+from tt_cli.monitor.terminal import Curves, draw, follow, one_truth, plain_text
 
 TRAINER = PeerView(
     peer_id="12D3KooWQwEw2y9KSEWsKbqcYQDtxHSbBqvzhdT6Sr2ncf9A2r1C",
@@ -28,6 +28,7 @@ TRAINER = PeerView(
     round="step 7 made with 2 others, 256 samples",
     digest="3fa9c1d2aa",
     in_agreement=True,
+    resynced_chunks=0,
     age_s=4.0,
 )
 EVIL = "\x1b[2J\x9b1m\nowned"
@@ -50,6 +51,9 @@ def snapshot(**changes: object) -> Snapshot:
         "eta_s": 9.6,
         "loss": 3.214,
         "digest": "3fa9c1d2aa",
+        "holders": 1,
+        "agreeing": 1,
+        "resynced_chunks": 0,
         "trainers": 1,
         "peers": [TRAINER],
         "history": [(step, 7.0 - step, 10.0 * step) for step in range(1, 7)],
@@ -76,14 +80,16 @@ def test_the_live_view_fits(width: int, height: int, peers: int) -> None:
 
 def test_the_live_view_of_a_small_swarm() -> None:
     helper = trainer(user="", role="aux", device="", samples_per_second=0.0, share=0.0, round="")
-    stray = trainer(user="ben", lag=2, in_agreement=False, age_s=90.0, share=0.25, device="cpu")
-    seen = snapshot(peers=[TRAINER, stray, helper], trainers=2)
+    wrong = {"lag": 2, "digest": "77b0aa0011", "in_agreement": False}
+    stray = trainer(user="ben", age_s=90.0, share=0.25, device="cpu", **wrong)
+    seen = snapshot(peers=[TRAINER, stray, helper], trainers=2, holders=3, agreeing=2)
     lines = [line.plain.rstrip() for line in draw(seen, Curves().add(seen), 120, 24, now=seen.time + 2)]
     assert lines[0] == "tt monitor emoji" + " " * 90 + "emoji-1a2b3c4d"
-    assert lines[2] == "swarm     2 trainers, 1 aux peer · 16.2 samples/s · loss 3.214 · digest 3fa9c1d2"
-    assert lines[3].startswith("next step ━") and lines[3].endswith("─ 100 of 256 samples · in 10 s")
-    assert lines[4].endswith("─ 7 of 2,000 steps · 8 h 44 min left")
-    assert lines[6].startswith("  6.000 ⠉⠑")
+    assert lines[2] == "one truth: 2 of 3 peers hold 3fa9c1d2; ben …9A2r1C holds 77b0aa00"
+    assert lines[3] == "swarm     2 trainers, 1 aux peer · 16.2 samples/s · loss 3.214 · digest 3fa9c1d2"
+    assert lines[4].startswith("next step ━") and lines[4].endswith("─ 100 of 256 samples · in 10 s")
+    assert lines[5].endswith("─ 7 of 2,000 steps · 8 h 44 min left")
+    assert lines[7].startswith("  6.000 ⠉⠑")
     assert " ".join(lines[-6].split()) == "peer role device samples/s share lag state last round age"
     assert lines[-5].split("  ")[:2] == ["anna …9A2r1C", "trainer"]
     assert lines[-5].endswith("12.1   75 %    0  same     step 7 made with 2 others, 256 samples         4 s")
@@ -106,18 +112,41 @@ def test_an_empty_swarm_is_said_to_be_empty() -> None:
     assert "no peer trains now" in text
 
 
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"peers": []}, ""),
+        ({"peers": [trainer(digest="")]}, ""),
+        ({"peers": [TRAINER] * 5, "holders": 5, "agreeing": 5}, "one truth: 5 of 5 peers hold 3fa9c1d2"),
+        (
+            {"peers": [TRAINER], "resynced_chunks": 1},
+            "one truth: 1 of 1 peer holds 3fa9c1d2; 1 chunk resynced",
+        ),
+        (
+            {"peers": [trainer(in_agreement=False)] * 5, "holders": 5, "agreeing": 0, "digest": ""},
+            "one truth: no state has a majority among 5 peers" + "; anna …9A2r1C holds 3fa9c1d2" * 3 + " and 2 more",
+        ),
+    ],
+    ids=range(5),
+)
+def test_the_line_of_the_one_truth(changes: dict[str, object], line: str) -> None:
+    assert one_truth(snapshot(**changes)).plain == line
+
+
 def test_text_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    stray = trainer(user="", device="cpu", lag=1, in_agreement=False, share=0.25, round="")
+    wrong = {"lag": 1, "digest": "77b0aa0011", "in_agreement": False}
+    stray = trainer(user="", device="cpu", share=0.25, round="", resynced_chunks=2, **wrong)
     helper = trainer(user="tt", role="aux", device="", round="")
     lines = plain_text(snapshot(peers=[TRAINER, stray, helper])).split("\n")
     assert lines[0][8:] == (
         " emoji-1a2b3c4d: step 7 of 2,000, 100 of 256 samples to the next, next step in 10 s, "
-        "end in 8 h 44 min, loss 3.214, 1 trainer, 16.2 samples/s, digest 3fa9c1d2"
+        "end in 8 h 44 min, loss 3.214, 1 trainer, 16.2 samples/s, "
+        "one truth: 1 of 1 peer holds 3fa9c1d2; …9A2r1C holds 77b0aa00"
     )
     assert lines[1:] == [
         "  anna …9A2r1C: trainer, NVIDIA H200, 12.1 samples/s (75 %), in step, "
         "step 7 made with 2 others, 256 samples, 4 s ago",
-        "  …9A2r1C: trainer, cpu, 12.1 samples/s (25 %), 1 step behind, state differs, 4 s ago",
+        "  …9A2r1C: trainer, cpu, 12.1 samples/s (25 %), 1 step behind, state differs, 2 chunks resynced, 4 s ago",
         "  tt …9A2r1C: aux, in step, 4 s ago",
     ]
 

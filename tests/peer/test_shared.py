@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
 from peer.states import gradients, layers, small_run, trained
 
-from tt_cli.checkpoint import TrainingState, pack
+from tt_cli.checkpoint import StateTree, TrainingState
 from tt_cli.peer.shared import TrainedState
-
-
-def anyone(epoch: int, digest: str) -> bool:
-    return True
 
 
 def test_it_begins_with_the_models_weights_as_a_copy() -> None:
@@ -43,26 +38,33 @@ def test_equal_gradients_give_equal_bytes_and_others_do_not() -> None:
     assert one.digest != two.digest
 
 
-def test_a_packed_state_is_adopted_bit_for_bit_and_trains_on_alike() -> None:
+def test_a_state_is_taken_over_bit_for_bit_and_trains_on_alike() -> None:
     ahead, behind = trained(steps=3), trained(seed=1, steps=1)
-    asked = []
-
-    def signed(epoch: int, digest: str) -> bool:
-        asked.append((epoch, digest))
-        return True
-
-    behind.adopt(ahead.pack(), signed)
-    assert asked == [(3, ahead.digest)]
-    assert (behind.epoch, behind.digest) == (3, ahead.digest)
-    assert behind.pack() == ahead.pack()
+    behind.patch(*handed_over(ahead, behind))
+    assert (behind.epoch, behind.digest) == (3, ahead.digest) == (3, behind.state().digest())
     for state in (ahead, behind):
         state.step(gradients(state, 9))
     assert behind.digest == ahead.digest
 
 
-def test_its_size_is_known_before_it_is_packed() -> None:
+def test_what_differs_at_the_same_step_is_mended_by_its_chunks_alone() -> None:
+    good, other = trained(steps=2), trained(steps=2)
+    other.state().parameters["0.weight"][3, 5] += 1
+    other.state().optimizer["m.codes/0.weight"][7] ^= 1
+    other = TrainedState(small_run(), layers(), other.snapshot())
+    tree, chunks = handed_over(good, other)
+    assert [tree.name_of(index) for index in chunks] == ["0.weight[0]", "m.codes/0.weight[0]"]
+    other.patch(tree, chunks)
+    assert other.digest == good.digest == other.state().digest()
+
+
+def test_the_tree_is_that_of_the_present_state() -> None:
     state = trained(steps=1)
-    assert state.nbytes() < len(state.pack()) < 1.05 * state.nbytes() + 2**14
+    assert state.tree.digest == state.digest == state.state().digest()
+    assert state.read_tree(state.tree.manifest()).digest == state.digest
+    before = state.tree
+    state.step(gradients(state, 1))
+    assert (before.step, state.tree.step) == (1, 2) and state.tree.digest == state.state().digest()
 
 
 def test_a_backup_is_where_it_goes_on() -> None:
@@ -88,66 +90,116 @@ def test_the_model_gets_the_parameters() -> None:
         assert torch.equal(parameter, state.state().parameters[name])
 
 
-def changed(change: Callable[[TrainingState], TrainingState]) -> bytes:
-    return pack(change(trained(steps=2).snapshot()))
+def handed_over(donor: TrainedState, taker: TrainedState) -> tuple[StateTree, dict[int, memoryview]]:
+    """What a taker gets of a donor's state: the tree, and the chunks that differ from its own."""
+    tree, whole = written(donor)
+    return tree, {i: chunk(tree, whole, i) for i in tree.differing(taker.tree)}
 
 
-def without_moments(state: TrainingState) -> TrainingState:
-    return replace(state, optimizer={})
+def written(donor: TrainedState) -> tuple[StateTree, bytearray]:
+    whole = bytearray(donor.tree.nbytes)
+
+    def write(offset: int, data: memoryview) -> None:
+        whole[offset : offset + len(data)] = data
+
+    return donor.read_tree(donor.write_into(write).manifest()), whole
 
 
-def with_a_negative_scale(state: TrainingState) -> TrainingState:
-    name = next(name for name in state.optimizer if name.startswith("v.absmax"))
-    state.optimizer[name][0] = -1.0
-    return state
+def chunk(tree: StateTree, whole: bytearray, index: int) -> memoryview:
+    offset, size = tree.place(index)
+    return memoryview(whole)[offset : offset + size]
 
 
-def without_a_parameter(state: TrainingState) -> TrainingState:
-    state.parameters.popitem()
-    return state
+def signed(change: Callable[[TrainingState], object]) -> tuple[StateTree, dict[int, memoryview]]:
+    """A state that was changed before it was hashed, and all its chunks."""
+    state = trained(steps=2).snapshot()
+    change(state)
+    tree = state.tree()
+    buffer = bytearray(tree.nbytes)
+
+    def write(offset: int, data: memoryview) -> None:
+        buffer[offset : offset + len(data)] = data
+
+    state.write_into(tree, write)
+    return tree, {i: chunk(tree, buffer, i) for i in range(len(tree))}
 
 
-def in_half_precision(state: TrainingState) -> TrainingState:
-    return replace(state, parameters={name: tensor.half() for name, tensor in state.parameters.items()})
+def negative_scale(state: TrainingState) -> None:
+    state.optimizer["v.absmax/0.weight"][0] = -1.0
 
 
-def with_nan(state: TrainingState) -> TrainingState:
-    next(iter(state.parameters.values()))[0] = float("nan")
-    return state
+def nan(state: TrainingState) -> None:
+    state.parameters["0.weight"][0, 0] = float("nan")
 
 
-REFUSED = {
-    "no bytes": lambda: b"",
-    "random bytes": lambda: bytes(range(256)) * 50,
-    "torn": lambda: trained(steps=2).pack()[:-1],
-    "one bit": lambda: flipped(trained(steps=2).pack()),
-    "another run": lambda: trained(steps=2, run=small_run(**{"run.seed": 7})).pack(),
-    "another model": lambda: trained(steps=2, width=264).pack(),
-    "no moments": lambda: changed(without_moments),
-    "a negative scale": lambda: changed(with_a_negative_scale),
-    "a parameter less": lambda: changed(without_a_parameter),
-    "half precision": lambda: changed(in_half_precision),
-    "NaN": lambda: changed(with_nan),
-}
+def infinite_moment(state: TrainingState) -> None:
+    state.optimizer["m/0.bias"][0] = float("inf")
 
 
-def flipped(data: bytes) -> bytes:
-    return data[:-5] + bytes([data[-5] ^ 1]) + data[-4:]
+def without_moments(state: TrainingState) -> None:
+    state.optimizer.clear()
 
 
-@pytest.mark.parametrize("kind", REFUSED)
-def test_a_state_that_does_not_fit_changes_nothing_though_it_were_signed(kind: str) -> None:
+def a_moment_more(state: TrainingState) -> None:
+    state.optimizer["v/more"] = torch.zeros(3)
+
+
+def nothing(state: TrainingState) -> None:
+    """As it should be."""
+
+
+def one_missing(tree: StateTree, chunks: dict[int, memoryview]) -> None:
+    del chunks[2]
+
+
+def one_bit(tree: StateTree, chunks: dict[int, memoryview]) -> None:
+    chunks[2][5] ^= 1
+
+
+def one_short(tree: StateTree, chunks: dict[int, memoryview]) -> None:
+    chunks[2] = chunks[2][:-4]
+
+
+def swapped(tree: StateTree, chunks: dict[int, memoryview]) -> None:
+    chunks[0], chunks[1] = chunks[1], chunks[0]
+
+
+def as_sent(tree: StateTree, chunks: dict[int, memoryview]) -> None:
+    """Nothing happened on the way."""
+
+
+@pytest.mark.parametrize(
+    ("change", "on_the_way", "words"),
+    [
+        (negative_scale, as_sent, r"v\.absmax/0\.weight\[0\] has negative elements"),
+        (nan, as_sent, r"0\.weight\[0\] is not finite"),
+        (infinite_moment, as_sent, r"m/0\.bias\[0\] is not finite"),
+        (without_moments, as_sent, "other tensors"),
+        (a_moment_more, as_sent, "other tensors"),
+        (nothing, one_missing, r"1 of \d+ chunks are missing, 1\.bias\[0\] first"),
+        (nothing, one_bit, r"1\.bias\[0\] is not what its hash says"),
+        (nothing, one_short, r"1\.bias\[0\] is not what its hash says"),
+        (nothing, swapped, "is not what its hash says"),
+    ],
+)
+def test_a_state_that_does_not_fit_changes_nothing_though_it_were_signed(
+    change: Callable[[TrainingState], object],
+    on_the_way: Callable[[StateTree, dict[int, memoryview]], object],
+    words: str,
+) -> None:
     state = trained(seed=1, steps=1)
-    before = state.pack()
-    with pytest.raises(ValueError) as caught:
-        state.adopt(REFUSED[kind](), anyone)
+    before, digest = state.snapshot(), state.digest
+    tree, chunks = signed(change)
+    on_the_way(tree, chunks)
+    with pytest.raises(ValueError, match=words) as caught:
+        state.patch(tree, chunks)
     assert "\n" not in str(caught.value)
-    assert (state.epoch, state.digest, state.pack()) == (1, state.state().digest(), before)
+    assert (state.epoch, state.digest, state.state().digest()) == (1, digest, before.digest())
 
 
-def test_a_state_that_nobody_signed_changes_nothing() -> None:
-    state, other = trained(steps=1), trained(steps=2)
-    before = state.pack()
-    with pytest.raises(ValueError, match="step 2 that no member signed"):
-        state.adopt(other.pack(), lambda epoch, digest: (epoch, digest) == (2, state.digest))
-    assert state.pack() == before
+@pytest.mark.parametrize(
+    "other", [lambda: trained(steps=2, run=small_run(**{"run.seed": 7})), lambda: trained(steps=2, width=264)]
+)
+def test_a_tree_of_another_run_or_model_is_not_read(other: Callable[[], TrainedState]) -> None:
+    with pytest.raises(ValueError, match="a state of run|other tensors than this model's"):
+        trained().read_tree(other().tree.manifest())

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tt_cli import __version__
 from tt_cli.auxiliary.keeper import Keeper
 from tt_cli.auxiliary.recorder import Recorder
@@ -66,9 +64,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     with ExitStack() as closing:
         closing.callback(stop_dht, dht)
         closing.enter_context(daemon_watched(dht))
-        averager = Averager(
-            run, dht, [torch.zeros(1)], keeper.hand_over, client_mode=False, max_state_bytes=run_state_limit(run)
-        )
+        averager = Averager(run, dht, {}, source=keeper.hand_over, read_tree=keeper.read_tree, client_mode=False)
         board = Board(run, dht, identity)
         closing.callback(_close, board, averager)
         board.expect(AUX_LOOK_SECONDS)
@@ -110,16 +106,6 @@ def _forget(address_file: Path) -> None:
         address_file.unlink(missing_ok=True)
 
 
-def run_state_limit(run: RunConfig) -> int:
-    """The most bytes that a state of this run may have: fp32 parameters twice over, by the model's shape."""
-    model = run.model
-    per_layer = model.dim * model.dim_head * model.heads * 4 + 3 * model.ff_mult * model.dim**2
-    vocabulary = run.tokenizer.vocab_size + run.model.text_length + run.vqgan.codebook_size
-    layers = min(model.depth, model.shared_layer_groups + 1)
-    parameters = layers * per_layer + (1 if model.tied_embeddings else 2) * vocabulary * model.dim
-    return 16 * parameters + 2**26
-
-
 class _Service:
     """One look at the swarm after the other."""
 
@@ -151,7 +137,7 @@ class _Service:
                 self._not_recorded = str(error)
                 self._emit(Log(str(error), "error"))
         if self._keeper.wants(view):
-            self._keeper.fetch(self._board, self._averager)
+            self._keeper.fetch(self._averager)
             self._publish()
         self._tell(view)
 

@@ -1,51 +1,66 @@
-"""Keeps the swarm's latest state: fetches it from a trainer, checks it, writes it, hands it out."""
+"""Keeps the swarm's latest state: takes it from a trainer by verified chunks, writes it, hands it out."""
 
 from __future__ import annotations
 
-import threading
 import time
 
 import torch
 
-from tt_cli.checkpoint import TrainingState, newest, pack, save, unpack
+from tt_cli.checkpoint import StateTree, TrainingState, newest, received_state, save
 from tt_cli.errors import TTError
+from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Log, Saved, Synchronised
-from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.board import Board, View
+from tt_cli.swarm.board import View
+from tt_cli.swarm.handover import NoState, StateBuffer, StateSharing, Taken
 
 MIN_FETCH_SECONDS = 3.0
 SHARE_OF_TIME = 0.1  # of the auxiliary peer's time goes into fetching at most
 DOWNLOAD_SECONDS = 600.0
 KEPT = 5
-LOOKS = 3
 
 
 class Keeper:
-    """The state of one run, in memory as bytes and on the disk as checkpoints.
+    """The state of one run, in memory once, for the takers too, and on the disk as checkpoints.
 
-    hand_over is called from the averager's thread; everything else from the coordinator's loop.
+    hand_over and read_tree are called from other threads, and read_tree in the averager's process; everything else
+    from the coordinator's loop.
     """
 
     def __init__(self, run: RunConfig, emit: Emit):
         self._run, self._emit = run, emit
         self._folder = folders.checkpoints(run)
-        self._lock = threading.Lock()
-        self._blob: torch.Tensor | None = None
-        self.epoch, self.digest = 0, ""
+        with torch.device("meta"):
+            model = Dalle(DalleConfig.from_run(run))
+        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._held: tuple[StateTree, StateBuffer] | None = None
         self._fetch_again_at = 0.0
         found = newest(self._folder, run.identity, lambda words: emit(Log(words, "warning")), to_train=True)
         if found is not None:
             path, state = found
-            self._hold(state, pack(state))
+            tree, buffer = state.tree(), StateBuffer.new()
+            state.write_into(tree, buffer.write)
+            self._held = tree, buffer
             emit(Log(f"holding step {self.epoch} from {path}"))
 
-    def hand_over(self) -> tuple[dict[str, object], torch.Tensor]:
-        """For a peer that asks for the state. Raises LookupError while there is none."""
-        with self._lock:
-            if self._blob is None:
-                raise LookupError("no state yet")
-            return {"epoch": self.epoch, "digest": self.digest}, self._blob
+    @property
+    def epoch(self) -> int:
+        """Global steps of the state held, 0 without one."""
+        return self._held[0].step if self._held else 0
+
+    @property
+    def digest(self) -> str:
+        """Of the state held, empty without one."""
+        return self._held[0].digest if self._held else ""
+
+    def hand_over(self) -> tuple[bytes, StateBuffer] | None:
+        """For a peer that asks for the state: it reads the very memory that is held here."""
+        held = self._held
+        return None if held is None else (held[0].manifest(), held[1])
+
+    def read_tree(self, manifest: bytes) -> StateTree:
+        """The tree of a state of this run. Raises ValueError."""
+        return StateTree.parse(manifest, self._run.identity, self._shapes)
 
     def wants(self, view: View) -> bool:
         """True when trainers hold a state this peer should fetch now."""
@@ -53,42 +68,34 @@ class Keeper:
         last = view.epoch >= self._run.schedule.total_steps
         return bool(view.digest) and new and (last or time.monotonic() >= self._fetch_again_at)
 
-    def fetch(self, board: Board, averager: Averager) -> None:
-        """Fetch the state that most of the foremost hold; on failure say why and keep the one before."""
+    def fetch(self, averager: StateSharing) -> None:
+        """Take the state that most of the foremost hold; on failure say why and keep the one before."""
         started = time.monotonic()
-        found = averager.download(board.view.donors(), DOWNLOAD_SECONDS)
-        if found is not None:
-            donor, _, blob = found
-            self._take(donor, blob, board, started)
+        try:
+            taken = averager.take_state(self._held[0] if self._held else None, DOWNLOAD_SECONDS)
+            self._take(taken, started)
+        except (NoState, TTError, ValueError) as error:
+            self._emit(Log(f"the swarm's state was not taken: {error}", "warning"))
         seconds = time.monotonic() - started
         self._fetch_again_at = time.monotonic() + max(MIN_FETCH_SECONDS, seconds / SHARE_OF_TIME)
 
-    def _take(self, donor: str, blob: torch.Tensor, board: Board, started: float) -> None:
-        data = blob.numpy().tobytes()
-        try:
-            state = unpack(data)
-            self._check(state, board)
-        except (TTError, ValueError) as error:
-            self._emit(Log(f"{donor} sent a state that is not kept: {error}", "warning"))
-            return
-        self._hold(state, data)
-        self._emit(Synchronised(self.epoch, donor, self.digest, time.monotonic() - started, len(data)))
+    def _take(self, taken: Taken, started: float) -> None:
+        tree, chunks = taken.tree, taken.chunks
+        for index in range(len(tree)):
+            if index not in chunks and self._held is not None:  # alike in both: not sent
+                chunks.buffer.write(tree.place(index)[0], self._held[1].read(*tree.place(index)))
+        state = received_state(tree, chunks.whole(), self._run.to_toml())
+        self._held = tree, chunks.buffer
+        seconds, donor = time.monotonic() - started, taken.donors[0]
+        self._emit(
+            Synchronised(
+                tree.step, donor, tree.digest, seconds, taken.received, chunks=len(chunks), names=taken.names()
+            )
+        )
+        self._save(state)
+
+    def _save(self, state: TrainingState) -> None:
         try:
             self._emit(Saved(state.step, str(save(self._folder, state, keep=KEPT))))
         except TTError as error:
             self._emit(Log(f"the state is kept in memory only: {error}", "error"))
-
-    def _check(self, state: TrainingState, board: Board) -> None:
-        inside = RunConfig.from_toml(state.run_toml, "the run file inside").identity
-        if {state.identity, inside} != {self._run.identity}:
-            raise ValueError(f"it belongs to run {state.identity}, with the run file of {inside}")
-        wanted = (state.step, state.digest())
-        for _ in range(LOOKS):  # the donor may have stepped just before it answered: its record follows
-            if any((r.epoch, r.digest) == wanted for r in board.fresh_view().records if r.role == "trainer"):
-                return
-        raise ValueError(f"no member signed this state of step {state.step}")
-
-    def _hold(self, state: TrainingState, data: bytes) -> None:
-        blob = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-        with self._lock:
-            self._blob, self.epoch, self.digest = blob, state.step, state.digest()

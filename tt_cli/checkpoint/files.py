@@ -23,8 +23,8 @@ from tt_cli.checkpoint.state import (
     checked_state,
     checked_step,
     serialised,
-    tensor_digest,
 )
+from tt_cli.checkpoint.tree import tensor_digest
 from tt_cli.run import RunConfig
 
 _NAME = re.compile(r"step-(\d{8,15})\.safetensors")

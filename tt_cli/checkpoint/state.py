@@ -1,7 +1,8 @@
 """TrainingState: all that members of a run hold in common, its digest, and its form as bytes.
 
 Notable:
-- the digest covers every bit, so two peers with equal digests hold the same state;
+- the digest covers every bit, so two peers with equal digests hold the same state; it is the root of a hash tree
+  (`tree.py`), so that two peers with unlike digests can tell which chunks differ;
 - what comes in, from a file or a peer, is checked before it is returned: format, digest, finite numbers;
 - no tensor is copied more than once on its way in or out. The library's own writer copies twice, so this
   room writes the (simple) safetensors format itself; reading goes through the library.
@@ -12,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,23 +22,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
+from tt_cli.checkpoint.tree import DTYPES, FORMAT, StateTree, bytes_of
 from tt_cli.errors import TTError
 
-FORMAT = "tt-1"
 PARAMETERS, OPTIMIZER = "parameters.", "optimizer."  # how tensor names start in a file
 _METADATA = {"format", "step", "identity", "digest", "parameters_digest", "run", "metadata_digest"}
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 class CheckpointError(TTError):
@@ -62,23 +51,37 @@ class TrainingState:
     run_toml: str
     identity: str
 
-    def digest(self) -> str:
-        """Return a SHA-256 (64 hex digits) over the step and every tensor's name, shape, dtype and bytes.
+    def tree(self) -> StateTree:
+        """Hash all of it: over run identity, step and every tensor's name, shape, dtype and bytes, by chunks.
 
-        It is that of the step and the digests of the two groups of tensors, so that parameters can be checked
-        without the optimizer's tensors. The order of the dicts and the tensors' strides do not matter.
+        The order of the dicts and the tensors' strides do not matter, nor does the text of the run file.
         """
-        return _combined(self.step, tensor_digest(self.parameters), tensor_digest(self.optimizer))
+        return StateTree.of(self.identity, self.step, self.parameters, self.optimizer)
+
+    def digest(self) -> str:
+        """The root of the tree, 64 hex digits."""
+        return self.tree().digest
+
+    def write_into(self, tree: StateTree, write: Callable[[int, memoryview], object]) -> None:
+        """Copy all tensors with `write(offset, bytes)`, each to its place in `tree`, which is that of this state."""
+        groups = {"parameters": self.parameters, "optimizer": self.optimizer}
+        for group, spec, offset in tree.places():
+            write(offset, bytes_of(groups[group][spec.name]))
 
 
-def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 over the tensors in the order of their names."""
-    sha = hashlib.sha256()
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        sha.update(json.dumps([name, _DTYPES[tensor.dtype], list(tensor.shape)]).encode())
-        sha.update(_bytes(tensor))
-    return sha.hexdigest()
+def received_state(tree: StateTree, data: memoryview, run_toml: str, *, parameters_only: bool = False) -> TrainingState:
+    """The state whose chunks, all verified, lie in `data` at the tree's places. Its tensors share the memory of `data`.
+
+    run_toml: the receiver's own. parameters_only: there are only those. Raises CorruptCheckpoint for one that holds
+    NaN or infinity: who signs it is wrong.
+    """
+    groups: dict[str, dict[str, Tensor]] = {"parameters": {}, "optimizer": {}}
+    for group, spec, offset in tree.places():
+        if not parameters_only or group == "parameters":
+            groups[group][spec.name] = spec.view(data, offset)
+    for tensors in groups.values():
+        check_finite(tensors, "the received state")
+    return TrainingState(tree.step, groups["parameters"], groups["optimizer"], run_toml, tree.identity)
 
 
 def serialised(state: TrainingState) -> list[bytes | memoryview]:
@@ -91,13 +94,13 @@ def serialised(state: TrainingState) -> list[bytes | memoryview]:
         for prefix, group in ((PARAMETERS, state.parameters), (OPTIMIZER, state.optimizer))
         for name, tensor in group.items()
     }
-    parameters, optimizer = tensor_digest(state.parameters), tensor_digest(state.optimizer)
+    tree = state.tree()
     metadata = {
         "format": FORMAT,
         "step": str(state.step),
         "identity": state.identity,
-        "digest": _combined(state.step, parameters, optimizer),
-        "parameters_digest": parameters,
+        "digest": tree.digest,
+        "parameters_digest": tree.parameters_digest,
         "run": state.run_toml,
     }
     return file_pieces(named, {**metadata, "metadata_digest": _metadata_digest(metadata)})
@@ -111,13 +114,13 @@ def file_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> l
     for name, tensor in named:
         start, end = end, end + tensor.nbytes
         header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
+            "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
             "data_offsets": [start, end],
         }
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *(_bytes(tensor) for _, tensor in named)]
+    return [len(text).to_bytes(8, "little"), text, *(bytes_of(tensor) for _, tensor in named)]
 
 
 def pack(state: TrainingState) -> bytes:
@@ -142,7 +145,7 @@ def checked_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], or
     groups: dict[str, dict[str, Tensor]] = {PARAMETERS: {}, OPTIMIZER: {}}
     for name, tensor in tensors.items():
         prefix = next((prefix for prefix in groups if name.startswith(prefix)), None)
-        if prefix is None or tensor.dtype not in _DTYPES:
+        if prefix is None or tensor.dtype not in DTYPES:
             raise CorruptCheckpoint(f"{origin} is no checkpoint of tt: unexpected tensor '{name[:80]}'")
         groups[prefix][name.removeprefix(prefix)] = tensor
     state = TrainingState(
@@ -162,7 +165,9 @@ def checked_step(metadata: Mapping[str, str], origin: str) -> int:
     """Check the metadata's form and return the step. Raises CheckpointError."""
     found = metadata.get("format", "")
     if found != FORMAT and re.fullmatch(r"tt-\d{1,6}", found):
-        raise CheckpointError(f"{origin} has format {found}; this version of tt reads {FORMAT}: update tt")
+        later = int(found.removeprefix("tt-")) > int(FORMAT.removeprefix("tt-"))
+        advice = "update tt" if later else "it was written by an earlier version, use that one"
+        raise CheckpointError(f"{origin} has format {found}; this version of tt reads {FORMAT}: {advice}")
     if found != FORMAT or metadata.keys() != _METADATA:
         raise CorruptCheckpoint(f"{origin} is no checkpoint of tt: its header does not say so")
     if metadata["metadata_digest"] != _metadata_digest(metadata):
@@ -181,15 +186,6 @@ def check_finite(tensors: Mapping[str, Tensor], origin: str) -> None:
                 raise CorruptCheckpoint(f"{origin} is unusable: '{name[:80]}' holds NaN or infinity")
 
 
-def _combined(step: int, parameters: str, optimizer: str) -> str:
-    return hashlib.sha256(f"{FORMAT} {step} {parameters} {optimizer}".encode()).hexdigest()
-
-
 def _metadata_digest(metadata: Mapping[str, str]) -> str:
     fields = sorted((key, value) for key, value in metadata.items() if key != "metadata_digest")
     return hashlib.sha256(json.dumps(fields).encode()).hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """The tensor's bytes, as a view when it is contiguous on the CPU. (numpy knows no bfloat16.)"""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data

@@ -8,7 +8,7 @@ Notable:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tt_cli.checkpoint import is_checkpoint, load, newest, read_published, unpack
+from tt_cli.checkpoint import StateTree, is_checkpoint, load, newest, read_published, received_state
 from tt_cli.data import load_tokenizer, load_vqgan
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model import Dalle, DalleConfig
@@ -90,34 +90,20 @@ def fetch_from_swarm(
 ) -> Source:
     """The state that the swarm of `run` holds, through any of `peers` (multiaddrs with /p2p/…).
 
-    It must be one of this run that most members signed, and fit its model. on_bytes: called with the bytes received
-    and the bytes that there are. Raises TTError when nobody answers or has such a state. Call it before CUDA is used.
+    Only the parameters travel. Most members signed them, and they are of this run, finite, and fit its model. on_bytes:
+    called with the bytes received and the bytes that there are. Raises TTError when nobody answers or has such a state.
+    Call it before CUDA is used.
     """
     from tt_cli.swarm.observer import Observer
 
     with torch.device("meta"):
         model = Dalle(DalleConfig.from_run(run))
-    elements = sum(parameter.numel() for parameter in model.parameters())
-
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    read_tree = partial(StateTree.parse, identity=run.identity, shapes=shapes)
     with Observer(run, peers) as observer:
-        # fp32 parameters and at most as much again for each moment
-        donor, state = observer.fetch_state(16 * elements + 2**22, partial(accept_state, run, model), on_bytes)
-    return _source(state, f"peer {donor}", "handed over by the swarm")
-
-
-def accept_state(run: RunConfig, model: Dalle, data: bytes, held: Collection[tuple[int, str]]) -> TrainingState:
-    """The state in `data`, which a peer sent. `held` are the (step, digest) pairs that members signed.
-
-    Raises TTError or ValueError unless it is whole, finite, of this run, signed, and fits `model`.
-    """
-    state = unpack(data)
-    inside = RunConfig.from_toml(state.run_toml, "the run file inside").identity
-    if {state.identity, inside} != {run.identity}:
-        raise ValueError(f"it sent a state of run {state.identity}, with the run file of {inside}")
-    if (state.step, state.digest()) not in held:
-        raise ValueError(f"no member signed the state of step {state.step} that it sent")
-    _check_fit(model, state.parameters, "the state that it sent")
-    return state
+        taken = observer.fetch_state(read_tree, lambda tree: tree.parameter_chunks, on_bytes)
+    state = received_state(taken.tree, taken.chunks.whole(), run.to_toml(), parameters_only=True)
+    return _source(state, f"peer {taken.donors[0]}", "handed over by the swarm")
 
 
 def load_models(source: Source, device: str = "auto") -> tuple[Dalle, Vqgan, Tokenizer]:

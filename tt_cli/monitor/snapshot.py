@@ -36,6 +36,9 @@ SNAPSHOT_FIELDS: Mapping[str, str] = {
     "eta_s": "number or null: seconds to the next step",
     "loss": "number or null: median training loss of the trainers' last steps",
     "digest": "text: of the state that most peers at this step have; empty where there is no majority",
+    "holders": "integer: peers that have a state of this step",
+    "agreeing": "integer: those of them that hold the digest",
+    "resynced_chunks": "integer: of all peers together",
     "trainers": "integer: training peers",
     "peers": "list of objects, trainers first:",
     "history": "list of [step, loss, Unix seconds], oldest first, from an auxiliary peer; empty without one",
@@ -56,6 +59,7 @@ PEER_FIELDS: Mapping[str, str] = {
     "round": "text: its last averaging round in words",
     "digest": "text: of its parameters and optimizer state, empty before it has any",
     "in_agreement": "boolean: its digest is the majority's at its step",
+    "resynced_chunks": "integer: chunks of its state that it took again, as they differed from the others' at one step",
     "age_s": "number: seconds since it published this",
 }
 
@@ -79,6 +83,7 @@ class PeerView:
     round: str
     digest: str
     in_agreement: bool
+    resynced_chunks: int
     age_s: float
 
 
@@ -97,6 +102,9 @@ class Snapshot:
     eta_s: float | None
     loss: float | None
     digest: str
+    holders: int
+    agreeing: int
+    resynced_chunks: int
     trainers: int
     peers: list[PeerView]
     history: list[tuple[int, float, float]]
@@ -143,10 +151,12 @@ def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRec
             round=record.round,
             digest=record.digest,
             in_agreement=bool(record.digest) and record.digest == majority.get(record.epoch),
+            resynced_chunks=record.resynced_chunks,
             age_s=max(0.0, now - record.time),
         )
         for record in sorted(records, key=lambda r: (r.role != "trainer", -r.total_samples, r.peer_id))
     ]
+    holders = [peer for peer in peers if peer.epoch == epoch and peer.digest]
     return Snapshot(
         run=run.run.name,
         identity=run.identity,
@@ -159,6 +169,9 @@ def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRec
         eta_s=eta if math.isfinite(eta) else None,
         loss=statistics.median(losses) if losses else None,
         digest=majority.get(epoch, ""),
+        holders=len(holders),
+        agreeing=sum(peer.in_agreement for peer in holders),
+        resynced_chunks=sum(peer.resynced_chunks for peer in peers),
         trainers=len(trainers),
         peers=peers,
         history=steps,

@@ -25,6 +25,7 @@ from tt_cli.supervisor.drawing import (
 from tt_cli.supervisor.screen import LiveView, Mode, clock, write_line
 from tt_cli.supervisor.swarm_view import Curve, peer_name, run_seconds_left, swarm_lines
 
+NAMED = 3  # of the peers that differ
 AT_LEAST_EVERY = 30.0
 """Seconds after which plain text is printed again although nothing changed."""
 
@@ -43,6 +44,26 @@ class Curves:
         return sorted(self._losses.items())
 
 
+def one_truth(snapshot: Snapshot) -> Text:
+    """Whether all peers at the newest step hold the same state, and who does not. Without peers: nothing."""
+    peers = snapshot.to_json()["peers"]
+    holders = [peer for peer in peers if peer["epoch"] == snapshot.epoch and peer["digest"]]
+    if not holders:
+        return Text()
+    agree = snapshot.agreeing == snapshot.holders
+    verb = "holds" if snapshot.agreeing == 1 else "hold"
+    words = f"{snapshot.agreeing} of {plural(snapshot.holders, 'peer')} {verb} {short_digest(snapshot.digest)}"
+    if not snapshot.digest:
+        words = f"no state has a majority among {plural(snapshot.holders, 'peer')}"
+    line = Text(f"one truth: {words}", style="green" if agree else "bold red")
+    unlike = [f"{peer_name(peer)} holds {short_digest(peer['digest'])}" for peer in holders if not peer["in_agreement"]]
+    more = f" and {len(unlike) - NAMED} more" if len(unlike) > NAMED else ""
+    line.append("".join(f"; {words}" for words in unlike[:NAMED]) + more)
+    if snapshot.resynced_chunks:
+        line.append(f"; {plural(snapshot.resynced_chunks, 'chunk')} resynced", style="yellow")
+    return line
+
+
 def draw(snapshot: Snapshot, curve: Curve, width: int, height: int, *, now: float) -> list[Text]:
     """The live view as at most `height` lines of at most `width` cells. now: Unix seconds."""
     title = left_right(Text(f"tt monitor {snapshot.run}", style="bold"), Text(snapshot.identity, style="dim"), width)
@@ -50,7 +71,7 @@ def draw(snapshot: Snapshot, curve: Curve, width: int, height: int, *, now: floa
         words = "no peer trains now: nobody has published anything for this run"
         body = [fit(Text(words, style="yellow"), width)]
     else:
-        body = swarm_lines(snapshot.to_json(), curve, width, height - 4)
+        body = [fit(one_truth(snapshot), width), *swarm_lines(snapshot.to_json(), curve, width, height - 5)]
     foot = fit(Text(f"asked {duration(now - snapshot.time)} ago · Ctrl-C ends", style="dim"), width)
     return [title, Text(""), *body, Text(""), foot]
 
@@ -66,7 +87,7 @@ def plain_text(snapshot: Snapshot) -> str:
         f"loss {loss_value(snapshot.loss)}",
         plural(snapshot.trainers, "trainer"),
         f"{rate(snapshot.samples_per_second)} samples/s",
-        f"digest {short_digest(snapshot.digest)}",
+        one_truth(snapshot).plain or "no state yet",
     ]
     lines = [f"{clock(snapshot.time)} {snapshot.identity}: " + ", ".join(parts)]
     for peer, fields in zip(snapshot.peers, swarm["peers"], strict=True):
@@ -78,6 +99,8 @@ def plain_text(snapshot: Snapshot) -> str:
         words.append(f"{plural(peer.lag, 'step')} behind" if peer.lag else "in step")
         if peer.digest and not peer.in_agreement:
             words.append("state differs")
+        if peer.resynced_chunks:
+            words.append(f"{plural(peer.resynced_chunks, 'chunk')} resynced")
         words += [clean(peer.round)] if peer.round else []
         words.append(f"{duration(peer.age_s)} ago")
         lines.append(f"  {peer_name(fields)}: {', '.join(words)}")

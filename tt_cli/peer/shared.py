@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import nn
 
-from tt_cli.checkpoint import CheckpointError, TrainingState, pack, unpack
-from tt_cli.errors import TTError
+from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, bytes_of
 from tt_cli.optim import Lamb8bit, learning_rate
 from tt_cli.run import RunConfig
 from tt_cli.swarm.shared import StepFacts
@@ -31,7 +30,7 @@ class TrainedState:
         if backup is not None:
             self._optimizer.load_state_dict(backup.optimizer)
         self._epoch = 0 if backup is None else backup.step
-        self._digest = self.state().digest()
+        self._tree = self.state().tree()
 
     @property
     def epoch(self) -> int:
@@ -41,22 +40,23 @@ class TrainedState:
     @property
     def digest(self) -> str:
         """Of parameters, optimizer state and step."""
-        return self._digest
+        return self._tree.digest
+
+    @property
+    def tree(self) -> StateTree:
+        """The hashes of all chunks, as of the last step."""
+        return self._tree
 
     def shapes(self) -> dict[str, torch.Size]:
         """Name → shape, in the model's order."""
         return {name: tensor.shape for name, tensor in self._parameters.items()}
-
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(tensor.nbytes for tensor in (*self._parameters.values(), *self._optimizer.state_dict().values()))
 
     def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
         """One LAMB step with the averaged gradient, which is used up."""
         rate = learning_rate(self._run.schedule, self._epoch)
         report = self._optimizer.step(gradients, rate)
         self._epoch += 1
-        self._digest = self.state().digest()
+        self._tree = self.state().tree()
         return StepFacts(rate, report.gradient_norm)
 
     def state(self) -> TrainingState:
@@ -86,29 +86,48 @@ class TrainedState:
             for name, parameter in model.named_parameters():
                 parameter.copy_(self._parameters[name])
 
-    def pack(self) -> bytes:
-        """All of it as one safetensors file."""
-        return pack(self.state())
+    def read_tree(self, manifest: bytes) -> StateTree:
+        """The tree of a state that could be this one. Raises ValueError."""
+        return StateTree.parse(manifest, self._run.identity, self.shapes())
 
-    def adopt(self, data: bytes, signed: Callable[[int, str], bool]) -> None:
-        """Become a state that another peer sent. Raises ValueError, with nothing changed, for a wrong one."""
-        try:
-            state = unpack(data)
-        except CheckpointError as error:
-            raise ValueError(str(error)) from error
-        digest = state.digest()
-        if state.identity != self._run.identity:
-            raise ValueError(f"a state of run {state.identity}")
-        if not signed(state.step, digest):
-            raise ValueError(f"a state of step {state.step} that no member signed")
-        _check_shapes(state, self._parameters)
-        try:
-            self._optimizer.load_state_dict(state.optimizer)
-        except TTError as error:
-            raise ValueError(str(error)) from error
-        for name, tensor in self._parameters.items():
-            tensor.copy_(state.parameters[name])
-        self._epoch, self._digest = state.step, digest
+    def write_into(self, write: Callable[[int, memoryview], object]) -> StateTree:
+        """Copy all of it, each tensor at its place in the tree."""
+        self.state().write_into(self._tree, write)
+        return self._tree
+
+    def patch(self, tree: StateTree, chunks: Mapping[int, memoryview]) -> None:
+        """Become the state of `tree` by taking the chunks that differ. ValueError, and no change, if they do not fit.
+
+        Every chunk is verified again here: whatever happened to it on the way, the state then has this digest.
+        """
+        if tree.layout != self._tree.layout:
+            raise ValueError("a state with other tensors than this one's")
+        needed = tree.differing(self._tree)
+        if missing := [index for index in needed if index not in chunks]:
+            raise ValueError(f"{len(missing)} of {len(needed)} chunks are missing, {tree.name_of(missing[0])} first")
+        tree.check(needed, chunks)
+        for index in needed:
+            _check_values(tree, index, chunks[index])
+        now = self.state()
+        tensors = [*(now.parameters[s.name] for s in tree.parameters), *(now.optimizer[s.name] for s in tree.optimizer)]
+        own = [bytes_of(tensor) for tensor in tensors]
+        for index in needed:
+            tensor, number = tree.find(index)
+            own[tensor][number * CHUNK : number * CHUNK + len(chunks[index])] = chunks[index]
+        self._epoch, self._tree = tree.step, tree
+
+
+def _check_values(tree: StateTree, index: int, data: memoryview) -> None:
+    """A state's numbers are finite, and those that `Lamb8bit.load_state_dict` refuses below zero are not."""
+    tensor, _ = tree.find(index)
+    spec = tree.layout[tensor]
+    if not spec.torch_dtype.is_floating_point:
+        return
+    low, high = torch.aminmax(torch.frombuffer(data, dtype=spec.torch_dtype))  # passes NaN on, needs no memory
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise ValueError(f"a state whose {tree.name_of(index)} is not finite")
+    if tensor >= len(tree.parameters) and not spec.name.startswith("m/") and low < 0:
+        raise ValueError(f"a state whose {tree.name_of(index)} has negative elements")
 
 
 def _check_shapes(state: TrainingState, own: Mapping[str, torch.Tensor]) -> None:

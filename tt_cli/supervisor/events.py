@@ -132,7 +132,10 @@ class Step(Event):
 
 @dataclass(frozen=True)
 class Synchronised(Event):
-    """State was taken over: from a peer id, or "backup" or "seed" (fresh weights)."""
+    """State was taken over: from a peer id, or "backup" or "seed" (fresh weights).
+
+    chunks: of the state that were taken; names: which, as "tensor[number]", when they are few.
+    """
 
     kind: ClassVar[str] = "synchronised"
     epoch: int
@@ -140,6 +143,8 @@ class Synchronised(Event):
     digest: str
     seconds: float
     bytes: int
+    chunks: int = 0
+    names: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

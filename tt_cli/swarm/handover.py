@@ -1,46 +1,207 @@
-"""One peer's state on its way to another: what arrives is bounded and plain bytes before anything decodes it."""
+"""One peer's state on its way to another: what hivemind's averager needs to give it and to take it.
+
+A peer is two processes. The host trains and holds the state; the averager's process speaks libp2p. The state passes
+between them in a `StateBuffer`, in memory that both see. `donor.py` and `taker.py` are the protocol that
+docs/protocol.md tells; they need no averager.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Callable
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from hivemind.compression import deserialize_torch_tensor
-from hivemind.proto import averaging_pb2, runtime_pb2
-from hivemind.utils import MSGPackSerializer
-from hivemind.utils.asyncio import aiter_with_timeout
-from hivemind.utils.streaming import combine_from_streaming
+from hivemind.dht import DHT
+from hivemind.p2p import P2P
+from hivemind.utils import MPFuture
+
+from tt_cli.run import RunConfig
+from tt_cli.swarm.board import read_records
+from tt_cli.swarm.buffer import Passage, StateBuffer
+from tt_cli.swarm.donor import StateDonor
+from tt_cli.swarm.shared import Tree, TreeReader
+from tt_cli.swarm.taker import Chunks, NoState, Signatures, Taker, ask_over
+
+__all__ = ["Chunks", "NoState", "StateBuffer", "StateSharing", "StateSource", "Taken", "TreeReader", "take_over"]
+
+NAMES = 8
+ALIVE_SECONDS = 1.0
+
+StateSource = Callable[[], tuple[bytes, StateBuffer] | None]
+"""Manifest and bytes of the present state, in a buffer that nobody changes any more; None: there is none yet."""
 
 
-async def receive_state(
-    stream: AsyncIterable[averaging_pb2.DownloadData],
-    *,
-    max_bytes: int,
-    chunk_timeout: float,
-    on_bytes: Callable[[int, int], None],
-) -> tuple[dict[str, Any], torch.Tensor] | None:
-    """What a donor answers to `rpc_download_state`: (metadata, uint8 tensor (bytes,)), unchecked; None: it has none.
+@dataclass(frozen=True)
+class Taken:
+    """A state that members signed, as far as the taker did not hold it.
 
-    chunk_timeout: seconds to wait for each part. on_bytes: called with the bytes of each part, and the bytes that
-    the donor says the state has. Raises ValueError for more than `max_bytes` or another form than plain bytes.
+    donors: who gave chunks, or the manifest. received: bytes of chunks that came, useless ones too. refused: peer id →
+    why what it sent was refused.
     """
-    parts: list[runtime_pb2.Tensor] = []
-    metadata, received = None, 0
-    async for message in aiter_with_timeout(stream, timeout=chunk_timeout):
-        if message.metadata:
-            metadata = MSGPackSerializer.loads(message.metadata)
-        if message.tensor_part.dtype and parts:
-            raise ValueError("more than one tensor")
-        parts.append(message.tensor_part)
-        received += len(message.tensor_part.buffer)
-        if received > max_bytes:
-            raise ValueError(f"more than the {max_bytes} bytes that a state may have")
-        on_bytes(len(message.tensor_part.buffer), parts[0].size[0] if parts[0].size else 0)
-    if not isinstance(metadata, dict) or not parts:
-        return None
-    whole = combine_from_streaming(parts)
-    form = (whole.compression, whole.dtype, list(whole.size))
-    if form != (runtime_pb2.NONE, "uint8", [len(whole.buffer)]):  # hivemind's decoders trust the header
-        raise ValueError(f"{whole.dtype[:20]!r} of shape {list(whole.size)[:4]} instead of plain bytes")
-    return metadata, deserialize_torch_tensor(whole)
+
+    tree: Any
+    chunks: Chunks
+    donors: tuple[str, ...]
+    received: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+
+    def names(self, at_most: int = NAMES) -> list[str]:
+        """Tensors and numbers of the chunks; none when there are more than `at_most`."""
+        return [self.tree.name_of(index) for index in self.chunks] if len(self.chunks) <= at_most else []
+
+
+async def take_over(
+    run: RunConfig,
+    dht: DHT,
+    p2p: P2P,
+    read_tree: TreeReader,
+    *,
+    select: Callable[[Any], Iterable[int]] | None = None,
+    on_bytes: Callable[[int, int], None] = lambda received, total: None,
+) -> Taken:
+    """For one who is no peer: the state that the swarm holds, whole, or the chunks of it that `select` names.
+
+    on_bytes: called with the bytes that came, and those there are. Raises NoState.
+    """
+    buffer = StateBuffer.new()
+    taker = Taker(
+        ask_over(p2p, run.identity),
+        Signatures(lambda: read_records(dht, run)),
+        read_tree,
+        buffer,
+        timeout=run.swarm.next_chunk_timeout,
+        select=select,
+        on_bytes=on_bytes,
+    )
+    tree, indexes = await taker.take()
+    return Taken(tree, Chunks(tree, indexes, buffer), tuple(taker.donors), taker.received, taker.refused)
+
+
+class StateSharing:
+    """Mixed into a DecentralizedAverager, before it, with `allow_state_sharing=False`: hivemind's own door is closed.
+
+    Call `share_state` before hivemind's `__init__`, which forks.
+    """
+
+    traffic: torch.Tensor
+    prefix: str
+    client_mode: bool
+    serializer: Any
+    _p2p: P2P
+    _outer_pipe: Any
+
+    def share_state(self, run: RunConfig, dht: DHT, peer_id: str, source: StateSource, read_tree: TreeReader) -> None:
+        """Say what is handed over. peer_id: this peer's. traffic: int64 (2,) in shared memory, bytes out and in.
+
+        source is called in a thread of the host process, read_tree in both processes.
+        """
+        self._run, self._dht_of_run, self._own_id = run, dht, peer_id
+        self._source, self._read_tree = source, read_tree
+        self._passage = Passage()
+        self._donor = StateDonor(self._offer, read_tree, self._count_sent)
+        self._taking: dict[int, asyncio.Task[None]] = {}
+
+    # ---------------------------------------------------------------- in the host process
+
+    def take_state(self, own: Tree | None, timeout: float) -> Taken:
+        """The state that most of the foremost hold, without the chunks that `own` holds alike.
+
+        timeout: seconds for all of it. Raises NoState. May be called by one thread at a time.
+        """
+        buffer = StateBuffer.new()
+        number, future = self._passage.send(buffer), MPFuture()
+        self._outer_pipe.send(("_take_state", [number, b"" if own is None else own.manifest(), future], {}))
+        try:
+            told = self._await(future, timeout)
+            if isinstance(told, str):
+                raise NoState(told)
+            tree = self._read_tree(told.pop("manifest"))
+            return Taken(tree, Chunks(tree, told.pop("indexes"), buffer), **told)
+        except BaseException:
+            buffer.close()
+            self._outer_pipe.send(("_drop_taking", [number], {}))
+            raise
+
+    def _await(self, future: MPFuture, timeout: float) -> Any:
+        deadline = time.monotonic() + timeout
+        while True:
+            try:
+                return future.result(timeout=ALIVE_SECONDS)
+            except concurrent.futures.TimeoutError:
+                if not self.is_alive():  # type: ignore[attr-defined]
+                    raise NoState("the averager process of this peer ended") from None
+                if time.monotonic() > deadline:
+                    raise NoState(f"it took more than {timeout:.0f} s") from None
+
+    def get_current_state(self) -> tuple[dict[str, Any], list[torch.Tensor], None]:
+        """Called by hivemind in the host process when the averager's process asks for a copy of the state."""
+        offered = self._source()
+        if offered is None:
+            return {}, [], None
+        manifest, buffer = offered
+        return {"manifest": manifest, "number": self._passage.send(buffer)}, [], None
+
+    # ---------------------------------------------------------------- in the averager's process
+
+    async def add_p2p_handlers(self, p2p: P2P, *args: Any, namespace: str | None = None, **kwargs: Any) -> None:
+        """As hivemind's, and those of the donor."""
+        await super().add_p2p_handlers(p2p, *args, namespace=namespace, **kwargs)  # type: ignore[misc]
+        await self._donor.add_p2p_handlers(p2p, namespace=namespace)
+
+    async def remove_p2p_handlers(self, p2p: P2P, *, namespace: str | None = None) -> None:
+        """As hivemind's, and those of the donor."""
+        await self._donor.remove_p2p_handlers(p2p, namespace=namespace)
+        await super().remove_p2p_handlers(p2p, namespace=namespace)  # type: ignore[misc]
+
+    def _count_sent(self, count: int) -> None:
+        self.traffic[0] += count
+
+    async def _offer(self) -> tuple[bytes, StateBuffer] | None:
+        metadata, _, _ = await self._get_current_state_from_host_process()  # type: ignore[attr-defined]
+        told = self.serializer.loads(metadata)
+        return (told["manifest"], self._passage.receive(told["number"])) if told else None
+
+    async def _take_state(self, number: int, own: bytes, future: MPFuture) -> None:
+        self._taking[number] = asyncio.current_task()  # type: ignore[assignment]
+        received_before = 0
+
+        def count(received: int, total: int) -> None:
+            nonlocal received_before
+            self.traffic[1] += received - received_before
+            received_before = received
+
+        try:
+            taker = Taker(
+                ask_over(self._p2p, self.prefix),
+                Signatures(lambda: read_records(self._dht_of_run, self._run), self._own_id),
+                self._read_tree,
+                self._passage.receive(number),
+                timeout=self._run.swarm.next_chunk_timeout,
+                own=self._read_tree(own) if own else None,
+                on_bytes=count,
+            )
+            tree, indexes = await taker.take()
+            future.set_result(
+                {
+                    "manifest": tree.manifest(),
+                    "indexes": indexes,
+                    "donors": tuple(taker.donors),
+                    "received": taker.received,
+                    "refused": taker.refused,
+                }
+            )
+        except NoState as error:
+            future.set_result(str(error))
+        except Exception as error:
+            future.set_result(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            del self._taking[number]
+
+    async def _drop_taking(self, number: int) -> None:
+        if number in self._taking:
+            self._taking[number].cancel()

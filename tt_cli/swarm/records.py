@@ -24,7 +24,8 @@ class PeerRecord(BaseModel):
     epoch: global steps its parameters have seen. digest: of its parameters and optimizer state at that epoch;
     peers of one epoch and unlike digests never average together. samples: accumulated towards the next step.
     role: "trainer" or "aux" (an auxiliary peer without a state yet has the digest ""). loss: mean training loss
-    of its last step, None before the first. left: the peer said goodbye.
+    of its last step, None before the first. resynced_chunks: chunks of its state that it had to take again at the same
+    step, because they differed from the others'. left: the peer said goodbye.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -48,6 +49,7 @@ class PeerRecord(BaseModel):
     bytes_sent: Count = 0
     bytes_received: Count = 0
     rejected_micro_batches: Count = 0
+    resynced_chunks: Count = 0
     left: bool = False
     time: Finite
 

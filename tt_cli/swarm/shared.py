@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -17,10 +17,48 @@ class StepFacts:
     gradient_norm: float
 
 
+class Tree(Protocol):
+    """The hash tree over the chunks of one state. Chunks are numbered from 0; `len` says how many there are."""
+
+    @property
+    def step(self) -> int:
+        """Global steps that the state has seen."""
+
+    @property
+    def digest(self) -> str:
+        """The root, 64 hex digits: what peers sign."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a buffer that holds all chunks at their places."""
+
+    def __len__(self) -> int: ...
+
+    def differing(self, other: Any) -> list[int]:
+        """The chunks that the state of another tree does not hold alike."""
+
+    def holds(self, index: int, data: bytes | memoryview) -> bool:
+        """True when `data` is the chunk `index`."""
+
+    def name_of(self, index: int) -> str:
+        """Tensor and number of a chunk: "transformer.layers.0.ff.weight[3]"."""
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Where a chunk lies in a buffer for the whole state: (offset, bytes)."""
+
+    def manifest(self) -> bytes:
+        """The tree itself as bytes."""
+
+
+TreeReader = Callable[[bytes], Any]
+"""Manifest → Tree. Raises ValueError for what is no tree of a state of this run."""
+
+
 class SharedState(Protocol):
     """Parameters, optimizer state and the count of steps. Equal on all members, to the last bit.
 
-    Called by one thread at a time; `Collaboration` sees to it.
+    Called by one thread at a time; `Collaboration` sees to it. `read_tree` alone is called by others, and in the
+    averager's process.
     """
 
     @property
@@ -31,20 +69,24 @@ class SharedState(Protocol):
     def digest(self) -> str:
         """Hex digest of all of it: equal digests mean equal bytes."""
 
+    @property
+    def tree(self) -> Any:
+        """The hash tree (`Tree`) of the present state, whose root is the digest."""
+
     def shapes(self) -> dict[str, torch.Size]:
         """Name → shape of every gradient, in the order in which gradients travel."""
-
-    def nbytes(self) -> int:
-        """Bytes of the packed state, to within a few per cent."""
 
     def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
         """Apply one averaged gradient (fp32, CPU, finite). Afterwards `epoch` is one more."""
 
-    def pack(self) -> bytes:
-        """All of it, for another peer or a file."""
+    def read_tree(self, manifest: bytes) -> Any:
+        """The tree (`Tree`) that another peer sent, of a state that could be this one. Raises ValueError."""
 
-    def adopt(self, data: bytes, signed: Callable[[int, str], bool]) -> None:
-        """Become what `data` holds if `signed(epoch, digest)` of it is true.
+    def write_into(self, write: Callable[[int, memoryview], object]) -> Any:
+        """Copy all of it with `write(offset, bytes)`, each chunk at its place. Returns the tree of what was written."""
 
-        Raises ValueError, with nothing changed, for bytes that are no state of this run or that nobody signed.
+    def patch(self, tree: Any, chunks: Mapping[int, memoryview]) -> None:
+        """Become the state of `tree`, which `read_tree` read and members signed, by taking `chunks`: all that differ.
+
+        Raises ValueError, with nothing changed, when a chunk is missing or wrong, or holds what no state may hold.
         """
