@@ -161,7 +161,8 @@ def start(kind: str, name: str, folder: Path, given: list[object], seed: int, in
     """One more peer; does not wait."""
     home = ["--home", folder / name] if kind == "ours" else []
     joined = ["--initial-peer", initial] if initial else []
-    return Launched(name, MODULES[kind], [*given, *home, *joined, "--seed", seed], folder / f"{name}.log")
+    given = [*given, *home, *joined, "--seed", seed, "--wait-for-go"]
+    return Launched(name, MODULES[kind], given, folder / f"{name}.log")
 
 
 def has_made(peer: Launched, step: int) -> bool:
@@ -203,8 +204,10 @@ def measure(kind: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
             second = closing.enter_context(start(kind, f"{size}-2", folder, given, 2, address))
             peers[second.name] = second
         for peer in peers.values():
-            peer.wait_for(partial(peer.of, "started"), WAIT, "its start")
+            peer.wait_for(partial(peer.of, "ready"), WAIT, "its start")
         with Sampler(kind, {name: peer.pid for name, peer in peers.items()}) as sampler:
+            for peer in peers.values():
+                peer.go()
             for peer in peers.values():
                 peer.wait_for(partial(has_made, peer, args.steps), WAIT, f"step {args.steps}")
         counts = {size: peers[f"{size}-1"].of("started")[0]["parameters"] for size in sizes}
@@ -257,7 +260,9 @@ def measure_hand_over(
     given = [*arguments(kind, args.part, args), *(["--synchronise"] if kind == "baseline" else [])]
     address = donor.of("listening")[0]["addresses"][0]
     with start(kind, "large-3", folder, given, 3, address) as taker:
+        taker.wait_for(partial(taker.of, "ready"), WAIT, "its start")
         with Sampler(kind, {"donor": donor.pid, "taker": taker.pid}) as sampler:
+            taker.go()
             taker.wait_for(partial(taker.of, "started"), WAIT, "the others' state")
         if not taker.of("started")[0]["epoch"]:
             return {"problem": "the newcomer did not take a state over"}

@@ -27,7 +27,6 @@ import argparse
 import hashlib
 import logging
 import os
-import threading
 import time
 import traceback
 from collections.abc import Iterable
@@ -48,7 +47,7 @@ from hivemind.compression import (
 from hivemind.optim.grad_averager import GradientAverager
 from torch import Tensor
 
-from scripts.lab.launched import tell, told_to_leave
+from scripts.lab.launched import Commands, tell
 from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.optim import learning_rate
 from tt_cli.run import RunConfig, load_run
@@ -216,17 +215,20 @@ def digest(tensors: Iterable[Tensor]) -> str:
     return found.hexdigest()
 
 
-def train(args: argparse.Namespace, run: RunConfig, dht: DHT, ended: threading.Event) -> None:
+def train(args: argparse.Namespace, run: RunConfig, dht: DHT, commands: Commands) -> None:
     """Micro-batches until told to leave."""
     shapes = model_shapes(run, args.part)
     parameters = {name: tensor.requires_grad_() for name, tensor in first_parameters(shapes)}
     for name in ("optim.optimizer", "optim.state_averager", "averaging.averager", "averaging.partition"):
         logging.getLogger(f"hivemind.{name}").addHandler(Messages())  # before the averagers' processes are forked
     optimizer = make_optimizer(args, run, dht, parameters)
+    if args.wait_for_go:
+        tell("ready")
+        commands.go.wait()
     if args.synchronise:
         optimizer.load_state_from_peers()
-    gradients = Gradients(shapes, args.seed)
-    device = Device(gradients, args.micro_batch_seconds, ended)
+    ended = commands.ended
+    device = Device(Gradients(shapes, args.seed), args.micro_batch_seconds, ended)
     buffers = [tensor.grad for tensor in parameters.values() if tensor.grad is not None]
     assert len(buffers) == len(parameters)
     tell("started", parameters=count(shapes), epoch=optimizer.local_epoch)
@@ -289,6 +291,7 @@ def main() -> None:
     parser.add_argument("--next-chunk-timeout", type=float, default=20.0)
     parser.add_argument("--synchronise", action="store_true", help="take the others' state over before training")
     parser.add_argument("--digests", action="store_true", help="a digest of the parameters with every step")
+    parser.add_argument("--wait-for-go", action="store_true", help="train only when standard input says 'go'")
     parser.add_argument("--parameters", default="", help="file that receives the parameters after --steps")
     args = parser.parse_args()
 
@@ -296,7 +299,7 @@ def main() -> None:
     raise_file_limit()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     bnb.quantize_blockwise(torch.ones(4096))  # loaded before processes fork, else each first round pays for it
-    ended = told_to_leave()
+    commands = Commands()
     dht = DHT(
         initial_peers=args.initial_peer or None,
         host_maddrs=[f"/ip4/{args.host}/tcp/0"],
@@ -308,9 +311,9 @@ def main() -> None:
     code = 0
     try:
         if args.dht_only:
-            ended.wait()
+            commands.ended.wait()
         else:
-            train(args, load_run(args.run), dht, ended)
+            train(args, load_run(args.run), dht, commands)
     except Exception:
         traceback.print_exc()
         code = 1

@@ -81,11 +81,18 @@ class Launched:
                     sys.exit(f"{self.name} did not reach {what} (after {seconds - left:.0f} s)\n{tail}")
                 self._news.wait(timeout=min(left, 1.0))
 
+    def go(self) -> None:
+        """Let one that was started with --wait-for-go begin to train."""
+        self._say(b"go\n")
+
     def leave(self) -> None:
         """Ask it to end; does not wait."""
+        self._say(b"leave\n")
+
+    def _say(self, command: bytes) -> None:
         with contextlib.suppress(OSError, ValueError):
             assert self._process.stdin is not None
-            self._process.stdin.write(b"leave\n")
+            self._process.stdin.write(command)
             self._process.stdin.flush()
 
     def close(self) -> None:
@@ -125,16 +132,22 @@ def tell_line(line: str) -> None:
     os.write(1, line.encode() + b"\n")  # whole, unlike what print writes
 
 
-def told_to_leave() -> threading.Event:
-    """In the launched process: an event that is set when "leave" comes on standard input, or its end."""
-    ended = threading.Event()
+class Commands:
+    """In the launched process: what standard input says. Make it before other processes are forked.
 
-    def follow() -> None:
+    go: "go" came. ended: "leave" came, or the end of the input; then `go` is set too.
+    """
+
+    def __init__(self) -> None:
+        self.go, self.ended = threading.Event(), threading.Event()
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
         # Not through sys.stdin: its lock, held while reading, would hang forked processes, which close it first.
         received = b""
         while b"leave\n" not in received and (data := os.read(0, 4096)):
             received += data
-        ended.set()
-
-    threading.Thread(target=follow, daemon=True).start()
-    return ended
+            if b"go\n" in received:
+                self.go.set()
+        self.ended.set()
+        self.go.set()

@@ -16,7 +16,7 @@ import torch
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig
 
-LARGE = 2**16  # elements from which the paper's codec and optimizer take a tensor for a large one
+LARGE = 2**16 + 1  # elements from which everybody's codecs and optimizers take a tensor for a large one
 POOL = 2**21 + 17  # numbers that all gradients are cut from; odd, so that cuts do not repeat
 GRADIENT_SCALE = 1e-3
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import threading
 import time
 import traceback
 from pathlib import Path
@@ -26,7 +25,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from scripts.lab.launched import tell, tell_line, told_to_leave
+from scripts.lab.launched import Commands, tell, tell_line
 from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim import warm_up
@@ -74,13 +73,16 @@ def print_event(event: Event, /) -> None:
 
 
 def train(
-    args: argparse.Namespace, run: RunConfig, collaboration: Collaboration, shared: TrainedState, model: Shapes
+    args: argparse.Namespace, commands: Commands, collaboration: Collaboration, shared: TrainedState, model: Shapes
 ) -> None:
     """Micro-batches until told to leave."""
-    ended: threading.Event = args.ended
+    ended = commands.ended
     shapes = shared.shapes()
     device = Device(Gradients(shapes, args.seed), args.micro_batch_seconds, ended)
     gradients = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    if args.wait_for_go:
+        tell("ready")
+        commands.go.wait()
     collaboration.synchronise()
     tell("started", parameters=count(shapes), epoch=collaboration.epoch)
     began, in_step, copying, reported, done = time.monotonic(), 0.0, 0.0, 0.0, False
@@ -141,13 +143,14 @@ def main() -> None:
     parser.add_argument("--averaging-timeout", type=float, default=180.0)
     parser.add_argument("--next-chunk-timeout", type=float, default=20.0)
     parser.add_argument("--statistics-expiration", type=float, default=60.0)
+    parser.add_argument("--wait-for-go", action="store_true", help="train only when standard input says 'go'")
     parser.add_argument("--parameters", default="", help="file that receives the parameters after --steps")
     args = parser.parse_args()
 
     die_with_parent()
     raise_file_limit()
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    args.ended = told_to_leave()
+    commands = Commands()
     run = configured(args)
     warm_up()
     self_test(codec_of(run))
@@ -162,7 +165,7 @@ def main() -> None:
     collaboration = Collaboration(run, dht, identity, shared, about, print_event, client_mode=args.client_mode)
     code = 0
     try:
-        train(args, run, collaboration, shared, model)
+        train(args, commands, collaboration, shared, model)
         collaboration.close()
         stop_dht(dht)
     except Exception:
