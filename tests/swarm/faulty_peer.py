@@ -29,12 +29,12 @@ from hivemind.proto import averaging_pb2
 from tt_cli.peer import trainer
 from tt_cli.supervisor.events import Emit
 from tt_cli.supervisor.worker import run_worker
-from tt_cli.swarm import layout, store
+from tt_cli.swarm import layout
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.runner import Runner
 from tt_cli.swarm.settle import Settlement
 
-layout.PART_ELEMENTS = store.PART_ELEMENTS = 1024
+layout.PART_ELEMENTS = 1024
 FAULTS: dict[str, dict[str, str]] = json.loads(os.environ["TT_TEST_FAULTS"])
 mine: dict[str, str] = {}
 
@@ -101,7 +101,7 @@ class FaultyRunner:
 def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[Runner, Settlement]:
     """As the averager's, with the fault of this step in it."""
     runner, settlement = honest_begin(averager, group_info, weight)
-    step = str(int(averager._state_key.split("_")[0]) + 1)
+    step = str(int(averager._meeting.state_key.split("_")[0]) + 1)
     if fault := mine.pop(step, ""):
         FaultyRunner(fault, runner, settlement)
     return runner, settlement

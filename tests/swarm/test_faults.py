@@ -26,7 +26,9 @@ def start(
 ) -> tuple[LocalSwarm, dict[str, Member]]:
     monkeypatch.setenv("TT_TEST_FAULTS", json.dumps(faults))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
-    swarm = start_swarm(tiny_run(swarm={"matchmaking_time": 5.0, "next_chunk_timeout": patience, "averaging_timeout": 10 * patience}))
+    swarm = start_swarm(
+        tiny_run(swarm={"matchmaking_time": 5.0, "next_chunk_timeout": patience, "averaging_timeout": 10 * patience})
+    )
     for seed, name in enumerate(names):
         swarm.start_trainer(name, module=FAULTY, batch_size=4, seed=seed)
     return swarm, {name: swarm.members[name] for name in names}

@@ -16,6 +16,7 @@ from optim.settings import normal
 
 from tt_cli.run import load_run
 from tt_cli.swarm.codec import codec_of
+from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer
 from tt_cli.swarm.fetch import answer, read_request
 from tt_cli.swarm.layout import Layout
 from tt_cli.swarm.runner import Runner
@@ -27,7 +28,19 @@ WEIGHTS = [10.0, 20.0, 70.0, 30.0]
 PEERS = [PeerID(bytes([18, 32, *([number] * 32)])) for number in range(4)]
 GROUP = b"group"
 CODEC = codec_of(load_run("emoji").replaced({"swarm.large_tensor": 4096}))
-LAYOUT = Layout(SHAPES, 4096)
+LAYOUT = Layout(SHAPES, 4096, CODEC.block)
+
+
+class DecodedCopies(DecodedGradients):
+    """Every tensor in memory of its own."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return super().__getitem__(name).clone()
+
+
+def flattened(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Large ones first, as in the buffer, without the gaps."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
 
 
 @dataclass
@@ -41,9 +54,7 @@ class Outcome:
 
     @property
     def average(self) -> torch.Tensor:
-        flat = torch.zeros(LAYOUT.size)
-        self.store.decode(self.runner.cut, flat)
-        return flat
+        return flattened(dict(DecodedCopies(self.store.buffer)))
 
 
 class Member:
@@ -58,24 +69,23 @@ class Member:
         self.everybody: dict[PeerID, Member] = {}
         self.patience = 1.0
 
-    def gradients(self) -> torch.Tensor:
-        flat = torch.zeros(LAYOUT.size)
-        for index, view in enumerate(LAYOUT.views(flat)):
-            view.copy_(normal(10 * self.number + index, *view.shape))
-        return flat
+    def gradients(self) -> dict[str, torch.Tensor]:
+        return {name: normal(10 * self.number + index, *shape) for index, (name, shape) in enumerate(SHAPES.items())}
 
     def prepare(self) -> None:
         """Make the two sides of the round."""
         members = list(self.everybody)
         listening = [peer for peer, member in self.everybody.items() if not member.client]
-        self.store = AverageStore(LAYOUT, CODEC)
+        self.store, local = AverageStore(LAYOUT, CODEC), EncodedBuffer(LAYOUT, CODEC)
+        for name, gradient in self.gradients().items():
+            local.encode(name, gradient)
         traffic = torch.zeros(2, dtype=torch.int64)
         common: dict[str, Any] = dict(
             group_id=GROUP, me=self.peer, members=members, stub_of=self.stub, traffic=traffic, patience=self.patience
         )
         self.runner = self.runner_type(
             listening=listening,
-            local=self.gradients(),
+            local=local,
             weight=WEIGHTS[self.number],
             max_weight=100.0,
             store=self.store,
@@ -83,7 +93,7 @@ class Member:
         )
         said = {"samples": int(WEIGHTS[self.number]), "loss": 1.0}
         self.settlement = self.settlement_type(
-            listening=listening, cut=self.runner.cut, store=self.store, said=said, **common
+            listening=listening, parts=len(self.runner.parts), store=self.store, said=said, **common
         )
 
     def stub(self, peer: PeerID) -> Any:
@@ -140,5 +150,5 @@ def run_round(*members: Member) -> list[Outcome]:
 
 def expected(members: Sequence[Member]) -> numpy.ndarray:
     """The mean over the samples, in double precision."""
-    values = [member.gradients().double().numpy() for member in members]
+    values = [flattened(member.gradients()).double().numpy() for member in members]
     return numpy.average(values, axis=0, weights=[WEIGHTS[member.number] for member in members])

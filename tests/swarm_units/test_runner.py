@@ -13,6 +13,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from swarm_units.rounds import CODEC, LAYOUT, PEERS, WEIGHTS, Member, Outcome, expected, run_round
 
+from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.reducer import Reducer
 from tt_cli.swarm.runner import Runner
 
@@ -46,7 +47,7 @@ def test_all_members_hold_the_same_bytes_and_they_are_the_average(kinds: list[ty
         assert not outcome.runner.failed and not outcome.runner.rejected and not outcome.agreement.differing
         assert outcome.settlement.mended == 0
         assert error(outcome, members) < 0.02
-    encoded = outcomes[0].runner.cut.offsets[-1]
+    encoded = outcomes[0].store.buffer.nbytes
     sent, received = (sum(int(each.runner.traffic[side]) for each in outcomes) for side in (0, 1))
     reducers = len(outcomes[0].runner.reducers)
     senders = len(members)
@@ -189,7 +190,7 @@ def test_two_members_that_disagree_drop_the_round() -> None:
     outcomes = run_round(Member(0), TwoFaced(2))
     for outcome in outcomes:
         assert outcome.agreement.disputed and not outcome.agreement.lost
-        assert {outcome.runner.cut.parts[index].reducer for index in outcome.agreement.disputed} == {1}
+        assert {outcome.runner.parts[index].reducer for index in outcome.agreement.disputed} == {1}
 
 
 class Deaf(Member):
@@ -243,7 +244,7 @@ class Huge(Member):
     class Big(Runner):
         async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             for index in indexes:
-                part = self.cut.parts[index]
+                part = self.parts[index]
                 values = torch.full((part.elements,), 1e30 if part.large else 6e4)
                 yield averaging_pb2.AveragingData(
                     code=averaging_pb2.PART_FOR_AVERAGING,
@@ -296,7 +297,7 @@ def test_a_weight_that_nobody_may_claim_is_refused(weight: float) -> None:
 def reducer(senders: int = 2) -> tuple[Reducer, list[str]]:
     names = [f"p{number}" for number in range(senders)]
     parts = LAYOUT.parts(1)
-    return Reducer(CODEC, parts, torch.zeros(LAYOUT.size), 1.0, "p0", names, 100.0), names
+    return Reducer(CODEC, parts, EncodedBuffer(LAYOUT, CODEC), 1.0, "p0", names, 100.0), names
 
 
 def test_a_weight_that_changes_between_parts_is_refused() -> None:

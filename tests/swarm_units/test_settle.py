@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from swarm_units.rounds import CODEC, GROUP, LAYOUT, Member, run_round
 
 from tt_cli.swarm.fetch import answer, fetch_whole, read_request, request
+from tt_cli.swarm.layout import MAX_REDUCERS
 from tt_cli.swarm.settle import Status, agree, group_of, read_status
-from tt_cli.swarm.store import HASH_BYTES, MAX_REDUCERS, MISSING, AverageStore, Cut, part_hash
+from tt_cli.swarm.store import HASH_BYTES, MISSING, AverageStore, part_hash
 
 A, B = part_hash(b"a"), part_hash(b"b")
 HASHES = st.lists(st.sampled_from([A, B, MISSING]), min_size=3, max_size=3)
@@ -118,10 +119,10 @@ def sent_by(store: AverageStore) -> list[runtime_pb2.ExpertInfo]:
     return asyncio.run(collect())
 
 
-def take(messages: list[runtime_pb2.ExpertInfo]) -> tuple[Cut | None, AverageStore, int]:
+def take(messages: list[runtime_pb2.ExpertInfo]) -> tuple[bool, AverageStore, int]:
     store, received = AverageStore(LAYOUT, CODEC), []
-    cut = asyncio.run(fetch_whole(donor_stub(messages), "key", store, 5.0, received.append))
-    return cut, store, sum(received)
+    whole = asyncio.run(fetch_whole(donor_stub(messages), "key", store, 5.0, received.append))
+    return whole, store, sum(received)
 
 
 @pytest.fixture(scope="module")
@@ -130,14 +131,15 @@ def averaged() -> AverageStore:
 
 
 def test_a_whole_average_comes_to_who_missed_the_round(averaged: AverageStore) -> None:
-    cut, store, received = take(sent_by(averaged))
-    assert cut == averaged.cut and store.hashes == averaged.hashes and not store.missing()
-    assert received == cut.offsets[-1]
+    whole, store, received = take(sent_by(averaged))
+    assert whole and store.parts == averaged.parts and store.hashes == averaged.hashes and not store.missing()
+    assert received == store.buffer.nbytes
+    assert store.buffer.read(0, LAYOUT.boundary) == averaged.buffer.read(0, LAYOUT.boundary)
 
 
 def test_a_donor_without_it_or_that_goes_away_gives_none(averaged: AverageStore) -> None:
-    assert take([])[0] is None
-    assert take(sent_by(averaged)[:-1])[0] is None
+    assert not take([])[0]
+    assert not take(sent_by(averaged)[:-1])[0]
 
 
 def test_a_store_that_went_on_sends_no_more(averaged: AverageStore) -> None:

@@ -102,19 +102,14 @@ class Lamb8bit:
     def step(self, gradients: Mapping[str, Tensor], lr: float) -> StepReport:
         """Take one step at learning rate `lr`. **Uses up the gradients**: their memory holds the update then.
 
-        `gradients`: a contiguous fp32 tensor for each parameter, of its shape. Raises NonFiniteGradient, or
-        ValueError for names, shapes or types that do not fit, before anything is changed.
+        `gradients`: a contiguous fp32 tensor for each parameter, of its shape. Each is asked for twice, and need only
+        live until the next one is. Raises NonFiniteGradient, or ValueError for names, shapes or types that do not fit,
+        before anything is changed.
         """
         if not (math.isfinite(lr) and lr >= 0):
             raise ValueError(f"a learning rate is finite and not negative, not {lr}")
         if gradients.keys() != self._parameters.keys():
             raise ValueError(f"no or unknown gradient: {_some(gradients.keys() ^ self._parameters.keys())}")
-        for name, parameter in self._parameters.items():
-            _check_tensor("gradient", name, gradients[name])
-            if gradients[name].shape != parameter.shape:
-                raise ValueError(
-                    f"gradient {name} has shape {tuple(gradients[name].shape)}, not {tuple(parameter.shape)}"
-                )
         gradient_norm = self._gradient_norm(gradients)
         # the small constant is that of torch.nn.utils.clip_grad_norm_
         clip_factor = min(1.0, self.settings.max_grad_norm / (gradient_norm + 1e-6))
@@ -146,8 +141,12 @@ class Lamb8bit:
 
     def _gradient_norm(self, gradients: Mapping[str, Tensor]) -> float:
         total = 0.0
-        for name in self._parameters:
-            total = self._kernels.squares(gradients[name].detach().view(-1), total)
+        for name, parameter in self._parameters.items():
+            gradient = gradients[name]
+            _check_tensor("gradient", name, gradient)
+            if gradient.shape != parameter.shape:
+                raise ValueError(f"gradient {name} has shape {tuple(gradient.shape)}, not {tuple(parameter.shape)}")
+            total = self._kernels.squares(gradient.detach().view(-1), total)
             # squares of fp32 numbers cannot overflow in float64, so a finite sum means finite elements
             if not math.isfinite(total):
                 raise NonFiniteGradient(f"the gradient of {name} is not finite: the step was not taken")

@@ -104,7 +104,11 @@ class Round(Event):
     outcome: "committed" (averaged and stepped), "alone" (the only peer, stepped), "failed" (repeated with
     the gradients still held), "dropped" (others stepped without this peer: it synchronises).
     received: part of the averaged gradient that arrived, 0 to 1. rejected: members whose parts were refused,
-    with the reason. seconds: wall time by phase (matchmaking, averaging, optimizer). words: for the screen.
+    with the reason. words: for the screen. mended: parts that came from another member than their reducer. differing:
+    parts in whose bytes members differed.
+
+    seconds, by phase: encode (this peer's gradient), matchmaking, transfer (of which reduce is this peer's CPU time),
+    commit (comparing, mending), apply (decoding, the optimizer's step, the digest), whole.
     """
 
     kind: ClassVar[str] = "round"
@@ -116,6 +120,8 @@ class Round(Event):
     samples: int
     seconds: dict[str, float]
     rejected: dict[str, str] = field(default_factory=dict)
+    mended: int = 0
+    differing: int = 0
 
 
 @dataclass(frozen=True)

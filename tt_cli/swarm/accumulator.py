@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer
+
 
 @dataclass
 class LossSums:
@@ -64,24 +66,37 @@ class Accumulator:
             torch._foreach_add_(list(self._sums.values()), new, alpha=float(samples))
             self.new.add(samples, *losses)
 
-    def hold(self, local: Sequence[torch.Tensor]) -> None:
-        """Move all into `local` (CPU, one tensor for each name) as a mean; what comes now is for the next step."""
+    def hold(self, local: EncodedBuffer) -> None:
+        """Move all into `local` as a mean; what comes now is for the next step.
+
+        Raises ValueError where the sums are not finite: they are dropped then, and `local` holds zeros.
+        """
         with self._lock:
             self.held, self.new = self.new, LossSums()
-            for name, tensor in zip(self._names, local, strict=True):
-                if self.held.samples:
-                    tensor.copy_(self._sums[name]).div_(self.held.samples)
-                    self._sums[name].zero_()
-                else:
-                    tensor.zero_()
+            try:
+                self._encode(local)
+            except ValueError:
+                self.held = LossSums()
+                self._clear()
+                self._encode(local)
+                raise
+            self._clear()
 
-    def give_back(self, local: Sequence[torch.Tensor]) -> None:
+    def _clear(self) -> None:
+        for sums in self._sums.values():
+            sums.zero_()
+
+    def _encode(self, local: EncodedBuffer) -> None:
+        for name, shape in local.layout.shapes.items():
+            sums = self._sums.get(name)
+            local.encode(name, torch.zeros(shape) if sums is None else sums, max(1, self.held.samples))
+
+    def give_back(self, local: EncodedBuffer) -> None:
         """The others stepped without the gradient held: it counts for the next step, one step late."""
         with self._lock:
             if self.held.samples:
-                for name, tensor in zip(self._names, local, strict=True):
-                    sums = self._sums[name]
-                    sums.add_(tensor.to(sums.device), alpha=float(self.held.samples))
+                for name, tensor in DecodedGradients(local).items():
+                    self._sums[name].add_(tensor.to(self._sums[name].device), alpha=float(self.held.samples))
                 self.new.merge(self.held)
             self.held = LossSums()
 

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
@@ -21,42 +21,41 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.dht import DHT
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
-from hivemind.utils import MPFuture, get_logger
+from hivemind.utils import MPFuture, get_dht_time, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
 from tt_cli.run import RunConfig
 from tt_cli.swarm.codec import codec_of
+from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.fetch import answer, fetch_whole, read_request
 from tt_cli.swarm.handover import StateSharing, StateSource, TreeReader
 from tt_cli.swarm.layout import Layout
+from tt_cli.swarm.meeting import KEPT_GROUPS, Meeting, MeetingPoint
 from tt_cli.swarm.runner import Runner
 from tt_cli.swarm.settle import Agreement, Settlement, group_of
-from tt_cli.swarm.store import AverageStore, Cut
+from tt_cli.swarm.store import AverageStore
 
 logger = get_logger(__name__)
 
-POLL_SECONDS = 0.1
 MAX_WEIGHT_IN_TARGETS = 4
-KEPT_ROUNDS = 2  # that others may still ask about
 
 
 @dataclass(frozen=True)
 class RoundResult:
     """How one round went, as this member saw it.
 
-    cut: where the parts of the average lie in the store; None unless the round is complete: the average is whole and
-    finite, this peer may step. members: peer id → what it said about itself (samples, loss; {} when that got lost).
-    received: what came from the reducers, 0 to 1. mended: parts that came from other members. differing: parts in whose
-    bytes members differed. rejected: peer id → why what it sent was refused. failed: peer id → why its parts of the
-    average did not all come. disputed: reducers of parts of which no bytes had a majority. seconds: of each phase.
+    complete: the average in the store is whole and finite, this peer may step. members: peer id → what it said about
+    itself (samples, loss; {} when that got lost). received: what came from the reducers, 0 to 1. mended: parts that
+    came from other members. differing: parts in whose bytes members differed. rejected: peer id → why what it sent was
+    refused. failed: peer id → why its parts of the average did not all come. disputed: reducers of parts of which no
+    bytes had a majority. seconds: of each phase.
     """
 
-    cut: Cut | None = None
+    complete: bool = False
     members: dict[str, dict[str, Any]] = field(default_factory=dict)
     received: float = 0.0
     mended: int = 0
@@ -67,11 +66,6 @@ class RoundResult:
     problem: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
 
-    @property
-    def complete(self) -> bool:
-        """True when this peer may step."""
-        return self.cut is not None
-
     def samples_and_loss(self) -> tuple[int, float | None]:
         """Samples of all members and their mean loss, from what they said."""
         said = [each for each in self.members.values() if each.get("samples")]
@@ -79,38 +73,11 @@ class RoundResult:
         return samples, sum(each["loss"] for each in said) / samples if samples else None
 
 
-class StateKeyManager(GroupKeyManager):
-    """Groups form under a key that names the members' epoch and state, instead of random buckets."""
-
-    def __init__(self, dht: DHT, prefix: str):
-        super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
-        self.state_key = ""
-        self.avoided: frozenset[str] = frozenset()
-        self.formed: list[bytes] = []  # the newest groups that this peer was in
-        self._asked = -float("inf")
-
-    @property
-    def current_key(self) -> str:
-        return f"{self.prefix}_{self.state_key}.0b"
-
-    async def get_averagers(self, group_key: str, only_active: bool) -> list[tuple[PeerID, float]]:
-        """As hivemind's, but hivemind asks in a busy loop: at most one look-up per POLL_SECONDS."""
-        await asyncio.sleep(max(0.0, self._asked + POLL_SECONDS - time.monotonic()))
-        self._asked = time.monotonic()
-        averagers = await super().get_averagers(group_key, only_active)
-        return [(peer, expiration) for peer, expiration in averagers if str(peer) not in self.avoided]
-
-    async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
-        """The key follows the state alone; the group is remembered."""
-        self.formed = [*self.formed[-KEPT_ROUNDS:], group_info.group_id]
-
-
 class Averager(StateSharing, DecentralizedAverager):
     """The process that speaks for this peer in averaging rounds and hands out its state.
 
-    shapes: name → shape of the gradients; empty for a peer that only hands out state. local: shared fp32 buffer
-    (layout.size,) of this peer's mean gradient, `views` its tensors in the order of `shapes`. store: the last average,
-    encoded. source, read_tree: see StateSharing.
+    shapes: name → shape of the gradients; empty for a peer that only hands out state. local: this peer's mean gradient.
+    store: the last average. source, read_tree: see StateSharing.
     """
 
     def __init__(
@@ -123,15 +90,14 @@ class Averager(StateSharing, DecentralizedAverager):
         read_tree: TreeReader,
         client_mode: bool,
     ):
-        self.layout = Layout(shapes, run.swarm.large_tensor)
-        self.local = torch.zeros(max(1, self.layout.size)).share_memory_()
-        self.views = self.layout.views(self.local)
-        self.store = AverageStore(self.layout, codec_of(run))
+        codec = codec_of(run)
+        self.layout = Layout(shapes, run.swarm.large_tensor, codec.block)
+        self.local = EncodedBuffer(self.layout, codec)
+        self.store = AverageStore(self.layout, codec)
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self._said = torch.zeros(2, dtype=torch.float64).share_memory_()  # samples, sum of losses: with the next round
-        self._avoided: frozenset[str] = frozenset()
-        self._state_key = ""
+        self._meeting = Meeting()
         # in the averager's process:
         self._steps = 0  # of hivemind's that run
         self._begun = asyncio.Condition()  # a round began, or will not
@@ -140,7 +106,7 @@ class Averager(StateSharing, DecentralizedAverager):
         self._committed: tuple[str, Settlement] | None = None
         self.share_state(run, dht, str(dht.peer_id), source, read_tree)
         super().__init__(
-            averaged_tensors=[self.local],
+            averaged_tensors=[torch.zeros(1)],  # hivemind's own rounds, which never run
             dht=dht,
             start=True,
             prefix=run.identity,
@@ -155,15 +121,20 @@ class Averager(StateSharing, DecentralizedAverager):
 
     # ---------------------------------------------------------------- in the host process
 
-    def seek(self, state_key: str, expected: int, timeout: float, avoided: Sequence[str] = ()) -> StepControl:
+    def seek(self, state_key: str, members: Collection[str], leader: str, avoided: Collection[str] = ()) -> StepControl:
         """Begin to look for the members that hold the same state; they wait for each other's `average`.
 
-        state_key: epoch and digest. expected: members that should come, this peer included; the group is complete when
-        they are there, else after the matchmaking time with those who came. timeout: seconds to find a group.
-        avoided: peer ids with which no group is formed.
+        state_key: epoch and digest. members: peer ids of those who should come, this peer included. leader: the one at
+        whom they meet. The group is complete when all are there, else after the matchmaking time with those who came;
+        without more than half of them there is no round. avoided: peer ids with which no group is formed.
         """
-        self._outer_pipe.send(("_prepare_round", [state_key, expected, tuple(avoided)], {}))
-        return self.step(timeout=timeout, allow_retries=False, require_trigger=True, wait=False)
+        meeting = Meeting(state_key, len(members), leader, frozenset(avoided))
+        self._outer_pipe.send(("_prepare_round", [meeting], {}))
+        now, longest = get_dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
+        timeout = 2 * longest + 1.0
+        # a leader takes in who waits longer than itself, whoever of the two began earlier
+        until = now + longest if leader == str(self.peer_id) else now + timeout - 0.1
+        return self.step(timeout=timeout, scheduled_time=until, allow_retries=False, require_trigger=True, wait=False)
 
     def average(self, control: StepControl, samples: int, loss: float) -> RoundResult:
         """Average `local` in the group that `control` seeks. Never raises for the swarm's faults.
@@ -184,12 +155,8 @@ class Averager(StateSharing, DecentralizedAverager):
             words = " ".join(str(error).split()) or type(error).__name__
             return RoundResult(problem=words, seconds={"matchmaking": time.monotonic() - started})
 
-    def take_average(self, cut: Cut) -> None:
-        """Replace `local` by the average in the store."""
-        self.store.decode(cut, self.local)
-
-    def fetch_average(self, donors: Sequence[str], state_key: str, timeout: float) -> tuple[str, Cut] | None:
-        """The average that others stepped with from the state `state_key`, into the store: (donor, cut); None: no luck.
+    def fetch_average(self, donors: Sequence[str], state_key: str, timeout: float) -> str | None:
+        """The average that others stepped with from the state `state_key`, into the store: the donor; None: no luck.
 
         Nobody vouches for it: whether it is the right one shows in the digest of the state that it leads to.
         """
@@ -210,24 +177,22 @@ class Averager(StateSharing, DecentralizedAverager):
     def _stub(self, peer: PeerID) -> Any:
         return self.get_stub(self._p2p, peer, namespace=self.prefix)
 
-    async def _prepare_round(self, state_key: str, expected: int, avoided: Sequence[str]) -> None:
-        keys = self._keys()
-        keys.state_key = self._state_key = state_key
-        keys.avoided = self._avoided = frozenset(avoided)
-        self._matchmaking.target_group_size = max(2, expected)
-        self._matchmaking.potential_leaders.target_group_size = max(2, expected)
+    async def _prepare_round(self, meeting: Meeting) -> None:
+        self._keys().meeting = self._meeting = meeting
+        self._matchmaking.target_group_size = max(2, meeting.expected)
+        self._matchmaking.potential_leaders.target_group_size = max(2, meeting.expected)
 
-    def _keys(self) -> StateKeyManager:
+    def _keys(self) -> MeetingPoint:
         keys = self._matchmaking.group_key_manager
-        if not isinstance(keys, StateKeyManager):
-            keys = self._matchmaking.group_key_manager = StateKeyManager(self.dht, self.prefix)
+        if not isinstance(keys, MeetingPoint):
+            keys = self._matchmaking.group_key_manager = MeetingPoint(self.dht, self.prefix)
         return keys
 
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
         """As hivemind's, but who spoiled a round is not taken into the next one."""
-        if str(context.remote_id) in self._avoided:
+        if str(context.remote_id) in self._meeting.avoided:
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
         async for message in super().rpc_join_group(request, context):
@@ -248,13 +213,12 @@ class Averager(StateSharing, DecentralizedAverager):
         """One round in a group that has formed, from the moment when this peer's gradient is ready."""
         began = time.monotonic()
         try:
-            if spoilers := self._avoided.intersection(map(str, group_info.peer_ids)):
-                raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, who spoiled a round")
+            self._meeting.check(group_info)
             runner, settlement = self._begin(group_info, weight)
             self._running_groups[group_info.group_id].set_result(runner)
             async with self._begun:
                 self._runners[group_info.group_id] = (runner, settlement)
-                for old in list(self._runners)[:-KEPT_ROUNDS]:
+                for old in list(self._runners)[:-KEPT_GROUPS]:
                     del self._runners[old]
                 self._begun.notify_all()
             await runner.run()
@@ -265,10 +229,10 @@ class Averager(StateSharing, DecentralizedAverager):
         ended = time.monotonic()
         whole = not (agreement.lost or agreement.disputed or self.store.missing())
         if whole:
-            self._committed = (self._state_key, settlement)
+            self._committed = (self._meeting.state_key, settlement)
         statuses = settlement.statuses | {str(self.peer_id): settlement.status()}
         return RoundResult(
-            cut=runner.cut if whole else None,
+            complete=whole,
             members={str(peer): statuses[str(peer)].said if str(peer) in statuses else {} for peer in runner.members},
             received=received,
             mended=settlement.mended,
@@ -279,7 +243,6 @@ class Averager(StateSharing, DecentralizedAverager):
             problem="" if whole else _problem(runner, agreement, received),
             seconds={
                 "transfer": transferred - began,
-                "encode": runner.encode_seconds,
                 "reduce": runner.reducer.seconds,
                 "commit": ended - transferred,
             },
@@ -311,7 +274,7 @@ class Averager(StateSharing, DecentralizedAverager):
             me=self.peer_id,
             members=runner.members,
             listening=runner.reducers,
-            cut=runner.cut,
+            parts=len(runner.parts),
             store=self.store,
             said={"samples": int(samples), "loss": loss},
             stub_of=self._stub,
@@ -375,12 +338,12 @@ class Averager(StateSharing, DecentralizedAverager):
             for donor in donors:
                 try:
                     stub = self._stub(PeerID.from_base58(donor))
-                    cut = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, count)
+                    whole = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, count)
                 except Exception as error:  # a donor may fail in any way; the next one is asked
                     logger.info(f"fetching the average from {donor} failed: {error!r}")
                     continue
-                if cut is not None:
-                    found = (donor, cut)
+                if whole:
+                    found = donor
                     return
         finally:
             if not future.done():
@@ -389,7 +352,7 @@ class Averager(StateSharing, DecentralizedAverager):
 
 def _disputed(runner: Runner, agreement: Agreement) -> frozenset[str]:
     """Reducers of parts about which members disagree, but for this peer."""
-    reducers = {runner.reducers[runner.cut.parts[index].reducer] for index in agreement.disputed}
+    reducers = {runner.reducers[runner.parts[index].reducer] for index in agreement.disputed}
     return frozenset(str(reducer) for reducer in reducers if reducer != runner.me)
 
 

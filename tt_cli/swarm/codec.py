@@ -6,6 +6,8 @@ As in the paper (section 3.1, "communication"), tensors of 2^16 elements and mor
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 import torch
 from hivemind.compression import (
@@ -20,12 +22,12 @@ from hivemind.proto import runtime_pb2
 
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.swarm import registry
-from tt_cli.swarm.linear8 import _checked as check_scales
+from tt_cli.swarm import linear8, registry
 from tt_cli.swarm.linear8 import add_decoded, decode_into, encoded_bytes
 
 SELF_TEST_ERROR = 0.05
-BLOCK, CODEBOOK = 4096, 256  # of blockwise8: elements that share one scale; values that 8 bits tell apart
+# of blockwise8: elements that share one scale; values that 8 bits tell apart; bytes before the scales
+BLOCK, CODEBOOK, HEAD = 4096, 256, 16
 
 
 class MalformedPart(ValueError):
@@ -57,6 +59,33 @@ class GradientCodec(SizeAdaptiveCompression):
         """Length of an encoded part."""
         return _encoded_bytes(self._of(large).compression_type, elements)
 
+    def message(self, encoded: bytes, elements: int, large: bool) -> runtime_pb2.Tensor:
+        """What `encode_part` returns, from its bytes."""
+        tag = self._of(large).compression_type
+        return runtime_pb2.Tensor(buffer=encoded, size=[elements], dtype="float32", compression=tag)
+
+    @property
+    def block(self) -> int:
+        """Elements of a large tensor that share a scale."""
+        return linear8.BLOCK if self._of(True).compression_type == registry.TAG else BLOCK
+
+    @property
+    def scale_bytes(self) -> int:
+        """Of each scale."""
+        return 2 if self._of(True).compression_type == registry.TAG else 4
+
+    def take_apart(self, encoded: bytes, elements: int) -> tuple[memoryview, memoryview]:
+        """Scales and codes of an encoded part of large tensors."""
+        view, scales = memoryview(encoded), -(-elements // self.block) * self.scale_bytes
+        begin = 0 if self.scale_bytes == 2 else HEAD
+        return view[begin : begin + scales], view[len(view) - elements :]
+
+    def put_together(self, scales: memoryview, codes: memoryview) -> bytes:
+        """The encoded part that has these scales and codes."""
+        if self.scale_bytes == 2:
+            return b"".join((scales, codes))
+        return b"".join((_head(len(scales) // 4), scales, codebook(), codes))
+
     def read_part(self, message: runtime_pb2.Tensor, elements: int, large: bool) -> bytes:
         """The bytes of a part that another peer sent. What they decode to is finite.
 
@@ -79,7 +108,7 @@ class GradientCodec(SizeAdaptiveCompression):
             raise MalformedPart(f"a part of {len(buffer)} bytes for {elements} elements")
         if tag == registry.TAG:
             try:
-                check_scales(buffer, elements)
+                linear8.check(buffer, elements)
             except ValueError as error:
                 raise MalformedPart(str(error)) from error
         elif tag == runtime_pb2.FLOAT16:
@@ -87,12 +116,14 @@ class GradientCodec(SizeAdaptiveCompression):
                 raise MalformedPart("values that are not finite")
         else:
             blocks = -(-elements // BLOCK)
-            if buffer[:16] != blocks.to_bytes(8, "little") + CODEBOOK.to_bytes(8, "little"):
+            if buffer[:HEAD] != _head(blocks):
                 raise MalformedPart("a part with another count of scales or values than its size needs")
+            if buffer[HEAD + 4 * blocks : HEAD + 4 * blocks + len(codebook())] != codebook():
+                raise MalformedPart("a part with values of its own")
             if not is_finite(self._extract(buffer, elements, large)):
                 raise MalformedPart("values that are not finite")
 
-    def decode_into(self, buffer: bytes | memoryview, large: bool, out: torch.Tensor) -> None:
+    def decode_into(self, buffer: bytes, large: bool, out: torch.Tensor) -> None:
         """Fill `out` (elements,) fp32 from the bytes of a checked part."""
         if self._of(large).compression_type == registry.TAG:
             decode_into(buffer, out)
@@ -109,12 +140,9 @@ class GradientCodec(SizeAdaptiveCompression):
     def _of(self, large: bool) -> CompressionBase:
         return self.greater_equal if large else self.less
 
-    def _extract(self, buffer: bytes | memoryview, elements: int, large: bool) -> torch.Tensor:
-        message = runtime_pb2.Tensor(
-            buffer=bytes(buffer), size=[elements], dtype="float32", compression=self._of(large).compression_type
-        )
+    def _extract(self, buffer: bytes, elements: int, large: bool) -> torch.Tensor:
         try:
-            return deserialize_torch_tensor(message)
+            return deserialize_torch_tensor(self.message(buffer, elements, large))
         except Exception as error:  # numpy, torch and bitsandbytes raise many types for broken bytes
             raise MalformedPart(f"a part that cannot be decoded ({error})") from error
 
@@ -152,10 +180,22 @@ def self_test(codec: CompressionBase) -> None:
         raise TTError(f"the gradient codec loses {error:.1%} here: reinstall tt with its pinned versions")
 
 
+@functools.cache
+def codebook() -> bytes:
+    """The values that blockwise8's codes stand for, as they travel."""
+    tensor = torch.zeros(1)
+    encoded = BlockwiseQuantization().compress(tensor, CompressionInfo.from_tensor(tensor)).buffer
+    return bytes(encoded[HEAD + 4 : HEAD + 4 + 4 * CODEBOOK])
+
+
+def _head(blocks: int) -> bytes:
+    return blocks.to_bytes(8, "little") + CODEBOOK.to_bytes(8, "little")
+
+
 def _encoded_bytes(tag: int, elements: int) -> int:
     """blockwise8: int64 counts of scales and of values, the scales (fp32), the values (fp32), one byte each."""
     if tag == registry.TAG:
         return encoded_bytes(elements)
     if tag == runtime_pb2.FLOAT16:
         return 2 * elements
-    return 16 + 4 * (-(-elements // BLOCK) + CODEBOOK) + elements
+    return HEAD + 4 * (-(-elements // BLOCK) + CODEBOOK) + elements

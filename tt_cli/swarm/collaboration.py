@@ -32,7 +32,8 @@ from tt_cli.supervisor.events import Contribution, Emit, Log, Phase, Progress, R
 from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.board import Board, View
-from tt_cli.swarm.gathering import Gathering
+from tt_cli.swarm.encoded import DecodedGradients
+from tt_cli.swarm.gathering import Gathering, Members
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.identity import Identity
 from tt_cli.swarm.records import PeerRecord
@@ -84,6 +85,7 @@ class Collaboration:
         self._last_round = self._phase = ""
         self._contributed = False
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
+        self._absent: dict[str, float] = {}  # peer id → time of its record when it did not come
         self._avoided: dict[str, int] = {}  # peer id → the epoch until which no round includes it
 
         self._changed = threading.Condition()
@@ -91,13 +93,12 @@ class Collaboration:
         self._broken: BaseException | None = None
 
         shapes = shared.shapes()
-        self._names = list(shapes)
-        self._accumulator = Accumulator(self._names)
+        self._accumulator = Accumulator(list(shapes))
         self.averager = Averager(
             run, dht, shapes, source=self._state.snapshot, read_tree=shared.read_tree, client_mode=client_mode
         )
         self._gathering = Gathering(self.averager, self._state, run.swarm.matchmaking_time)
-        self._take_over = TakeOver(self.peer_id, self.averager, self._state, self._names, emit)
+        self._take_over = TakeOver(self.peer_id, self.averager, self._state, emit)
         self.board = Board(run, dht, identity)
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
@@ -266,22 +267,23 @@ class Collaboration:
     def _make_step(self) -> None:
         """Average what was accumulated and step; repeat until committed, or until the others are ahead."""
         started = time.monotonic()
-        self._accumulator.hold(self.averager.views)
+        self._hold()
         held = time.monotonic() - started
         view = self.board.view if self._gathering.found else self._wait_for_late(started)
         while not self._closing:
             if self._behind(view):
                 self._gathering.drop()
                 self._tell_round("dropped", f"the others made step {view.epoch} without this peer", started)
-                self._accumulator.give_back(self.averager.views)
+                self._accumulator.give_back(self.averager.local)
                 return
             members = self._members(view)
             if len(members) > 1:
                 self._tell_phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
                 mine = self._accumulator.held
-                result = self._gathering.average(members, mine.samples, mine.total, self._avoided)
-                if result.cut is not None:
-                    result.seconds["hold"] = held
+                result, missed = self._gathering.average(members, mine.samples, mine.total, self._avoided)
+                self._absent = {r.peer_id: r.time for r in view.records if r.peer_id in missed}
+                if result.complete:
+                    result.seconds["encode"] = held
                     self._commit(started, result)
                     return
                 self._avoid(result)
@@ -292,10 +294,26 @@ class Collaboration:
                 return
             view = self.board.fresh_view()
 
-    def _members(self, view: View) -> frozenset[str]:
-        """Who should average with this peer, itself included."""
-        members = {record.peer_id for record in view.members(*self._state.position)}
-        return frozenset(members - self._avoided.keys()) | {self.peer_id}
+    def _hold(self) -> None:
+        """Put what was accumulated into the round."""
+        try:
+            self._accumulator.hold(self.averager.local)
+        except ValueError as error:
+            self.emit(Log(f"left out the gradient of this step: {error}", "warning"))
+
+    def _members(self, view: View) -> Members:
+        """Who should average with this peer, itself included.
+
+        Without those who did not come to the last round, until they renew their records: they may be dead.
+        """
+        own = [record for record in view.records if record.peer_id == self.peer_id]
+        others = [
+            record
+            for record in view.members(*self._state.position)
+            if record.peer_id not in {self.peer_id, *self._avoided}
+            and record.time > self._absent.get(record.peer_id, -math.inf)
+        ]
+        return Members.of([*own, *others])
 
     def _wait_for_late(self, started: float) -> View:
         """Give those who are finishing the step before the time that matchmaking would take; then go without them."""
@@ -320,12 +338,13 @@ class Collaboration:
 
     def _may_step_alone(self, view: View) -> bool:
         """A step by this peer alone is the swarm's step only if others can receive it afterwards."""
-        unreachable = {peer_id for peer_id, epoch in self._avoided.items() if epoch == self.epoch}
+        unreachable = {peer_id for peer_id, epoch in self._avoided.items() if epoch == self.epoch} | self._absent.keys()
         if any(record.peer_id in unreachable for record in view.members(*self._state.position)):
+            self._absent = {}
             self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch > self.epoch}
             return False  # they live as far as anyone knows: try them again, until their records expire
         if not self._accumulator.held.samples:
-            self._accumulator.hold(self.averager.views)
+            self._hold()
             return False
         if self.client_mode and any(record.peer_id != self.peer_id for record in view.records):
             self._tell_phase("waiting", "in client mode, for a trainer that accepts connections")
@@ -336,13 +355,11 @@ class Collaboration:
 
     def _commit(self, started: float, result: RoundResult | None) -> None:
         """Step the shared state with the whole average, or with this peer's gradient where it is alone."""
-        phases: dict[str, float] = {}
+        phases = {} if result is None else result.seconds
         before = time.monotonic()
-        if result is not None and result.cut is not None:
-            self.averager.take_average(result.cut)
-            phases = {**result.seconds, "decode": time.monotonic() - before}
-            before = time.monotonic()
-        facts = self._state.step(dict(zip(self._names, self.averager.views, strict=True)))
+        facts = self._state.step(
+            DecodedGradients(self.averager.local if result is None else self.averager.store.buffer)
+        )
         stepped = time.monotonic()
         self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch >= self.epoch}
         held = self._accumulator.held

@@ -15,7 +15,7 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.codec import MalformedPart
-from tt_cli.swarm.store import HASH_BYTES, MAX_REDUCERS, MISSING, AverageStore, Cut, part_hash
+from tt_cli.swarm.store import HASH_BYTES, MISSING, AverageStore, part_hash
 
 
 def request(key: bytes | str, parts: Sequence[int] | None) -> runtime_pb2.ExpertInfo:
@@ -42,13 +42,13 @@ async def answer(
     store: AverageStore, parts: Iterable[int] | None, holds: Callable[[], bool]
 ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
     """What a member sends. It ends early when `holds` says that the store went on to another round."""
-    hashes, cut = store.hashes, store.cut
-    reducers = 1 + max((part.reducer for part in cut.parts), default=0)
+    hashes = store.hashes
+    reducers = 1 + max((part.reducer for part in store.parts), default=0)
     yield runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps([reducers, b"".join(hashes)]))
     for index in range(len(hashes)) if parts is None else parts:
         if not holds() or index >= len(hashes) or hashes[index] == MISSING:
             return
-        yield runtime_pb2.ExpertInfo(serialized_info=bytes(store.get(index)))
+        yield runtime_pb2.ExpertInfo(serialized_info=store.get(index))
 
 
 async def fetch_parts(
@@ -70,8 +70,8 @@ async def fetch_parts(
 
 async def fetch_whole(
     stub: Any, key: str, store: AverageStore, patience: float, on_bytes: Callable[[int], None]
-) -> Cut | None:
-    """Replace what is in the store by the average of a committed round; None when this member does not have it.
+) -> bool:
+    """Replace what is in the store by the average of a committed round; False when this member does not have it.
 
     Raises ValueError for what does not fit, and whatever the connection raises.
     """
@@ -79,20 +79,20 @@ async def fetch_whole(
     try:
         header = await anext(stream)
     except StopAsyncIteration:
-        return None
+        return False
     try:
         reducers, joined = MSGPackSerializer.loads(header.serialized_info)
     except Exception as error:  # msgpack raises many types
         raise ValueError(f"no header: {error}") from error
-    if not isinstance(reducers, int) or not 1 <= reducers <= MAX_REDUCERS or not isinstance(joined, bytes):
+    if not isinstance(reducers, int) or not isinstance(joined, bytes):
         raise ValueError("a header without reducers or hashes")
-    cut = Cut.of(store.layout, store.codec, reducers)
-    if len(joined) != HASH_BYTES * len(cut.parts):
+    parts = store.layout.parts(reducers)
+    if len(joined) != HASH_BYTES * len(parts):
         raise ValueError("hashes of another cut")
     hashes = [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
-    store.open(cut)
+    store.open(parts)
     await _put(stream, store, dict(enumerate(hashes)), on_bytes)
-    return None if store.missing() else cut
+    return not store.missing()
 
 
 async def _put(
@@ -102,7 +102,6 @@ async def _put(
     on_bytes: Callable[[int], None],
 ) -> None:
     """Parts come in the order of their indexes."""
-    cut = store.cut
     for index in sorted(wanted):
         try:
             encoded = (await anext(stream)).serialized_info
@@ -111,7 +110,7 @@ async def _put(
         on_bytes(len(encoded))
         if part_hash(encoded) != wanted[index]:
             raise MalformedPart(f"part {index} with another hash than was said")
-        part = cut.parts[index]
+        part = store.parts[index]
         store.codec.check_part(encoded, part.elements, part.large)
         store.put(index, encoded)
         del wanted[index]

@@ -10,8 +10,27 @@ from hivemind.averaging.control import AveragingStage, StepControl
 
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.guarded import GuardedState
+from tt_cli.swarm.records import PeerRecord
 
 FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who should average together. leader: where they meet; "" when nobody of them accepts connections."""
+
+    peer_ids: frozenset[str]
+    leader: str
+
+    @classmethod
+    def of(cls, records: Iterable[PeerRecord]) -> Members:
+        """The trainers of these records; the smallest peer id that accepts connections leads."""
+        records = list(records)
+        listening = [record.peer_id for record in records if not record.client_mode]
+        return cls(frozenset(record.peer_id for record in records), min(listening, default=""))
+
+    def __len__(self) -> int:
+        return len(self.peer_ids)
 
 
 @dataclass(frozen=True)
@@ -19,7 +38,7 @@ class Sought:
     """A group that is sought, or found and waiting: for which state, and with which members."""
 
     key: str
-    members: frozenset[str]
+    members: Members
     control: StepControl
 
 
@@ -40,14 +59,19 @@ class Gathering:
         control = self._sought.control if self._sought is not None else None
         return control is not None and not control.done() and control.stage == AveragingStage.AWAITING_TRIGGER
 
-    def prepare(self, members: frozenset[str], seconds: float, avoided: Iterable[str]) -> None:
+    def prepare(self, members: Members, seconds: float, avoided: Iterable[str]) -> None:
         """Seek the group of the round that is so many seconds away, if it is time. members: this peer included."""
         self._drop_outdated(members)
         if self._sought is None and seconds < self.lead and len(members) > 1:
             self._seek(members, avoided)
 
-    def average(self, members: frozenset[str], samples: int, loss: float, avoided: Iterable[str]) -> RoundResult:
-        """The round itself, with `averager.local`. loss: summed over the samples."""
+    def average(
+        self, members: Members, samples: int, loss: float, avoided: Iterable[str]
+    ) -> tuple[RoundResult, frozenset[str]]:
+        """The round itself, with `averager.local`, and who should have come to it and did not.
+
+        loss: summed over the samples.
+        """
         self._drop_outdated(members)
         sought, self._sought = self._sought or self._seek(members, avoided), None
         started = time.monotonic()
@@ -55,7 +79,16 @@ class Gathering:
         waited = time.monotonic() - started - result.seconds.get("transfer", 0.0) - result.seconds.get("commit", 0.0)
         result.seconds["matchmaking"] = waited
         self.lead = min(self._longest, SPARE_SECONDS + self.lead / 2 + waited)
-        return result
+        return result, self._missed(sought, result)
+
+    def _missed(self, sought: Sought, result: RoundResult) -> frozenset[str]:
+        """Who did not come: of a group that nobody found, the leader, or for the leader everybody else."""
+        if result.members:
+            return sought.members.peer_ids - result.members.keys()
+        if sought.control.began_allreduce:
+            return frozenset()
+        me = str(self._averager.peer_id)
+        return sought.members.peer_ids - {me} if sought.members.leader == me else frozenset({sought.members.leader})
 
     def drop(self) -> None:
         """Give up what is sought."""
@@ -63,13 +96,13 @@ class Gathering:
         if sought is not None and not sought.control.done():
             sought.control.cancel()
 
-    def _seek(self, members: frozenset[str], avoided: Iterable[str]) -> Sought:
+    def _seek(self, members: Members, avoided: Iterable[str]) -> Sought:
         key = self._state.key
-        control = self._averager.seek(key, len(members), 2 * self._longest + 1.0, sorted(avoided))
+        control = self._averager.seek(key, members.peer_ids, members.leader, frozenset(avoided))
         self._sought = Sought(key, members, control)
         return self._sought
 
-    def _drop_outdated(self, members: frozenset[str]) -> None:
+    def _drop_outdated(self, members: Members) -> None:
         """Give a group up that failed, that starts from another state, or in which others are missing now.
 
         Not for missing members once it is found: the others in it would wait for this peer.

@@ -2,20 +2,20 @@
 
 Every member computes the same cut from the run's shapes and the group alone, so nothing of it travels.
 
-- Large tensors come first, each from a multiple of 256 elements on: no block of the 8-bit codec spans two tensors.
+- Large tensors come first, each from the beginning of a block on: no block of the 8-bit codec spans two tensors.
 - Small ones follow without gaps. They travel in 16 bits, a few hundred of them in one part.
 - Reducers get equal shares of the encoded bytes, to within a block; a share is cut into parts of nearly equal size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
-ALIGNMENT = 256  # elements: a block of linear8
-PART_ELEMENTS = 2**18  # at most, in one message
+PART_ELEMENTS = 2**18  # in one message, and up to a block more
+MAX_REDUCERS = 256
 
 
 @dataclass(frozen=True)
@@ -39,17 +39,18 @@ class Part:
 class Layout:
     """Where each tensor lies. shapes: name → shape. large_tensor: elements from which a tensor counts as large.
 
-    size: elements of the buffer. boundary: where the small tensors begin.
+    block: elements that share a scale in the run's 8 bits. size: elements of the buffer. boundary: where the small
+    tensors begin.
     """
 
-    def __init__(self, shapes: Mapping[str, torch.Size], large_tensor: int):
-        self.shapes = dict(shapes)
+    def __init__(self, shapes: Mapping[str, torch.Size], large_tensor: int, block: int):
+        self.shapes, self.block = dict(shapes), block
         self._starts: dict[str, int] = {}
         position = 0
         for name, shape in shapes.items():
             if shape.numel() >= large_tensor:
                 self._starts[name] = position
-                position = _aligned(position + shape.numel())
+                position = self._aligned(position + shape.numel())
         self.boundary = position
         for name, shape in shapes.items():
             if name not in self._starts:
@@ -57,50 +58,39 @@ class Layout:
                 position += shape.numel()
         self.size = position
 
-    def views(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        """Each tensor, in the order of `shapes`, as a view of `flat` (size,)."""
-        return [
-            flat[start : start + shape.numel()].view(shape)
-            for shape, start in zip(self.shapes.values(), map(self._starts.__getitem__, self.shapes), strict=True)
-        ]
+    def start(self, name: str) -> int:
+        """The first element of a tensor."""
+        return self._starts[name]
 
-    def parts(self, reducers: int) -> list[Part]:
-        """The cut for a group with so many reducers (1 or more), in the order of the buffer."""
-        if reducers < 1:
-            raise ValueError("a group without a reducer")
+    def parts(self, reducers: int) -> tuple[Part, ...]:
+        """The cut for a group with so many reducers, in the order of the buffer. Raises ValueError for none or many."""
+        if not 1 <= reducers <= MAX_REDUCERS:
+            raise ValueError(f"a group with {reducers} reducers: from 1 to {MAX_REDUCERS} there may be")
         total = self.boundary + 2 * (self.size - self.boundary)  # bytes, but for the scales
         bounds = [self._position(total * index // reducers) for index in range(reducers)] + [self.size]
         parts = []
         for reducer, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
-            for first, last in _cut(min(start, self.boundary), min(stop, self.boundary)):
+            for first, last in self._cut(min(start, self.boundary), min(stop, self.boundary)):
                 parts.append(Part(first, last, True, reducer))
-            for first, last in _cut(max(start, self.boundary), max(stop, self.boundary)):
+            for first, last in self._cut(max(start, self.boundary), max(stop, self.boundary)):
                 parts.append(Part(first, last, False, reducer))
-        return parts
+        return tuple(parts)
 
     def _position(self, encoded: int) -> int:
         """The element before which about so many bytes lie."""
         if encoded <= self.boundary:
-            return min(_aligned(encoded), self.boundary)
+            return min(self._aligned(encoded), self.boundary)
         return self.boundary + (encoded - self.boundary) // 2
 
+    def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Pieces of nearly equal size, whole blocks but for the last."""
+        if stop <= start:
+            return
+        count = -(-(stop - start) // PART_ELEMENTS)
+        bounds = [start + self._aligned((stop - start) * index // count) for index in range(count)] + [stop]
+        for first, last in zip(bounds, bounds[1:], strict=False):
+            if last > first:
+                yield first, last
 
-def _cut(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Pieces of nearly equal size, whole blocks but for the last."""
-    if stop <= start:
-        return
-    count = -(-(stop - start) // PART_ELEMENTS)
-    bounds = [start + _aligned((stop - start) * index // count) for index in range(count)] + [stop]
-    yield from zip(bounds, bounds[1:], strict=False)
-
-
-def _aligned(elements: int) -> int:
-    return -(-elements // ALIGNMENT) * ALIGNMENT
-
-
-def offsets(sizes: Sequence[int]) -> list[int]:
-    """Where pieces of these sizes begin when they follow each other; one more entry than pieces."""
-    found = [0]
-    for size in sizes:
-        found.append(found[-1] + size)
-    return found
+    def _aligned(self, elements: int) -> int:
+        return -(-elements // self.block) * self.block

@@ -17,6 +17,7 @@ import torch
 from hivemind.proto import runtime_pb2
 
 from tt_cli.swarm.codec import GradientCodec, MalformedPart
+from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.layout import Part
 
 AHEAD = 32  # parts that a sender may be ahead of the slowest: bounds what a reducer keeps
@@ -24,7 +25,7 @@ LARGEST = 1e18  # magnitude: beyond it no gradient is meant, and below it no wei
 
 
 class Reducer:
-    """parts: those of this peer. own: its gradients (layout.size,) fp32. weight: its samples. me: its peer id.
+    """parts: those of this peer. own: its gradient. weight: its samples. me: its peer id.
 
     senders: all members that send, in their order, this peer among them. max_weight: the largest weight (samples) that
     a member may claim. failed: senders that are out, with the reason; what they sent before counts. rejected: senders
@@ -35,7 +36,7 @@ class Reducer:
         self,
         codec: GradientCodec,
         parts: Sequence[Part],
-        own: torch.Tensor,
+        own: EncodedBuffer,
         weight: float,
         me: str,
         senders: Sequence[str],
@@ -84,7 +85,7 @@ class Reducer:
             self._changed.notify_all()
 
     async def run(self) -> None:
-        """Average all parts, one after the other. Raises ValueError where this peer's own gradients are not finite."""
+        """Average all parts, one after the other."""
         try:
             for index in range(len(self.parts)):
                 async with self._changed:
@@ -111,6 +112,7 @@ class Reducer:
 
     def _average(self, index: int) -> runtime_pb2.Tensor:
         contributions = {sender: self._received[sender].pop(index, None) for sender in self.senders}
+        contributions[self._me] = self._own.read(self.parts[index].start, self.parts[index].stop)
         summed = self._sum(index, contributions)
         if not summed.abs().max() <= LARGEST:
             self._leave_out_the_huge(index, contributions)
@@ -123,13 +125,9 @@ class Reducer:
         summed = torch.zeros(part.elements)
         for sender, encoded in contributions.items():
             weight = self.weights.get(sender, 0.0)
-            if sender == self._me:
-                summed.add_(self._own[part.start : part.stop] * weight)  # not alpha=: fused on some processors
-            elif encoded is not None:
+            if encoded is not None:
                 self.codec.add(encoded, part.large, summed, weight)
-            else:
-                continue
-            total += weight
+                total += weight
         return summed.div_(total) if total > 0 else summed
 
     def _leave_out_the_huge(self, index: int, contributions: dict[str, bytes | None]) -> None:

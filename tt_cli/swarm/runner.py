@@ -9,7 +9,6 @@ messages are hivemind's; what comes in is checked before it changes anything.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
@@ -20,8 +19,9 @@ from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.codec import MalformedPart
+from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.reducer import Reducer
-from tt_cli.swarm.store import AverageStore, Cut
+from tt_cli.swarm.store import AverageStore
 
 logger = get_logger(__name__)
 
@@ -36,12 +36,11 @@ class Runner:
     """One member's side of one transfer.
 
     me, members: peer ids; members in any order. listening: those of them that accept connections, who are the reducers.
-    local: this peer's mean gradient (layout.size,) fp32. weight: the samples behind it. stub_of: peer id → hivemind
+    local: this peer's mean gradient. weight: the samples behind it. stub_of: peer id → hivemind
     stub. store: receives the average. traffic: int64 (2,), bytes sent and received, counted up. patience: seconds to
     wait for a sender's next part; a reducer gets twice as long, for it waits for the others.
 
     rejected: peer id → why what it sent was refused. failed: reducer → why its averages did not all come.
-    encode_seconds: what was spent on encoding, within the transfer.
     """
 
     def __init__(
@@ -51,7 +50,7 @@ class Runner:
         me: PeerID,
         members: Sequence[PeerID],
         listening: Sequence[PeerID],
-        local: torch.Tensor,
+        local: EncodedBuffer,
         weight: float,
         max_weight: float,
         store: AverageStore,
@@ -66,18 +65,17 @@ class Runner:
             raise ValueError("a group in which nobody accepts connections")
         self.store, self.codec, self.traffic = store, store.codec, traffic
         self._local, self._stub_of = local, stub_of
-        self.cut = Cut.of(store.layout, store.codec, len(self.reducers))
+        self.parts = store.layout.parts(len(self.reducers))
         self._indexes: list[list[int]] = [[] for _ in self.reducers]  # of the parts of each reducer
-        for index, part in enumerate(self.cut.parts):
+        for index, part in enumerate(self.parts):
             self._indexes[part.reducer].append(index)
         self.rejected: dict[str, str] = {}
         self.failed: dict[str, str] = {}
-        self.encode_seconds = 0.0
         self._started: set[PeerID] = set()
         own = self._of(me)
         self.reducer = Reducer(
             store.codec,
-            [self.cut.parts[index] for index in own],
+            [self.parts[index] for index in own],
             local,
             weight,
             str(me),
@@ -90,11 +88,8 @@ class Runner:
         return self._indexes[self.reducers.index(reducer)] if reducer in self.reducers else []
 
     async def run(self) -> None:
-        """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised.
-
-        Raises an exception group when this peer's own gradients cannot be encoded.
-        """
-        self.store.open(self.cut)
+        """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised."""
+        self.store.open(self.parts)
         others = [reducer for reducer in self.reducers if reducer != self.me and self._of(reducer)]
         watch = asyncio.create_task(self._miss_senders()) if self._own else None
         try:
@@ -123,7 +118,7 @@ class Runner:
                     raise BrokenTransfer(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
                 if received >= len(indexes):
                     raise MalformedPart("more parts than it averages")
-                part = self.cut.parts[indexes[received]]
+                part = self.parts[indexes[received]]
                 self.traffic[1] += len(message.tensor_part.buffer)
                 encoded = self.codec.read_part(message.tensor_part, part.elements, part.large)
                 self.store.put(indexes[received], encoded)
@@ -140,10 +135,8 @@ class Runner:
 
     async def _outgoing(self, indexes: Sequence[int]) -> AsyncIterator[averaging_pb2.AveragingData]:
         for index in indexes:
-            part = self.cut.parts[index]
-            before = time.perf_counter()
-            encoded = self.codec.encode_part(self._local[part.start : part.stop], part.large)
-            self.encode_seconds += time.perf_counter() - before
+            part = self.parts[index]
+            encoded = self.codec.message(self._local.read(part.start, part.stop), part.elements, part.large)
             self.traffic[0] += len(encoded.buffer)
             yield averaging_pb2.AveragingData(
                 code=SENT, group_id=self.group_id, tensor_part=encoded, weight=self.weight

@@ -25,7 +25,7 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
 from tt_cli.swarm.fetch import fetch_parts
-from tt_cli.swarm.store import HASH_BYTES, MISSING, AverageStore, Cut
+from tt_cli.swarm.store import HASH_BYTES, MISSING, AverageStore
 
 logger = get_logger(__name__)
 
@@ -106,8 +106,8 @@ def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]]) -> Agreem
 class Settlement:
     """One member's side of what follows one transfer.
 
-    said: what this member says about itself. traffic: as the runner's. stub_of: peer id → hivemind stub. patience:
-    seconds to wait for another member's transfer to end, and for a part that is fetched.
+    parts: of the average, how many. said: what this member says about itself. traffic: as the runner's. stub_of: peer
+    id → hivemind stub. patience: seconds to wait for another member's transfer to end, and for a part that is fetched.
 
     statuses: what the others said. mended: parts that were fetched.
     """
@@ -119,7 +119,7 @@ class Settlement:
         me: PeerID,
         members: Sequence[PeerID],
         listening: Sequence[PeerID],
-        cut: Cut,
+        parts: int,
         store: AverageStore,
         said: dict[str, Any],
         stub_of: Callable[[PeerID], Any],
@@ -127,10 +127,10 @@ class Settlement:
         patience: float,
     ):
         self.group_id, self.me, self.members, self.listening = group_id, me, members, listening
-        self.store, self.cut, self.traffic, self.patience = store, cut, traffic, patience
+        self.store, self.traffic, self.patience = store, traffic, patience
         self.statuses: dict[str, Status] = {}
         self.mended = 0
-        self._said, self._stub_of = said, stub_of
+        self._parts, self._said, self._stub_of = parts, said, stub_of
         self._hashes: list[bytes] | None = None
         self._over = asyncio.Event()
         self._heard = asyncio.Condition()
@@ -139,7 +139,7 @@ class Settlement:
         """Another member tells its status; tell it ours, when our transfer is over."""
         if peer not in self.members:
             raise ValueError("not a member of this round")
-        await self._hear(str(peer), read_status(request, len(self.cut.parts)))
+        await self._hear(str(peer), read_status(request, self._parts))
         await asyncio.wait_for(self._over.wait(), self.patience)
         return self.status().pack(self.group_id)
 
@@ -181,7 +181,7 @@ class Settlement:
             try:
                 stub = self._stub_of(member)
                 answer = await stub.rpc_settle(self.status().pack(self.group_id), timeout=self.patience)
-                return await self._hear(str(member), read_status(answer, len(self.cut.parts)))
+                return await self._hear(str(member), read_status(answer, self._parts))
             except Exception as error:  # P2P errors of many types
                 logger.info(f"asking {member} for its status failed: {error!r}")
                 if isinstance(error, TimeoutError) or str(member) in self.statuses:

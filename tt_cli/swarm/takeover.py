@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from tt_cli.supervisor.events import Emit, Log, Synchronised
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import View
+from tt_cli.swarm.encoded import DecodedGradients
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.handover import NoState
 
@@ -20,11 +21,10 @@ STATE_SECONDS, AVERAGE_SECONDS = 600.0, 120.0
 
 
 class TakeOver:
-    """names: of the gradients, in the order in which they travel. Nothing may be held in `averager.local`."""
+    """Brings `state` to what the others hold; `averager` asks them."""
 
-    def __init__(self, peer_id: str, averager: Averager, state: GuardedState, names: Sequence[str], emit: Emit):
-        self._peer_id, self._averager, self._state, self._names = peer_id, averager, state, list(names)
-        self._emit = emit
+    def __init__(self, peer_id: str, averager: Averager, state: GuardedState, emit: Emit):
+        self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
 
     def catch_up(self, view: View, tell: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. tell: phase and reason."""
@@ -42,12 +42,10 @@ class TakeOver:
     def _repeat_step(self, view: View) -> bool:
         started, before = time.monotonic(), int(self._averager.traffic[1])
         donors = [donor for donor in view.donors() if donor != self._peer_id]
-        found = self._averager.fetch_average(donors, self._state.key, AVERAGE_SECONDS)
-        if found is None:
+        donor = self._averager.fetch_average(donors, self._state.key, AVERAGE_SECONDS)
+        if donor is None:
             return False
-        donor, cut = found
-        self._averager.take_average(cut)
-        self._state.step(dict(zip(self._names, self._averager.views, strict=True)))
+        self._state.step(DecodedGradients(self._averager.store.buffer))
         if self._state.position != (view.epoch, view.digest):
             self._emit(Log(f"{donor} sent an average that does not lead to the others' state", "warning"))
             return False

@@ -1,0 +1,79 @@
+"""How the members of a round find each other: at the peer that all of them take for the leader.
+
+hivemind lets peers that look for a group find each other through the DHT, and whoever has waited longest leads. Two
+leaders can then begin two rounds from one state. Here the members' signed records say who should come, and the one
+with the smallest peer id leads; the others go to it directly. Joining and the group's beginning are hivemind's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.key_manager import GroupKeyManager
+from hivemind.dht import DHT
+from hivemind.p2p import PeerID
+from hivemind.utils import get_dht_time
+
+POLL_SECONDS = 0.1
+KEPT_GROUPS = 2  # that others may still ask about
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """state_key: epoch and digest from which the round starts. expected: members that should come. leader: a peer id.
+
+    avoided: peer ids with which no group is formed.
+    """
+
+    state_key: str = ""
+    expected: int = 2
+    leader: str = ""
+    avoided: frozenset[str] = frozenset()
+
+    def check(self, group: GroupInfo) -> None:
+        """Raise ValueError for a group in which no round may begin.
+
+        Two groups that both hold more than half of the members cannot be: a state has one successor.
+        """
+        if spoilers := self.avoided.intersection(map(str, group.peer_ids)):
+            raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, who spoiled a round")
+        if 2 * len(group.peer_ids) <= self.expected:
+            raise ValueError(f"only {len(group.peer_ids)} of {self.expected} members came")
+
+
+class MeetingPoint(GroupKeyManager):
+    """Sends this peer to the leader instead of to whomever the DHT names.
+
+    formed: the newest groups that this peer was in.
+    """
+
+    def __init__(self, dht: DHT, prefix: str):
+        super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
+        self.meeting = Meeting()
+        self.formed: list[bytes] = []
+        self._asked = -float("inf")
+
+    @property
+    def current_key(self) -> str:
+        return f"{self.prefix}_{self.meeting.state_key}.0b"
+
+    async def get_averagers(self, group_key: str, only_active: bool) -> list[tuple[PeerID, float]]:
+        """The leader, unless this peer is it; hivemind asks in a busy loop and is held to one look per POLL_SECONDS."""
+        await asyncio.sleep(max(0.0, self._asked + POLL_SECONDS - time.monotonic()))
+        self._asked = time.monotonic()
+        if self.meeting.leader in ("", str(self.peer_id)):
+            return []
+        return [(PeerID.from_base58(self.meeting.leader), get_dht_time() + 2 * POLL_SECONDS)]
+
+    async def declare_averager(
+        self, group_key: str, peer_id: PeerID, expiration_time: float, looking_for_group: bool = True
+    ) -> bool:
+        """Nobody looks for this peer on the DHT."""
+        return True
+
+    async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
+        """The key follows the state alone; the group is remembered."""
+        self.formed = [*self.formed[-KEPT_GROUPS:], group_info.group_id]
