@@ -115,16 +115,16 @@ class StateTree:
         """
         header, leaves = _split(manifest)
         if header["format"] != FORMAT:
-            raise ValueError(f"a state of format {str(header['format'])[:20]!r}, not {FORMAT}")
+            raise ValueError(f"a state of format {ascii(header['format'])[:20]}, not {FORMAT}")
         if header["identity"] != identity:
-            raise ValueError(f"a state of run {str(header['identity'])[:80]!r}")
+            raise ValueError(f"a state of run {ascii(header['identity'])[:80]}")
         step = header["step"]
         if type(step) is not int or not 0 <= step < 10**15:
             raise ValueError("a step that is no number")
         own = [Spec(name, "F32", tuple(shapes[name])) for name in sorted(shapes)]
         parameters = _specs_in(header["parameters"], len(own))
         if parameters != own:
-            unlike = sorted(spec.name for spec in {*own} ^ {*parameters})
+            unlike = [ascii(spec.name[:80]) for spec in sorted({*own} ^ {*parameters}, key=lambda spec: spec.name)]
             raise ValueError(f"a state with other tensors than this model's ({', '.join(unlike[:3])})")
         optimizer = _specs_in(header["optimizer"], 4 * len(own))
         if sum(spec.nbytes for spec in optimizer) > 2 * sum(spec.nbytes for spec in own) + 2**22:
@@ -291,4 +291,4 @@ def _spec_in(listed: object) -> Spec:
             sizes = all(type(size) is int and 0 <= size < 2**40 for size in shape)
             if sizes and len(shape) <= _MAX_DIMENSIONS and len(name) <= _MAX_NAME and dtype in _TORCH:
                 return Spec(name, dtype, tuple(shape))
-    raise ValueError(f"a tensor that is none: {str(listed)[:80]}")
+    raise ValueError(f"a tensor that is none: {ascii(listed)[:80]}")
