@@ -1,4 +1,4 @@
-"""How much memory is free, and what glibc does with what was freed, set for training and drawing on a CPU.
+"""How much memory is free, where large tensors lie, and what glibc does with what was freed.
 
 By default blocks above 32 MiB are taken from the system at every allocation and given back at once, and so is the end
 of the heap: every activation is paged in anew. Measured on two cores at the paper's size, a training step of 16
@@ -7,14 +7,18 @@ layers took a twentieth less time without that (docs/performance.md).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_ALIGNMENT = 64  # bytes
 _REUSED = 1 << 30  # bytes: blocks up to this size, and as much free memory at the heap's end, stay with the process
 
 
@@ -24,6 +28,31 @@ def keep_freed_memory() -> bool:
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     return mallopt is not None and all(mallopt(key, _REUSED) for key in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
+
+
+def mapped_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Uninitialised tensors of the same shapes and types, contiguous, in one mapping of their own.
+
+    Processes that are forked do not inherit it: they would keep a second copy of every page that changes here. It goes
+    back to the system when the last of these tensors is gone.
+    """
+    starts, size = {}, 0
+    for name, tensor in tensors.items():
+        starts[name] = size
+        size += -(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT
+    if not size:
+        return {name: torch.empty_like(tensor) for name, tensor in tensors.items()}
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    for advice in ("MADV_DONTFORK", "MADV_HUGEPAGE"):
+        if hasattr(mmap, advice):
+            with contextlib.suppress(OSError):  # a kernel without huge pages
+                memory.madvise(getattr(mmap, advice))
+    return {
+        name: torch.frombuffer(memory, dtype=tensor.dtype, count=tensor.numel(), offset=starts[name]).view(tensor.shape)
+        if tensor.numel()
+        else torch.empty_like(tensor)
+        for name, tensor in tensors.items()
+    }
 
 
 def free_memory(device: torch.device) -> int:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, bytes_of
+from tt_cli.model.allocator import mapped_like
 from tt_cli.optim import Lamb8bit, learning_rate
 from tt_cli.run import RunConfig
 from tt_cli.swarm.shared import StepFacts
@@ -25,8 +26,13 @@ class TrainedState:
         if backup is not None:
             _check_shapes(backup, own)
         source = own if backup is None else backup.parameters
-        self._parameters = {name: source[name].to("cpu", torch.float32, copy=True).contiguous() for name in own}
+        self._parameters = mapped_like(
+            {name: torch.empty_like(own[name], dtype=torch.float32, device="meta") for name in own}
+        )
+        for name, tensor in self._parameters.items():
+            tensor.copy_(source[name])
         self._optimizer = Lamb8bit(self._parameters, run.optimizer)
+        move_into_mapping(self._optimizer.state_dict())
         if backup is not None:
             self._optimizer.load_state_dict(backup.optimizer)
         self._epoch = 0 if backup is None else backup.step
@@ -74,8 +80,8 @@ class TrainedState:
         now = self.state()
         return TrainingState(
             step=now.step,
-            parameters={name: tensor.clone() for name, tensor in now.parameters.items()},
-            optimizer={name: tensor.clone() for name, tensor in now.optimizer.items()},
+            parameters=_copies(now.parameters),
+            optimizer=_copies(now.optimizer),
             run_toml=now.run_toml,
             identity=now.identity,
         )
@@ -115,6 +121,20 @@ class TrainedState:
             tensor, number = tree.find(index)
             own[tensor][number * CHUNK : number * CHUNK + len(chunks[index])] = chunks[index]
         self._epoch, self._tree = tree.step, tree
+
+
+def move_into_mapping(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give these tensors, in place, memory that forked processes do not inherit."""
+    for name, moved in mapped_like(tensors).items():
+        moved.copy_(tensors[name])
+        tensors[name].set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    copies = mapped_like(tensors)
+    for name, tensor in tensors.items():
+        copies[name].copy_(tensor)
+    return copies
 
 
 def _check_values(tree: StateTree, index: int, data: memoryview) -> None:

@@ -20,10 +20,10 @@ from tt_cli.model.fused import fusion
 from tt_cli.optim import implementation, warm_up
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.device import choose_activation_budget, choose_device, choose_micro_batch
-from tt_cli.peer.shared import TrainedState
+from tt_cli.peer.shared import TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
-from tt_cli.supervisor.processes import alive
+from tt_cli.supervisor.processes import alive, release_freed_memory
 from tt_cli.supervisor.worker import WorkerBroken
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
@@ -64,10 +64,11 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     emit(Choice("optimizer", arithmetic.name, arithmetic.reason))
     self_test(codec)
     tokenizer = load_tokenizer(run)
-    keep_freed_memory()
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.home() / "compiled"))
     model = Dalle(DalleConfig.from_run(run))
     model.initialise(run.run.seed)
+    with torch.no_grad():
+        move_into_mapping(dict(model.named_parameters()))
     backups = Backups(run, emit)
     shared = TrainedState(run, model, backups.newest())
     emit(
@@ -78,6 +79,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         )
     )
 
+    release_freed_memory()
     identity = claim_identity(folders.run_folder(run), "trainer")
     emit(Phase("starting", "joining the DHT"))
     dht = start_dht(
@@ -98,7 +100,8 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         closing.callback(collaboration.close)
         seed = random.SystemRandom().getrandbits(32) if opts.seed is None else opts.seed
         stream = ExampleStream(run, tokenizer, seed)
-        # after the forks: their processes must never touch CUDA
+        # after the forks: their processes must never touch CUDA, and give back what they free
+        keep_freed_memory()
         device = choose_device(opts.device, run.model, emit)
         model.to(device.torch_device)
         if run.model.reversible:

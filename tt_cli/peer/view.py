@@ -206,6 +206,8 @@ class View:
             parts.append(plural(made.samples, "sample"))
             if made.received < 1.0 and not alone:
                 parts.append(f"{percent(made.received)} received")
+            if made.mended:
+                parts.append(f"{plural(made.mended, 'part')} from other members")
         elif self.progress is not None:
             parts.append(plural(self.progress.peers, "peer"))
         if seconds is not None:
@@ -222,8 +224,10 @@ class View:
             text = f"state of step {event.epoch:,} from this machine's backup, digest {digest}"
         else:
             amount = f"{byte_count(event.bytes)} in {event.seconds:.1f} s"
-            donor = short_id(event.source)
-            text = f"state of step {event.epoch:,} from peer {donor}, {amount}, digest {digest}"
+            what = f"state of step {event.epoch:,}" if event.chunks else f"the average of step {event.epoch:,}"
+            if event.names:
+                what += f" ({clean(', '.join(event.names))})"
+            text = f"{what} from peer {short_id(event.source)}, {amount}, digest {digest}"
         return [Line(event.at, "synchronised", text)]
 
     def _snapshot(self, event: events.Snapshot) -> list[Line]:

@@ -29,6 +29,7 @@ from hivemind.utils import MPFuture, get_dht_time, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 
 from tt_cli.run import RunConfig
+from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm.codec import codec_of
 from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.fetch import answer, fetch_whole, read_request
@@ -204,6 +205,7 @@ class Averager(StateSharing, DecentralizedAverager):
             await super()._step(step=step, future_for_init=future_for_init)
         finally:
             self._steps -= 1
+            await asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
             self._given_up.update(set(self._keys().formed) - self._runners.keys())
             self._given_up.intersection_update(self._keys().formed)
             async with self._begun:
@@ -328,6 +330,7 @@ class Averager(StateSharing, DecentralizedAverager):
         async for message in answer(self.store, parts, settlement.holds):
             self.traffic[0] += len(message.serialized_info)
             yield message
+        await asyncio.sleep(self.next_chunk_timeout)  # the other side hangs up: see Runner.rpc_aggregate_part
 
     async def _fetch_average(self, donors: Sequence[str], state_key: str, future: MPFuture) -> None:
         def count(size: int) -> None:

@@ -43,6 +43,7 @@ from tt_cli.swarm.throughput import Throughput
 
 LOOK_SECONDS = 0.25
 AVOIDED_STEPS = 10
+PHASES = ("encode", "matchmaking", "transfer", "reduce", "commit")  # of a round, as they are shown; "apply" follows
 IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on while the round is repeated
 
 
@@ -355,7 +356,7 @@ class Collaboration:
 
     def _commit(self, started: float, result: RoundResult | None) -> None:
         """Step the shared state with the whole average, or with this peer's gradient where it is alone."""
-        phases = {} if result is None else result.seconds
+        phases = {} if result is None else {phase: result.seconds[phase] for phase in PHASES}
         before = time.monotonic()
         facts = self._state.step(
             DecodedGradients(self.averager.local if result is None else self.averager.store.buffer)

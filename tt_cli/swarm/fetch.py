@@ -8,6 +8,7 @@ travelled in the round. What does not fit its hash or is no part of this run is 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from hivemind.proto import runtime_pb2
@@ -15,6 +16,7 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.codec import MalformedPart
+from tt_cli.swarm.layout import Part
 from tt_cli.swarm.store import HASH_BYTES, MISSING, AverageStore, part_hash
 
 
@@ -63,9 +65,10 @@ async def fetch_parts(
 
     Raises ValueError for what does not fit, and whatever the connection raises.
     """
-    stream = aiter_with_timeout(await stub.rpc_fetch_average(request(key, sorted(wanted))), patience)
-    await anext(stream)  # the cut is known
-    await _put(stream, store, wanted, on_bytes)
+    async with aclosing(await stub.rpc_fetch_average(request(key, sorted(wanted)))) as answers:
+        stream = aiter_with_timeout(answers, patience)
+        await anext(stream)  # the cut is known
+        await _put(stream, store, wanted, on_bytes)
 
 
 async def fetch_whole(
@@ -75,11 +78,18 @@ async def fetch_whole(
 
     Raises ValueError for what does not fit, and whatever the connection raises.
     """
-    stream = aiter_with_timeout(await stub.rpc_fetch_average(request(key, None)), patience)
-    try:
-        header = await anext(stream)
-    except StopAsyncIteration:
-        return False
+    async with aclosing(await stub.rpc_fetch_average(request(key, None))) as answers:
+        stream = aiter_with_timeout(answers, patience)
+        try:
+            parts, hashes = _read_header(await anext(stream), store)
+        except StopAsyncIteration:
+            return False
+        store.open(parts)
+        await _put(stream, store, dict(enumerate(hashes)), on_bytes)
+    return not store.missing()
+
+
+def _read_header(header: runtime_pb2.ExpertInfo, store: AverageStore) -> tuple[tuple[Part, ...], list[bytes]]:
     try:
         reducers, joined = MSGPackSerializer.loads(header.serialized_info)
     except Exception as error:  # msgpack raises many types
@@ -89,10 +99,7 @@ async def fetch_whole(
     parts = store.layout.parts(reducers)
     if len(joined) != HASH_BYTES * len(parts):
         raise ValueError("hashes of another cut")
-    hashes = [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
-    store.open(parts)
-    await _put(stream, store, dict(enumerate(hashes)), on_bytes)
-    return not store.missing()
+    return parts, [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
 
 
 async def _put(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import torch
@@ -113,16 +114,12 @@ class Runner:
         indexes, received = self._of(reducer), 0
         try:
             stream = await self._stub_of(reducer).rpc_aggregate_part(self._outgoing(indexes))
-            async for message in aiter_with_timeout(stream, 2 * self.patience):
-                if message.code != AVERAGED:
-                    raise BrokenTransfer(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
-                if received >= len(indexes):
-                    raise MalformedPart("more parts than it averages")
-                part = self.parts[indexes[received]]
-                self.traffic[1] += len(message.tensor_part.buffer)
-                encoded = self.codec.read_part(message.tensor_part, part.elements, part.large)
-                self.store.put(indexes[received], encoded)
-                received += 1
+            async with aclosing(stream):
+                async for message in aiter_with_timeout(stream, 2 * self.patience):
+                    self._keep(indexes[received], message)
+                    received += 1
+                    if received == len(indexes):
+                        break
             if received != len(indexes):
                 raise BrokenTransfer(f"it sent {received} of {len(indexes)} parts")
         except Exception as error:  # P2P errors of many types; the round goes on without this reducer
@@ -132,6 +129,13 @@ class Runner:
             logger.info(f"the exchange with reducer {reducer} failed: {error!r}")
             if reducer not in self._started:  # who does not answer will not begin to send
                 await self.reducer.fail(str(reducer), "did not answer")
+
+    def _keep(self, index: int, message: averaging_pb2.AveragingData) -> None:
+        if message.code != AVERAGED:
+            raise BrokenTransfer(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
+        part = self.parts[index]
+        self.traffic[1] += len(message.tensor_part.buffer)
+        self.store.put(index, self.codec.read_part(message.tensor_part, part.elements, part.large))
 
     async def _outgoing(self, indexes: Sequence[int]) -> AsyncIterator[averaging_pb2.AveragingData]:
         for index in indexes:
@@ -174,6 +178,9 @@ class Runner:
                 average = await self._average_or_refusal(position, taking)
                 self.traffic[0] += len(average.buffer)
                 yield averaging_pb2.AveragingData(code=AVERAGED, tensor_part=average)
+            # The sender hangs up when it has them all: the daemon may reset a stream that this side ends, and what is
+            # still on its way is lost.
+            await asyncio.sleep(self.patience)
         except MalformedPart as error:
             self.rejected[str(sender)] = f"sent {error}"
             yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
