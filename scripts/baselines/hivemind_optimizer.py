@@ -232,12 +232,14 @@ def train(args: argparse.Namespace, run: RunConfig, dht: DHT, commands: Commands
     buffers = [tensor.grad for tensor in parameters.values() if tensor.grad is not None]
     assert len(buffers) == len(parameters)
     tell("started", parameters=count(shapes), epoch=optimizer.local_epoch)
-    began, in_step, epoch, done = time.monotonic(), 0.0, optimizer.local_epoch, False
+    began, epoch, done = time.monotonic(), optimizer.local_epoch, False
+    in_step = in_step_cpu = 0.0
     while not ended.is_set():
         device.compute(buffers, add=True)
-        before = time.monotonic()
+        before, used = time.monotonic(), time.thread_time()
         optimizer.step(batch_size=args.micro_batch)
         in_step += time.monotonic() - before
+        in_step_cpu += time.thread_time() - used
         if optimizer.local_epoch != epoch:
             epoch = optimizer.local_epoch
             found = digest(parameters.values()) if args.digests else ""
@@ -248,6 +250,7 @@ def train(args: argparse.Namespace, run: RunConfig, dht: DHT, commands: Commands
             seconds=time.monotonic() - began,
             busy_seconds=device.busy_seconds,
             step_seconds=in_step,
+            step_cpu_seconds=in_step_cpu,
             micro_batches=device.micro_batches,
         )
         if args.steps and epoch >= args.steps and not done:

@@ -29,9 +29,10 @@ from scripts.lab.launched import Commands, tell, tell_line
 from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim import warm_up
-from tt_cli.peer.shared import TrainedState
+from tt_cli.peer.shared import TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Event
+from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.worker import die_with_parent, raise_file_limit
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
@@ -85,7 +86,8 @@ def train(
         commands.go.wait()
     collaboration.synchronise()
     tell("started", parameters=count(shapes), epoch=collaboration.epoch)
-    began, in_step, copying, reported, done = time.monotonic(), 0.0, 0.0, 0.0, False
+    began, reported, done = time.monotonic(), 0.0, False
+    in_step = in_step_cpu = copying = 0.0
     while not ended.is_set():
         if collaboration.fresh:
             before = time.monotonic()
@@ -93,9 +95,10 @@ def train(
                 shared.copy_into(model)
             copying += time.monotonic() - before
         device.compute(list(gradients.values()), add=False)
-        before = time.monotonic()
+        before, used = time.monotonic(), time.thread_time()
         collaboration.step(gradients, args.micro_batch, 1.0, 1.0, 1.0)
         in_step += time.monotonic() - before
+        in_step_cpu += time.thread_time() - used
         if time.monotonic() > reported + REPORT_SECONDS:
             reported = time.monotonic()
             collaboration.report()
@@ -105,6 +108,7 @@ def train(
             seconds=time.monotonic() - began,
             busy_seconds=device.busy_seconds,
             step_seconds=in_step,
+            step_cpu_seconds=in_step_cpu,
             copy_seconds=copying,
             micro_batches=device.micro_batches,
         )
@@ -154,15 +158,18 @@ def main() -> None:
     run = configured(args)
     warm_up()
     self_test(codec_of(run))
-    keep_freed_memory()
     model = Shapes(model_shapes(run, args.part))
+    with torch.no_grad():
+        move_into_mapping(dict(model.named_parameters()))
     shared = TrainedState(run, model, None)
+    release_freed_memory()
     args.home.mkdir(parents=True, exist_ok=True)
     identity = claim_identity(args.home, "trainer")
     dht = start_dht(run, identity, initial_peers=args.initial_peer, host=args.host, client_mode=args.client_mode)
     tell("listening", peer_id=identity.peer_id, addresses=[] if args.client_mode else addresses_of(dht))
     about = About(user="simulated", device="simulated", micro_batch=args.micro_batch)
     collaboration = Collaboration(run, dht, identity, shared, about, print_event, client_mode=args.client_mode)
+    keep_freed_memory()
     code = 0
     try:
         train(args, commands, collaboration, shared, model)
