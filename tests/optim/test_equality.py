@@ -146,6 +146,43 @@ def test_codes_are_those_of_the_nearest_values_on_both_sides_of_every_seam(signe
     assert bool((error <= best * (1 + 1e-4)).all())
 
 
+@pytest.mark.parametrize("kernels", KERNELS, ids=["portable", "compiled"])
+@pytest.mark.parametrize("rare", [1e-5, 1e-4, 3e-4])
+def test_a_tiny_second_moment_beside_a_large_one_makes_no_large_update(
+    kernels: Portable | Compiled, rare: float
+) -> None:
+    """A rare token's elements have a gradient once, their block's first element always.
+
+    With fp32 moments no update is above the first, 0.1 / sqrt(0.04); with squares read as 0 the second is 0.9 to 27.
+    """
+    first, second = (BlockwiseMoment(4096, block_size=4096, signed=signed) for signed in (True, False))
+    for step in range(8):
+        update = torch.full((4096,), rare if step == 0 else 0.0)
+        update[0] = 1.0
+        kernels.moments_and_update(
+            torch.zeros(4096), update, first, second, clip_factor=1.0, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.0
+        )
+        assert int(first.codes.min()) > 127 or step, "the first moments do not read as 0"
+        assert int(second.codes.min()) >= 1
+        assert float(update[1:].abs().max()) <= 0.5
+
+
+@pytest.mark.parametrize("kernels", KERNELS, ids=["portable", "compiled"])
+def test_a_block_of_zeros_reads_as_zeros(kernels: Portable | Compiled) -> None:
+    first, second = (BlockwiseMoment(128, block_size=64, signed=signed) for signed in (True, False))
+    gradient = torch.zeros(128)
+    gradient[64] = 1.0
+    for _ in range(2):
+        kernels.moments_and_update(
+            torch.zeros(128), gradient.clone(), first, second,
+            clip_factor=1.0, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.0,
+        )  # fmt: skip
+    for moment in (first, second):
+        values = torch.ones(64)
+        moment.read(0, values, torch.empty(2, 64))
+        assert values.tolist() == [0.0] * 64
+
+
 @pytest.fixture
 def no_memory() -> Iterator[None]:
     """Each test chooses anew."""

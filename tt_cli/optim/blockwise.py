@@ -7,6 +7,12 @@ parts, more of them the higher the decade, and a code stands for the middle of i
 An element gets the code of the nearest value: but for the seams between decades, that of the part it lies in, which is
 `trunc(y * slope + offset)` for y = |x| / scale, with one slope and offset per decade. `Parts` holds these numbers;
 whoever encodes must come to the same parts to the last bit.
+
+A second moment gets at least code 1 (`LEAST_SQUARE`), which reads as 3.25e-7 of the largest in its block: nothing but a
+block of zeros reads as 0. The nearest value would be 0 for gradients below 1/2500 of the block's largest, whose first
+moments have codes of their own; the next update would divide these by the newest gradient and eps alone, and come out
+many times too large. That is what happens to the embeddings of rare tokens. At code 1 their updates are too small.
+
 The maps are computed here in double precision, because torch.linspace's last bit depends on the vector width.
 """
 
@@ -20,6 +26,7 @@ from torch import Tensor
 
 DECADES = 7  # that a dynamic map spans
 KEY_TO_INDEX = 2**15
+LEAST_SQUARE = 1  # the least code that a second moment gets
 
 
 @functools.cache
@@ -167,7 +174,10 @@ class BlockwiseMoment:
         key.bitwise_and_(0xFFFF)
         # index_select may not write to what it reads from
         key.add_(torch.index_select(_encoder(self.signed), 0, index))
-        self.codes[start : start + count].copy_(key.bitwise_right_shift_(16))
+        key.bitwise_right_shift_(16)
+        if not self.signed:
+            key.clamp_(min=LEAST_SQUARE)
+        self.codes[start : start + count].copy_(key)
 
 
 class PlainMoment:

@@ -19,7 +19,7 @@ import numpy
 from numba import njit
 from torch import Tensor
 
-from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment, dynamic_map, parts
+from tt_cli.optim.blockwise import LEAST_SQUARE, BlockwiseMoment, PlainMoment, dynamic_map, parts
 from tt_cli.optim.sums import SUM_BLOCK
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
@@ -92,7 +92,7 @@ def _parts(x, absmax, decades, out):  # type: ignore[no-untyped-def]
 @njit(f"void({I}, {B})", **OPTIONS)
 def _unsigned_codes(part, codes):  # type: ignore[no-untyped-def]
     for i in range(codes.size):
-        codes[i] = numpy.uint8(part[i])
+        codes[i] = numpy.uint8(max(part[i], numpy.int32(LEAST_SQUARE)))
 
 
 @njit(f"void({F}, {I}, {B})", **OPTIONS)
