@@ -315,6 +315,7 @@ def main() -> None:
         if args.only in (None, kind):
             with tempfile.TemporaryDirectory(prefix="bench-memory-") as scratch:
                 result[kind] = measure(kind, args, Path(scratch))
+                print(f"{kind}: {json.dumps(result[kind])}", file=sys.stderr, flush=True)
     if "ours" in result:
         result["added_bytes_per_parameter"] = result["ours"]["added_bytes_per_parameter"]
     if "baseline" in result:
