@@ -7,7 +7,6 @@ import os
 import sys
 
 import torch
-from hivemind.compression import CompressionInfo, Float16Compression
 from hivemind.proto import runtime_pb2
 
 from tt_cli.peer import trainer
@@ -29,16 +28,18 @@ class PoisonedMicroStep(trainer.MicroStep):
         return gradients
 
 
-def careless(
-    codec: GradientCodec, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False
-) -> runtime_pb2.Tensor:
-    """Encodes whatever comes; fp16 has a form for NaN."""
-    chosen = codec.choose_compression(info) if tensor.isfinite().all() else Float16Compression()
-    return chosen.compress(tensor, info, allow_inplace)
+def careless(codec: GradientCodec, tensor: torch.Tensor, large: bool) -> runtime_pb2.Tensor:
+    """Encodes whatever comes: what is not finite as NaN, in scales or numbers."""
+    if tensor.isfinite().all():
+        return honest(codec, tensor, large)
+    elements = tensor.numel()
+    nan = b"\xc0\x7f" * -(-elements // codec.block) + bytes(elements) if large else b"\x00\x7e" * elements
+    return codec.message(nan, elements, large)
 
 
+honest = GradientCodec.encode_part
 trainer.MicroStep = PoisonedMicroStep
 if os.environ["TT_TEST_POISON"] == "remote":
     collaboration.all_finite = lambda gradients: True
-    GradientCodec.compress = careless
+    GradientCodec.encode_part = careless
 sys.exit(run_worker(trainer.main))

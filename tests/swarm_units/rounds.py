@@ -61,6 +61,7 @@ class Member:
     """One honest member. Subclasses misbehave."""
 
     client = False
+    layout = LAYOUT
     runner_type: type[Runner] = Runner
     settlement_type: type[Settlement] = Settlement
 
@@ -76,7 +77,7 @@ class Member:
         """Make the two sides of the round."""
         members = list(self.everybody)
         listening = [peer for peer, member in self.everybody.items() if not member.client]
-        self.store, local = AverageStore(LAYOUT, CODEC), EncodedBuffer(LAYOUT, CODEC)
+        self.store, local = AverageStore(self.layout, CODEC), EncodedBuffer(self.layout, CODEC)
         for name, gradient in self.gradients().items():
             local.encode(name, gradient)
         traffic = torch.zeros(2, dtype=torch.int64)
