@@ -11,8 +11,8 @@
 - `--parts` also runs `codec` (8-bit averages, fp32 moments) and `lamb` (fp32 averages, 8-bit moments).
 - `--swarm` also has the first members as real peers, in processes of their own, take some steps of one micro-batch
   each, and computes the same steps here: digests of parameters and optimizer state tell whether both came to the same
-  bytes. Two peers are in every round together or in none. More may part into groups (`swarm_samples` has the samples
-  of each committed round); what they then compute is not what is computed here.
+  bytes. `swarm_samples` has the samples of the committed rounds: a step that some made without the others, which needs
+  more than half of the peers, is not what is computed here.
 
 Two processes of one thread each.
 
@@ -57,9 +57,11 @@ from tt_cli.run import RunConfig, load_run  # noqa: E402
 from tt_cli.supervisor.events import Listening, Round, Step  # noqa: E402
 from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
 from tt_cli.swarm.accumulator import Accumulator  # noqa: E402
-from tt_cli.swarm.codec import GradientCodec, codec_of  # noqa: E402
+from tt_cli.swarm.codec import codec_of  # noqa: E402
+from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer  # noqa: E402
 from tt_cli.swarm.layout import Layout  # noqa: E402
 from tt_cli.swarm.reducer import Reducer  # noqa: E402
+from tt_cli.swarm.store import AverageStore  # noqa: E402
 
 ARMS = {"fp32": (False, False), "swarm": (True, True), "codec": (True, False), "lamb": (False, True)}
 SHARES = (28, 20, 12, 4)  # of 64
@@ -130,38 +132,43 @@ class Training:
         self.model.activation_budget = BUDGET
         self.shared = TrainedState(run, self.model, None)
         self._names = list(self.shared.shapes())
-        self._codec = codec_of(run) if eight_bit_averages else None
-        self._layout = Layout(self.shared.shapes(), run.swarm.large_tensor)
+        self._buffers: list[EncodedBuffer] = []
+        if eight_bit_averages:
+            codec = codec_of(run)
+            layout = Layout(self.shared.shapes(), run.swarm.large_tensor, codec.block)
+            self._buffers = [EncodedBuffer(layout, codec) for _ in sizes]
 
     def steps(self) -> Iterator[tuple[float, str]]:
         """After each global step: the mean loss before it, and the digest."""
         while True:
-            flats, losses = [], 0.0
+            losses, plain = 0.0, {name: torch.zeros(shape) for name, shape in self.shared.shapes().items()}
             self.shared.copy_into(self.model)
-            for size, stream in zip(self.sizes, self._streams, strict=True):
-                flat, loss = self._member(size, next(stream))
-                flats.append(flat)
-                losses += loss * size
-            if self._codec is None:
-                average = plain_average(flats, self.sizes)
+            for member, (size, stream) in enumerate(zip(self.sizes, self._streams, strict=True)):
+                gradients, *parts = self._gradients(next(stream))
+                losses += parts[0] * size
+                if self._buffers:  # as a peer does it
+                    accumulator = Accumulator(self._names)
+                    accumulator.add(gradients, size, *parts)
+                    accumulator.hold(self._buffers[member])
+                else:
+                    for name, gradient in gradients.items():
+                        plain[name].add_(gradient, alpha=size / sum(self.sizes))
+            if self._buffers:
+                average = swarm_average(self._buffers, self.sizes, self.order)
+                self.shared.step(DecodedGradients(average))
             else:
-                average = swarm_average(self._codec, self._layout, flats, self.sizes, self.order)
-            self.shared.step(dict(zip(self._names, self._layout.views(average), strict=True)))
+                self.shared.step(plain)
             yield losses / sum(self.sizes), self.shared.digest
 
-    def _member(self, size: int, batch: Any) -> tuple[torch.Tensor, float]:
-        """One member's mean gradient (layout.size,) and loss, as a peer accumulates them."""
+    def _gradients(self, batch: Any) -> tuple[dict[str, torch.Tensor], float, float, float]:
+        """A member's mean gradient, and the three losses: total, text, image."""
         for parameter in self.model.parameters():
             parameter.grad = None
         losses = self.model.loss(batch.text, batch.image)
         losses.total.backward()
-        accumulator = Accumulator(self._names)
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        loss, text, image = (float(each.detach()) for each in (losses.total, losses.text, losses.image))
-        accumulator.add(gradients, size, loss, text, image)
-        flat = torch.zeros(self._layout.size)
-        accumulator.hold(self._layout.views(flat))
-        return flat, loss
+        total, text, image = (float(each.detach()) for each in (losses.total, losses.text, losses.image))
+        return gradients, total, text, image
 
 
 def stream_seed(run: RunConfig, member: int) -> int:
@@ -169,41 +176,33 @@ def stream_seed(run: RunConfig, member: int) -> int:
     return run.run.seed * len(SHARES) + member
 
 
-def plain_average(flats: list[torch.Tensor], sizes: list[int]) -> torch.Tensor:
-    """The mean over all samples in fp32."""
-    total = torch.zeros_like(flats[0])
-    for flat, size in zip(flats, sizes, strict=True):
-        total.add_(flat * size)
-    return total.div_(sum(sizes))
-
-
-def swarm_average(
-    codec: GradientCodec, layout: Layout, flats: list[torch.Tensor], sizes: list[int], order: list[int]
-) -> torch.Tensor:
-    """What every member of a round decodes: each member reduces its share of the parts, as in a swarm."""
+def swarm_average(buffers: list[EncodedBuffer], sizes: list[int], order: list[int]) -> EncodedBuffer:
+    """What every member of a round ends with: each reduces its share of the members' gradients, as in a swarm."""
+    layout, codec = buffers[0].layout, buffers[0].codec
     senders = [str(member) for member in order]
-    parts = layout.parts(len(order))
-    average = torch.zeros(layout.size)
+    store = AverageStore(layout, codec)
+    store.open(layout.parts(len(order)))
 
-    async def reduce(index: int) -> None:
-        me = order[index]
-        mine = [part for part in parts if part.reducer == index]
-        reducer = Reducer(codec, mine, flats[me], sizes[me], str(me), senders, sum(sizes))
+    async def reduce(reducer: int) -> None:
+        me = order[reducer]
+        mine = [index for index, part in enumerate(store.parts) if part.reducer == reducer]
+        parts = [store.parts[index] for index in mine]
+        averaging = Reducer(codec, parts, buffers[me], sizes[me], str(me), senders, sum(sizes))
 
         async def send(member: int) -> None:
-            for part in mine:
-                encoded = codec.encode_part(flats[member][part.start : part.stop], part.large)
-                await reducer.take(str(member), encoded, sizes[member])
+            for part in parts:
+                encoded = buffers[member].read(part.start, part.stop)
+                await averaging.take(str(member), codec.message(encoded, part.elements, part.large), sizes[member])
 
-        await asyncio.gather(reducer.run(), *(send(member) for member in order if member != me))
-        for part, message in zip(mine, reducer.averages, strict=True):
-            codec.decode_into(message.buffer, part.large, average[part.start : part.stop])
+        await asyncio.gather(averaging.run(), *(send(member) for member in order if member != me))
+        for index, message in zip(mine, averaging.averages, strict=True):
+            store.put(index, message.buffer)
 
     async def all_parts() -> None:
-        await asyncio.gather(*(reduce(index) for index in range(len(order))))
+        await asyncio.gather(*(reduce(reducer) for reducer in range(len(order))))
 
     asyncio.run(all_parts())
-    return average
+    return store.buffer
 
 
 def smoothed(losses: list[float]) -> list[float]:
