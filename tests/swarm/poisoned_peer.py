@@ -1,18 +1,19 @@
-"""A training peer whose gradients of some steps are NaN, and which sends them all the same when told to.
+"""A training peer that is poisoned in some steps.
 
-TT_TEST_POISON: "local" (its own check sees them) or "remote" (its checks are off: they reach the others).
+TT_TEST_POISON: "local" (its gradients are NaN, as its own checks see) or "remote" (what it sends to the others is NaN).
 """
 
 import os
 import sys
+from collections.abc import AsyncIterator, Sequence
 
 import torch
-from hivemind.proto import runtime_pb2
+from hivemind.proto import averaging_pb2
 
 from tt_cli.peer import trainer
 from tt_cli.supervisor.worker import run_worker
-from tt_cli.swarm import collaboration
-from tt_cli.swarm.codec import GradientCodec
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.runner import Runner
 
 POISONED_STEPS = (2, 3)
 
@@ -28,18 +29,29 @@ class PoisonedMicroStep(trainer.MicroStep):
         return gradients
 
 
-def careless(codec: GradientCodec, tensor: torch.Tensor, large: bool) -> runtime_pb2.Tensor:
-    """Encodes whatever comes: what is not finite as NaN, in scales or numbers."""
-    if tensor.isfinite().all():
-        return honest(codec, tensor, large)
-    elements = tensor.numel()
-    nan = b"\xc0\x7f" * -(-elements // codec.block) + bytes(elements) if large else b"\x00\x7e" * elements
-    return codec.message(nan, elements, large)
+class PoisonedRunner(Runner):
+    """Scales of large tensors and numbers of small ones are NaN on their way out."""
+
+    async def _outgoing(self, indexes: Sequence[int]) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in super()._outgoing(indexes):
+            part = message.tensor_part
+            blocks = -(-part.size[0] // self.codec.block)
+            large = len(part.buffer) < 2 * part.size[0]
+            part.buffer = b"\xc0\x7f" * blocks + part.buffer[2 * blocks :] if large else b"\x00\x7e" * part.size[0]
+            yield message
 
 
-honest = GradientCodec.encode_part
-trainer.MicroStep = PoisonedMicroStep
+def begin(averager, group_info, weight):  # type: ignore[no-untyped-def]
+    """As the averager's, with a runner that poisons the rounds of some steps."""
+    runner, settlement = honest_begin(averager, group_info, weight)
+    if int(averager._meeting.state_key.split("_")[0]) in POISONED_STEPS:
+        runner.__class__ = PoisonedRunner
+    return runner, settlement
+
+
+honest_begin = Averager._begin
 if os.environ["TT_TEST_POISON"] == "remote":
-    collaboration.all_finite = lambda gradients: True
-    GradientCodec.encode_part = careless
+    Averager._begin = begin
+else:
+    trainer.MicroStep = PoisonedMicroStep
 sys.exit(run_worker(trainer.main))
