@@ -15,7 +15,7 @@
 - The error is |update - baseline's| / |baseline's|, all tensors as one vector. `optimizer_error` is that of real
   gradients: the emoji-demo run is trained (by LAMB with fp32 moments, at its own learning rates), and at each step all
   optimizers make their update of the same parameters by the same gradient, that of a whole target batch; the worst of
-  the last five steps counts; keys that end in `_median` have the median of the five. `accuracy` has it beside the errors
+  the last five steps counts; keys that end in `_median` have the median of the five. `accuracy` has it beside those
   of ours and of the baseline against fp32 moments, and the same for synthetic gradients of one tensor, eight steps: of
   one scale (`one_scale`), and of rows whose scales differ by about e (`rows`). `synthetic_error` is that of the timed
   rounds, the worst.
