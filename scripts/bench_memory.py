@@ -48,7 +48,7 @@ from tt_cli.supervisor.processes import children_of, family_of  # noqa: E402
 QUICK_SECONDS, SAMPLE_SECONDS = 0.02, 1.0
 PLAIN = 8  # bytes per parameter of a plain training loop: fp32 parameter and gradient
 TINY = 0.002
-WAIT = 900.0
+WAIT, HAND_OVER_WAIT = 900.0, 240.0
 MODULES = {"ours": "scripts.lab.simulated_peer", "baseline": "scripts.baselines.hivemind_optimizer"}
 FORKED = {"ours": ["averager"], "baseline": ["state averager", "gradient averager"]}
 Parts = dict[str, dict[str, int]]  # process → kind of memory → bytes
@@ -213,6 +213,7 @@ def measure(kind: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]
         counts = {size: peers[f"{size}-1"].of("started")[0]["parameters"] for size in sizes}
         found = summary(peers, sampler.samples, counts)
         if args.hand_over:
+            print(f"{kind}: {json.dumps(found)}", file=sys.stderr, flush=True)
             found["hand_over"] = measure_hand_over(kind, args, folder, peers, found, counts)
     return found
 
@@ -263,8 +264,9 @@ def measure_hand_over(
         taker.wait_for(partial(taker.of, "ready"), WAIT, "its start")
         with Sampler(kind, {"donor": donor.pid, "taker": taker.pid}) as sampler:
             taker.go()
-            taker.wait_for(partial(taker.of, "started"), WAIT, "the others' state")
-        if not taker.of("started")[0]["epoch"]:
+            with contextlib.suppress(SystemExit):
+                taker.wait_for(partial(taker.of, "started"), HAND_OVER_WAIT, "the others' state")
+        if not any(line["epoch"] for line in taker.of("started")):
             return {"problem": "the newcomer did not take a state over"}
     tiny, more = found["tiny_peak_bytes"], counts["large"] - counts["tiny"]
     return {
@@ -315,7 +317,6 @@ def main() -> None:
         if args.only in (None, kind):
             with tempfile.TemporaryDirectory(prefix="bench-memory-") as scratch:
                 result[kind] = measure(kind, args, Path(scratch))
-                print(f"{kind}: {json.dumps(result[kind])}", file=sys.stderr, flush=True)
     if "ours" in result:
         result["added_bytes_per_parameter"] = result["ours"]["added_bytes_per_parameter"]
     if "baseline" in result:
