@@ -17,6 +17,8 @@ and peer:
 - waiting: the remainder of `step`, for locks or for a round (the baseline: for the last step's averaging);
 - copying: new parameters into the model.
 
+`members_min` (ours) should be 4, `unlike_digests` 0 and `failed_rounds` empty: else another thing was measured.
+
 A device that does not wait computes more than the target while a round takes longer than a target batch:
 `samples_over_target` says how much more, and `seconds_per_step` how often parameters change.
 
@@ -180,6 +182,7 @@ def facts(peers: Sequence[Launched], setting: Setting) -> dict[str, Any]:
     rounds = [line for peer, first, last in spans for line in rounds_of(peer, setting.steps)]
     phases = sorted({phase for line in rounds for phase in line["seconds"]})
     messages = [line["words"] for peer in peers for line in peer.of("message")]
+    digests = {(line["epoch"], line["digest"]) for peer in peers for line in peer.of("step") if line["digest"]}
     failed = [line["words"] for peer in peers for line in peer.of("round") if line["outcome"] in ("failed", "dropped")]
     return {
         "steps": setting.steps,
@@ -194,6 +197,8 @@ def facts(peers: Sequence[Launched], setting: Setting) -> dict[str, Any]:
             phase: round(statistics.mean(line["seconds"].get(phase, 0.0) for line in rounds), 2) for phase in phases
         },
         "stalls": sorted(stalls, key=lambda stall: -stall["seconds"])[:10],
+        "members_min": min((len(line["members"]) for line in rounds), default=None),
+        "unlike_digests": len(digests) - len({epoch for epoch, _ in digests}),
         "failed_rounds": failed + [words for words in messages if "received" in words or "failed" in words],
     }
 
