@@ -66,6 +66,7 @@ MICRO_BATCH = 16
 START_SECONDS = 300.0
 PATIENCE = 5  # times as long as computing alone would take
 STALL_SECONDS = 0.25
+MADE = ("committed", "alone")
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ def facts(peers: Sequence[Launched], setting: Setting) -> dict[str, Any]:
 
 def rounds_of(peer: Launched, steps: int) -> list[Line]:
     """The rounds in which a peer of ours made the steps counted."""
-    return [line for line in peer.of("round") if line["outcome"] == "committed" and 1 < line["epoch"] <= steps + 1]
+    return [line for line in peer.of("round") if line["outcome"] in MADE and 1 < line["epoch"] <= steps + 1]
 
 
 def stalls_of(peer: Launched, since: float, until: float) -> list[Line]:
