@@ -88,7 +88,7 @@ TRAINING: list[e.Event] = [
     e.Choice("micro-batch", "16", "fastest of 4, 8, 16 on cpu", at=1.0),
     e.Listening(ID, [LOOPBACK, LAN], False, at=2.0),
     e.Phase("syncing", "taking over step 11", at=3.0),
-    e.Synchronised(11, "QmWjTgY4Hjbz8pQ4kYNa2r1C", "77b0aa", 2.5, 34_000_000, at=5.5),
+    e.Synchronised(11, "QmWjTgY4Hjbz8pQ4kYNa2r1C", "77b0aa", 2.5, 34_000_000, chunks=33, at=5.5),
     e.Phase("training", "towards step 12", at=6.0),
     progress(7.0),
     e.Phase("averaging", "with 2 others", at=14.0),

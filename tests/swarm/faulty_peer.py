@@ -69,6 +69,7 @@ class FaultyRunner:
             while not path.exists():
                 await asyncio.sleep(0.05)
         others = [member for member in self.runner.members if member != self.runner.me]
+        sent = 0
         async for message in self.answer_round(stream, context):
             if self.fault == "unlike averages" and context.remote_id == others[0]:
                 lie = averaging_pb2.AveragingData(code=message.code, tensor_part=message.tensor_part)
@@ -76,11 +77,13 @@ class FaultyRunner:
                 yield lie
                 continue
             yield message
+            sent += 1
             if self.fault == "dies amid":
                 die()
-        self.served += 1
-        if self.served == len(others):
-            self.all_served.set()
+            if sent == len(self.runner.reducer.parts):
+                self.served += 1
+                if self.served == len(others):
+                    self.all_served.set()
 
     async def dying_outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
         async for message in self.outgoing(indexes):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -119,17 +120,23 @@ class Averager(StateSharing, DecentralizedAverager):
             allow_state_sharing=False,
             shutdown_timeout=2,
         )
+        # uvloop made the pipe non-blocking, in both processes: of a long message, such as a manifest, only a part would
+        # be read, and break. hivemind polls before it reads.
+        os.set_blocking(self._inner_pipe.fileno(), True)
 
     # ---------------------------------------------------------------- in the host process
 
-    def seek(self, state_key: str, members: Collection[str], leader: str, avoided: Collection[str] = ()) -> StepControl:
+    def seek(
+        self, state_key: str, members: Collection[str], leader: str, swarm: int, avoided: Collection[str] = ()
+    ) -> StepControl:
         """Begin to look for the members that hold the same state; they wait for each other's `average`.
 
         state_key: epoch and digest. members: peer ids of those who should come, this peer included. leader: the one at
-        whom they meet. The group is complete when all are there, else after the matchmaking time with those who came;
-        without more than half of them there is no round. avoided: peer ids with which no group is formed.
+        whom they meet. The group is complete when all are there, else after the matchmaking time with those who came.
+        swarm: trainers that there are; without more than half of them there is no round. avoided: peer ids with which
+        no group is formed.
         """
-        meeting = Meeting(state_key, len(members), leader, frozenset(avoided))
+        meeting = Meeting(state_key, len(members), leader, max(swarm, len(members)), frozenset(avoided))
         self._outer_pipe.send(("_prepare_round", [meeting], {}))
         now, longest = get_dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
         timeout = 2 * longest + 1.0

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from hivemind.dht import DHT
+from hivemind.dht import DHT, DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time, get_logger
 from hivemind.utils.timed_storage import ValueWithExpiration
 from pydantic import ValidationError
@@ -23,6 +26,7 @@ from tt_cli.swarm.validator import owners_of
 logger = get_logger(__name__)
 
 QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
+TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS = 10.0
 
 
@@ -107,6 +111,16 @@ def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
     return None
 
 
+async def _ping(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
+    """In the DHT's process: who answers is in the routing table again, and not avoided."""
+
+    async def ping(peer: PeerID) -> None:
+        if await node.protocol.call_ping(peer) is not None:
+            node.blacklist.register_success(peer)
+
+    await asyncio.gather(*(ping(PeerID.from_base58(peer)) for peer in peers))
+
+
 class Board(threading.Thread):
     """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
 
@@ -126,6 +140,8 @@ class Board(threading.Thread):
         self._stopping = False
         self._urgent = False
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
+        self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
+        self._pinged = time.monotonic()
         self.pace = QUICK_SECONDS
 
     def expect(self, seconds: float) -> None:
@@ -157,6 +173,21 @@ class Board(threading.Thread):
         with self._lock:
             return self._view
 
+    def trainers(self) -> frozenset[str]:
+        """Peer ids of all trainers of which this peer heard lately, that have the newest step or the one before it.
+
+        They count for as long again as their records do: a DHT that loses sight of half a swarm must not make the other
+        half think that it is the whole. Who said goodbye does not count.
+        """
+        with self._lock:
+            return frozenset(self._heard)
+
+    def met(self, peer_ids: Iterable[str]) -> None:
+        """These were in a round with this peer."""
+        until = time.monotonic() + self._run.swarm.statistics_expiration
+        with self._lock:
+            self._heard.update(dict.fromkeys(peer_ids, until))
+
     def fresh_view(self, timeout: float = DHT_SECONDS) -> View:
         """The swarm as of a read that begins after this call; the last one known when none ends in time."""
         with self._lock:
@@ -184,6 +215,8 @@ class Board(threading.Thread):
             with self._lock:
                 self._reads_begun += 1
             view = View.of(self._remember(read_records(self._dht, self._run)))
+            self._count_trainers(view)
+            self._keep_in_touch()
             with self._lock:
                 self._view, self._reads_ended = view, self._reads_begun
                 self._lock.notify_all()
@@ -204,6 +237,27 @@ class Board(threading.Thread):
             own = self._record
         others = [record for record, _ in self._known.values() if own is None or record.peer_id != own.peer_id]
         return ([] if own is None else [own]) + [record for record in others if not record.left]
+
+    def _count_trainers(self, view: View) -> None:
+        now = time.monotonic()
+        until = now + self._run.swarm.statistics_expiration
+        newest = max((record.epoch for record in view.records if record.role == "trainer"), default=0)
+        here = [r.peer_id for r in view.records if r.role == "trainer" and r.epoch >= newest - 1]
+        gone = {record.peer_id for record, _ in self._known.values() if record.left or record.epoch < newest - 1}
+        with self._lock:
+            self._heard |= dict.fromkeys(here, until)
+            self._heard = {peer: until for peer, until in self._heard.items() if until > now and peer not in gone}
+
+    def _keep_in_touch(self) -> None:
+        """Ping the other trainers now and then: who answered late once may have dropped out of the DHT's tables.
+
+        Gradients fill slow lines for minutes, and the DHT's messages wait behind them.
+        """
+        if time.monotonic() < self._pinged + TOUCH_SECONDS:
+            return
+        self._pinged = time.monotonic()
+        peers = [peer_id for peer_id in self.trainers() if self._record is None or peer_id != self._record.peer_id]
+        self._dht.run_coroutine(partial(_ping, peers=tuple(peers[:MOST_PINGED])), return_future=True)
 
     def _store(self, record: PeerRecord) -> None:
         future = self._dht.store(

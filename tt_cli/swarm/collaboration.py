@@ -278,18 +278,25 @@ class Collaboration:
                 self._accumulator.give_back(self.averager.local)
                 return
             members = self._members(view)
-            if len(members) > 1:
+            if not members.enough:
+                self._wait_for_others(members)
+            elif not members.leader:
+                self._wait("waiting", "in client mode, for a trainer that accepts connections")
+            elif len(members) > 1:
                 self._tell_phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
                 mine = self._accumulator.held
                 result, missed = self._gathering.average(members, mine.samples, mine.total, self._avoided)
                 self._absent = {r.peer_id: r.time for r in view.records if r.peer_id in missed}
                 if result.complete:
+                    self.board.met(result.members)
                     result.seconds["encode"] = held
                     self._commit(started, result)
                     return
                 self._avoid(result)
                 self._tell_round("failed", f"round repeated: {result.problem}"[:200], started, result)
-            elif self._may_step_alone(view):
+            elif not self._accumulator.held.samples:
+                self._hold()
+            else:
                 self._gathering.drop()
                 self._commit(started, None)
                 return
@@ -314,7 +321,7 @@ class Collaboration:
             if record.peer_id not in {self.peer_id, *self._avoided}
             and record.time > self._absent.get(record.peer_id, -math.inf)
         ]
-        return Members.of([*own, *others])
+        return Members.of([*own, *others], swarm=len(self._other_trainers()) + 1)
 
     def _wait_for_late(self, started: float) -> View:
         """Give those who are finishing the step before the time that matchmaking would take; then go without them."""
@@ -337,22 +344,21 @@ class Collaboration:
             self._avoided[peer_id] = self.epoch + AVOIDED_STEPS
         self._avoided.pop(self.peer_id, None)
 
-    def _may_step_alone(self, view: View) -> bool:
-        """A step by this peer alone is the swarm's step only if others can receive it afterwards."""
-        unreachable = {peer_id for peer_id, epoch in self._avoided.items() if epoch == self.epoch} | self._absent.keys()
-        if any(record.peer_id in unreachable for record in view.members(*self._state.position)):
-            self._absent = {}
-            self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch > self.epoch}
-            return False  # they live as far as anyone knows: try them again, until their records expire
-        if not self._accumulator.held.samples:
-            self._hold()
-            return False
-        if self.client_mode and any(record.peer_id != self.peer_id for record in view.records):
-            self._tell_phase("waiting", "in client mode, for a trainer that accepts connections")
-            with self._changed:
-                self._changed.wait(timeout=LOOK_SECONDS)
-            return False
-        return True
+    def _wait_for_others(self, members: Members) -> None:
+        """Too few for a step. The missing live as far as anyone knows: try them again, until their records expire."""
+        self._absent = {}
+        self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch > self.epoch}
+        self._wait("waiting", f"for more than {len(members)} of {members.swarm} trainers")
+
+    def _other_trainers(self) -> frozenset[str]:
+        """All that may be training, but for this peer and those whose gradients must be refused."""
+        refused = {peer_id for peer_id, epoch in self._avoided.items() if epoch > self.epoch}
+        return self.board.trainers() - refused - {self.peer_id}
+
+    def _wait(self, phase: str, reason: str) -> None:
+        self._tell_phase(phase, reason)
+        with self._changed:
+            self._changed.wait(timeout=LOOK_SECONDS)
 
     def _commit(self, started: float, result: RoundResult | None) -> None:
         """Step the shared state with the whole average, or with this peer's gradient where it is alone."""

@@ -29,6 +29,7 @@ __all__ = ["DHT", "NobodyAnswered", "addresses_of", "daemon_pid", "daemon_watche
 START_SECONDS = 30.0
 READY_SECONDS = 90.0  # for the daemon, and after it for the initial peers to answer
 ADDRESS_SECONDS, ADDRESS_QUESTIONS = 5.0, 4
+ANSWER_SECONDS = 8.0  # hivemind waits for 3: on a slow line that is full of gradients answers take longer
 
 dht_time = get_dht_time  # seconds since 1970, as all peers of a DHT agree on it; rooms above this one use it from here
 
@@ -77,6 +78,7 @@ def start_dht(
             nat_port_map=not host.startswith("127."),
             shutdown_timeout=2,
             startup_timeout=START_SECONDS,
+            wait_timeout=ANSWER_SECONDS,
         )
         # Bounded, for a node that dies, or fails with what cannot be pickled, never says so.
         dht.run_in_background(timeout=READY_SECONDS)

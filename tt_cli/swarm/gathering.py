@@ -17,20 +17,29 @@ FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0
 
 @dataclass(frozen=True)
 class Members:
-    """Who should average together. leader: where they meet; "" when nobody of them accepts connections."""
+    """Who should average together. leader: where they meet; "" when nobody of them accepts connections.
+
+    swarm: how many trainers there are, with those that hold another state or did not come the last time.
+    """
 
     peer_ids: frozenset[str]
     leader: str
+    swarm: int
 
     @classmethod
-    def of(cls, records: Iterable[PeerRecord]) -> Members:
+    def of(cls, records: Iterable[PeerRecord], swarm: int = 0) -> Members:
         """The trainers of these records; the smallest peer id that accepts connections leads."""
         records = list(records)
         listening = [record.peer_id for record in records if not record.client_mode]
-        return cls(frozenset(record.peer_id for record in records), min(listening, default=""))
+        return cls(frozenset(record.peer_id for record in records), min(listening, default=""), swarm)
 
     def __len__(self) -> int:
         return len(self.peer_ids)
+
+    @property
+    def enough(self) -> bool:
+        """More than half of the trainers: no others can make the same step."""
+        return 2 * len(self) > self.swarm
 
 
 @dataclass(frozen=True)
@@ -62,7 +71,7 @@ class Gathering:
     def prepare(self, members: Members, seconds: float, avoided: Iterable[str]) -> None:
         """Seek the group of the round that is so many seconds away, if it is time. members: this peer included."""
         self._drop_outdated(members)
-        if self._sought is None and seconds < self.lead and len(members) > 1:
+        if self._sought is None and seconds < self.lead and len(members) > 1 and members.enough:
             self._seek(members, avoided)
 
     def average(
@@ -98,7 +107,7 @@ class Gathering:
 
     def _seek(self, members: Members, avoided: Iterable[str]) -> Sought:
         key = self._state.key
-        control = self._averager.seek(key, members.peer_ids, members.leader, frozenset(avoided))
+        control = self._averager.seek(key, members.peer_ids, members.leader, members.swarm, frozenset(avoided))
         self._sought = Sought(key, members, control)
         return self._sought
 

@@ -25,23 +25,24 @@ KEPT_GROUPS = 2  # that others may still ask about
 class Meeting:
     """state_key: epoch and digest from which the round starts. expected: members that should come. leader: a peer id.
 
-    avoided: peer ids with which no group is formed.
+    swarm: trainers that there are, whatever they hold. avoided: peer ids with which no group is formed.
     """
 
     state_key: str = ""
     expected: int = 2
     leader: str = ""
+    swarm: int = 2
     avoided: frozenset[str] = frozenset()
 
     def check(self, group: GroupInfo) -> None:
         """Raise ValueError for a group in which no round may begin.
 
-        Two groups that both hold more than half of the members cannot be: a state has one successor.
+        Two groups that both hold more than half of the trainers cannot be: a state has one successor.
         """
         if spoilers := self.avoided.intersection(map(str, group.peer_ids)):
             raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, who spoiled a round")
-        if 2 * len(group.peer_ids) <= self.expected:
-            raise ValueError(f"only {len(group.peer_ids)} of {self.expected} members came")
+        if 2 * len(group.peer_ids) <= self.swarm:
+            raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} trainers came")
 
 
 class MeetingPoint(GroupKeyManager):
