@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -40,3 +41,25 @@ def test_freed_blocks_are_used_again() -> None:
 
 def test_free_memory_is_there() -> None:
     assert 0 < free_memory(torch.device("cpu")) < 1 << 50
+
+
+def test_mapped_tensors_are_like_the_others_and_forks_do_not_inherit_them() -> None:
+    script = """
+import os
+import torch
+from tt_cli.model.allocator import mapped_like
+
+like = {"a": torch.empty(300, 7), "b": torch.empty(5, dtype=torch.uint8), "c": torch.empty(0), "d": torch.empty(())}
+mapped = mapped_like(like)
+for name, tensor in mapped.items():
+    assert tensor.shape == like[name].shape and tensor.dtype == like[name].dtype and tensor.is_contiguous()
+    tensor.fill_(3)
+assert all(bool((tensor == 3).all()) for tensor in mapped.values())
+child = os.fork()
+if child == 0:
+    mapped["a"].sum()  # not its memory
+    os._exit(0)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == -signal.SIGSEGV
