@@ -1,6 +1,6 @@
 """A training peer with faults in chosen rounds, keyed by the peer's name and the step that the round makes.
 
-TT_TEST_FAULTS: JSON, name → step → fault. Each fault happens once, in the first round towards that step:
+TT_TEST_FAULTS: JSON, name → step → fault. Each fault happens once, in the first round towards that step or a later one:
 
 dies before / amid / after   the whole peer is killed before it sends any average, after the first, after all of them
 dies sending                 the whole peer is killed after the first part of its own gradient
@@ -104,9 +104,9 @@ class FaultyRunner:
 def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[Runner, Settlement]:
     """As the averager's, with the fault of this step in it."""
     runner, settlement = honest_begin(averager, group_info, weight)
-    step = str(int(averager._meeting.state_key.split("_")[0]) + 1)
-    if fault := mine.pop(step, ""):
-        FaultyRunner(fault, runner, settlement)
+    step = int(averager._meeting.state_key.split("_")[0]) + 1
+    if due := [key for key in mine if int(key) <= step]:
+        FaultyRunner(mine.pop(due[0]), runner, settlement)
     return runner, settlement
 
 

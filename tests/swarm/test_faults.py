@@ -52,9 +52,9 @@ def test_peers_that_die_at_every_moment_of_a_round_take_nobody_with_them(
         "emil": {"6": "dies sending"},
     }
     swarm, members = start(start_swarm, monkeypatch, faults, "anna", "ben", "cleo", "dora", "emil", "fred")
-    wait_for_step(swarm, 8, "anna", "fred")
     for name in faults:
         assert swarm.wait(lambda name=name: not members[name].running, WAIT), f"{name} should have died"
+    wait_for_step(swarm, max(8, last_step(members["anna"]) + 2), "anna", "fred")
     assert_agreed(list(members.values()))
     for name in ("anna", "fred"):
         assert_no_step_is_lost(members[name])
@@ -70,21 +70,26 @@ def test_lost_words_and_unlike_averages_change_nothing(
         "cleo": {"5": "commit lost"},
     }
     swarm, members = start(start_swarm, monkeypatch, faults, "anna", "ben", "cleo")
-    wait_for_step(swarm, 8, *members)
+    assert swarm.wait(lambda: any(event.mended for m in members.values() for event in committed(m)), WAIT)
+    wait_for_step(swarm, max(8, last_step(members["anna"]) + 3), *members)
     assert_agreed([*members.values(), swarm.members["aux"]])
     for member in members.values():
         assert_no_step_is_lost(member)
-    rounds = [event for member in members.values() for event in committed(member) if event.epoch in (4, 6)]
-    assert any(event.mended for event in rounds), "who was sent other bytes took the others'"
-    assert all(event.differing for event in rounds if len(event.members) == 3)
+    rounds = [event for member in members.values() for event in committed(member)]
+    assert any(event.mended and event.differing for event in rounds), "who was sent other bytes took the others'"
 
 
 def test_two_peers_that_disagree_repeat_the_round(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, members = start(start_swarm, monkeypatch, {"ben": {"3": "unlike averages"}}, "anna", "ben")
-    wait_for_step(swarm, 5, *members)
+    failed: list[Round] = []
+
+    def disagreed() -> bool:
+        failed[:] = [event for member in members.values() for event in member.of(Round) if event.outcome == "failed"]
+        return any("unlike bytes" in event.words for event in failed)
+
+    assert swarm.wait(disagreed, WAIT)
+    wait_for_step(swarm, max(event.epoch for event in failed) + 3, *members)
     assert_agreed(list(members.values()))
-    failed = [event for member in members.values() for event in member.of(Round) if event.outcome == "failed"]
-    assert any("unlike bytes" in event.words for event in failed)
 
 
 def test_a_peer_that_joins_in_the_middle_of_a_round(
@@ -93,11 +98,12 @@ def test_a_peer_that_joins_in_the_middle_of_a_round(
     gate = tmp_path / "gate"
     swarm, members = start(start_swarm, monkeypatch, {"ben": {"3": f"waits for {gate}"}}, "anna", "ben", patience=WAIT)
     anna = members["anna"]
-    assert swarm.wait(lambda: last_step(anna) == 2 and anna.of(Phase)[-1].phase == "averaging", WAIT)
+    assert swarm.wait(lambda: last_step(anna) >= 2 and anna.of(Phase)[-1].phase == "averaging", WAIT)
     late = swarm.start_trainer("cleo", module=FAULTY, batch_size=4, seed=2)
     assert swarm.wait(lambda: any(event.phase == "training" for event in late.of(Phase)), WAIT)
-    assert late.of(Synchronised)[-1].epoch == 2, "the round has not ended"
+    step = last_step(anna)
+    assert late.of(Synchronised)[-1].epoch == step, "the round has not ended"
     gate.touch()
-    wait_for_step(swarm, 5, "anna", "ben", "cleo")
+    wait_for_step(swarm, step + 3, "anna", "ben", "cleo")
     assert_agreed([*members.values(), late])
     assert_no_step_is_lost(late)

@@ -368,6 +368,7 @@ class Collaboration:
             DecodedGradients(self.averager.local if result is None else self.averager.store.buffer)
         )
         stepped = time.monotonic()
+        self._disputed = frozenset()
         self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch >= self.epoch}
         held = self._accumulator.held
         samples, loss = (held.samples, held.mean(held.total)) if result is None else result.samples_and_loss()
