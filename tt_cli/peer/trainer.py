@@ -25,6 +25,7 @@ from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
 from tt_cli.supervisor.processes import alive, release_freed_memory
 from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.swarm import linear8
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
 from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, start_dht, stop_dht
@@ -59,6 +60,10 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
     if opts.threads:
         torch.set_num_threads(opts.threads)
     codec = codec_of(run)
+    if run.swarm.compression == "linear8":
+        linear8.warm_up()  # before the fork: the averager would load numba in the middle of a round
+        kernels = linear8.implementation()
+        emit(Choice("gradient codec", f"linear8, {kernels.name}", kernels.reason))
     warm_up()
     arithmetic = implementation()
     emit(Choice("optimizer", arithmetic.name, arithmetic.reason))

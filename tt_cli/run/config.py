@@ -31,7 +31,7 @@ from tt_cli.run.parts import (
 from tt_cli.run.toml import parse_toml, toml_value, wrong_value
 
 # Part of every identity: raise it when the same settings come to train differently.
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class RunConfig(Part):
