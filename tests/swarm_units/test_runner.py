@@ -186,6 +186,20 @@ def test_the_majority_decides_where_a_reducer_says_unlike_things() -> None:
     assert error(outcomes[0], members) < 0.02
 
 
+def test_who_cannot_fetch_the_majoritys_bytes_does_not_keep_its_own() -> None:
+    class Mute(Member):
+        async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+            raise ConnectionError("not now")
+            yield
+
+    class MuteTwoFaced(Mute, TwoFaced):
+        pass
+
+    deceived, *others = run_round(Member(0), Mute(1), MuteTwoFaced(2))
+    assert deceived.store.missing() == sorted(deceived.agreement.wanted) != []
+    assert_whole(others)
+
+
 def test_two_members_that_disagree_drop_the_round() -> None:
     outcomes = run_round(Member(0), TwoFaced(2))
     for outcome in outcomes:

@@ -155,6 +155,8 @@ class Settlement:
         calling = {str(member) for member in self.members if member not in self.listening and member != self.me} - gone
         await asyncio.gather(self._wait_for(calling), *asking)
         agreement = agree(self._hashes, {peer: status.hashes for peer, status in self.statuses.items()})
+        for index in agreement.wanted:
+            self._hashes[index] = MISSING  # what this member has there instead is not the average
         if not agreement.lost and not agreement.disputed:
             await self._mend(agreement)
         return agreement
