@@ -193,7 +193,9 @@ class Averager(StateSharing, DecentralizedAverager):
     def _keys(self) -> MeetingPoint:
         keys = self._matchmaking.group_key_manager
         if not isinstance(keys, MeetingPoint):
-            keys = self._matchmaking.group_key_manager = MeetingPoint(self.dht, self.prefix)
+            keys = self._matchmaking.group_key_manager = MeetingPoint(
+                self.dht, self.prefix, lambda: self._matchmaking.step_control
+            )
         return keys
 
     async def rpc_join_group(
@@ -213,8 +215,9 @@ class Averager(StateSharing, DecentralizedAverager):
         finally:
             self._steps -= 1
             await asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
-            self._given_up.update(set(self._keys().formed) - self._runners.keys())
-            self._given_up.intersection_update(self._keys().formed)
+            formed = self._keys().formed
+            mine = {group_id for group_id, seeker in formed if seeker is step}
+            self._given_up = self._given_up & {group_id for group_id, _ in formed} | mine - self._runners.keys()
             async with self._begun:
                 self._begun.notify_all()
 

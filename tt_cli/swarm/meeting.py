@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from hivemind.averaging.group_info import GroupInfo
@@ -48,13 +49,14 @@ class Meeting:
 class MeetingPoint(GroupKeyManager):
     """Sends this peer to the leader instead of to whomever the DHT names.
 
-    formed: the newest groups that this peer was in.
+    seeker: what looks for a group now. formed: the newest groups that this peer was in, each with what looked for it.
     """
 
-    def __init__(self, dht: DHT, prefix: str):
+    def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], object]):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
         self.meeting = Meeting()
-        self.formed: list[bytes] = []
+        self.formed: list[tuple[bytes, object]] = []
+        self._seeker = seeker
         self._asked = -float("inf")
 
     @property
@@ -77,4 +79,4 @@ class MeetingPoint(GroupKeyManager):
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
         """The key follows the state alone; the group is remembered."""
-        self.formed = [*self.formed[-KEPT_GROUPS:], group_info.group_id]
+        self.formed = [*self.formed[-KEPT_GROUPS:], (group_info.group_id, self._seeker())]
