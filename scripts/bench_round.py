@@ -11,8 +11,10 @@ In turn, on the same links:
 - hivemind: its DecentralizedAverager with BLOCKWISE_8BIT for large tensors and fp16 for small ones.
 
 TCP's congestion control is cubic where the machine allows it, else the machine's own; the table says which.
-A round's seconds are those of the averaging phase, as the slowest member saw it; matchmaking is listed by itself. Bytes
-on the wire are counted at the links. CPU seconds are those of a peer with all its processes, matchmaking included.
+A round's seconds are those of the averaging phase, as the slowest member saw it, from fp32 gradients to their fp32
+average; matchmaking is listed by itself. Ours encodes before the exchange and decodes after it, on all peers of this
+one machine at once: "exchange_vs_tcp" is without both. Bytes are counted at the links, CPU seconds over all processes
+of a peer, matchmaking included.
 
 Examples:
   scripts/bench_round.py
@@ -33,7 +35,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,7 +89,7 @@ def shapes() -> dict[str, torch.Size]:
 
 
 def encoded_bytes(run: RunConfig) -> int:
-    """What all tensors take when the run's codec has written them."""
+    """What all tensors take in the run's codec."""
     codec = codec_of(run)
     return EncodedBuffer(Layout(shapes(), run.swarm.large_tensor, codec.block), codec).nbytes
 
@@ -104,6 +106,11 @@ class Outcome:
     cpu: Cpu
     digest: str = ""
     phases: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def coding(self) -> float:
+        """Seconds of it spent before anything was sent and after everything was there."""
+        return self.phases.get("encode", 0.0) + self.phases.get("decode", 0.0)
 
 
 # ---------------------------------------------------------------------------------------------- what runs on the hosts
@@ -145,7 +152,7 @@ class OurPeer:
         for name, gradient in self.gradients.items():
             self.averager.local.encode(name, gradient, 1)
         clock.append(time.monotonic())
-        control = self.averager.seek(f"{number}_bench", self.members, min(self.members))
+        control = self.averager.seek(f"{number}_bench", self.members, min(self.members), PEERS)
         result = self.averager.average(control, 1, 1.0)
         if not result.complete or len(result.members) != PEERS or result.mended or result.failed:
             what = result.problem or f"{result.mended} parts were mended, and these failed: {result.failed}"
@@ -227,11 +234,7 @@ class TcpPeer:
 
     def __init__(self, number: int, host: str, folder: Path, initial_peers: Sequence[str]):
         self.exchange = Exchange(host)
-        self.address = self.exchange.address
-
-    def connect(self, addresses: Sequence[str]) -> None:
-        """Open the connections."""
-        self.exchange.connect(addresses)
+        self.address, self.connect = self.exchange.address, self.exchange.connect
 
     def round(self, _: int, pair_bytes: int) -> Outcome:
         """Send `pair_bytes` to each other host and receive as many from it."""
@@ -305,9 +308,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Measured:
-    """One round of one kind. seconds: the slowest member's. sent: bytes of all members. cpu, phases: their means."""
+    """One round of one kind. seconds: the slowest member's. sent: bytes of all members. cpu, phases: their means.
+
+    exchange: seconds of the slowest member without encoding and decoding, where these are phases of their own.
+    """
 
     seconds: float
+    exchange: float
     matchmaking: float
     sent: int
     cpu: Cpu
@@ -323,6 +330,7 @@ def measure(group: Group, network: Network, number: int, pair_bytes: int) -> Mea
         raise TTError("the members ended with unlike averages")
     return Measured(
         seconds=max(outcome.seconds for outcome in outcomes),
+        exchange=max(outcome.seconds - outcome.coding for outcome in outcomes),
         matchmaking=max(outcome.matchmaking for outcome in outcomes),
         sent=sum(one.sent for one in moved),
         cpu=means([outcome.cpu for outcome in outcomes]),
@@ -336,7 +344,7 @@ def means(measured: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: round(statistics.fmean(each.get(name, 0.0) for each in measured), 3) for name in names}
 
 
-def median(values: Sequence[float], digits: int = 3) -> float:
+def median(values: Iterable[float], digits: int = 3) -> float:
     return round(statistics.median(values), digits)
 
 
@@ -345,17 +353,18 @@ def summary(rounds: dict[str, list[Measured]], mbit: int, ideal: float) -> dict[
     found: dict[str, Any] = {}
     for kind in (kind for kind in NAMES if kind in rounds):
         name, measured = NAMES[kind], rounds[kind]
-        found[f"{name}_s_{mbit}mbit"] = median([one.seconds for one in measured])
+        found[f"{name}_s_{mbit}mbit"] = median(one.seconds for one in measured)
         found[f"{name}_each_s_{mbit}mbit"] = [round(one.seconds, 3) for one in measured]
-        found[f"{name}_matchmaking_s_{mbit}mbit"] = median([one.matchmaking for one in measured])
+        found[f"{name}_matchmaking_s_{mbit}mbit"] = median(one.matchmaking for one in measured)
         found[f"{name}_wire_ratio_{mbit}mbit"] = median([one.sent / ideal for one in measured], 4)
-        found[f"{name}_cpu_s_{mbit}mbit"] = median([sum(one.cpu.values()) for one in measured])
+        found[f"{name}_cpu_s_{mbit}mbit"] = median(sum(one.cpu.values()) for one in measured)
         found[f"{name}_cpu_by_process_s_{mbit}mbit"] = means([one.cpu for one in measured])
         if kind == "ours":
             found[f"{name}_phases_s_{mbit}mbit"] = means([one.phases for one in measured])
         if kind != "tcp" and "tcp" in rounds:
-            ratios = [tcp.seconds / one.seconds for tcp, one in zip(rounds["tcp"], measured, strict=True)]
-            found[f"{name}_vs_tcp_{mbit}mbit"] = median(ratios)
+            pairs = list(zip(rounds["tcp"], measured, strict=True))
+            found[f"{name}_vs_tcp_{mbit}mbit"] = median(tcp.seconds / one.seconds for tcp, one in pairs)
+            found[f"{name}_exchange_vs_tcp_{mbit}mbit"] = median(tcp.seconds / one.exchange for tcp, one in pairs)
     return found
 
 
