@@ -139,7 +139,8 @@ def run_ours(parts: list[Part], steps: int, args: argparse.Namespace, folder: Pa
                 os.kill(victim.worker.pid, signal.SIGKILL)
                 deaths[part.name] = time.time()
         living = [m for m in trainers if m.name not in deaths]
-        need(swarm.wait(lambda: all(m.of(Saved) for m in living), WAIT), f"step {steps} on all", trainers)
+        saved = partial(all_saved, living, steps)
+        need(swarm.wait(saved, WAIT), f"step {steps} on all", trainers)
         lived = [
             Lived(MICRO_BATCH / (args.pace * last[m.name].slowness), ready(m), deaths.get(m.name, float("inf")))
             for m in trainers
@@ -150,6 +151,11 @@ def run_ours(parts: list[Part], steps: int, args: argparse.Namespace, folder: Pa
             "rounds_failed": sum(r.outcome == "failed" for m in trainers for r in m.of(Round)),
             "rounds_dropped": sum(r.outcome == "dropped" for m in trainers for r in m.of(Round)),
         }
+
+
+def all_saved(members: list[Member], step: int) -> bool:
+    """True when the last step's state of all is on the disk."""
+    return all(any(event.epoch >= step for event in member.of(Saved)) for member in members)
 
 
 def ready(member: Member) -> float:

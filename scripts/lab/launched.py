@@ -42,7 +42,7 @@ class Launched:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                start_new_session=True,
+                process_group=0,  # no session of its own: what raises this script's priority raises its peers'
                 env={**SHARING, **os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
             )
         self._reader = threading.Thread(target=self._read, daemon=True)
