@@ -93,6 +93,7 @@ def record_of(identity: Identity, state: TrainingState) -> PeerRecord:
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
     """A donor and a taker."""
+    others.update(state_buffers())  # that tests before these still hold
     run = tiny_run()
     with ExitStack() as stack:
         donor = Peer(run, tmp_path_factory.mktemp("donor"), [], stack)
@@ -100,10 +101,18 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
         yield [donor, taker]
 
 
+others: set[str] = set()
+
+
+def state_buffers() -> set[str]:
+    """Descriptors of state buffers that this process holds."""
+    links = {path.name: os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    return {descriptor for descriptor, link in links.items() if "tt-state" in link}
+
+
 def memory_files() -> int:
-    """State buffers that this process holds."""
-    links = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-    return sum("tt-state" in link for link in links)
+    """State buffers that these tests hold."""
+    return len(state_buffers() - others)
 
 
 def test_a_state_passes_through_four_processes_and_this_one_keeps_no_copy(peers: list[Peer]) -> None:
