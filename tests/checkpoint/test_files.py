@@ -231,6 +231,14 @@ for step in range(10**6):
 """
 
 
+def size_of(path: Path) -> int:
+    """0 for a file that has just been renamed."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def test_kill_9_while_writing_loses_nothing(tmp_path: Path) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITE_FOR_EVER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert writer.stdout is not None
@@ -238,7 +246,7 @@ def test_kill_9_while_writing_loses_nothing(tmp_path: Path) -> None:
         if int(line) == 4:
             break
     # The next file is being written: wait until some of it is there.
-    while not any(path.name.endswith(".tmp") and path.stat().st_size for path in tmp_path.iterdir()):
+    while not any(path.name.endswith(".tmp") and size_of(path) for path in tmp_path.iterdir()):
         assert writer.poll() is None
     os.kill(writer.pid, signal.SIGKILL)
     seen = 4 + len(writer.stdout.read().splitlines())
