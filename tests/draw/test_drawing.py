@@ -76,7 +76,7 @@ def test_memory_bounds_the_batch(tiny: Tiny) -> None:
     drawn = draw_with(tiny, ["red apple"], samples=12, top_k=16, on_message=said.append)
     assert len(said) == 1
     assert re.match(
-        r"batch 12: [\d.]+ [KM]iB of [\d.]+ GiB \(50% of the [\d.]+ GiB free in memory\); float32: ", said[0]
+        r"batch 12: [\d.]+ [KM]iB of [\d.]+ [MG]iB \(50% of the [\d.]+ [MG]iB free in memory\); float32: ", said[0]
     )
     said.clear()
     enough_for_five = drawing_bytes(tiny.model, 1, 5, torch.float32)
