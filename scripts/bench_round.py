@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bitsandbytes.functional import quantize_blockwise
 from hivemind.averaging import DecentralizedAverager
 from hivemind.compression import BlockwiseQuantization, Float16Compression, SizeAdaptiveCompression
 from hivemind.dht import DHT
@@ -135,9 +136,7 @@ class OurPeer:
         warm_up()
         self.dht = start_dht(run, claim_identity(folder, "trainer"), initial_peers=initial_peers, host=host)
         self.address = addresses_of(self.dht)[0]
-        self.averager = Averager(
-            run, self.dht, shapes(), source=lambda: None, read_tree=_read_no_state, client_mode=False
-        )
+        self.averager = Averager(run, self.dht, shapes(), source=lambda: None, read_tree=bytes, client_mode=False)
         self.gradients = dict(zip(shapes(), gradients(number), strict=True))
         self.members: list[str] = []
 
@@ -177,10 +176,6 @@ class OurPeer:
         )
 
 
-def _read_no_state(_: bytes) -> Any:
-    raise ValueError("a peer of the bench has no state")
-
-
 class TimedAverager(DecentralizedAverager):
     """hivemind's, that says when its averaging phase began."""
 
@@ -195,9 +190,13 @@ class TimedAverager(DecentralizedAverager):
 
 
 class HivemindPeer:
-    """A DHT node and hivemind's averager, both as they come."""
+    """A DHT node and hivemind's averager, both as they come, but for a codec that is loaded before the fork.
+
+    Loaded by several threads of the averager in the first round, it takes seconds, or fails in an import circle.
+    """
 
     def __init__(self, number: int, host: str, folder: Path, initial_peers: Sequence[str]):
+        quantize_blockwise(torch.ones(2**12))
         self.dht = DHT(initial_peers=list(initial_peers), host_maddrs=[f"/ip4/{host}/tcp/0"], start=True)
         self.address = str(self.dht.get_visible_maddrs()[0])
         TimedAverager.began, TimedAverager.ended = multiprocessing.Value("d", 0.0), multiprocessing.Value("d", 0.0)
