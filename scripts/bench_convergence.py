@@ -187,7 +187,16 @@ def swarm_average(buffers: list[EncodedBuffer], sizes: list[int], order: list[in
         me = order[reducer]
         mine = [index for index, part in enumerate(store.parts) if part.reducer == reducer]
         parts = [store.parts[index] for index in mine]
-        averaging = Reducer(codec, parts, buffers[me], sizes[me], str(me), senders, sum(sizes))
+        averaging = Reducer(
+            codec,
+            parts,
+            buffers[me],
+            sizes[me],
+            str(me),
+            senders,
+            sum(sizes),
+            lambda position, encoded: store.put(mine[position], encoded),
+        )
 
         async def send(member: int) -> None:
             for part in parts:
@@ -195,8 +204,6 @@ def swarm_average(buffers: list[EncodedBuffer], sizes: list[int], order: list[in
                 await averaging.take(str(member), codec.message(encoded, part.elements, part.large), sizes[member])
 
         await asyncio.gather(averaging.run(), *(send(member) for member in order if member != me))
-        for index, message in zip(mine, averaging.averages, strict=True):
-            store.put(index, message.buffer)
 
     async def all_parts() -> None:
         await asyncio.gather(*(reduce(reducer) for reducer in range(len(order))))

@@ -311,7 +311,7 @@ def test_a_weight_that_nobody_may_claim_is_refused(weight: float) -> None:
 def reducer(senders: int = 2) -> tuple[Reducer, list[str]]:
     names = [f"p{number}" for number in range(senders)]
     parts = LAYOUT.parts(1)
-    return Reducer(CODEC, parts, EncodedBuffer(LAYOUT, CODEC), 1.0, "p0", names, 100.0), names
+    return Reducer(CODEC, parts, EncodedBuffer(LAYOUT, CODEC), 1.0, "p0", names, 100.0, lambda *_: None), names
 
 
 def test_a_weight_that_changes_between_parts_is_refused() -> None:

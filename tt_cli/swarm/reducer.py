@@ -2,7 +2,8 @@
 
 The members' parts are kept as they came, a byte for each element, until all members that are still there have sent the
 same part. Then they are added up in one pass, in the order of the members, so that the same contributions give the same
-bytes; and the average is encoded once, for all.
+bytes; and the average is encoded once, for all. It lies in the store, of which the answers are read: nothing of a round
+stays here.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -25,7 +26,8 @@ LARGEST = 1e18  # magnitude: beyond it no gradient is meant, and below it no wei
 
 
 class Reducer:
-    """parts: those of this peer. own: its gradient. weight: its samples. me: its peer id.
+    """parts: those of this peer. own: its gradient. weight: its samples. me: its peer id. keep: takes each average as
+    it is made, its place in `parts` and its bytes.
 
     senders: all members that send, in their order, this peer among them. max_weight: the largest weight (samples) that
     a member may claim. failed: senders that are out, with the reason; what they sent before counts. rejected: senders
@@ -41,13 +43,15 @@ class Reducer:
         me: str,
         senders: Sequence[str],
         max_weight: float,
+        keep: Callable[[int, bytes], None],
     ):
         self.codec, self.parts, self.senders = codec, parts, list(senders)
         self.max_weight = max_weight
+        self._keep = keep
         self.failed: dict[str, str] = {}
         self.rejected: dict[str, str] = {}
         self.weights: dict[str, float] = {me: weight}
-        self.averages: list[runtime_pb2.Tensor] = []
+        self.made = 0  # averages
         self._own, self._me = own, me
         self._received: dict[str, dict[int, bytes]] = {sender: {} for sender in senders}
         self._counts = dict.fromkeys(senders, 0) | {me: len(parts)}
@@ -75,7 +79,7 @@ class Reducer:
             self._received[sender][index] = encoded
             self._counts[sender] = index + 1
             self._changed.notify_all()
-            await self._changed.wait_for(lambda: sender in self.failed or index < len(self.averages) + AHEAD)
+            await self._changed.wait_for(lambda: sender in self.failed or index < self.made + AHEAD)
 
     async def fail(self, sender: str, reason: str) -> None:
         """Nothing more comes from this sender: the others do not wait for it."""
@@ -91,33 +95,34 @@ class Reducer:
                 async with self._changed:
                     await self._changed.wait_for(partial(self._ready, index))
                 before = time.perf_counter()
-                average = self._average(index)
+                self._keep(index, self._average(index))
                 self.seconds += time.perf_counter() - before
                 async with self._changed:
-                    self.averages.append(average)
+                    self.made += 1
                     self._changed.notify_all()
         finally:
             self._ended = True
             async with self._changed:
                 self._changed.notify_all()
 
-    async def average(self, index: int) -> runtime_pb2.Tensor:
-        """One encoded average, when it is there. Raises IndexError when it will never be."""
+    async def wait_for(self, index: int) -> None:
+        """Return when this average has been made. Raises IndexError when it will never be."""
         async with self._changed:
-            await self._changed.wait_for(lambda: self._ended or index < len(self.averages))
-        return self.averages[index]
+            await self._changed.wait_for(lambda: self._ended or index < self.made)
+        if index >= self.made:
+            raise IndexError(f"the round ended with {self.made} of {len(self.parts)} averages")
 
     def _ready(self, index: int) -> bool:
         return all(self._counts[sender] > index or sender in self.failed for sender in self.senders)
 
-    def _average(self, index: int) -> runtime_pb2.Tensor:
+    def _average(self, index: int) -> bytes:
         contributions = {sender: self._received[sender].pop(index, None) for sender in self.senders}
         contributions[self._me] = self._own.read(self.parts[index].start, self.parts[index].stop)
         summed = self._sum(index, contributions)
         if not summed.abs().max() <= LARGEST:
             self._leave_out_the_huge(index, contributions)
             summed = self._sum(index, contributions)
-        return self.codec.encode_part(summed, self.parts[index].large)
+        return self.codec.encode_part(summed, self.parts[index].large).buffer
 
     def _sum(self, index: int, contributions: Mapping[str, bytes | None]) -> torch.Tensor:
         """The mean over the samples of those who contributed; zeros when nobody has any."""

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2
+from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.codec import MalformedPart
 from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.reducer import Reducer
-from tt_cli.swarm.store import AverageStore
+from tt_cli.swarm.store import MISSING, AverageStore
 
 logger = get_logger(__name__)
 
@@ -82,8 +82,10 @@ class Runner:
             str(me),
             [str(member) for member in self.members],
             max_weight,
+            lambda position, encoded: store.put(own[position], encoded),
         )
         self._own = own
+        self._round: list[bytes] | None = None  # the store's hashes while it holds this round's average
 
     def _of(self, reducer: PeerID) -> list[int]:
         return self._indexes[self.reducers.index(reducer)] if reducer in self.reducers else []
@@ -91,11 +93,12 @@ class Runner:
     async def run(self) -> None:
         """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised."""
         self.store.open(self.parts)
+        self._round = self.store.hashes
         others = [reducer for reducer in self.reducers if reducer != self.me and self._of(reducer)]
         watch = asyncio.create_task(self._miss_senders()) if self._own else None
         try:
             async with asyncio.TaskGroup() as together:
-                together.create_task(self._reduce())
+                together.create_task(self.reducer.run())
                 for reducer in others:
                     together.create_task(self._exchange(reducer))
         finally:
@@ -148,14 +151,6 @@ class Runner:
 
     # ---------------------------------------------------------------- as a reducer
 
-    async def _reduce(self) -> None:
-        if not self._own:
-            return
-        async with asyncio.TaskGroup() as together:
-            together.create_task(self.reducer.run())
-            for position, index in enumerate(self._own):
-                self.store.put(index, (await self.reducer.average(position)).buffer)
-
     async def _miss_senders(self) -> None:
         """Who has not begun to send when patience ends is left out."""
         await asyncio.sleep(self.patience)
@@ -175,7 +170,8 @@ class Runner:
         taking = asyncio.create_task(self._take(stream, str(sender)))
         try:
             for position in range(len(self._own)):
-                average = await self._average_or_refusal(position, taking)
+                await self._made_or_refused(position, taking)
+                average = self._average(position)
                 self.traffic[0] += len(average.buffer)
                 yield averaging_pb2.AveragingData(code=AVERAGED, tensor_part=average)
             # The sender hangs up when it has them all: the daemon may reset a stream that this side ends, and what is
@@ -188,12 +184,19 @@ class Runner:
             taking.cancel()
             await self.reducer.fail(str(sender), "went away")
 
-    async def _average_or_refusal(self, position: int, taking: asyncio.Task[None]) -> Any:
-        """The next average; raises MalformedPart when this sender sent what must be refused meanwhile."""
+    def _average(self, position: int) -> runtime_pb2.Tensor:
+        """One average that was made. Raises LookupError when the store has gone on to another round."""
+        index = self._own[position]
+        if self.store.hashes is not self._round or self._round[index] == MISSING:
+            raise LookupError("the average is gone")
+        return self.codec.message(self.store.get(index), self.parts[index].elements, self.parts[index].large)
+
+    async def _made_or_refused(self, position: int, taking: asyncio.Task[None]) -> None:
+        """Wait for an average; raises MalformedPart when this sender sent what must be refused meanwhile."""
         if taking.done():
             taking.result()
-            return await self.reducer.average(position)
-        waiting = asyncio.ensure_future(self.reducer.average(position))
+            return await self.reducer.wait_for(position)
+        waiting = asyncio.ensure_future(self.reducer.wait_for(position))
         await asyncio.wait({waiting, taking}, return_when=asyncio.FIRST_COMPLETED)
         if taking.done() and taking.exception() is not None:
             waiting.cancel()
