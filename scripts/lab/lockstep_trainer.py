@@ -14,13 +14,13 @@ from tt_cli.data import ExampleStream
 from tt_cli.peer import trainer
 from tt_cli.peer.backup import Backups
 from tt_cli.supervisor.events import Emit, Event, Step
-from tt_cli.supervisor.worker import run_worker
+from tt_cli.supervisor.worker import Orders, run_worker
 
 LOOK_SECONDS = 1.0  # how soon it notices that it should leave
 news = threading.Condition()
 
 
-def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """As a training peer's."""
 
     def noting(event: Event) -> None:
@@ -30,7 +30,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
                 news.notify_all()
 
     trainer._train = lockstep
-    trainer.main(options, noting, leave)
+    trainer.main(options, noting, orders)
 
 
 def lockstep(
@@ -38,7 +38,7 @@ def lockstep(
     stream: ExampleStream,
     size: int,
     backups: Backups,
-    leave: threading.Event,
+    orders: Orders,
     daemon: int | None,
 ) -> None:
     """In place of the training loop; writes no backups."""
@@ -47,10 +47,10 @@ def lockstep(
         epoch = collaboration.epoch
         step(batch)
         with news:
-            while collaboration.epoch == epoch and not leave.is_set():
+            while collaboration.epoch == epoch and not orders.leave.is_set():
                 news.wait(LOOK_SECONDS)
                 trainer._check_alive(collaboration, daemon)
-        if leave.is_set() or collaboration.finished:
+        if orders.leave.is_set() or collaboration.finished:
             return
 
 

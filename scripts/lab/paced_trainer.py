@@ -8,16 +8,15 @@ computed sooner waits until then.
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from typing import Any
 
 from tt_cli.peer import trainer
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.worker import run_worker
+from tt_cli.supervisor.worker import Orders, run_worker
 
 
-def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Train as `tt_cli.peer.trainer.main` does, at a set pace."""
     seconds = options.pop("micro_batch_seconds")
 
@@ -27,11 +26,11 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         def _backward(self, batch: Any) -> tuple[float, float, float]:
             due = time.monotonic() + seconds
             losses = super()._backward(batch)
-            leave.wait(max(0.0, due - time.monotonic()))
+            orders.leave.wait(max(0.0, due - time.monotonic()))
             return losses
 
     trainer.MicroStep = PacedMicroStep  # type: ignore[misc]
-    trainer.main(options, emit, leave)
+    trainer.main(options, emit, orders)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ ONE_OF_EACH: list[Event] = [
     events.Synchronised(7, "Qm", "ab12", 1.5, 2**40, chunks=1, names=["b.weight[3]"]),
     events.Saved(7, "/tmp/x"),
     events.Snapshot({"peers": [{"user": "ß"}], "loss": None}),
+    events.Trouble("state download", "peer …2r1C went away at 40 %", "goes on with another"),
     events.Failure("the disk is full", 1),
     events.Finished("left"),
 ]

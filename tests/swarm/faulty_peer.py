@@ -18,7 +18,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from hivemind.proto import averaging_pb2
 
 from tt_cli.peer import trainer
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.worker import run_worker
+from tt_cli.supervisor.worker import Orders, run_worker
 from tt_cli.swarm import layout
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.runner import Runner
@@ -110,10 +109,10 @@ def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[Run
     return runner, settlement
 
 
-def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """As the trainer's."""
     mine.update(FAULTS.get(options["user"], {}))
-    trainer.main(options, emit, leave)
+    trainer.main(options, emit, orders)
 
 
 honest_begin = Averager._begin

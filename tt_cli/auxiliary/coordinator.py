@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from tt_cli.monitor import take_snapshot
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
 from tt_cli.supervisor.processes import alive
-from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.supervisor.worker import Orders, WorkerBroken
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import Board, View
 from tt_cli.swarm.dht import (
@@ -52,8 +51,8 @@ class Options:
     user: str = ""
 
 
-def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
-    """Serve until `leave` is set."""
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """Serve until it is asked to leave."""
     opts = Options(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
     folder = folders.run_folder(run)
@@ -76,7 +75,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         board.start()
         emit(Phase("waiting", "for trainers"))
         daemon = daemon_pid(dht)
-        while not leave.wait(LOOK_SECONDS):
+        while not orders.leave.wait(LOOK_SECONDS):
             serve.look()
             _check_alive(averager, daemon)
         emit(Finished("left"))

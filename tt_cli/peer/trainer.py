@@ -24,7 +24,7 @@ from tt_cli.peer.shared import TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
 from tt_cli.supervisor.processes import alive, release_freed_memory
-from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.supervisor.worker import Orders, WorkerBroken
 from tt_cli.swarm import linear8
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
@@ -52,8 +52,8 @@ class Options:
     seed: int | None = None
 
 
-def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
-    """Train until the run is done or `leave` is set."""
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """Train until the run is done or the supervisor says so."""
     opts = Options(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
     emit(Phase("starting", "loading the model and the data"))
@@ -119,12 +119,12 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         collaboration.synchronise()
         try:
             with daemon_watched(dht):
-                _train(step, stream, size, backups, leave, daemon_pid(dht))
+                _train(step, stream, size, backups, orders, daemon_pid(dht))
         except WorkerBroken:  # the next process goes on from here
             _write_backup(collaboration, backups, shared)
             raise
-        if not leave.is_set():
-            _hand_over(collaboration, leave)
+        if not orders.leave.is_set():
+            _hand_over(collaboration, orders.leave)
         emit(Phase("leaving", "writing a backup"))
         _write_backup(collaboration, backups, shared)
         emit(Finished("the run is done" if collaboration.finished else "left"))
@@ -178,12 +178,17 @@ def _train(
     stream: ExampleStream,
     size: int,
     backups: Backups,
-    leave: threading.Event,
+    orders: Orders,
     daemon: int | None,
 ) -> None:
     collaboration, reported = step.collaboration, 0.0
+    last: int | None = None  # the step to finish with
     for batch in stream.batches(size):
-        step(batch)
+        if orders.hold:
+            collaboration.stand_by()
+            orders.leave.wait(REPORT_SECONDS)
+        else:
+            step(batch)
         if time.monotonic() > reported + REPORT_SECONDS:
             reported = time.monotonic()
             collaboration.report()
@@ -192,7 +197,9 @@ def _train(
             with collaboration.use_state():
                 state = step.shared.snapshot()
             backups.write(state)
-        if leave.is_set() or collaboration.finished:
+        if orders.finish.is_set() and last is None:
+            last = collaboration.epoch + 1
+        if orders.leave.is_set() or collaboration.finished or (last is not None and collaboration.epoch >= last):
             return
 
 
@@ -205,7 +212,7 @@ def _check_alive(collaboration: Collaboration, daemon: int | None) -> None:
 
 
 def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:
-    """At the end of the run, stay until the others have the last step too and one that stays holds its state.
+    """After its last step, stay until the others have it too; at the end of the run, until one that stays holds it.
 
     A member that leaves at once would take with it the parts of the last average that others still receive.
     """
@@ -214,5 +221,6 @@ def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:
         view = collaboration.board.fresh_view()
         late = any(record.role == "trainer" and record.epoch < collaboration.epoch for record in view.records)
         holders = [r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.digest)]
-        if not late and (any(record.role == "aux" for record in holders) or len(view.records) <= 1):
+        kept = any(record.role == "aux" for record in holders) or len(view.records) <= 1
+        if not late and (kept or not collaboration.finished):
             return

@@ -65,6 +65,7 @@ class View:
     progress: events.Progress | None = None
     round: events.Round | None = None
     swarm: dict[str, Any] | None = None
+    troubles: dict[str, int] = field(default_factory=dict)
     curve: list[tuple[int, float]] = field(default_factory=list)
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=16))
     ended: bool = False
@@ -103,6 +104,10 @@ class View:
                 return [Line(event.at, "saved", f"checkpoint of step {event.epoch:,}: {clean(event.path)}")]
             case events.Snapshot():
                 return self._snapshot(event)
+            case events.Trouble():
+                self.troubles[event.what] = self.troubles.get(event.what, 0) + 1
+                remedy = f": {clean(event.remedy)}" if event.remedy else ""
+                return [Line(event.at, "trouble", f"{clean(event.words)}{remedy}", "warning")]
             case events.Failure():
                 self._enter("failed", clean(event.message), event.at)
                 self.ended = True

@@ -46,7 +46,9 @@ class Choice(Event):
 
 @dataclass(frozen=True)
 class Phase(Event):
-    """What the worker does now: starting, syncing, training, averaging, waiting or leaving; and why."""
+    """What the peer does now, and why: starting, syncing, training, averaging, waiting or leaving; of a supervisor
+    also paused.
+    """
 
     kind: ClassVar[str] = "phase"
     phase: str
@@ -171,6 +173,19 @@ class Snapshot(Event):
 
 
 @dataclass(frozen=True)
+class Trouble(Event):
+    """Something failed that the peer lives with; counted by `what`, which is one or two words: "state download".
+
+    words: what happened and why, in one line. remedy: what the peer does about it, or what a person can do.
+    """
+
+    kind: ClassVar[str] = "trouble"
+    what: str
+    words: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
 class Failure(Event):
     """The worker cannot go on: one line, and the exit code that fits it."""
 
@@ -201,6 +216,7 @@ EVENTS: dict[str, type[Event]] = {
         Synchronised,
         Saved,
         Snapshot,
+        Trouble,
         Failure,
         Finished,
     )

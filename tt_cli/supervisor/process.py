@@ -86,9 +86,20 @@ class Worker:
 
     def leave(self) -> None:
         """Ask it to leave cleanly."""
+        self._order("leave")
+
+    def finish(self) -> None:
+        """Ask it to leave after the current global step."""
+        self._order("finish")
+
+    def hold(self, reason: str) -> None:
+        """Ask it to compute nothing and stay in the swarm; without a reason, to go on."""
+        self._order(f"hold {' '.join(reason.split())}" if reason else "go on")
+
+    def _order(self, line: str) -> None:
         with contextlib.suppress(OSError, ValueError):
             assert self._process.stdin is not None
-            self._process.stdin.write(b"leave\n")
+            self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
     def kill(self) -> None:

@@ -1,7 +1,7 @@
 """The worker's end of supervision: what a worker process does first, and how it reports.
 
 A worker is started by `supervisor.process.Worker`. Its events go out through a pipe of their own; commands come
-in on standard input, one word a line. It dies with its supervisor, and everything it forks dies with it.
+in on standard input, one a line. It dies with its supervisor, and everything it forks dies with it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,33 @@ from tt_cli.supervisor.events import Emit, Event, Failure
 
 PR_SET_PDEATHSIG = 1
 BUG_EXIT_CODE = 70
-Main = Callable[[dict[str, Any], Emit, threading.Event], None]
+
+
+class Orders:
+    """What the supervisor has asked of this worker; to be read from any thread.
+
+    leave: end within seconds. finish: end after the current global step. hold: why this worker should compute nothing
+    and stay in the swarm, "" when it should work.
+    """
+
+    def __init__(self) -> None:
+        self.leave, self.finish = threading.Event(), threading.Event()
+        self.hold = ""
+
+    def take(self, line: str) -> None:
+        """Follow one line of the supervisor's: "leave", "finish", "hold REASON", "go on". Others are ignored."""
+        word, _, rest = line.strip().partition(" ")
+        if word == "leave":
+            self.leave.set()
+        elif word == "finish":
+            self.finish.set()
+        elif word == "hold":
+            self.hold = rest or "on request"
+        elif (word, rest) == ("go", "on"):
+            self.hold = ""
+
+
+Main = Callable[[dict[str, Any], Emit, Orders], None]
 
 
 class WorkerBroken(TTError):
@@ -70,21 +96,21 @@ class Reporter:
 
 
 def run_worker(main: Main) -> int:
-    """Run `main(options, emit, leave)` under a supervisor; returns the exit code.
+    """Run `main(options, emit, orders)` under a supervisor; returns the exit code.
 
-    `leave` is set when the supervisor says so or is gone: `main` then ends by itself within seconds.
+    `orders.leave` is set also when the supervisor is gone: `main` then ends by itself within seconds.
     """
     descriptor, options = int(sys.argv[1]), json.loads(sys.argv[2])
     os.set_inheritable(descriptor, False)
     die_with_parent()
     raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    emit, leave = Reporter(descriptor), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: leave.set())
-    threading.Thread(target=_follow_commands, args=(leave,), daemon=True).start()
+    emit, orders = Reporter(descriptor), Orders()
+    signal.signal(signal.SIGTERM, lambda *_: orders.leave.set())
+    threading.Thread(target=_follow_commands, args=(orders,), daemon=True).start()
     code = 0
     try:
-        main(options, emit, leave)
+        main(options, emit, orders)
     except TTError as error:
         emit(Failure(str(error), error.exit_code))
         code = error.exit_code
@@ -99,11 +125,11 @@ def run_worker(main: Main) -> int:
     os._exit(code)  # hivemind's threads and futures may block a normal exit
 
 
-def _follow_commands(leave: threading.Event) -> None:
+def _follow_commands(orders: Orders) -> None:
     # Not through sys.stdin: its lock, held while reading, would hang forked processes, which close it first.
     received = b""
     while data := os.read(0, 4096):
-        received += data
-        if b"leave\n" in received:
-            break
-    leave.set()
+        *lines, received = (received + data).split(b"\n")
+        for line in lines:
+            orders.take(line.decode(errors="replace"))
+    orders.leave.set()

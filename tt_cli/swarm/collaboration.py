@@ -154,6 +154,15 @@ class Collaboration:
                 self._changed.wait_for(lambda: self._broken is not None or not self._due(self.board.view), IDLE_SECONDS)
         return finite
 
+    def stand_by(self) -> None:
+        """In place of `step`, now and then, while this peer computes nothing: its record stays fresh.
+
+        It still takes part in rounds, without samples. Raises what broke the background thread.
+        """
+        if self._broken is not None:
+            raise self._broken
+        self._publish()
+
     @property
     def fresh(self) -> bool:
         """True when the shared state is newer than what `use_state` last showed."""

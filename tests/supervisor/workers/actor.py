@@ -17,10 +17,10 @@ from typing import Any
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.events import Emit, Finished, Log, Phase, Step
-from tt_cli.supervisor.worker import WorkerBroken, run_worker
+from tt_cli.supervisor.worker import Orders, WorkerBroken, run_worker
 
 
-def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     print("a library's words")
     act = options["act"]
     if act == "tell":
@@ -28,7 +28,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
             emit(event)
     elif act == "wait":
         emit(Phase("training"))
-        leave.wait()
+        orders.leave.wait()
         emit(Finished("left"))
     elif act == "stubborn":
         emit(Phase("training"))
@@ -43,7 +43,7 @@ def main(options: dict[str, Any], emit: Emit, leave: threading.Event) -> None:
         if not forked:
             threading.Event().wait()
         emit(Log(json.dumps({"forked": forked, "executed": executed.pid})))
-        leave.wait()
+        orders.leave.wait()
     elif act == "error":
         raise TTError("the disk is full: free some space")
     elif act == "usage":
