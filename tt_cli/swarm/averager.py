@@ -24,7 +24,7 @@ from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.dht import DHT
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_dht_time, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
@@ -35,15 +35,17 @@ from tt_cli.swarm.codec import codec_of
 from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.fetch import answer, fetch_whole, read_request
 from tt_cli.swarm.handover import StateSharing, StateSource, TreeReader
-from tt_cli.swarm.layout import Layout
+from tt_cli.swarm.layout import PART_ELEMENTS, Layout
 from tt_cli.swarm.meeting import KEPT_GROUPS, Meeting, MeetingPoint
 from tt_cli.swarm.runner import Runner
 from tt_cli.swarm.settle import Agreement, Settlement, group_of
+from tt_cli.swarm.shaping import Line
 from tt_cli.swarm.store import AverageStore
 
 logger = get_logger(__name__)
 
 MAX_WEIGHT_IN_TARGETS = 4
+PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Averager(StateSharing, DecentralizedAverager):
     """The process that speaks for this peer in averaging rounds and hands out its state.
 
     shapes: name → shape of the gradients; empty for a peer that only hands out state. local: this peer's mean gradient.
-    store: the last average. source, read_tree: see StateSharing.
+    store: the last average. source, read_tree: see StateSharing. max_upload, max_download: bits a second on the line.
     """
 
     def __init__(
@@ -91,8 +93,11 @@ class Averager(StateSharing, DecentralizedAverager):
         source: StateSource,
         read_tree: TreeReader,
         client_mode: bool,
+        max_upload: float | None = None,
+        max_download: float | None = None,
     ):
         codec = codec_of(run)
+        self._line = Line(max_upload, max_download)
         self.layout = Layout(shapes, run.swarm.large_tensor, codec.block)
         self.local = EncodedBuffer(self.layout, codec)
         self.store = AverageStore(self.layout, codec)
@@ -182,6 +187,14 @@ class Averager(StateSharing, DecentralizedAverager):
         torch.set_num_threads(1)
         super()._run_internal()
 
+    @property
+    def _p2p(self) -> P2P:  # type: ignore[override] # hivemind sets it when this process starts
+        return self._node
+
+    @_p2p.setter
+    def _p2p(self, p2p: P2P) -> None:
+        self._node = self._line.pace(p2p)
+
     def _stub(self, peer: PeerID) -> Any:
         return self.get_stub(self._p2p, peer, namespace=self.prefix)
 
@@ -268,6 +281,8 @@ class Averager(StateSharing, DecentralizedAverager):
             if AveragingMode(mode) != AveragingMode.CLIENT:
                 listening.append(peer)
         samples, loss = self._said.tolist()
+        busy = 2 * (len(group_info.peer_ids) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
+        patience = self.next_chunk_timeout + self._line.seconds(busy, busy)
         runner = Runner(
             group_id=group_info.group_id,
             me=self.peer_id,
@@ -279,7 +294,7 @@ class Averager(StateSharing, DecentralizedAverager):
             store=self.store,
             stub_of=self._stub,
             traffic=self.traffic,
-            patience=self.next_chunk_timeout,
+            patience=patience,
         )
         settlement = Settlement(
             group_id=group_info.group_id,
@@ -291,7 +306,7 @@ class Averager(StateSharing, DecentralizedAverager):
             said={"samples": int(samples), "loss": loss},
             stub_of=self._stub,
             traffic=self.traffic,
-            patience=3 * self.next_chunk_timeout,  # a reducer waits for its senders, its members for it
+            patience=3 * patience,  # a reducer waits for its senders, its members for it
         )
         return runner, settlement
 

@@ -61,7 +61,8 @@ class Collaboration:
     """One trainer's share in the swarm.
 
     It forks when it is made: make it before other threads and before CUDA is touched. Then call `synchronise`
-    once, `step` after every micro-batch, and `close`. The DHT stays the caller's.
+    once, `step` after every micro-batch, and `close`. The DHT stays the caller's. max_upload, max_download: bits a
+    second that its traffic takes at most on the line.
     """
 
     def __init__(
@@ -74,6 +75,8 @@ class Collaboration:
         emit: Emit,
         *,
         client_mode: bool,
+        max_upload: float | None = None,
+        max_download: float | None = None,
     ):
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, client_mode
@@ -96,7 +99,14 @@ class Collaboration:
         shapes = shared.shapes()
         self._accumulator = Accumulator(list(shapes))
         self.averager = Averager(
-            run, dht, shapes, source=self._state.snapshot, read_tree=shared.read_tree, client_mode=client_mode
+            run,
+            dht,
+            shapes,
+            source=self._state.snapshot,
+            read_tree=shared.read_tree,
+            client_mode=client_mode,
+            max_upload=max_upload,
+            max_download=max_download,
         )
         self._gathering = Gathering(self.averager, self._state, run.swarm.matchmaking_time)
         self._take_over = TakeOver(self.peer_id, self.averager, self._state, emit)
