@@ -12,6 +12,8 @@ sends on its own end, what it receives on the bridge's. There is no added delay 
         others[0].start(["curl", "-s", f"http://{first.address}:8000/"]).wait()
         print(network.traffic()[0].sent - before[0].sent)                     # bytes that the first host sent
         network.limit(20)                                                     # other rates; None: as fast as it goes
+        network.split(others)                                                 # they reach each other, not the first
+        network.split()                                                       # all reach all again
         with others[1].entered():                 # this thread makes its sockets and children there
             swarm.start_trainer("anna")
 
@@ -147,6 +149,16 @@ class Network:
                 limit = burst + round(bytes_a_second * self.queue_seconds)
                 shape = ["tbf", "rate", f"{round(mbit * 1e6)}bit", "burst", str(burst), "limit", str(limit)]
                 _run([*qdisc, "replace", "dev", device, "root", *shape])
+
+    def split(self, *groups: Sequence[Host]) -> None:
+        """Cut the network: the hosts of a group reach each other alone, and so do those of none. No group: mend it."""
+        bridges = {host.port: f"bridge{number}" for number, group in enumerate(groups, 1) for host in group}
+        for bridge in sorted(set(bridges.values())):
+            if bridge not in _run(["ip", "-n", self._hub, "-br", "link", "show", "type", "bridge"]):
+                _run(["ip", "-n", self._hub, "link", "add", "name", bridge, "type", "bridge"])
+                _run(["ip", "-n", self._hub, "link", "set", bridge, "up"])
+        for host in self.hosts:
+            _run(["ip", "-n", self._hub, "link", "set", host.port, "master", bridges.get(host.port, "bridge0")])
 
     def traffic(self) -> list[Traffic]:
         """What each host sent and received so far."""

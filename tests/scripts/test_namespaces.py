@@ -100,3 +100,27 @@ def test_without_root_or_iproute2_it_says_so(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PATH", "")
     with pytest.raises(NoNetwork, match="^ip and tc not found: install iproute2$"):
         Network(hosts=2).__enter__()
+
+
+@pytest.mark.netns
+def test_a_divided_network_can_be_mended() -> None:
+    with Network(hosts=3) as network:
+        first, second, third = network.hosts
+
+        def reaches(other: str) -> bool:
+            with second.entered():
+                try:
+                    socket.create_connection((other, PORT), timeout=0.5).close()
+                except ConnectionRefusedError:  # its kernel answers, nobody listens
+                    return True
+                except OSError:
+                    return False
+            return True
+
+        assert reaches(first.address) and reaches(third.address)
+        network.split([first], [second, third])
+        assert reaches(third.address) and not reaches(first.address)
+        network.split([second])
+        assert not reaches(third.address) and not reaches(first.address)
+        network.split()
+        assert reaches(first.address) and reaches(third.address)

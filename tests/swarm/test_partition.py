@@ -1,0 +1,49 @@
+"""A network that falls into two halves, with real peers on hosts of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from swarm.conftest import WAIT, assert_agreed, last_step, tiny_run, wait_for_step
+
+from scripts.lab.namespaces import Network
+from tt_cli.supervisor.events import Listening, Phase
+from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalSwarm, Member
+
+NAMES = ("anna", "ben", "cleo", "dora")
+
+
+def waits_for_the_rest(member: Member, since: int) -> bool:
+    """True when it has found, after its first `since` events, that too few trainers are there for a step."""
+    return any(isinstance(e, Phase) and e.phase == "waiting" and "trainers" in e.reason for e in member.events[since:])
+
+
+@pytest.mark.netns
+def test_neither_half_of_a_divided_swarm_steps_without_the_other(tmp_path: Path) -> None:
+    run = tiny_run(swarm={"statistics_expiration": 40.0, "next_chunk_timeout": 4.0, "averaging_timeout": 12.0})
+    with Network(hosts=len(NAMES)) as network, LocalSwarm(run.to_toml(), tmp_path) as swarm:
+        first = network.hosts[0]
+        with first.entered():
+            aux = swarm.start("aux", AUX_MODULE, {"port": 0, "initial_peers": [], "host": first.address})
+        assert swarm.wait(lambda: bool(aux.of(Listening)), WAIT), aux.worker.log.read_text()
+        swarm.addresses = [address for address in aux.of(Listening)[0].addresses if first.address in address]
+        for seed, (name, host) in enumerate(zip(NAMES, network.hosts, strict=True)):
+            with host.entered():
+                swarm.start_trainer(name, host=host.address, batch_size=4, seed=seed)
+        trainers = [swarm.members[name] for name in NAMES]
+        wait_for_step(swarm, 2, *NAMES)
+
+        network.split(network.hosts[:2], network.hosts[2:])
+        seen = {member.name: len(member.events) for member in trainers}
+        newest = max(map(last_step, trainers))
+        waiting = swarm.wait(lambda: all(waits_for_the_rest(m, seen[m.name]) for m in trainers), WAIT)
+        told = {m.name: [e.reason for e in m.of(Phase)][-5:] for m in trainers}
+        assert waiting, f"a half went on: steps {[last_step(m) for m in trainers]}, {told}"
+        # a round that was under way may have ended in one half
+        assert max(map(last_step, trainers)) <= newest + 1
+        assert_agreed(trainers)
+
+        network.split()
+        wait_for_step(swarm, max(map(last_step, trainers)) + 2, *NAMES)
+        assert_agreed(trainers)
