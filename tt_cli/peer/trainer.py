@@ -197,7 +197,9 @@ def _train(
             with collaboration.use_state():
                 state = step.shared.snapshot()
             backups.write(state)
-        if orders.finish.is_set() and last is None:
+        if not orders.finish.is_set():
+            last = None
+        elif last is None:
             last = collaboration.epoch + 1
         if orders.leave.is_set() or collaboration.finished or (last is not None and collaboration.epoch >= last):
             return

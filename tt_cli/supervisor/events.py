@@ -47,12 +47,13 @@ class Choice(Event):
 @dataclass(frozen=True)
 class Phase(Event):
     """What the peer does now, and why: starting, syncing, training, averaging, waiting or leaving; of a supervisor
-    also paused.
+    also paused. until: Unix time at which that will change, where it is known.
     """
 
     kind: ClassVar[str] = "phase"
     phase: str
     reason: str = ""
+    until: float | None = None
 
 
 @dataclass(frozen=True)

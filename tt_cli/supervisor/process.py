@@ -92,6 +92,10 @@ class Worker:
         """Ask it to leave after the current global step."""
         self._order("finish")
 
+    def stay(self) -> None:
+        """Take `finish` back."""
+        self._order("stay")
+
     def hold(self, reason: str) -> None:
         """Ask it to compute nothing and stay in the swarm; without a reason, to go on."""
         self._order(f"hold {' '.join(reason.split())}" if reason else "go on")

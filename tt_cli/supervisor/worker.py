@@ -27,8 +27,8 @@ BUG_EXIT_CODE = 70
 class Orders:
     """What the supervisor has asked of this worker; to be read from any thread.
 
-    leave: end within seconds. finish: end after the current global step. hold: why this worker should compute nothing
-    and stay in the swarm, "" when it should work.
+    leave: end within seconds. finish: end after the current global step; it may be taken back. hold: why this worker
+    should compute nothing and stay in the swarm, "" when it should work.
     """
 
     def __init__(self) -> None:
@@ -36,12 +36,14 @@ class Orders:
         self.hold = ""
 
     def take(self, line: str) -> None:
-        """Follow one line of the supervisor's: "leave", "finish", "hold REASON", "go on". Others are ignored."""
+        """Follow one line: "leave", "finish", "stay" (no finish), "hold REASON", "go on". Others are ignored."""
         word, _, rest = line.strip().partition(" ")
         if word == "leave":
             self.leave.set()
         elif word == "finish":
             self.finish.set()
+        elif word == "stay":
+            self.finish.clear()
         elif word == "hold":
             self.hold = rest or "on request"
         elif (word, rest) == ("go", "on"):

@@ -1,0 +1,136 @@
+"""How `tt status`, `pause`, `resume` and `finish` talk to a running supervisor: a Unix socket in the run's folder.
+
+One line of JSON each way, {"command": "pause", "seconds": 7200} and {"ok": true, "words": "…"}. The socket lies in a
+folder that its owner alone may enter, and answers that user alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tt_cli.errors import TTError
+
+SECONDS = 5.0
+LONGEST = 1 << 20  # bytes of a line
+Answer = dict[str, Any]
+
+
+class NotRunning(TTError):
+    """Nobody listens at a socket: no such peer runs."""
+
+    exit_code = 3
+
+
+class NoAnswer(TTError):
+    """Somebody listens and says nothing: the supervisor is stopped, or hangs."""
+
+
+@contextlib.contextmanager
+def _reachable(path: Path) -> Iterator[str]:
+    """`path` in a form that is short enough for a socket's address (107 bytes), however deep its folder lies."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+class ControlSocket:
+    """Answers requests at `path` from a thread of its own; a context manager.
+
+    answer: request → answer, called by that thread. Its errors of the kind TTError become {"ok": false, "words": …}.
+    What lies at `path` is replaced: whoever makes this holds the lock beside it.
+    """
+
+    def __init__(self, path: Path, answer: Callable[[Answer], Answer]):
+        self.path, self._answer = path, answer
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._ended = False
+        try:
+            path.unlink(missing_ok=True)
+            os.fchmod(self._socket.fileno(), 0o600)  # before it has a name that another could open
+            with _reachable(path) as address:
+                self._socket.bind(address)
+            self._socket.listen(8)
+        except OSError as error:
+            self._socket.close()
+            raise TTError(f"cannot make the control socket {path}: {error.strerror or error}") from error
+        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
+
+    def __enter__(self) -> ControlSocket:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread up
+        self._socket.close()
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def _serve(self) -> None:
+        while not self._ended:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError, ValueError):
+                connection.settimeout(SECONDS)
+                if _user_of(connection) in (os.getuid(), 0):
+                    self._respond(connection)
+
+    def _respond(self, connection: socket.socket) -> None:
+        request = _read_line(connection)
+        try:
+            answer = self._answer(request)
+        except TTError as error:
+            answer = {"ok": False, "words": str(error)}
+        connection.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def ask(path: Path, request: Answer, seconds: float = SECONDS) -> Answer:
+    """The answer of the supervisor that listens at `path`. Raises NotRunning, NoAnswer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(seconds)
+        try:
+            with _reachable(path) as address:
+                connection.connect(address)
+        except BlockingIOError as error:  # more wait there than may: nobody takes them
+            raise NoAnswer(f"the supervisor at {path} does not answer") from error
+        except OSError as error:
+            raise NotRunning(f"no peer listens at {path}: {error.strerror or error}") from error
+        try:
+            connection.sendall(json.dumps(request).encode() + b"\n")
+            return _read_line(connection)
+        except (OSError, ValueError) as error:
+            raise NoAnswer(f"the supervisor at {path} does not answer: {error}") from error
+
+
+def _user_of(connection: socket.socket) -> int:
+    """User id of the process at the other end, as the kernel knows it."""
+    size = struct.calcsize("3i")
+    _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+    return int(user)
+
+
+def _read_line(connection: socket.socket) -> Answer:
+    """One object in one line. Raises ValueError for anything else, OSError when it does not come."""
+    received = b""
+    while not received.endswith(b"\n"):
+        data = connection.recv(1 << 16)
+        if not data or len(received) > LONGEST:
+            raise ValueError("it hung up")
+        received += data
+    line = json.loads(received)
+    if not isinstance(line, dict):
+        raise ValueError("not an object")
+    return line

@@ -1,0 +1,99 @@
+"""A supervisor's place in a run's folder: its lock, its control socket, its status file, its worker's log.
+
+The first `tt join` of a run has peer.lock, peer.sock, peer.json and peer.log; a second one at the same time has
+peer-2.lock and so on. An aux peer, of which there is one, has aux-peer.lock ….
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from tt_cli.errors import TTError
+from tt_cli.supervisor.control_socket import NoAnswer, NotRunning, ask
+from tt_cli.supervisor.status import Status, read_status
+
+MOST = 64
+TRAINER, AUX = "peer", "aux-peer"
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Files of one supervisor. lock: held while the process lives; None for one that only looks."""
+
+    folder: Path
+    name: str
+    lock: IO[str] | None = None
+
+    @property
+    def status(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / f"{self.name}.sock"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+
+def claim_slot(folder: Path, kind: str) -> Slot:
+    """The first slot of `kind` (TRAINER or AUX) in a run's folder that no living process holds. Raises TTError."""
+    slots = 1 if kind == AUX else MOST
+    for number in range(1, slots + 1):
+        name = kind if number == 1 else f"{kind}-{number}"
+        path = folder / f"{name}.lock"
+        try:
+            lock = path.open("w")
+            os.chmod(path, 0o600)
+        except OSError as error:
+            raise TTError(
+                f"cannot write {path}: {error.strerror}: free space or set TT_HOME to another folder"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.close()
+            continue
+        return Slot(folder, name, lock)
+    if kind == AUX:
+        held = folder / f"{kind}.lock"
+        raise TTError(f"an auxiliary peer of this run already works on this machine (it holds {held}): stop it first")
+    raise TTError(f"{slots} peers of this run already work on this machine: stop one first")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What another process can see of a slot. running: somebody supervises. answers: and says so."""
+
+    slot: Slot
+    status: Status
+    running: bool
+    answers: bool
+
+
+def look_at(slot: Slot) -> Seen | None:
+    """Ask the supervisor of a slot, or read what was last known. None where nothing is known."""
+    running = answers = False
+    status = None
+    try:
+        status = Status.model_validate(ask(slot.socket, {"command": "status"})["status"])
+        running = answers = True
+    except NotRunning:
+        pass
+    except (NoAnswer, ValueError, LookupError):  # also of another version
+        running = True
+    status = status or read_status(slot.status)
+    return None if status is None else Seen(slot, status, running, answers)
+
+
+def slots_in(home: Path) -> Iterator[Slot]:
+    """Those that have left a status in any run's folder below `home` (folders.home())."""
+    for file in sorted(home.glob("runs/*/*.json")):
+        if file.stem in {AUX, TRAINER} or file.stem.removeprefix(f"{TRAINER}-").isdigit():
+            yield Slot(file.parent, file.stem)
