@@ -37,7 +37,10 @@ HAND_OVER_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Options:
-    """What `tt join` hands its peer process, beside the run (TOML text)."""
+    """What `tt join` hands its peer process, beside the run (TOML text).
+
+    memory: bytes that the peer may use. max_upload, max_download: bits a second.
+    """
 
     run: str
     initial_peers: list[str] = field(default_factory=list)
@@ -48,6 +51,9 @@ class Options:
     device: str | None = None
     batch_size: int | None = None
     threads: int | None = None
+    memory: int | None = None
+    max_upload: float | None = None
+    max_download: float | None = None
     user: str = ""
     seed: int | None = None
 
@@ -101,7 +107,17 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         closing.enter_context(daemon_watched(dht))
         emit(Listening(identity.peer_id, [] if opts.client_mode else addresses_of(dht), opts.client_mode))
         about = About(user=opts.user, version=__version__)
-        collaboration = Collaboration(run, dht, identity, shared, about, emit, client_mode=opts.client_mode)
+        collaboration = Collaboration(
+            run,
+            dht,
+            identity,
+            shared,
+            about,
+            emit,
+            client_mode=opts.client_mode,
+            max_upload=opts.max_upload,
+            max_download=opts.max_download,
+        )
         closing.callback(collaboration.close)
         seed = random.SystemRandom().getrandbits(32) if opts.seed is None else opts.seed
         stream = ExampleStream(run, tokenizer, seed)
