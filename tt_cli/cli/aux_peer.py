@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
 from tt_cli.cli.join import add_network_arguments, add_screen_arguments, checked_peers
 
@@ -28,14 +29,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Supervise an auxiliary peer's process until the user ends it."""
+    from tt_cli import __version__
     from tt_cli.auth import current_user
     from tt_cli.peer.screen import Screen
     from tt_cli.run import folders, load_run
+    from tt_cli.supervisor.control import Control
+    from tt_cli.supervisor.limits import Limits
     from tt_cli.supervisor.process import Worker
+    from tt_cli.supervisor.slot import AUX, claim_slot
+    from tt_cli.supervisor.status import new_status
     from tt_cli.supervisor.supervise import supervise
 
     config = load_run(args.run)
-    folder = folders.run_folder(config)
     port = config.peers.coordinator_port if args.port is None else args.port
     options = {
         "run": config.to_toml(),
@@ -45,14 +50,20 @@ def run(args: argparse.Namespace) -> int:
         "announce": args.announce,
         "user": current_user() or "",
     }
+    slot = claim_slot(folders.run_folder(config), AUX)
+    status = new_status(args.run, config.identity, "aux", config.schedule.total_steps, __version__)
+    status.log = str(slot.log)
     title = f"tt aux-peer {args.run}"
-    with Screen(
-        title,
-        config.identity,
-        config.schedule.total_steps,
-        join_run=args.run,
-        plain=args.plain,
-        json=args.json,
-    ) as screen:
-        supervise(lambda: Worker("tt_cli.auxiliary", options, folder / "aux-peer.log"), screen)
+    with (
+        Control(slot, status, Limits(), by_hand=sys.stdin.isatty()) as control,
+        Screen(
+            title,
+            config.identity,
+            config.schedule.total_steps,
+            join_run=args.run,
+            plain=args.plain,
+            json=args.json,
+        ) as screen,
+    ):
+        supervise(lambda: Worker("tt_cli.auxiliary", options, slot.log), screen, control)
     return 0

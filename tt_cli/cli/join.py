@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
+import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,8 +12,16 @@ if TYPE_CHECKING:
 EXAMPLES = """\
 tt join emoji --peer /ip4/203.0.113.7/tcp/31337/p2p/Qm…
 tt join emoji
-tt join org/run --device cuda:1
-tt join my-run.toml --client-mode --batch-size 8"""
+tt join org/run --device cuda:1 --hours 23:00-07:00 --max-upload 8
+tt join my-run.toml --client-mode --batch-size 8 --memory 8GB
+
+From another terminal, or cron: tt status, tt pause, tt resume, tt finish.
+Flags may stand in ~/.config/tt/config.toml (or $XDG_CONFIG_HOME/tt/config.toml); a flag given here counts more:
+  [join]
+  hours = "mon-fri 22:00-07:00,sat-sun"
+  max_upload = 8"""
+SETTINGS = ("peer", "device", "batch_size", "threads", "memory", "host", "port", "announce", "client_mode", "hours")
+SETTINGS += ("max_gpu_temp", "idle_only", "max_upload", "max_download")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,9 +42,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=positive, metavar="N", help="examples at a time; default: tried out")
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads for computing; default: all cores")
     add_network_arguments(parser, default_port=0)
-    parser.add_argument("--client-mode", action="store_true", help="open no port: for machines that cannot be reached")
+    switch = argparse.BooleanOptionalAction
+    parser.add_argument("--client-mode", action=switch, help="open no port: for machines that cannot be reached")
     parser.add_argument("--seed", type=int, help="order of this peer's examples; default: its own, new each time")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--hours", type=hours, metavar="RANGES", help="work only then, e.g. 23:00-07:00 (or: always)")
+    limits.add_argument("--max-gpu-temp", type=degrees, metavar="C", help="wait while the GPU is as hot as that")
+    limits.add_argument("--idle-only", action=switch, help="work only while nobody uses the desktop")
+    limits.add_argument("--max-upload", type=mbit, metavar="MBIT", help="send at most so many Mbit/s")
+    limits.add_argument("--max-download", type=mbit, metavar="MBIT", help="receive at most so many Mbit/s")
+    limits.add_argument("--memory", type=size, metavar="SIZE", help="use at most so much, e.g. 8GB")
     add_screen_arguments(parser)
+    parser.set_defaults(host=None, port=None)  # the settings file comes before the defaults
 
 
 def add_network_arguments(parser: argparse.ArgumentParser, default_port: int | None) -> None:
@@ -79,62 +96,117 @@ def port(text: str) -> int:
     return number
 
 
+def mbit(text: str) -> float:
+    """Mbit/s above 0."""
+    number = float(text)
+    if not 0 < number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text}: must be above 0")
+    return number
+
+
+def degrees(text: str) -> float:
+    """A temperature in °C that a GPU may have."""
+    number = float(text)
+    if not 40 <= number <= 110:
+        raise argparse.ArgumentTypeError(f"{text}: must be 40 to 110 °C")
+    return number
+
+
+def hours(text: str) -> str:
+    """Ranges of hours, or "always"."""
+    return _checked_by("hours", text)
+
+
+def size(text: str) -> str:
+    """An amount of memory."""
+    return _checked_by("size", text)
+
+
 def ipv4(text: str) -> str:
     """An IPv4 address of this machine, 0.0.0.0 for all."""
-    try:
-        return str(ipaddress.IPv4Address(text))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text}: must be an IPv4 address, such as 0.0.0.0") from None
+    return _checked_by("ipv4", text)
 
 
 def announced(text: str) -> str:
-    """A multiaddr without a peer id: the daemon adds its own."""
-    from tt_cli.run import check_multiaddr
+    """A multiaddr without a peer id."""
+    return _checked_by("announced", text)
+
+
+def _checked_by(name: str, text: str) -> str:
+    """As the settings file's values are checked."""
+    from tt_cli.peer import settings
 
     try:
-        check_multiaddr(f"{text}/p2p/{'1' * 8}")
-    except ValueError:
-        text = ""
-    if not text or "/p2p/" in text:
-        raise argparse.ArgumentTypeError("must look like /ip4/203.0.113.7/tcp/31337, without /p2p/")
-    return text
+        return str(getattr(settings, name)(text))
+    except ValueError as error:
+        words = str(error)
+        raise argparse.ArgumentTypeError(words if text in words else f"{text}: {words}") from None
 
 
 def run(args: argparse.Namespace) -> int:
     """Supervise a peer process until the run is done or the user leaves."""
+    from tt_cli import __version__
     from tt_cli.auth import require_member
     from tt_cli.errors import UsageError
+    from tt_cli.memory import parse_size
     from tt_cli.peer.screen import Screen
+    from tt_cli.peer.settings import read_settings, settings_file
     from tt_cli.run import folders, load_run
+    from tt_cli.supervisor.control import Control
+    from tt_cli.supervisor.limits import Limits
     from tt_cli.supervisor.process import Worker
+    from tt_cli.supervisor.slot import TRAINER, claim_slot
+    from tt_cli.supervisor.status import LimitInForce, new_status
     from tt_cli.supervisor.supervise import supervise
 
     config = load_run(args.run)
+    flags = {name: getattr(args, name) for name in SETTINGS}
+    mine = read_settings(flags, {args.run, config.run.name, config.identity}, settings_file())
     user = require_member(config)
-    peers = initial_peers(config, args.peer)
+    peers = initial_peers(config, mine.get("peer", []))
     if not peers and not args.new_swarm:
         raise UsageError(
             f"no peer of run {args.run} is known to join: give one with --peer MULTIADDR (the screen of "
             f"`tt aux-peer {args.run}` shows it), or begin a swarm of your own with --new-swarm"
         )
-    log = folders.run_folder(config) / "peer.log"
+    limits = Limits(mine.household())
+    slot = claim_slot(folders.run_folder(config), TRAINER)
+    status = new_status(args.run, config.identity, "trainer", config.schedule.total_steps, __version__)
+    status.log = str(slot.log)
+    status.limits = [LimitInForce(name=one.name, value=one.value, source=one.source) for one in mine.origins()]
     options = {
         "run": config.to_toml(),
         "initial_peers": peers,
-        "host": args.host,
-        "port": args.port,
-        "announce": args.announce,
-        "client_mode": args.client_mode,
-        "device": args.device,
-        "batch_size": args.batch_size,
-        "threads": args.threads,
+        "host": mine.get("host", "0.0.0.0"),
+        "port": mine.get("port", 0),
+        "announce": mine.get("announce", []),
+        "client_mode": mine.get("client_mode", False),
+        "device": mine.get("device"),
+        "batch_size": mine.get("batch_size"),
+        "threads": mine.get("threads"),
+        "memory": parse_size(mine.get("memory")) if mine.get("memory") else None,
+        "max_upload": _bits(mine.get("max_upload")),
+        "max_download": _bits(mine.get("max_download")),
         "user": user or "",
         "seed": args.seed,
     }
+
+    def start() -> Worker:
+        # looked up anew: an aux peer on this machine may have another address by the time that a pause ends
+        options["initial_peers"] = initial_peers(config, mine.get("peer", [])) or options["initial_peers"]
+        return Worker("tt_cli.peer", options, slot.log)
+
     title = f"tt join {args.run}"
-    with Screen(title, config.identity, config.schedule.total_steps, plain=args.plain, json=args.json) as screen:
-        supervise(lambda: Worker("tt_cli.peer", options, log), screen)
+    with (
+        Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
+        Screen(title, config.identity, config.schedule.total_steps, plain=args.plain, json=args.json) as screen,
+    ):
+        supervise(start, screen, control, limits)
     return 0
+
+
+def _bits(mbits: float | None) -> float | None:
+    return None if mbits is None else mbits * 1e6
 
 
 def initial_peers(config: RunConfig, flags: list[str]) -> list[str]:

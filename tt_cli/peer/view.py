@@ -147,7 +147,9 @@ class View:
         phase, reason = clean(event.phase), clean(event.reason)
         self._enter(phase, reason, event.at)
         self.ended = False
-        if phase in ("starting", "syncing"):
+        if phase == "paused":
+            self.progress = self.round = None
+        if phase in ("starting", "syncing", "paused"):
             self._stepped_at = None
         elif phase == "training" and self._stepped_at is None:
             self._stepped_at = event.at

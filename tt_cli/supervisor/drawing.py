@@ -26,6 +26,7 @@ PHASE_STYLES: Mapping[str, str] = {
     "averaging": "cyan",
     "serving": "green",
     "waiting": "yellow",
+    "paused": "yellow",
     "leaving": "magenta",
     "finished": "dim",
     "failed": "bold red",
