@@ -20,11 +20,13 @@ from swarm_units.made import record
 
 from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, received_state
 from tt_cli.swarm import donor as donor_room
+from tt_cli.swarm import signatures as signatures_room
 from tt_cli.swarm import taker as taker_room
 from tt_cli.swarm.buffer import StateBuffer
 from tt_cli.swarm.donor import StateDonor, Unavailable, request_in
 from tt_cli.swarm.records import PeerRecord
-from tt_cli.swarm.taker import Chunks, NoState, Refused, Signatures, Taker, answer_in, ask_over, printable, request_of
+from tt_cli.swarm.signatures import Signatures
+from tt_cli.swarm.taker import Chunks, NoState, Refused, Taker, answer_in, ask_over, printable, request_of
 
 RUN = "run-1a2b3c4d"
 SHAPES = {"bias": (300,), "weight": (5 * CHUNK // 8 + 77,)}  # of which the weight has three chunks
@@ -51,7 +53,7 @@ def copy_of(one: TrainingState) -> tuple[bytes, StateBuffer]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time between two looks and two attempts than for people."""
-    monkeypatch.setattr(taker_room, "SIGNATURE_SECONDS", 0.1)
+    monkeypatch.setattr(signatures_room, "SIGNATURE_SECONDS", 0.1)
     monkeypatch.setattr(taker_room, "PAUSE_SECONDS", 0.05)
     monkeypatch.setattr(donor_room, "LINGER_SECONDS", 5.0)
 
@@ -324,7 +326,7 @@ class Answers(StateDonor):
         self.messages = messages
 
     async def rpc_state_chunks(
-        self, request: runtime_pb2.ExpertInfo, context: P2PContext
+        self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         for message in self.messages:
             yield runtime_pb2.ExpertInfo(serialized_info=message)

@@ -156,7 +156,7 @@ def test_it_ends_in_time_though_the_donor_does_not_answer(peers: list[Peer]) -> 
     os.kill(donor.averager.pid, signal.SIGSTOP)
     started = time.monotonic()
     try:
-        with pytest.raises(NoState, match="it took more than 2 s"):
+        with pytest.raises(NoState, match="nothing came for 2 s"):
             taker.averager.take_state(None, 2.0)
     finally:
         os.kill(donor.averager.pid, signal.SIGCONT)

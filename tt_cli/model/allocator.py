@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import os
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
+
+from tt_cli.supervisor.host_memory import host_memory
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _ALIGNMENT = 64  # bytes
@@ -60,21 +60,4 @@ def free_memory(device: torch.device) -> int:
     if device.type == "cuda":
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
-    free = _available()
-    root = Path("/sys/fs/cgroup")
-    try:
-        most, used = ((root / f"memory.{name}").read_text().strip() for name in ("max", "current"))
-        cached = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())["inactive_file"]
-        return free if most == "max" else min(free, int(most) - int(used) + int(cached))
-    except (OSError, ValueError, KeyError):  # no control group, or one of another version
-        return free
-
-
-def _available() -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return host_memory().free

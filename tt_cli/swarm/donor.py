@@ -1,7 +1,8 @@
 """Hands this peer's state to others: one copy of it at a time, however many take it.
 
 The copy is made for the first one who asks and lives while it is read and some seconds longer, so that a taker whose
-connection broke can go on where it stopped. Who asks for another state meanwhile is offered this one.
+connection broke can go on where it stopped. Who asks for another state meanwhile is offered this one. A taker asks
+for some chunks at a time, on one stream: it shares them out among several donors.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ MAX_MANIFEST = 2**21
 SNAPSHOT_SECONDS = 60.0  # to wait for the host process: it may be making a step
 LINGER_SECONDS = 15.0
 STALL_SECONDS = 30.0  # a taker that reads nothing for so long does not keep the copy alive
+IDLE_SECONDS = 120.0  # a taker that asks for nothing: it may wait for other donors
 MAX_TAKERS, MAX_OF_ONE = 16, 2
 
 Offer = Callable[[], Awaitable[tuple[bytes, StateBuffer] | None]]
@@ -48,19 +50,19 @@ class StateDonor(ServicerBase):
         self._takers: Counter[str] = Counter()
 
     async def rpc_state_chunks(
-        self, request: runtime_pb2.ExpertInfo, context: P2PContext
+        self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        """Answer one request: {"refused"}, or {"manifest"} and, of the state asked for, each chunk wanted."""
+        """Answer the first request with {"refused"} or {"manifest"}, and each with the chunks it asks for, in order."""
         taker = str(context.remote_id)
         if self._takers.total() >= MAX_TAKERS or self._takers[taker] >= MAX_OF_ONE:
             yield _message({"refused": "it hands its state to as many as it can"})
             return
         self._takers[taker] += 1
         try:
-            digest, runs = request_in(request.serialized_info)
-            snapshot = await self._snapshot_for(digest)
-            async for answer in snapshot.answers(digest, runs, self._on_sent):
-                yield answer
+            if (first := await _next_request(requests)) is not None:
+                snapshot = await self._snapshot_for(first[0])
+                async for answer in snapshot.answers(*first, requests, self._on_sent):
+                    yield answer
         except Unavailable as error:
             yield _message({"refused": str(error)})
         finally:
@@ -132,32 +134,53 @@ class _Snapshot:
         return self._read_at + (STALL_SECONDS if self._readers else LINGER_SECONDS)
 
     async def answers(
-        self, digest: str, runs: list[int], on_sent: Callable[[int], None]
+        self,
+        digest: str,
+        runs: list[int],
+        requests: AsyncIterator[runtime_pb2.ExpertInfo],
+        on_sent: Callable[[int], None],
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        """The manifest; then, if this is the state asked for, the chunks in the runs."""
-        if runs and runs[-1] > len(self.tree) and digest == self.tree.digest:
-            raise Unavailable("there is no such chunk")
+        """The manifest; then the chunks in the runs, if this is the state asked for; then those of later requests."""
         self._readers += 1
         try:
             self._read_at = time.monotonic()
             yield _message({"manifest": self._manifest})
-            if digest != self.tree.digest:
-                return
-            for first, end in zip(runs[::2], runs[1::2], strict=True):
-                for index in range(first, end):
-                    offset, size = self.tree.place(index)
-                    try:
-                        data = self._buffer.read(offset, size)
-                    except ValueError:  # another one replaced it: this taker had stalled
-                        raise Unavailable("it does not hold that state any more") from None
-                    self._read_at = time.monotonic()
-                    on_sent(size)
-                    yield _message({"chunk": index, "data": data})
+            asked = (digest, runs if digest == self.tree.digest else [])  # the manifest says that it is another one
+            while asked is not None:
+                _, runs = asked
+                if runs and runs[-1] > len(self.tree):
+                    raise Unavailable("there is no such chunk")
+                for first, end in zip(runs[::2], runs[1::2], strict=True):
+                    for index in range(first, end):
+                        yield self._chunk(index, on_sent)
+                asked = await _next_request(requests)
+                if asked is not None and asked[0] != self.tree.digest:
+                    raise Unavailable("it holds another state")
         finally:
             self._readers -= 1
 
+    def _chunk(self, index: int, on_sent: Callable[[int], None]) -> runtime_pb2.ExpertInfo:
+        offset, size = self.tree.place(index)
+        try:
+            data = self._buffer.read(offset, size)
+        except ValueError:  # another one replaced it: this taker had stalled
+            raise Unavailable("it does not hold that state any more") from None
+        self._read_at = time.monotonic()
+        on_sent(size)
+        return _message({"chunk": index, "data": data})
+
     def close(self) -> None:
         self._buffer.close()
+
+
+async def _next_request(requests: AsyncIterator[runtime_pb2.ExpertInfo]) -> tuple[str, list[int]] | None:
+    """None when the taker hung up or asks for nothing any more. Raises Unavailable for what is no request."""
+    try:
+        async with asyncio.timeout(IDLE_SECONDS):
+            message = await anext(requests, None)
+    except TimeoutError:
+        return None
+    return None if message is None else request_in(message.serialized_info)
 
 
 def request_in(data: bytes) -> tuple[str, list[int]]:

@@ -24,22 +24,30 @@ from tt_cli.swarm.board import read_records
 from tt_cli.swarm.buffer import Passage, StateBuffer
 from tt_cli.swarm.donor import StateDonor
 from tt_cli.swarm.shared import Tree, TreeReader
-from tt_cli.swarm.taker import Chunks, NoState, Signatures, Taker, ask_over
+from tt_cli.swarm.signatures import Signatures
+from tt_cli.swarm.taker import Chunks, NoState, Taker, ask_over
 
 __all__ = ["Chunks", "NoState", "StateBuffer", "StateSharing", "StateSource", "Taken", "TreeReader", "take_over"]
 
 NAMES = 8
 ALIVE_SECONDS = 1.0
+PATIENCE = (
+    3  # next_chunk_timeouts to wait for a chunk: four times the bytes of a part, and other donors go on meanwhile
+)
 
 StateSource = Callable[[], tuple[bytes, StateBuffer] | None]
 """Manifest and bytes of the present state, in a buffer that nobody changes any more; None: there is none yet."""
+
+
+OnProgress = Callable[[int, int, int], None]
+"""(bytes that came, bytes there will be, donors that give now)."""
 
 
 @dataclass(frozen=True)
 class Taken:
     """A state that members signed, as far as the taker did not hold it.
 
-    donors: who gave chunks, or the manifest. received: bytes of chunks that came, useless ones too. refused: peer id →
+    donors: who gave chunks, or the manifest; who gave most first. received: bytes of chunks that came, useless ones too. refused: peer id →
     why what it sent was refused.
     """
 
@@ -73,12 +81,17 @@ async def take_over(
         Signatures(lambda: read_records(dht, run)),
         read_tree,
         buffer,
-        timeout=run.swarm.next_chunk_timeout,
+        timeout=PATIENCE * run.swarm.next_chunk_timeout,
         select=select,
         on_bytes=on_bytes,
     )
     tree, indexes = await taker.take()
-    return Taken(tree, Chunks(tree, indexes, buffer), tuple(taker.donors), taker.received, taker.refused)
+    return Taken(tree, Chunks(tree, indexes, buffer), donors_of(taker), taker.received, taker.refused)
+
+
+def donors_of(taker: Taker) -> tuple[str, ...]:
+    """Who gave most first."""
+    return tuple(donor for donor, _ in taker.donors.most_common())
 
 
 class StateSharing:
@@ -104,19 +117,22 @@ class StateSharing:
         self._passage = Passage()
         self._donor = StateDonor(self._offer, read_tree, self._count_sent)
         self._taking: dict[int, asyncio.Task[None]] = {}
+        self._progress = torch.zeros(3, dtype=torch.int64).share_memory_()  # bytes that came, all, donors giving
 
     # ---------------------------------------------------------------- in the host process
 
-    def take_state(self, own: Tree | None, timeout: float) -> Taken:
+    def take_state(self, own: Tree | None, timeout: float, on_progress: OnProgress | None = None) -> Taken:
         """The state that most of the foremost hold, without the chunks that `own` holds alike.
 
-        timeout: seconds for all of it. Raises NoState. May be called by one thread at a time.
+        timeout: seconds without a chunk. on_progress: called about once a second while chunks come. Raises NoState. May
+        be called by one thread at a time.
         """
         buffer = StateBuffer.new()
         number, future = self._passage.send(buffer), MPFuture()
+        self._progress.zero_()
         self._outer_pipe.send(("_take_state", [number, b"" if own is None else own.manifest(), future], {}))
         try:
-            told = self._await(future, timeout)
+            told = self._await(future, timeout, on_progress or (lambda received, total, donors: None))
             if isinstance(told, str):
                 raise NoState(told)
             tree = self._read_tree(told.pop("manifest"))
@@ -126,16 +142,21 @@ class StateSharing:
             self._outer_pipe.send(("_drop_taking", [number], {}))
             raise
 
-    def _await(self, future: MPFuture, timeout: float) -> Any:
-        deadline = time.monotonic() + timeout
+    def _await(self, future: MPFuture, timeout: float, on_progress: OnProgress) -> Any:
+        before, came = 0, time.monotonic()
         while True:
             try:
                 return future.result(timeout=ALIVE_SECONDS)
             except concurrent.futures.TimeoutError:
                 if not self.is_alive():  # type: ignore[attr-defined]
                     raise NoState("the averager process of this peer ended") from None
-                if time.monotonic() > deadline:
-                    raise NoState(f"it took more than {timeout:.0f} s") from None
+                received, total, donors = self._progress.tolist()
+                if received != before:
+                    before, came = received, time.monotonic()
+                if time.monotonic() > came + timeout:
+                    raise NoState(f"nothing came for {timeout:.0f} s") from None
+                if total:
+                    on_progress(received, total, donors)
 
     def get_current_state(self) -> tuple[dict[str, Any], list[torch.Tensor], None]:
         """Called by hivemind in the host process when the averager's process asks for a copy of the state."""
@@ -173,6 +194,7 @@ class StateSharing:
             nonlocal received_before
             self.traffic[1] += received - received_before
             received_before = received
+            self._progress.copy_(torch.tensor([received, total, len(taker.giving)]))
 
         try:
             taker = Taker(
@@ -180,7 +202,7 @@ class StateSharing:
                 Signatures(lambda: read_records(self._dht_of_run, self._run), self._own_id),
                 self._read_tree,
                 self._passage.receive(number),
-                timeout=self._run.swarm.next_chunk_timeout,
+                timeout=PATIENCE * self._run.swarm.next_chunk_timeout,
                 own=self._read_tree(own) if own else None,
                 on_bytes=count,
             )
@@ -189,7 +211,7 @@ class StateSharing:
                 {
                     "manifest": tree.manifest(),
                     "indexes": indexes,
-                    "donors": tuple(taker.donors),
+                    "donors": donors_of(taker),
                     "received": taker.received,
                     "refused": taker.refused,
                 }

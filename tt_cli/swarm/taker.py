@@ -1,38 +1,44 @@
-"""Takes a state over from other peers, by chunks that are verified as they arrive.
+"""Takes a state over from other peers: several donors at once, every chunk verified as it arrives.
 
 A manifest is believed only when members signed its root; then the chunks that the taker does not hold itself are
-taken, and where a donor fails, another one that holds the same state gives what is still missing.
+shared out among donors of this one state, a few ahead of what each has sent, so that a faster one gives more. In the
+end chunks that one donor still owes are asked of another too: who is slow, or dead, does not hold up the last ones.
+What came is kept whatever happens to its donor.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import math
+import time
+from collections import Counter, deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import runtime_pb2
-from hivemind.utils.asyncio import aiter_with_timeout, amap_in_executor
 
 from tt_cli.errors import TTError
-from tt_cli.swarm.board import View
 from tt_cli.swarm.buffer import StateBuffer
 from tt_cli.swarm.donor import MAX_MANIFEST, MAX_MESSAGE, StateDonor
-from tt_cli.swarm.records import PeerRecord
 from tt_cli.swarm.shared import Tree, TreeReader
+from tt_cli.swarm.signatures import Signatures
 
-LOOK_SECONDS = 2.0
-SIGNATURE_LOOKS, SIGNATURE_SECONDS = 6, 0.5
-ATTEMPTS, PAUSE_SECONDS = 3, 0.5
+ATTEMPTS, PAUSE_SECONDS, LONGEST_PAUSE = 3, 0.5, 5.0
+RESUME_SECONDS = 60.0  # what has come is not given up before nothing more came for so long
 HEAD_SECONDS = 30.0  # more than between chunks: the donor may be making a step, and then copies its state
-PREFETCH = 4  # chunks that are verified and written at a time
+STREAMS = 4  # donors at once
+SHARE_BYTES = 2**24  # for less than this another donor is not worth the copy of the state that it would make
+HEDGE_SECONDS = 1.0  # without news: one more donor is asked
+RETRY_SECONDS = 20.0
+SETTLE_SECONDS = 5.0  # to learn whether others hold what most hold, before another state is aimed at
+AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD, MOST_ASKED = 0.5, 2**21, 2**24, 64  # asked of a donor: bytes, and chunks
+LOOK_AGAIN_SECONDS = 0.05
 
-Ask = Callable[[str, bytes], AsyncGenerator[bytes, None]]
-"""(donor's peer id, request) → its answers."""
+Ask = Callable[[str, AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
+"""(donor's peer id, requests) → its answers."""
 
 
 class NoState(TTError):
@@ -80,79 +86,73 @@ class Chunks(Mapping[int, memoryview]):
         self.buffer.close()
 
 
-class Signatures:
-    """What members signed, as of all looks at their records so far; they may step on while a state is taken.
-
-    read: the newest record of each peer; it may block. own: the peer id that does not count.
-    """
-
-    def __init__(self, read: Callable[[], Sequence[PeerRecord]], own: str = ""):
-        self._read, self._own = read, own
-        self._lock = asyncio.Lock()
-        self._signers: dict[tuple[int, str], dict[str, None]] = {}
-        self._held: set[tuple[int, str]] = set()
-        self.view = View.of(())
-
-    async def look(self) -> None:
-        """Read the records once more."""
-        async with self._lock:
-            read = await asyncio.to_thread(self._read)
-        records = [record for record in read if not record.left and record.peer_id != self._own]
-        self.view = View.of(records)
-        for step in {record.epoch for record in records}:
-            view = View.of(record for record in records if record.epoch == step)
-            if view.digest:
-                self._held.add((view.epoch, view.digest))
-                self._signers.setdefault((view.epoch, view.digest), {}).update(dict.fromkeys(view.donors()))
-
-    async def look_for(self, tree: Tree) -> bool:
-        """True when most of those who held a state of this step signed this one.
-
-        A donor may have stepped just before it answered: its record follows.
-        """
-        for _ in range(SIGNATURE_LOOKS):
-            if (tree.step, tree.digest) in self._held:
-                return True
-            await asyncio.sleep(SIGNATURE_SECONDS)
-            await self.look()
-        return (tree.step, tree.digest) in self._held
-
-    async def keep_looking(self) -> None:
-        """Remember what is signed, until cancelled."""
-        while True:
-            await asyncio.sleep(LOOK_SECONDS)
-            await self.look()
-
-    def donors(self, tree: Tree | None) -> list[str]:
-        """Whom to ask: those who hold the state of `tree` or held it, then those who hold the foremost one."""
-        held = self._signers.get((tree.step, tree.digest), {}) if tree is not None else {}
-        foremost = dict.fromkeys(self.view.donors() if self.view.digest else [])
-        return list(dict.fromkeys(donor for donor in foremost if donor in held) | held | foremost)
-
-
 def ask_over(p2p: P2P, namespace: str) -> Ask:
     """Ask donors of a run through this libp2p node. namespace: the run's identity."""
 
-    async def ask(donor: str, request: bytes) -> AsyncGenerator[bytes, None]:
+    async def ask(donor: str, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+        async def messages() -> AsyncIterator[runtime_pb2.ExpertInfo]:
+            async for request in requests:
+                yield runtime_pb2.ExpertInfo(serialized_info=request)
+
         stub = StateDonor.get_stub(p2p, PeerID.from_base58(donor), namespace=namespace)
-        async with aclosing(await stub.rpc_state_chunks(runtime_pb2.ExpertInfo(serialized_info=request))) as stream:
+        async with aclosing(await stub.rpc_state_chunks(messages())) as stream:
             async for message in stream:
                 yield message.serialized_info
 
     return ask
 
 
-@dataclass
 class _Target:
-    """The state that is being taken, and what is still missing of it."""
+    """The state that is being taken: what has come of it, and who was asked for what.
 
-    tree: Tree
-    needed: list[int]
-    have: set[int] = field(default_factory=set)
+    left: bytes that are missing. asked: donor → chunks it has yet to send, in their order.
+    """
+
+    def __init__(self, tree: Tree, needed: Sequence[int], have: Iterable[int]):
+        self.tree, self.needed, self.have = tree, list(needed), set(have)
+        missing = [index for index in needed if index not in self.have]
+        self.left = sum(tree.place(index)[1] for index in missing)
+        self.asked: dict[str, deque[int]] = {}
+        self._unasked = deque(missing)
 
     @property
-    def missing(self) -> list[int]:
-        return [index for index in self.needed if index not in self.have]
+    def complete(self) -> bool:
+        """True when nothing is missing."""
+        return len(self.have) == len(self.needed)
+
+    def came(self, index: int) -> bool:
+        """A verified chunk lies in the buffer. False when it had come already."""
+        if index in self.have:
+            return False
+        self.have.add(index)
+        self.left -= self.tree.place(index)[1]
+        return True
+
+    def next_for(self, donor: str, ahead: float) -> list[int]:
+        """What to ask this donor for now, so that it owes some `ahead` bytes; in rising order."""
+        owed = self.asked.setdefault(donor, deque())
+        size, run = sum(self.tree.place(index)[1] for index in owed), []
+        while self._unasked and size < ahead and len(owed) + len(run) < MOST_ASKED:
+            run.append(self._unasked.popleft())
+            size += self.tree.place(run[-1])[1]
+        if not run and not owed:
+            run = self._owed_last()
+        run.sort()
+        owed.extend(run)
+        return run
+
+    def give_back(self, donor: str) -> None:
+        """This donor sends nothing any more: what it owes is asked of others."""
+        owed = self.asked.pop(donor, deque())
+        elsewhere = {index for others in self.asked.values() for index in others}
+        self._unasked.extendleft(i for i in reversed(owed) if i not in self.have and i not in elsewhere)
+
+    def _owed_last(self) -> list[int]:
+        """The chunk for which, as things stand, the taker would wait longest; none if two were asked for each."""
+        places = {i: place for owed in self.asked.values() for place, i in enumerate(owed) if i not in self.have}
+        times = Counter(index for owed in self.asked.values() for index in owed)
+        once = [index for index in places if times[index] < 2]
+        return [max(once, key=lambda index: places[index])] if once else []
 
 
 class Taker:
@@ -161,6 +161,8 @@ class Taker:
     own: the tree of what the taker holds itself. select: which chunks of a tree it wants, all when None.
     timeout: seconds to wait for each chunk. on_bytes: called with the bytes of chunks that came so far, and those that
     will have come when it is done. buffer: where the chunks go, each at its place in the tree.
+
+    donors: who gave it, with their bytes. giving: who does now. refused: who sent what must be refused, and why.
     """
 
     def __init__(
@@ -179,7 +181,11 @@ class Taker:
         self._timeout, self._own, self._select, self._on_bytes = timeout, own, select, on_bytes
         self._target: _Target | None = None
         self._problems: dict[str, str] = {}
-        self.donors: dict[str, None] = {}
+        self._asking: set[str] = set()  # whose manifest has not come
+        self._waiting: set[str] = set()  # who offer another state than the one that most hold
+        self._news = time.monotonic()
+        self.giving: set[str] = set()
+        self.donors: Counter[str] = Counter()
         self.refused: dict[str, str] = {}
         self.received = 0
 
@@ -189,18 +195,19 @@ class Taker:
         Raises NoState when no donor is left.
         """
         looking = asyncio.create_task(self._signatures.keep_looking())
+        attempt = 0
         try:
-            for attempt in range(ATTEMPTS):
+            while attempt < ATTEMPTS or self._may_resume():
                 if attempt:
-                    await asyncio.sleep(PAUSE_SECONDS)
+                    await asyncio.sleep(min(LONGEST_PAUSE, PAUSE_SECONDS * 2 ** (attempt - 1)))
                 await self._signatures.look()
-                donors = self._signatures.donors(self._target.tree if self._target else None)
-                for donor in donors:
-                    if donor not in self.refused and await self._try(donor, settled=attempt == 0):
-                        assert self._target is not None
-                        return self._target.tree, self._target.needed
+                before = self.received
+                if await self._ask_donors(settled=attempt == 0):
+                    assert self._target is not None
+                    return self._target.tree, self._target.needed
                 if not self._problems and not self.refused:
                     break
+                attempt = 1 if self.received > before else attempt + 1
         finally:
             looking.cancel()
         problems = "; ".join(f"{donor}: {words}" for donor, words in (self._problems | self.refused).items())
@@ -208,34 +215,88 @@ class Taker:
             raise NoState(f"none of {len(self._signatures.view.records)} peers can hand over a state", asked=False)
         raise NoState(f"no peer handed over a state that can be used ({problems})")
 
-    async def _try(self, donor: str, settled: bool) -> bool:
-        """Take what one donor gives. True when nothing is missing any more."""
+    def _may_resume(self) -> bool:
+        begun = self._target is not None and bool(self._target.have) and bool(self._problems)
+        return begun and time.monotonic() < self._news + RESUME_SECONDS
+
+    async def _ask_donors(self, settled: bool) -> bool:
+        """Take what the donors give, a few of them at a time. True when nothing is missing any more."""
+        tried: dict[str, float] = {}  # donor → when it ended
+        running: set[asyncio.Task[None]] = set()
+
+        def others_left() -> bool:
+            return bool(self._untried(tried))
+
+        self._news = time.monotonic() if settled else self._news
+        started = time.monotonic()
         try:
-            return await self._take_from(donor, settled)
+            while not self._complete():
+                untried = self._untried(tried)
+                quiet = time.monotonic() - max(self._news, started)
+                if untried and (not running or len(running) < self._donors_wanted(quiet)):
+                    donor, tried[untried[0]] = untried[0], math.inf
+                    self._asking.add(donor)
+                    running.add(asyncio.create_task(self._try(donor, settled, others_left), name=donor))
+                elif not running:
+                    break
+                else:
+                    done, running = await asyncio.wait(
+                        running, timeout=HEDGE_SECONDS / 4, return_when=asyncio.FIRST_COMPLETED
+                    )
+                    tried |= {task.get_name(): time.monotonic() for task in done}
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        return self._complete()
+
+    def _complete(self) -> bool:
+        return self._target is not None and self._target.complete
+
+    def _untried(self, tried: Mapping[str, float]) -> list[str]:
+        """Who may be asked now: nobody twice, but for those whose connection broke a while ago, while others go on."""
+        donors = self._signatures.donors(self._target.tree if self._target else None)
+        again = time.monotonic() - RETRY_SECONDS if self.giving else -math.inf
+        return [donor for donor in donors if tried.get(donor, -math.inf) <= again and donor not in self.refused]
+
+    def _donors_wanted(self, quiet: float) -> int:
+        """How many to ask at once. quiet: seconds since something came."""
+        useful = 1 + self._target.left // SHARE_BYTES if self._target is not None and self.giving else 1
+        return min(STREAMS, useful + len(self._waiting) + int(quiet / HEDGE_SECONDS))
+
+    async def _try(self, donor: str, settled: bool, others_left: Callable[[], bool]) -> None:
+        """Take what one donor gives, and remember why it gave no more."""
+        try:
+            await self._take_from(donor, settled, others_left)
         except Refused as error:
             self.refused[donor] = printable(str(error))
-        except Exception as error:  # a donor may fail in any way; the next one is asked
+        except Exception as error:  # a donor may fail in any way; the others go on
             self._problems[donor] = printable(str(error)) or type(error).__name__
-        return False
+        finally:
+            self._asking.discard(donor)
+            self._waiting.discard(donor)
+            self.giving.discard(donor)
 
-    async def _take_from(self, donor: str, settled: bool) -> bool:
-        """settled: while other donors may still hold what was begun, that is not given up for another state."""
-        for _ in range(ATTEMPTS):  # it may step between its manifest and its chunks
-            target = self._target
-            wanted = target.tree.digest if target is not None else self._signatures.view.digest
-            missing = target.missing if target is not None else []
-            async with aclosing(self._ask(donor, request_of(wanted, missing))) as stream:
-                tree = await self._read_manifest(stream)
-                if target is None or tree.digest != target.tree.digest:
-                    if target is not None and target.have and settled:
-                        raise ValueError("it holds another state by now")
-                    await self._aim_at(tree)
-                    self.donors[donor] = None
-                elif await self._read_chunks(donor, stream, target):
-                    return True
-            if self._target is not None and not self._target.missing:
-                return True
-        raise ValueError("it went on to another state again and again")
+    async def _take_from(self, donor: str, settled: bool, others_left: Callable[[], bool] = lambda: False) -> None:
+        """settled: while other donors may still hold what was begun, that is not given up for another state.
+
+        others_left: whether there are donors that were not asked yet.
+        """
+        requests: asyncio.Queue[bytes] = asyncio.Queue()
+        wanted = self._target.tree.digest if self._target is not None else self._signatures.view.digest
+        requests.put_nowait(request_of(wanted, []))
+        async with aclosing(self._ask(donor, _each(requests))) as stream:
+            tree = await self._read_manifest(stream)
+            if not await self._signatures.look_for(tree):
+                raise ValueError(f"no member signed the state of step {tree.step} that it offers")
+            self._asking.discard(donor)
+            target = await self._agree_on(donor, tree, settled, others_left)
+            self.donors[donor] += 0
+            self._news = time.monotonic()
+            try:
+                await self._read_chunks(donor, stream, requests, target)
+            finally:
+                target.give_back(donor)
 
     async def _read_manifest(self, stream: AsyncIterator[bytes]) -> Tree:
         head = await asyncio.wait_for(anext(stream, None), HEAD_SECONDS)
@@ -252,10 +313,29 @@ class Taker:
             raise Refused(f"it sent {error}") from error
         return tree
 
-    async def _aim_at(self, tree: Tree) -> None:
+    async def _agree_on(self, donor: str, tree: Tree, settled: bool, others_left: Callable[[], bool]) -> _Target:
+        """All donors give one state: the one that is being taken, else the one that most hold.
+
+        A donor that offers another one waits for what those say that were asked too; theirs is taken if it is that.
+        """
+        deadline = time.monotonic() + SETTLE_SECONDS
+        self._waiting.add(donor)
+        while True:
+            target = self._target
+            if target is None or target.tree.digest != tree.digest:
+                if target is not None and (self.giving or (target.have and settled)):
+                    raise ValueError("it holds another state by now")
+                most = target is None and tree.digest == self._signatures.view.digest
+                if not most and (self._asking or others_left()) and time.monotonic() < deadline:
+                    await asyncio.sleep(LOOK_AGAIN_SECONDS)
+                    continue
+                target = self._aim_at(tree)
+            self._waiting.discard(donor)
+            self.giving.add(donor)
+            return target
+
+    def _aim_at(self, tree: Tree) -> _Target:
         """Take this state from now on; chunks that have come already and are alike in it are kept."""
-        if not await self._signatures.look_for(tree):
-            raise ValueError(f"no member signed the state of step {tree.step} that it offers")
         before = self._target
         needed = tree.differing(self._own) if self._own is not None else list(range(len(tree)))
         if self._select is not None:
@@ -263,42 +343,66 @@ class Taker:
             needed = [index for index in needed if index in chosen]
         kept = before.have.difference(tree.differing(before.tree)) if before is not None else set()
         self._target = _Target(tree, needed, kept.intersection(needed))
+        return self._target
 
-    async def _read_chunks(self, donor: str, stream: AsyncIterator[bytes], target: _Target) -> bool:
-        missing = target.missing
-        left = sum(target.tree.place(index)[1] for index in missing)
+    async def _read_chunks(
+        self, donor: str, stream: AsyncIterator[bytes], requests: asyncio.Queue[bytes], target: _Target
+    ) -> None:
+        """Ask for chunks, a little ahead of those that come, until nothing is missing. One is verified meanwhile."""
+        per_byte, came = AHEAD_SECONDS / LEAST_AHEAD, time.monotonic()  # seconds
+        verifying: asyncio.Future[None] | None = None
+        try:
+            while not target.complete:
+                if run := target.next_for(donor, min(MOST_AHEAD, max(LEAST_AHEAD, AHEAD_SECONDS / per_byte))):
+                    requests.put_nowait(request_of(target.tree.digest, run))
+                owed = target.asked[donor]
+                message = None
+                if len(owed) > (verifying is not None):
+                    async with asyncio.timeout(self._timeout):
+                        message = await anext(stream, None)
+                    if message is None:
+                        raise ValueError(f"it left off with {len(target.needed) - len(target.have)} chunks to go")
+                    now = time.monotonic()
+                    per_byte, came = 0.8 * per_byte + 0.2 * (now - came) / len(message), now
+                if verifying is not None:
+                    await verifying
+                    verifying = None
+                elif message is None:
+                    await asyncio.sleep(LOOK_AGAIN_SECONDS)  # for what others owe
+                    came = time.monotonic()
+                if message is not None:
+                    verifying = asyncio.ensure_future(self._keep(donor, message, target))
+        finally:
+            if verifying is not None:  # it writes into the buffer
+                await asyncio.gather(verifying, return_exceptions=True)
 
-        def keep(place: int, message: bytes) -> int:
-            """Verify one answer and write it into the buffer; in a thread."""
-            answer = answer_in(message)
-            if place >= len(missing) or answer.get("chunk") != missing[place]:
-                raise Refused("it sent something else than the chunks that were asked for")
-            index, data = missing[place], answer["data"]
-            if not target.tree.holds(index, data):
-                raise Refused(f"its chunk {target.tree.name_of(index)} is not what members signed")
-            self._buffer.write(target.tree.place(index)[0], data)
-            return index
+    async def _keep(self, donor: str, message: bytes, target: _Target) -> None:
+        """Verify one answer, the first of those that this donor owes, and put it into the buffer."""
+        index = target.asked[donor][0]
+        size = await asyncio.to_thread(self._verify_and_write, index, message, target)
+        target.asked[donor].popleft()
+        self.received += size
+        self.donors[donor] += size
+        self._news = time.monotonic()
+        target.came(index)
+        self._on_bytes(self.received, self.received + target.left)
 
-        answers = self._timed(stream)
-        places = _numbers()
-        async for index in amap_in_executor(keep, places, answers, max_prefetch=PREFETCH):
-            target.have.add(index)
-            self.donors[donor] = None
-            size = target.tree.place(index)[1]
-            self.received, left = self.received + size, left - size
-            self._on_bytes(self.received, self.received + left)
-        if still := target.missing:
-            raise ValueError(f"it left off with {len(still)} of {len(missing)} chunks to go")
-        return True
-
-    async def _timed(self, stream: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        async for message in aiter_with_timeout(stream, self._timeout):
-            yield message
+    def _verify_and_write(self, index: int, message: bytes, target: _Target) -> int:
+        answer = answer_in(message)
+        if answer.get("chunk") != index:
+            if "refused" in answer:
+                raise ValueError(f"it refuses: {answer['refused']}")
+            raise Refused("it sent something else than the chunks that were asked for")
+        data = answer["data"]
+        if not target.tree.holds(index, data):
+            raise Refused(f"its chunk {target.tree.name_of(index)} is not what members signed")
+        self._buffer.write(target.tree.place(index)[0], data)
+        return len(data)
 
 
-async def _numbers() -> AsyncIterator[int]:
-    for number in itertools.count():
-        yield number
+async def _each(requests: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
+    while True:
+        yield await requests.get()
 
 
 def request_of(digest: str, chunks: Sequence[int]) -> bytes:
