@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tt_cli.run import RunConfig
@@ -20,8 +20,6 @@ Flags may stand in ~/.config/tt/config.toml (or $XDG_CONFIG_HOME/tt/config.toml)
   [join]
   hours = "mon-fri 22:00-07:00,sat-sun"
   max_upload = 8"""
-SETTINGS = ("peer", "device", "batch_size", "threads", "memory", "host", "port", "announce", "client_mode", "hours")
-SETTINGS += ("max_gpu_temp", "idle_only", "max_upload", "max_download")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -150,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     from tt_cli.errors import UsageError
     from tt_cli.memory import parse_size
     from tt_cli.peer.screen import Screen
-    from tt_cli.peer.settings import read_settings, settings_file
+    from tt_cli.peer.settings import JoinSettings, read_settings, settings_file
     from tt_cli.run import folders, load_run
     from tt_cli.supervisor.control import Control
     from tt_cli.supervisor.limits import Limits
@@ -160,7 +158,7 @@ def run(args: argparse.Namespace) -> int:
     from tt_cli.supervisor.supervise import supervise
 
     config = load_run(args.run)
-    flags = {name: getattr(args, name) for name in SETTINGS}
+    flags = {name: getattr(args, name) for name in JoinSettings.model_fields}
     mine = read_settings(flags, {args.run, config.run.name, config.identity}, settings_file())
     user = require_member(config)
     peers = initial_peers(config, mine.get("peer", []))
@@ -174,7 +172,7 @@ def run(args: argparse.Namespace) -> int:
     status = new_status(args.run, config.identity, "trainer", config.schedule.total_steps, __version__)
     status.log = str(slot.log)
     status.limits = [LimitInForce(name=one.name, value=one.value, source=one.source) for one in mine.origins()]
-    options = {
+    options: dict[str, Any] = {
         "run": config.to_toml(),
         "initial_peers": peers,
         "host": mine.get("host", "0.0.0.0"),

@@ -87,7 +87,8 @@ class Control:
                 self._write()
             if not self.status.paused:
                 return GO_ON
-            return Verdict("pause", f"{until_words(until, now)} (`tt pause`)".strip(), until)
+            words = "until `tt resume`" if until is None else f"{until_words(until, now)} (`tt pause`)"
+            return Verdict("pause", words, until)
 
     def take_resumed(self) -> bool:
         """True once after each `tt resume`."""

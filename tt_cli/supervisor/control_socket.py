@@ -85,7 +85,7 @@ class ControlSocket:
                 return
             with connection, contextlib.suppress(OSError, ValueError):
                 connection.settimeout(SECONDS)
-                if _user_of(connection) in (os.getuid(), 0):
+                if _user_of(connection) == os.getuid():
                     self._respond(connection)
 
     def _respond(self, connection: socket.socket) -> None:

@@ -159,7 +159,7 @@ class Status(_Part):
 
     def _progress(self, event: events.Progress) -> None:
         self.step, self.samples, self.target_samples = event.epoch, event.samples, event.target_samples
-        self.loss = event.loss if self.loss is None else self.loss
+        self.loss = self.loss if event.loss is None else event.loss
         self.eta, self.peers = event.eta, event.peers
         self.samples_per_second, self.share = event.my_samples_per_second, event.my_share
         self.swarm_samples_per_second = event.swarm_samples_per_second

@@ -103,7 +103,7 @@ def _troubles(status: Status, now: float) -> list[tuple[str, str]]:
 
 def _gone(status: Status, now: float) -> list[Text]:
     """Of a peer whose processes are not there any more, though it never said that it ended."""
-    step = f" at step {status.step:,}" if status.step is not None else ""
+    step = f" at step {status.step:,}," if status.step is not None else ""
     lines = [
         Text(f"  its processes ended without a word: it was {status.state}{step} {duration(now - status.updated)} ago")
     ]

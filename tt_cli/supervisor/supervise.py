@@ -124,6 +124,8 @@ class _Supervision:
 
     def _run_worker(self) -> bool:
         """From its start to its end. True when another one should follow, at once or after a pause."""
+        if self._shown_pause is not None:  # the worker says so itself, after seconds
+            self._show(Phase("starting", "after a pause"))
         worker = self._start()
         self._stepped = self._pausing = self._asked_to_finish = False
         self._held = self._towards = ""

@@ -2,7 +2,8 @@
 
 act: "tell" (three events, then a normal end), "wait" (until told to leave), "stubborn" (never leaves),
 "chatty" (never leaves, and tells so without a pause), "family" (forks one child, executes another, tells
-their ids, waits), "error", "usage", "broken", "bug", "die" (SIGKILL), "step" (one global step, then SIGKILL).
+their ids, waits), "error", "usage", "broken", "bug", "die" (SIGKILL), "step" (one global step, then SIGKILL),
+"obey" (tells what it is asked for; makes a step to finish).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import threading
 from typing import Any
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.supervisor.events import Emit, Finished, Log, Phase, Step
+from tt_cli.supervisor.events import Emit, Finished, Log, Phase, Saved, Step
 from tt_cli.supervisor.worker import Orders, WorkerBroken, run_worker
 
 
@@ -30,6 +31,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         emit(Phase("training"))
         orders.leave.wait()
         emit(Finished("left"))
+    elif act == "obey":
+        obey(emit, orders)
     elif act == "stubborn":
         emit(Phase("training"))
         threading.Event().wait()
@@ -59,6 +62,22 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     else:
         raise AssertionError(act)
+
+
+def obey(emit: Emit, orders: Orders) -> None:
+    emit(Phase("training", "towards step 5"))
+    held = ""
+    while not orders.leave.wait(0.01):
+        if held != orders.hold:
+            held = orders.hold
+            emit(Log(f"hold: {held}"))
+            emit(Phase("training", "towards step 6"))
+        if orders.finish.is_set():
+            emit(Step(5, 2.5, 0.1, 3.0, "ab"))
+            break
+    emit(Phase("leaving", "writing a backup"))
+    emit(Saved(5, "/somewhere"))
+    emit(Finished("left"))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,19 @@
-"""A supervisor: `python -m workers.boss ACT LOG` supervises `workers.actor`, prints its events as JSON lines."""
+"""A supervisor: `python -m workers.boss ACT LOG [FOLDER]` supervises `workers.actor`, prints its events as JSON lines.
+
+FOLDER: the run's folder, where others may ask it; without it, nobody can.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
+from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Event, Log
+from tt_cli.supervisor.limits import Limits
 from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.slot import TRAINER, claim_slot
+from tt_cli.supervisor.status import new_status
 from tt_cli.supervisor.supervise import supervise
 
 
@@ -22,4 +29,10 @@ def start() -> Worker:
 
 
 if __name__ == "__main__":
-    supervise(start, Printer())
+    if len(sys.argv) == 3:
+        supervise(start, Printer())
+    else:
+        slot, limits = claim_slot(Path(sys.argv[3]), TRAINER), Limits()
+        status = new_status("emoji", "emoji-1a2b3c4d", "trainer", 600, "0")
+        with Control(slot, status, limits, by_hand=True) as control:
+            supervise(start, Printer(), control, limits)

@@ -1,0 +1,399 @@
+"""Pausing, resuming, finishing and watching a running peer through its socket; what outlives it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from supervisor.acting import ENVIRONMENT, WAIT, start_actor
+
+from tt_cli.errors import TTError
+from tt_cli.supervisor import supervise as room
+from tt_cli.supervisor.control import Control
+from tt_cli.supervisor.control_socket import ControlSocket, NoAnswer, NotRunning, ask
+from tt_cli.supervisor.events import Event, Finished, Log, Phase, Saved, Step
+from tt_cli.supervisor.limits import GO_ON, Limits, Origin, Verdict
+from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.slot import AUX, TRAINER, Slot, claim_slot, look_at, slots_in
+from tt_cli.supervisor.status import new_status, read_status
+from tt_cli.supervisor.supervise import Failed, supervise
+
+
+class Told:
+    """A limit that says what the test wants."""
+
+    origin = Origin("told", "", "--told")
+
+    def __init__(self, verdict: Verdict = GO_ON) -> None:
+        self.verdict = verdict
+
+    def tell(self, emit: Callable[[Event], None]) -> None:
+        pass
+
+    def look(self, now: float) -> Verdict:
+        return self.verdict
+
+
+class Peer:
+    """A supervisor in a thread of this process, its workers, and all that it shows."""
+
+    def __init__(self, folder: Path, *acts: str, by_hand: bool = True, kind: str = TRAINER, limit: Told | None = None):
+        self.folder, self.acts = folder, list(acts)
+        self.events: list[Event] = []
+        self.workers: list[Worker] = []
+        self.error: BaseException | None = None
+        self._news = threading.Condition()
+        self.limits = Limits([limit] if limit else [])
+        self.slot = claim_slot(folder, kind)
+        role = "trainer" if kind == TRAINER else "aux"
+        self.status = new_status("emoji", "emoji-1a2b3c4d", role, 600, "0")
+        self.control = Control(self.slot, self.status, self.limits, by_hand=by_hand)
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Peer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.kill()
+        self.control.status.finish = True
+        self._thread.join(WAIT)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with self.control:
+                supervise(self._start, self, self.control, self.limits)
+        except BaseException as error:
+            self.error = error
+        assert self.slot.lock is not None
+        self.slot.lock.close()
+
+    def _start(self) -> Worker:
+        self.workers.append(start_actor(self.acts[len(self.workers)], self.folder))
+        return self.workers[-1]
+
+    def show(self, event: Event) -> None:
+        with self._news:
+            self.events.append(event)
+            self._news.notify_all()
+
+    def wait_for(self, condition: Callable[[list[Event]], bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: condition(self.events), WAIT), self.events
+
+    def wait_for_phase(self, phase: str, times: int = 1) -> Phase:
+        self.wait_for(lambda events: len(self.phases(phase)) >= times)
+        return self.phases(phase)[-1]
+
+    def phases(self, phase: str) -> list[Phase]:
+        return [event for event in self.events if isinstance(event, Phase) and event.phase == phase]
+
+    def ask(self, command: str, **more: object) -> str:
+        return str(ask(self.slot.socket, {"command": command, **more})["words"])
+
+    def join(self) -> None:
+        self._thread.join(WAIT)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run's folder, too deep for a Unix socket's address."""
+    place = tmp_path / ("deep" * 30) / "runs" / "emoji-1a2b3c4d"
+    place.mkdir(parents=True, mode=0o700)
+    return place
+
+
+def test_a_paused_peer_has_no_worker_and_goes_on_with_a_new_one(folder: Path) -> None:
+    with Peer(folder, "obey", "obey") as peer:
+        peer.wait_for_phase("training")
+        assert peer.ask("pause") == "writes a backup, leaves the swarm and is paused until `tt resume`"
+        assert peer.wait_for_phase("paused").reason == "until `tt resume`"
+        assert peer.workers[0].exit_code == 0
+        assert [event for event in peer.events if isinstance(event, Saved)]
+        assert not [event for event in peer.events if isinstance(event, Finished)]
+        seen = look_at(Slot(folder, "peer"))
+        assert seen is not None and seen.running and seen.status.state == "paused" and seen.status.paused
+        assert peer.ask("pause", seconds=3600).startswith("stays paused until ")
+        assert peer.ask("resume") == "starts again"
+        peer.wait_for_phase("training", 2)
+        assert peer.ask("resume") == "was not paused"
+        assert peer.ask("finish") == "ends after its first step"
+        peer.join()
+    assert peer.error is None
+    status = read_status(folder / "peer.json")
+    assert status is not None and (status.state, status.reason, status.finish) == ("ended", "left", False)
+    assert len(peer.workers) == 2
+
+
+def test_a_pause_for_a_time_ends_by_itself(folder: Path) -> None:
+    with Peer(folder, "obey", "obey") as peer:
+        peer.wait_for_phase("training")
+        peer.ask("pause")
+        peer.wait_for_phase("paused")
+        peer.ask("pause", seconds=0.3)
+        peer.wait_for_phase("training", 2)
+        assert not peer.control.status.paused
+
+
+def test_finish_can_be_taken_back(folder: Path) -> None:
+    with Peer(folder, "stubborn") as peer:
+        peer.wait_for_phase("training")
+        peer.ask("finish")
+        peer.wait_for(lambda events: "ends after this step: `tt finish`" in messages(events))
+        assert peer.ask("resume") == "goes on"
+        peer.wait_for(lambda events: "goes on after this step: `tt resume`" in messages(events))
+        assert not peer.control.finish
+
+
+def messages(events: list[Event]) -> list[str]:
+    return [event.message for event in events if isinstance(event, Log)]
+
+
+def test_a_limit_holds_the_worker_and_lets_it_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tt_cli.supervisor.limits.LOOK_SECONDS", 0.02)
+    limit = Told()
+    with Peer(folder, "obey", limit=limit) as peer:
+        peer.wait_for_phase("training")
+        limit.verdict = Verdict("hold", "the GPU has 84 °C")
+        peer.wait_for(lambda events: "hold: the GPU has 84 °C" in messages(events))
+        waiting = peer.wait_for_phase("waiting", 2)  # the worker says "training" once more
+        assert waiting.reason == "the GPU has 84 °C"
+        assert len(peer.phases("training")) == 1
+        limit.verdict = GO_ON
+        assert peer.wait_for_phase("training", 2).reason in ("towards step 5", "towards step 6")
+        limit.verdict = Verdict("pause", "until 23:00 (--hours 23:00-07:00)", time.time() + 3600)
+        paused = peer.wait_for_phase("paused")
+        assert (paused.reason, paused.until) == (limit.verdict.reason, limit.verdict.until)
+        assert peer.ask("resume") == "stays paused: until 23:00 (--hours 23:00-07:00)"
+        assert peer.ask("finish") == "ends now, for it is paused"
+        peer.join()
+    assert isinstance(peer.events[-1], Finished)
+    assert peer.error is None and len(peer.workers) == 1
+
+
+def test_a_peer_that_has_worked_is_paused_when_it_fails_and_tried_again(folder: Path) -> None:
+    with Peer(folder, "step", "die", "die", "error", "obey") as peer:
+        paused = peer.wait_for_phase("paused")
+        assert "(signal 9); it failed 3 times in a row: see " in paused.reason
+        assert "; tries again at " in paused.reason and "`tt resume` tries now" in paused.reason
+        assert paused.until is not None and paused.until == pytest.approx(time.time() + room.RETRY_SECONDS[0], abs=WAIT)
+        assert peer.control.status.restarts == 2
+        assert peer.ask("resume") == "starts again"
+        again = peer.wait_for_phase("paused", 2)  # what a restart does not mend pauses it too
+        assert again.reason.startswith("the disk is full: free some space; tries again at ")
+        assert again.until is not None and again.until > paused.until + 1800
+        peer.ask("resume")
+        peer.wait_for_phase("training")
+    assert peer.error is None
+
+
+def test_it_tries_again_by_itself(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "RETRY_SECONDS", (0.05,))
+    with Peer(folder, "step", "die", "die", "die", "obey") as peer:
+        peer.wait_for_phase("paused", 2)
+        peer.wait_for_phase("training")
+
+
+def test_a_peer_that_ends_while_it_has_given_up_has_failed(folder: Path) -> None:
+    with Peer(folder, "step", "error") as peer:
+        peer.wait_for_phase("paused")
+        peer.ask("finish")
+        peer.join()
+    assert isinstance(peer.error, Failed)
+    assert (str(peer.error), peer.error.exit_code) == ("the disk is full: free some space", 1)
+
+
+@pytest.mark.parametrize(("acts", "code"), [(("error",), 1), (("die", "die", "die"), 1), (("step", "usage"), 2)])
+def test_one_that_never_worked_or_was_asked_wrongly_fails_at_once(
+    acts: tuple[str, ...], code: int, folder: Path
+) -> None:
+    with Peer(folder, *acts) as peer:
+        peer.join()
+    assert isinstance(peer.error, Failed) and peer.error.exit_code == code
+    status = read_status(folder / "peer.json")
+    assert status is not None and status.state == "ended" and status.reason == f"failed: {peer.error}"
+
+
+def test_what_was_asked_outlives_a_restart_that_nobody_made_by_hand(folder: Path) -> None:
+    with Peer(folder, "obey") as peer:
+        peer.wait_for_phase("training")
+        peer.ask("pause")
+        peer.wait_for_phase("paused")
+        (folder / "kept").write_bytes((folder / "peer.json").read_bytes())
+    (folder / "kept").rename(folder / "peer.json")  # as if it had been killed
+    with Peer(folder, by_hand=False) as peer:
+        peer.wait_for_phase("paused")
+        assert not peer.workers
+    status = read_status(folder / "peer.json")
+    assert status is not None
+    status.state, status.paused, status.finish = "training", False, True
+    status.write(folder / "peer.json")
+    with Peer(folder, by_hand=False) as peer:
+        peer.join()
+        assert not peer.workers
+        assert isinstance(peer.events[-1], Finished) and "tt finish" in peer.events[-1].reason
+    status.write(folder / "peer.json")
+    with Peer(folder, "obey", by_hand=True) as peer:
+        peer.wait_for_phase("training")
+        assert not peer.control.finish
+
+
+def test_an_auxiliary_peer_ends_but_does_not_pause(folder: Path) -> None:
+    with Peer(folder, "wait", kind=AUX) as peer:
+        peer.wait_for_phase("training")
+        answer = ask(peer.slot.socket, {"command": "pause"})
+        assert answer == {"ok": False, "words": "an aux peer cannot be paused: others need it; `tt finish` ends it"}
+        assert peer.ask("finish") == "ends now"
+        peer.join()
+    assert peer.error is None
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "2h", [], 1e12, True])
+def test_a_wrong_request_is_answered_in_words(seconds: object, folder: Path) -> None:
+    with Peer(folder, "obey") as peer:
+        peer.wait_for_phase("training")
+        if seconds is not True:
+            assert ask(peer.slot.socket, {"command": "pause", "seconds": seconds})["ok"] is False
+        answer = ask(peer.slot.socket, {"command": "dance"})
+        assert answer == {"ok": False, "words": "this peer does not know the command 'dance'; it runs another version"}
+        assert not peer.control.status.paused
+
+
+def test_every_peer_of_a_run_has_a_slot_and_an_auxiliary_peer_only_one(folder: Path) -> None:
+    first, second = claim_slot(folder, TRAINER), claim_slot(folder, TRAINER)
+    assert (first.name, second.name) == ("peer", "peer-2")
+    aux = claim_slot(folder, AUX)
+    with pytest.raises(TTError, match="an auxiliary peer of this run already works on this machine"):
+        claim_slot(folder, AUX)
+    for slot in (first, second, aux):
+        assert stat.S_IMODE((folder / f"{slot.name}.lock").stat().st_mode) == 0o600
+        assert slot.lock is not None
+        slot.status.write_text("{}")
+        slot.lock.close()
+    (folder / "notes.json").write_text("{}")
+    assert [slot.name for slot in slots_in(folder.parents[1])] == ["aux-peer", "peer-2", "peer"]
+    assert claim_slot(folder, TRAINER).name == "peer"
+
+
+def test_files_are_readable_by_their_owner_alone(folder: Path) -> None:
+    os.umask(0o022)
+    with Peer(folder, "obey") as peer:
+        peer.wait_for_phase("training")
+        for file in (peer.slot.socket, peer.slot.status):
+            assert stat.S_IMODE(file.stat().st_mode) == 0o600
+
+
+@pytest.fixture
+def listener(folder: Path) -> Iterator[ControlSocket]:
+    with ControlSocket(folder / "x.sock", lambda request: {"ok": True, "echo": request}) as one:
+        yield one
+
+
+def test_the_socket_answers_one_line_with_one_line(listener: ControlSocket) -> None:
+    assert ask(listener.path, {"command": "ß"}) == {"ok": True, "echo": {"command": "ß"}}
+
+
+@pytest.mark.parametrize("sent", [b"", b"{", b"[]\n", b"null\n", b"\xff\xfe\n", b"{}" * 10 + b"\n"])
+def test_what_is_no_request_is_hung_up_on_and_the_next_one_answered(sent: bytes, listener: ControlSocket) -> None:
+    with socket.socket(socket.AF_UNIX) as connection:
+        descriptor = os.open(listener.path.parent, os.O_PATH)
+        connection.connect(f"/proc/self/fd/{descriptor}/{listener.path.name}")
+        os.close(descriptor)
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert connection.recv(100) == b""
+    assert ask(listener.path, {})["ok"] is True
+
+
+def test_another_user_gets_no_answer(listener: ControlSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even one who can reach the socket. The kernel says who asks; here, that is not who answers."""
+    user = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: user + 1)
+    with pytest.raises(NoAnswer):
+        ask(listener.path, {})
+
+
+def test_nobody_and_somebody_silent_are_told_apart(folder: Path) -> None:
+    path = folder / "x.sock"
+    with pytest.raises(NotRunning):
+        ask(path, {})
+    with socket.socket(socket.AF_UNIX) as silent:
+        descriptor = os.open(folder, os.O_PATH)
+        silent.bind(f"/proc/self/fd/{descriptor}/x.sock")
+        os.close(descriptor)
+        silent.listen(1)
+        with pytest.raises(NoAnswer, match="does not answer"):
+            ask(path, {}, seconds=0.1)
+    with pytest.raises(NotRunning):  # its file is still there, as after a kill
+        ask(path, {})
+    with ControlSocket(path, lambda request: {"ok": True}):
+        assert ask(path, {}) == {"ok": True}
+    assert not path.exists()
+
+
+def test_a_killed_supervisor_leaves_what_was_last_known(folder: Path) -> None:
+    boss = subprocess.Popen(
+        [sys.executable, "-m", "workers.boss", "obey", str(folder / "log"), str(folder)],
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert boss.stdout is not None
+    try:
+        while '"training"' not in boss.stdout.readline():
+            assert boss.poll() is None
+    finally:
+        boss.kill()
+        boss.communicate()
+    seen = look_at(Slot(folder, "peer"))
+    assert seen is not None
+    assert (seen.running, seen.status.state, seen.status.pid) == (False, "training", boss.pid)
+    assert claim_slot(folder, TRAINER).name == "peer"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_machine_that_shuts_down_lets_it_leave(number: signal.Signals, folder: Path) -> None:
+    boss = subprocess.Popen(
+        [sys.executable, "-m", "workers.boss", "obey", str(folder / "log"), str(folder)],
+        env={**os.environ, **ENVIRONMENT},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert boss.stdout is not None
+    try:
+        while '"training"' not in boss.stdout.readline():
+            assert boss.poll() is None
+        boss.send_signal(number)
+        output, _ = boss.communicate(timeout=WAIT)
+    finally:
+        boss.kill()
+    told = [json.loads(line) for line in output.splitlines()]
+    assert [event["kind"] for event in told] == ["phase", "phase", "saved", "finished"]
+    assert told[0]["reason"] == f"{number.name}; once more ends it at once"
+    assert boss.returncode == 0
+    status = read_status(folder / "peer.json")
+    assert status is not None and status.state == "ended"
+
+
+def test_steps_survive_in_the_status_of_the_next_peer(folder: Path) -> None:
+    with Peer(folder, "obey") as peer:
+        peer.wait_for_phase("training")
+        peer.ask("finish")
+        peer.join()
+        assert [event.epoch for event in peer.events if isinstance(event, Step)] == [5]
+    with Peer(folder, "wait") as peer:
+        peer.wait_for_phase("training")
+        assert (peer.control.status.step, peer.control.status.saved_step) == (5, 5)
