@@ -34,8 +34,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def tt_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A TT_HOME of the test's own."""
+    """A TT_HOME of the test's own, and no settings file of the person who runs it."""
     home = tmp_path / "tt-home"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("TT_HOME", str(home))
     return home
 

@@ -135,7 +135,7 @@ def _checked_by(name: str, text: str) -> str:
     from tt_cli.peer import settings
 
     try:
-        return str(getattr(settings, name)(text))
+        return str(getattr(settings, f"check_{name}")(text))
     except ValueError as error:
         words = str(error)
         raise argparse.ArgumentTypeError(words if text in words else f"{text}: {words}") from None

@@ -29,14 +29,14 @@ LIMITS = ("hours", "max_gpu_temp", "idle_only", "max_upload", "max_download", "m
 ALWAYS = "always"
 
 
-def hours(text: str) -> str:
+def check_hours(text: str) -> str:
     """Ranges of hours, or "always". Raises ValueError."""
     if text != ALWAYS:
         Hours.parse(text)
     return text
 
 
-def size(text: str) -> str:
+def check_size(text: str) -> str:
     """An amount of memory. Raises ValueError."""
     try:
         parse_size(text)
@@ -45,7 +45,7 @@ def size(text: str) -> str:
     return text
 
 
-def ipv4(text: str) -> str:
+def check_ipv4(text: str) -> str:
     """An IPv4 address of this machine, 0.0.0.0 for all. Raises ValueError."""
     try:
         return str(ipaddress.IPv4Address(text))
@@ -53,7 +53,7 @@ def ipv4(text: str) -> str:
         raise ValueError("must be an IPv4 address, such as 0.0.0.0") from None
 
 
-def announced(text: str) -> str:
+def check_announced(text: str) -> str:
     """A multiaddr without a peer id: the daemon adds its own. Raises ValueError."""
     try:
         check_multiaddr(f"{text}/p2p/{'1' * 8}")
@@ -71,12 +71,12 @@ class JoinSettings(Part):
     device: str | None = None
     batch_size: int | None = Field(None, ge=1)
     threads: int | None = Field(None, ge=1)
-    memory: Annotated[str, AfterValidator(size)] | None = None
-    host: Annotated[str, AfterValidator(ipv4)] | None = None
+    memory: Annotated[str, AfterValidator(check_size)] | None = None
+    host: Annotated[str, AfterValidator(check_ipv4)] | None = None
     port: int | None = Field(None, ge=0, le=65535)
-    announce: list[Annotated[str, AfterValidator(announced)]] | None = None
+    announce: list[Annotated[str, AfterValidator(check_announced)]] | None = None
     client_mode: bool | None = None
-    hours: Annotated[str, AfterValidator(hours)] | None = None
+    hours: Annotated[str, AfterValidator(check_hours)] | None = None
     max_gpu_temp: float | None = Field(None, ge=40, le=110)
     idle_only: bool | None = None
     max_upload: float | None = Field(None, gt=0)

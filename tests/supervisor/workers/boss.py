@@ -1,6 +1,6 @@
-"""A supervisor: `python -m workers.boss ACT LOG [FOLDER]` supervises `workers.actor`, prints its events as JSON lines.
+"""A supervisor: `python -m workers.boss ACT LOG [FOLDER [KIND]]` supervises `workers.actor`, prints its events as JSON lines.
 
-FOLDER: the run's folder, where others may ask it; without it, nobody can.
+FOLDER: the run's folder, where others may ask it; without it, nobody can. KIND: "peer" or "aux-peer".
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ if __name__ == "__main__":
     if len(sys.argv) == 3:
         supervise(start, Printer())
     else:
-        slot, limits = claim_slot(Path(sys.argv[3]), TRAINER), Limits()
-        status = new_status("emoji", "emoji-1a2b3c4d", "trainer", 600, "0")
+        folder, kind = Path(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else TRAINER
+        slot, limits = claim_slot(folder, kind), Limits()
+        status = new_status("emoji", folder.name, "trainer" if kind == TRAINER else "aux", 600, "0")
         with Control(slot, status, limits, by_hand=True) as control:
             supervise(start, Printer(), control, limits)
