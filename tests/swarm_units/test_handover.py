@@ -1,53 +1,23 @@
-"""A state from one libp2p node to another: what arrives, what is refused, and where it goes on after a failure."""
+"""A state from several libp2p nodes to another: what arrives, what is refused, and who gives what is missing."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+import signal
+import time
 from types import SimpleNamespace
-from typing import Any
 
-import msgpack
 import pytest
-import torch
-from hivemind.p2p import P2P, P2PContext
-from hivemind.proto import runtime_pb2
-from hypothesis import given
-from hypothesis import strategies as st
+from swarm_units.handing import LARGE, Network, Node, assert_is, over_libp2p, read_tree, state, take
 from swarm_units.made import record
 
-from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, received_state
+from tt_cli.checkpoint import CHUNK, StateTree, received_state
 from tt_cli.swarm import donor as donor_room
 from tt_cli.swarm import signatures as signatures_room
 from tt_cli.swarm import taker as taker_room
 from tt_cli.swarm.buffer import StateBuffer
-from tt_cli.swarm.donor import StateDonor, Unavailable, request_in
-from tt_cli.swarm.records import PeerRecord
 from tt_cli.swarm.signatures import Signatures
-from tt_cli.swarm.taker import Chunks, NoState, Refused, Taker, answer_in, ask_over, printable, request_of
-
-RUN = "run-1a2b3c4d"
-SHAPES = {"bias": (300,), "weight": (5 * CHUNK // 8 + 77,)}  # of which the weight has three chunks
-
-
-def state(step: int = 5, seed: int = 0) -> TrainingState:
-    generator = torch.Generator().manual_seed(seed)
-    parameters = {name: torch.randn(shape, generator=generator) for name, shape in SHAPES.items()}
-    codes = torch.randint(0, 256, SHAPES["weight"], dtype=torch.uint8, generator=generator)
-    return TrainingState(
-        step, parameters, {"m.codes/weight": codes, "v/bias": torch.rand(300, generator=generator)}, "", RUN
-    )
-
-
-read_tree = partial(StateTree.parse, identity=RUN, shapes=SHAPES)
-
-
-def copy_of(one: TrainingState) -> tuple[bytes, StateBuffer]:
-    tree, buffer = one.tree(), StateBuffer.new()
-    one.write_into(tree, buffer.write)
-    return tree.manifest(), buffer
+from tt_cli.swarm.taker import NoState
 
 
 @pytest.fixture(autouse=True)
@@ -55,90 +25,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time between two looks and two attempts than for people."""
     monkeypatch.setattr(signatures_room, "SIGNATURE_SECONDS", 0.1)
     monkeypatch.setattr(taker_room, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(taker_room, "RESUME_SECONDS", 1.0)
+    monkeypatch.setattr(taker_room, "SHARE_BYTES", 2**19)
+    monkeypatch.setattr(taker_room, "LEAST_AHEAD", 2**16)
     monkeypatch.setattr(donor_room, "LINGER_SECONDS", 5.0)
-
-
-class Node:
-    """A libp2p node that hands out `state`; change it to make a step. calls: copies made. sent: bytes handed out."""
-
-    def __init__(self, p2p: P2P, held: TrainingState | None):
-        self.p2p, self.state = p2p, held
-        self.peer_id = p2p.peer_id.to_base58()
-        self.calls = self.sent = 0
-        self.on_sent: Callable[[Node], None] = lambda node: None
-        self.change: Callable[[bytes, StateBuffer], tuple[bytes, StateBuffer]] = lambda *offered: offered
-        self.donor = StateDonor(self._offer, read_tree, self._count)
-
-    async def _offer(self) -> tuple[bytes, StateBuffer] | None:
-        self.calls += 1
-        return None if self.state is None else self.change(*copy_of(self.state))
-
-    def _count(self, count: int) -> None:
-        self.sent += count
-        self.on_sent(self)
-
-    def record(self, **changes: object) -> PeerRecord:
-        assert self.state is not None
-        return record(self.peer_id, **{"epoch": self.state.step, "digest": self.state.digest(), **changes})
-
-
-class Network:
-    """Nodes that know each other, and what their members sign."""
-
-    def __init__(self, stack: AsyncExitStack):
-        self.stack = stack
-        self.taking: P2P | None = None
-        self.nodes: list[Node] = []
-        self.signed: list[PeerRecord] | None = None  # None: each node its own state
-
-    async def node(self, held: TrainingState | None, donor: StateDonor | None = None) -> Node:
-        if self.taking is None:
-            self.taking = await self._start([])
-        node = Node(await self._start(await self.taking.get_visible_maddrs()), held)
-        await (donor or node.donor).add_p2p_handlers(node.p2p, namespace=RUN)
-        self.nodes.append(node)
-        return node
-
-    async def _start(self, known: list[Any]) -> P2P:
-        p2p = await P2P.create(initial_peers=known or None, host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="server")
-        self.stack.push_async_callback(p2p.shutdown)
-        return p2p
-
-    def records(self) -> list[PeerRecord]:
-        return [node.record() for node in self.nodes] if self.signed is None else self.signed
-
-    def taker(self, **more: Any) -> Taker:
-        assert self.taking is not None
-        more = {"timeout": 5.0, "buffer": StateBuffer.new(), **more}
-        return Taker(ask_over(self.taking, RUN), Signatures(self.records), read_tree, **more)
-
-
-@asynccontextmanager
-async def network() -> AsyncIterator[Network]:
-    async with AsyncExitStack() as stack:
-        yield Network(stack)
-
-
-def over_libp2p(test: Callable[[Network], Awaitable[None]]) -> Callable[[], None]:
-    async def run() -> None:
-        async with network() as net:
-            await asyncio.wait_for(test(net), 60)
-
-    def wrapped() -> None:
-        asyncio.run(run())
-
-    wrapped.__name__ = test.__name__
-    return wrapped
-
-
-async def take(taker: Taker) -> Chunks:
-    tree, indexes = await taker.take()
-    return Chunks(tree, indexes, taker._buffer)
-
-
-def assert_is(chunks: Chunks, expected: TrainingState) -> None:
-    found = received_state(chunks._tree, chunks.whole(), "")
-    assert (found.step, found.digest()) == (expected.step, expected.digest())
 
 
 @over_libp2p
@@ -250,6 +140,61 @@ async def test_a_donor_that_dies_on_the_way_and_another_that_goes_on(net: Networ
 
 
 @over_libp2p
+async def test_donors_that_hold_the_same_state_share_the_work(net: Network) -> None:
+    large = state(shapes=LARGE)
+    donors = [await net.node(large) for _ in range(3)]
+    taker = net.taker()
+    assert_is(await take(taker), large)
+    gave = {donor.peer_id: donor for donor in donors if taker.donors[donor.peer_id]}
+    assert len(gave) >= 2 and sum(taker.donors.values()) == taker.received
+    assert all(taker.donors[name] <= donor.sent for name, donor in gave.items())
+    assert all(donor.calls <= 1 for donor in donors)
+
+
+@over_libp2p
+async def test_who_is_stopped_in_the_end_does_not_hold_up_the_others(net: Network) -> None:
+    stopped, good = await net.node(state()), await net.node(state())
+
+    def stop(node: Node) -> None:
+        node.on_sent = lambda _: None
+        node.p2p._child.send_signal(signal.SIGSTOP)
+
+    stopped.on_sent = stop
+    started = time.monotonic()
+    taker = net.taker(timeout=60.0)
+    try:
+        assert_is(await take(taker), state())
+    finally:
+        stopped.p2p._child.send_signal(signal.SIGCONT)
+    assert time.monotonic() - started < 30 and good.sent and taker.refused == {}
+
+
+@over_libp2p
+async def test_all_donors_give_the_state_that_most_hold(net: Network) -> None:
+    ahead, *others = [await net.node(state(seed=seed)) for seed in (1, 0, 0)]
+    net.signed = [node.record() for node in (ahead, *others)]
+    taker = net.taker()
+    assert_is(await take(taker), state())
+    assert ahead.peer_id not in taker.donors and ahead.sent == 0
+
+
+@over_libp2p
+async def test_what_came_is_kept_over_a_break(net: Network) -> None:
+    node = await net.node(state())
+    broken: list[bool] = []
+
+    def break_off(node: Node) -> None:
+        if node.sent > CHUNK and not broken:
+            broken.append(True)
+            raise ConnectionResetError
+
+    node.on_sent = break_off
+    taker = net.taker()
+    assert_is(await take(taker), state())
+    assert broken and taker.received == sum(state().tree().place(i)[1] for i in range(6))
+
+
+@over_libp2p
 async def test_a_donor_that_steps_between_manifest_and_chunks_gives_what_it_offered(net: Network) -> None:
     node = await net.node(state())
     net.signed = [node.record()]
@@ -257,10 +202,10 @@ async def test_a_donor_that_steps_between_manifest_and_chunks_gives_what_it_offe
     await taker._signatures.look()
     aim = taker._aim_at
 
-    async def step_meanwhile(tree: StateTree) -> None:
+    def step_meanwhile(tree: StateTree) -> Any:
         node.state = state(6, seed=1)
         net.signed = [node.record()]
-        await aim(tree)
+        return aim(tree)
 
     taker._aim_at = step_meanwhile  # type: ignore[method-assign]
     assert_is(await take(taker), state())
@@ -286,7 +231,9 @@ async def test_takers_share_one_copy_and_it_is_freed(net: Network) -> None:
         assert_is(chunks, state())
     assert node.calls == 1
     snapshot = node.donor._snapshot
-    assert snapshot is not None and not snapshot.read_now()
+    assert snapshot is not None
+    while snapshot.read_now():  # until it hears that the takers hung up
+        await asyncio.sleep(0.01)
     node.state = state(6, seed=1)
     assert_is(await take(net.taker()), state(6, seed=1))
     assert node.calls == 2 and snapshot._buffer.fileno() == -1  # freed before the next one was made
@@ -318,107 +265,6 @@ async def test_without_a_state_or_a_donor(net: Network) -> None:
     assert error.value.asked
 
 
-class Answers(StateDonor):
-    """A donor that answers with whatever it was given."""
-
-    def __init__(self, *messages: bytes):
-        super().__init__(None, None)  # type: ignore[arg-type]
-        self.messages = messages
-
-    async def rpc_state_chunks(
-        self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
-    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        for message in self.messages:
-            yield runtime_pb2.ExpertInfo(serialized_info=message)
-
-
-Answers.__name__ = StateDonor.__name__  # the name under which libp2p knows the service
-MANIFEST = state().tree().manifest()
-LATER = StateTree.of(RUN, 5, {"other": torch.ones(3)}, {}).manifest()
-
-
-NOT_TAKEN = [
-    ([], "it did not answer"),
-    ([b""], "cannot be read"),
-    ([b"\xc1noise"], "cannot be read"),
-    ([msgpack.packb([1, 2])], "cannot be read|another form"),
-    ([msgpack.packb({"manifest": MANIFEST, "more": 1})], "another form"),
-    ([msgpack.packb({"manifest": MANIFEST[:-1]})], "leaves"),
-    ([msgpack.packb({"manifest": bytes(2**21 + 1)})], "another form"),
-    ([msgpack.packb({"manifest": bytes(2**21 + 2**11)})], "another form"),
-    ([msgpack.packb({"manifest": LATER})], "other tensors than this model's"),
-    ([msgpack.packb({"chunk": 0, "data": b"x"})], "a chunk before the manifest"),
-    ([msgpack.packb({"refused": "no\x1b[2J"})], r"it refuses: no \[2J"),
-    ([msgpack.packb({"manifest": MANIFEST})], "left off with 6 of 6 chunks to go"),
-    ([msgpack.packb({"manifest": MANIFEST}), msgpack.packb({"chunk": 1, "data": b""})], "something else"),
-    ([msgpack.packb({"manifest": MANIFEST}), msgpack.packb({"chunk": 0, "data": b""})], r"bias\[0\] is not what"),
-    ([msgpack.packb({"manifest": MANIFEST}), msgpack.packb({"manifest": MANIFEST})], "something else"),
-]
-
-
-@pytest.mark.parametrize("case", range(len(NOT_TAKEN)), ids=[words for _, words in NOT_TAKEN])
-def test_no_answer_is_taken_on_trust(case: int) -> None:
-    messages, words = NOT_TAKEN[case]
-
-    @over_libp2p
-    async def run(net: Network) -> None:
-        await net.node(state(), Answers(*messages))
-        with pytest.raises(NoState, match=words) as error:
-            await net.taker().take()
-        assert str(error.value).isprintable()
-
-    run()
-
-
-def test_more_chunks_than_were_asked_for_are_refused() -> None:
-    tree, (_, buffer) = state().tree(), copy_of(state())
-    chunks = [msgpack.packb({"chunk": i, "data": buffer.read(*tree.place(i))}) for i in range(len(tree))]
-
-    @over_libp2p
-    async def run(net: Network) -> None:
-        await net.node(state(), Answers(msgpack.packb({"manifest": MANIFEST}), *chunks, chunks[0]))
-        with pytest.raises(NoState, match="something else than the chunks that were asked for"):
-            await net.taker().take()
-
-    run()
-
-
-@given(st.sets(st.integers(0, 3000)))
-def test_a_request_is_what_was_asked_for(chunks: set[int]) -> None:
-    digest, runs = request_in(request_of("ab" * 32, sorted(chunks)))
-    assert digest == "ab" * 32
-    assert [i for first, end in zip(runs[::2], runs[1::2], strict=True) for i in range(first, end)] == sorted(chunks)
-
-
-def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    return st.lists(inner) | st.dictionaries(st.sampled_from(["digest", "chunks", "x"]), inner)
-
-
-ANYTHING = st.recursive(st.none() | st.integers(-9, 2**33) | st.text() | st.binary(), nested)
-
-
-@given(st.binary(max_size=200) | ANYTHING.map(msgpack.packb))
-def test_any_other_request_is_refused(data: bytes) -> None:
-    try:
-        digest, runs = request_in(data)
-    except Unavailable:
-        return
-    assert len(digest) <= 64 and runs == sorted(set(runs)) and len(runs) % 2 == 0
-
-
-@given(st.binary(max_size=300))
-def test_noise_is_no_answer(data: bytes) -> None:
-    try:
-        assert answer_in(data).keys() & {"manifest", "chunk", "refused"}
-    except Refused:
-        pass
-
-
-def test_a_long_request_is_not_read() -> None:
-    with pytest.raises(Unavailable):
-        request_in(request_of("", range(0, 2**20, 2)))
-
-
 def test_of_each_step_what_most_trainers_hold_is_remembered_though_they_step_on() -> None:
     records = [
         *(record(name, epoch=5, digest="aa") for name in "abc"),
@@ -439,8 +285,3 @@ def test_of_each_step_what_most_trainers_hold_is_remembered_though_they_step_on(
     records[:] = [record("a", epoch=6, digest="cc")]
     asyncio.run(signatures.look())
     assert (5, "aa") in signatures._held and signatures.donors(tree) == ["a", "b", "c"]
-
-
-def test_what_a_donor_says_cannot_move_the_cursor() -> None:
-    assert printable("no\x1b[2J\n\tstate\u202e yet") == "no [2J state yet"
-    assert len(printable("x" * 10_000)) == 200

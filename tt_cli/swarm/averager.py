@@ -188,7 +188,7 @@ class Averager(StateSharing, DecentralizedAverager):
         super()._run_internal()
 
     @property
-    def _p2p(self) -> P2P:  # type: ignore[override] # hivemind sets it when this process starts
+    def _p2p(self) -> P2P:  # hivemind sets it when this process starts
         return self._node
 
     @_p2p.setter

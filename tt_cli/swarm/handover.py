@@ -20,20 +20,20 @@ from hivemind.p2p import P2P
 from hivemind.utils import MPFuture
 
 from tt_cli.run import RunConfig
+from tt_cli.swarm.asking import connect_over
 from tt_cli.swarm.board import read_records
 from tt_cli.swarm.buffer import Passage, StateBuffer
 from tt_cli.swarm.donor import StateDonor
 from tt_cli.swarm.shared import Tree, TreeReader
 from tt_cli.swarm.signatures import Signatures
-from tt_cli.swarm.taker import Chunks, NoState, Taker, ask_over
+from tt_cli.swarm.taker import Chunks, NoState, Taker
 
 __all__ = ["Chunks", "NoState", "StateBuffer", "StateSharing", "StateSource", "Taken", "TreeReader", "take_over"]
 
 NAMES = 8
 ALIVE_SECONDS = 1.0
-PATIENCE = (
-    3  # next_chunk_timeouts to wait for a chunk: four times the bytes of a part, and other donors go on meanwhile
-)
+# next_chunk_timeouts to wait for a chunk of a state: it has four times a part's bytes, and other donors go on meanwhile
+PATIENCE = 3
 
 StateSource = Callable[[], tuple[bytes, StateBuffer] | None]
 """Manifest and bytes of the present state, in a buffer that nobody changes any more; None: there is none yet."""
@@ -47,8 +47,8 @@ OnProgress = Callable[[int, int, int], None]
 class Taken:
     """A state that members signed, as far as the taker did not hold it.
 
-    donors: who gave chunks, or the manifest; who gave most first. received: bytes of chunks that came, useless ones too. refused: peer id →
-    why what it sent was refused.
+    donors: who gave chunks, or the manifest; who gave most first. received: bytes of chunks that came, useless ones
+    too. refused: peer id → why what it sent was refused.
     """
 
     tree: Any
@@ -77,7 +77,7 @@ async def take_over(
     """
     buffer = StateBuffer.new()
     taker = Taker(
-        ask_over(p2p, run.identity),
+        connect_over(p2p, run.identity),
         Signatures(lambda: read_records(dht, run)),
         read_tree,
         buffer,
@@ -198,7 +198,7 @@ class StateSharing:
 
         try:
             taker = Taker(
-                ask_over(self._p2p, self.prefix),
+                connect_over(self._p2p, self.prefix),
                 Signatures(lambda: read_records(self._dht_of_run, self._run), self._own_id),
                 self._read_tree,
                 self._passage.receive(number),

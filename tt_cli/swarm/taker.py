@@ -12,17 +12,13 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
-import msgpack
-from hivemind.p2p import P2P, PeerID
-from hivemind.proto import runtime_pb2
-
 from tt_cli.errors import TTError
+from tt_cli.swarm.asking import Connect, DonorStream, Refused, answer_in, printable, request_of
 from tt_cli.swarm.buffer import StateBuffer
-from tt_cli.swarm.donor import MAX_MANIFEST, MAX_MESSAGE, StateDonor
 from tt_cli.swarm.shared import Tree, TreeReader
 from tt_cli.swarm.signatures import Signatures
 
@@ -32,13 +28,10 @@ HEAD_SECONDS = 30.0  # more than between chunks: the donor may be making a step,
 STREAMS = 4  # donors at once
 SHARE_BYTES = 2**24  # for less than this another donor is not worth the copy of the state that it would make
 HEDGE_SECONDS = 1.0  # without news: one more donor is asked
-RETRY_SECONDS = 20.0
+RETRY_SECONDS = 10.0
 SETTLE_SECONDS = 5.0  # to learn whether others hold what most hold, before another state is aimed at
 AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD, MOST_ASKED = 0.5, 2**21, 2**24, 64  # asked of a donor: bytes, and chunks
 LOOK_AGAIN_SECONDS = 0.05
-
-Ask = Callable[[str, AsyncIterator[bytes]], AsyncGenerator[bytes, None]]
-"""(donor's peer id, requests) → its answers."""
 
 
 class NoState(TTError):
@@ -47,10 +40,6 @@ class NoState(TTError):
     def __init__(self, message: str, *, asked: bool = True):
         super().__init__(message)
         self.asked = asked
-
-
-class Refused(Exception):
-    """A donor sent what no honest one sends: it is not asked again."""
 
 
 class Chunks(Mapping[int, memoryview]):
@@ -86,22 +75,6 @@ class Chunks(Mapping[int, memoryview]):
         self.buffer.close()
 
 
-def ask_over(p2p: P2P, namespace: str) -> Ask:
-    """Ask donors of a run through this libp2p node. namespace: the run's identity."""
-
-    async def ask(donor: str, requests: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
-        async def messages() -> AsyncIterator[runtime_pb2.ExpertInfo]:
-            async for request in requests:
-                yield runtime_pb2.ExpertInfo(serialized_info=request)
-
-        stub = StateDonor.get_stub(p2p, PeerID.from_base58(donor), namespace=namespace)
-        async with aclosing(await stub.rpc_state_chunks(messages())) as stream:
-            async for message in stream:
-                yield message.serialized_info
-
-    return ask
-
-
 class _Target:
     """The state that is being taken: what has come of it, and who was asked for what.
 
@@ -131,7 +104,8 @@ class _Target:
     def next_for(self, donor: str, ahead: float) -> list[int]:
         """What to ask this donor for now, so that it owes some `ahead` bytes; in rising order."""
         owed = self.asked.setdefault(donor, deque())
-        size, run = sum(self.tree.place(index)[1] for index in owed), []
+        size = sum(self.tree.place(index)[1] for index in owed)
+        run: list[int] = []
         while self._unasked and size < ahead and len(owed) + len(run) < MOST_ASKED:
             run.append(self._unasked.popleft())
             size += self.tree.place(run[-1])[1]
@@ -167,7 +141,7 @@ class Taker:
 
     def __init__(
         self,
-        ask: Ask,
+        connect: Connect,
         signatures: Signatures,
         read_tree: TreeReader,
         buffer: StateBuffer,
@@ -177,7 +151,7 @@ class Taker:
         select: Callable[[Any], Iterable[int]] | None = None,
         on_bytes: Callable[[int, int], None] = lambda received, total: None,
     ):
-        self._ask, self._signatures, self._read_tree, self._buffer = ask, signatures, read_tree, buffer
+        self._connect, self._signatures, self._read_tree, self._buffer = connect, signatures, read_tree, buffer
         self._timeout, self._own, self._select, self._on_bytes = timeout, own, select, on_bytes
         self._target: _Target | None = None
         self._problems: dict[str, str] = {}
@@ -282,11 +256,13 @@ class Taker:
 
         others_left: whether there are donors that were not asked yet.
         """
-        requests: asyncio.Queue[bytes] = asyncio.Queue()
         wanted = self._target.tree.digest if self._target is not None else self._signatures.view.digest
-        requests.put_nowait(request_of(wanted, []))
-        async with aclosing(self._ask(donor, _each(requests))) as stream:
-            tree = await self._read_manifest(stream)
+        async with AsyncExitStack() as open_until_the_end:
+            async with asyncio.timeout(HEAD_SECONDS):
+                stream = await open_until_the_end.enter_async_context(self._connect(donor))
+                await stream.ask(request_of(wanted, []))
+                head = await stream.answer()
+            tree = await self._manifest_in(head)
             if not await self._signatures.look_for(tree):
                 raise ValueError(f"no member signed the state of step {tree.step} that it offers")
             self._asking.discard(donor)
@@ -294,12 +270,11 @@ class Taker:
             self.donors[donor] += 0
             self._news = time.monotonic()
             try:
-                await self._read_chunks(donor, stream, requests, target)
+                await self._read_chunks(donor, stream, target)
             finally:
                 target.give_back(donor)
 
-    async def _read_manifest(self, stream: AsyncIterator[bytes]) -> Tree:
-        head = await asyncio.wait_for(anext(stream, None), HEAD_SECONDS)
+    async def _manifest_in(self, head: bytes | None) -> Tree:
         if head is None:
             raise ValueError("it did not answer")
         answer = answer_in(head)
@@ -345,21 +320,19 @@ class Taker:
         self._target = _Target(tree, needed, kept.intersection(needed))
         return self._target
 
-    async def _read_chunks(
-        self, donor: str, stream: AsyncIterator[bytes], requests: asyncio.Queue[bytes], target: _Target
-    ) -> None:
+    async def _read_chunks(self, donor: str, stream: DonorStream, target: _Target) -> None:
         """Ask for chunks, a little ahead of those that come, until nothing is missing. One is verified meanwhile."""
         per_byte, came = AHEAD_SECONDS / LEAST_AHEAD, time.monotonic()  # seconds
         verifying: asyncio.Future[None] | None = None
         try:
             while not target.complete:
                 if run := target.next_for(donor, min(MOST_AHEAD, max(LEAST_AHEAD, AHEAD_SECONDS / per_byte))):
-                    requests.put_nowait(request_of(target.tree.digest, run))
+                    await stream.ask(request_of(target.tree.digest, run))
                 owed = target.asked[donor]
                 message = None
                 if len(owed) > (verifying is not None):
                     async with asyncio.timeout(self._timeout):
-                        message = await anext(stream, None)
+                        message = await stream.answer()
                     if message is None:
                         raise ValueError(f"it left off with {len(target.needed) - len(target.have)} chunks to go")
                     now = time.monotonic()
@@ -374,7 +347,9 @@ class Taker:
                     verifying = asyncio.ensure_future(self._keep(donor, message, target))
         finally:
             if verifying is not None:  # it writes into the buffer
-                await asyncio.gather(verifying, return_exceptions=True)
+                (result,) = await asyncio.gather(verifying, return_exceptions=True)
+                if isinstance(result, Refused):
+                    raise result
 
     async def _keep(self, donor: str, message: bytes, target: _Target) -> None:
         """Verify one answer, the first of those that this donor owes, and put it into the buffer."""
@@ -398,41 +373,3 @@ class Taker:
             raise Refused(f"its chunk {target.tree.name_of(index)} is not what members signed")
         self._buffer.write(target.tree.place(index)[0], data)
         return len(data)
-
-
-async def _each(requests: asyncio.Queue[bytes]) -> AsyncIterator[bytes]:
-    while True:
-        yield await requests.get()
-
-
-def request_of(digest: str, chunks: Sequence[int]) -> bytes:
-    """Ask for the state with this digest, and these of its chunks (in rising order), as runs [first, last + 1, …]."""
-    runs: list[int] = []
-    for index in chunks:
-        if runs and runs[-1] == index:
-            runs[-1] = index + 1
-        else:
-            runs += [index, index + 1]
-    return bytes(msgpack.packb({"digest": digest, "chunks": runs}))
-
-
-def answer_in(message: bytes) -> dict[str, Any]:
-    """One answer of a donor: {"manifest"}, {"chunk", "data"} or {"refused"}. Raises Refused for anything else."""
-    if len(message) <= MAX_MESSAGE:
-        try:
-            answer = msgpack.unpackb(message, max_map_len=2, max_ext_len=0, max_array_len=0, max_str_len=2**10)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise Refused("it sent an answer that cannot be read") from error
-        match answer:
-            case {"manifest": bytes(data), **more} if not more and len(data) <= MAX_MANIFEST:
-                return answer
-            case {"refused": str(), **more} if not more:
-                return answer
-            case {"chunk": int(), "data": bytes(), **more} if not more:
-                return answer
-    raise Refused("it sent an answer of another form")
-
-
-def printable(words: str) -> str:
-    """One short line: a donor may have chosen some of these words, and a terminal will show them."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())[:200]
