@@ -6,8 +6,10 @@ import asyncio
 import signal
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 from swarm_units.handing import LARGE, Network, Node, assert_is, over_libp2p, read_tree, state, take
 from swarm_units.made import record
 

@@ -140,6 +140,22 @@ class Step(Event):
 
 
 @dataclass(frozen=True)
+class Download(Event):
+    """A state is on its way here, told about once a second.
+
+    received/total: bytes. donors: that give now. bytes_per_second: over the last seconds. eta: seconds to the end,
+    None while nothing comes.
+    """
+
+    kind: ClassVar[str] = "download"
+    received: int
+    total: int
+    donors: int = 0
+    bytes_per_second: float = 0.0
+    eta: float | None = None
+
+
+@dataclass(frozen=True)
 class Synchronised(Event):
     """State was taken over: from a peer id, or "backup" or "seed" (fresh weights).
 
@@ -214,6 +230,7 @@ EVENTS: dict[str, type[Event]] = {
         Contribution,
         Round,
         Step,
+        Download,
         Synchronised,
         Saved,
         Snapshot,

@@ -8,16 +8,18 @@ travel whose hashes differ. Both end in a state whose digest most of the foremos
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
-from tt_cli.supervisor.events import Emit, Log, Synchronised
+from tt_cli.supervisor.events import Download, Emit, Log, Synchronised
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import View
 from tt_cli.swarm.encoded import DecodedGradients
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.handover import NoState
 
-STATE_SECONDS, AVERAGE_SECONDS = 600.0, 120.0
+STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
+RATE_SECONDS = 5.0
 
 
 class TakeOver:
@@ -55,7 +57,7 @@ class TakeOver:
     def _take_state(self) -> bool:
         started = time.monotonic()
         try:
-            taken = self._averager.take_state(self._state.tree(), STATE_SECONDS)
+            taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, DownloadProgress(self._emit))
             with taken.chunks:
                 self._state.patch(taken)
                 self._tell(taken.donors[0], started, taken.received, len(taken.chunks), taken.names())
@@ -78,3 +80,21 @@ class TakeOver:
                 names=list(names),
             )
         )
+
+
+class DownloadProgress:
+    """Emits how far a state has come, with the rate of the last seconds."""
+
+    def __init__(self, emit: Emit):
+        self._emit = emit
+        self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def __call__(self, received: int, total: int, donors: int) -> None:
+        now = time.monotonic()
+        while len(self._seen) > 1 and self._seen[0][0] < now - RATE_SECONDS:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        self._seen.append((now, received))
+        rate = max(0, received - before) / max(now - then, 1e-3)
+        eta = (total - received) / rate if rate else None
+        self._emit(Download(received, total, donors, bytes_per_second=rate, eta=eta))
