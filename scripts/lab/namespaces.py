@@ -135,9 +135,9 @@ class Network:
     ) -> None:
         self.close()
 
-    def limit(self, mbit: float | None) -> None:
-        """Limit all links to so many Mbit/s each way, from now on; what waits in the queues is dropped."""
-        for host in self.hosts:
+    def limit(self, mbit: float | None, *hosts: Host) -> None:
+        """Limit these links (default: all) to so many Mbit/s each way, from now on; what waits in queues is dropped."""
+        for host in hosts or self.hosts:
             for namespace, device in ((host.namespace, "eth0"), (self._hub, host.port)):
                 qdisc = ["tc", "-n", namespace, "qdisc"]
                 if mbit is None:

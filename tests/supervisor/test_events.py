@@ -18,6 +18,7 @@ ONE_OF_EACH: list[Event] = [
     events.Contribution(7, 16),
     events.Round(7, "committed", "made", ["a", "b"], 0.5, 9, {"whole": 1.5}, {"b": "sent NaN"}),
     events.Step(7, 4.25, 1e-3, 2.5, "ab12"),
+    events.Download(2**20, 2**30, 3, bytes_per_second=1e6, eta=2.5),
     events.Synchronised(7, "Qm", "ab12", 1.5, 2**40, chunks=1, names=["b.weight[3]"]),
     events.Saved(7, "/tmp/x"),
     events.Snapshot({"peers": [{"user": "ß"}], "loss": None}),
