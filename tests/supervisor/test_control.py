@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import signal
 import socket
 import stat
@@ -397,3 +398,30 @@ def test_steps_survive_in_the_status_of_the_next_peer(folder: Path) -> None:
     with Peer(folder, "wait") as peer:
         peer.wait_for_phase("training")
         assert (peer.control.status.step, peer.control.status.saved_step) == (5, 5)
+
+
+def test_a_terminal_that_is_closed_lets_it_leave(folder: Path) -> None:
+    """The supervisor writes to a terminal, and is told of its end by a signal, as shells do."""
+    master, slave = pty.openpty()
+    boss = subprocess.Popen(
+        [sys.executable, "-m", "workers.boss", "obey", str(folder / "log"), str(folder)],
+        env={**os.environ, **ENVIRONMENT},
+        stdin=slave,
+        stdout=slave,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    os.close(slave)
+    try:
+        said = b""
+        while b'"training"' not in said:
+            said += os.read(master, 1 << 16)
+        os.close(master)
+        boss.send_signal(signal.SIGHUP)
+        _, errors = boss.communicate(timeout=WAIT)
+    finally:
+        boss.kill()
+    status = read_status(folder / "peer.json")
+    assert status is not None
+    assert (status.state, status.reason, status.saved_step) == ("ended", "left", 5)

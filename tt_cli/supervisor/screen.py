@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -67,9 +68,13 @@ class LiveView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._live.stop()
-        if self._whole:  # the alternate screen is gone: leave the last view to read
-            self.console.print(self._renderable())
+        try:
+            self._live.stop()
+            if self._whole:  # the alternate screen is gone: leave the last view to read
+                self.console.print(self._renderable())
+        except OSError as gone:
+            if gone.errno != errno.EIO:  # what a terminal says that has been closed
+                raise
 
     def print_above(self, line: str) -> None:
         """A line above the view, wrapped by the terminal itself: it can be copied as one line."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import signal
 import threading
 import time
@@ -69,7 +70,7 @@ class _Supervision:
         self._gave_up: tuple[Verdict, Failed] | None = None
         self._pausing = False
         self._held = self._towards = ""
-        self._asked_to_finish = False
+        self._asked_to_finish = self._unseen = False
 
     def run(self) -> None:
         try:
@@ -272,7 +273,13 @@ class _Supervision:
             self._shown_pause = None
         if self._control is not None:
             self._control.fold(event)
-        self._screen.show(event)
+        try:
+            if not self._unseen:
+                self._screen.show(event)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            self._unseen = True  # the terminal has been closed; the worker shall leave cleanly all the same
 
     def _end(self, reason: str, *, done: bool) -> None:
         """The supervisor's own word for the end."""

@@ -1,4 +1,4 @@
-"""A supervisor: `python -m workers.boss ACT LOG [FOLDER [KIND]]` supervises `workers.actor`, prints its events as JSON lines.
+"""A supervisor: `python -m workers.boss ACT LOG [FOLDER [KIND]]` supervises `workers.actor`, prints what it shows.
 
 FOLDER: the run's folder, where others may ask it; without it, nobody can. KIND: "peer" or "aux-peer".
 """
