@@ -189,6 +189,7 @@ ANOTHER = {
     "vqgan.pixels": 64,
     "swarm.compression": "blockwise8",
     "data.nsfw_allowed": ["UNSURE"],
+    "checkpoints.repository": "acme/run",
     "peers.initial": ["/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWExamp1e"],
 }
 CLOSED = {"membership.kind": "organisation", "membership.organisation": "acme"}
@@ -224,6 +225,7 @@ LOCAL = {
     "swarm.statistics_expiration",
     "membership.kind",
     "membership.organisation",
+    "checkpoints.repository",
     "peers.initial",
     "peers.coordinator_port",
 }

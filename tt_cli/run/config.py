@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import Field, ValidationError
 
 from tt_cli.run.parts import (
+    CheckpointsPart,
     DataPart,
     MembershipPart,
     ModelPart,
@@ -46,6 +47,7 @@ class RunConfig(Part):
     schedule: SchedulePart
     swarm: SwarmPart
     membership: MembershipPart = Field(default_factory=MembershipPart)
+    checkpoints: CheckpointsPart = Field(default_factory=CheckpointsPart)
     peers: PeersPart = Field(default_factory=PeersPart)
 
     @property

@@ -34,6 +34,12 @@ def _run_name(name: str) -> str:
     return name
 
 
+def _repository(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        raise ValueError("must be OWNER/NAME, a repository on the Hugging Face Hub")
+    return name
+
+
 def _attention_type(name: str) -> str:
     if name not in ATTENTION_TYPES:
         raise ValueError(f"'{name}' is not one of {', '.join(ATTENTION_TYPES)}")
@@ -210,6 +216,12 @@ class MembershipPart(Part):
                 'write kind = "organisation" or leave it out'
             )
         return self
+
+
+class CheckpointsPart(Part):
+    """Where the organiser publishes the run's checkpoints, for those who start when no peer can hand a state over."""
+
+    repository: Annotated[str, AfterValidator(_repository)] | None = Untrained(None)  # a model repository on the Hub
 
 
 class PeersPart(Part):

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from hivemind.dht import DHT
@@ -36,10 +35,12 @@ from tt_cli.swarm.encoded import DecodedGradients
 from tt_cli.swarm.gathering import Gathering, Members
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.identity import Identity
-from tt_cli.swarm.records import PeerRecord
+from tt_cli.swarm.records import About, PeerRecord
 from tt_cli.swarm.shared import SharedState
-from tt_cli.swarm.takeover import TakeOver
+from tt_cli.swarm.takeover import Publisher, TakeOver
 from tt_cli.swarm.throughput import Throughput
+
+__all__ = ["About", "Collaboration"]
 
 LOOK_SECONDS = 0.25
 AVOIDED_STEPS = 10
@@ -47,22 +48,12 @@ PHASES = ("encode", "matchmaking", "transfer", "reduce", "commit")  # of a round
 IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on while the round is repeated
 
 
-@dataclass
-class About:
-    """What this peer tells the others about itself, beside its progress."""
-
-    user: str = ""
-    version: str = ""
-    device: str = ""
-    micro_batch: int = 0
-
-
 class Collaboration:
     """One trainer's share in the swarm.
 
     It forks when it is made: make it before other threads and before CUDA is touched. Then call `synchronise`
     once, `step` after every micro-batch, and `close`. The DHT stays the caller's. max_upload, max_download: bits a
-    second that its traffic takes at most on the line.
+    second that its traffic takes at most on the line. published: where the run publishes checkpoints.
     """
 
     def __init__(
@@ -77,6 +68,7 @@ class Collaboration:
         client_mode: bool,
         max_upload: float | None = None,
         max_download: float | None = None,
+        published: Publisher | None = None,
     ):
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, client_mode
@@ -109,7 +101,7 @@ class Collaboration:
             max_download=max_download,
         )
         self._gathering = Gathering(self.averager, self._state, run.swarm.matchmaking_time)
-        self._take_over = TakeOver(self.peer_id, self.averager, self._state, emit)
+        self._take_over = TakeOver(self.peer_id, self.averager, self._state, emit, published)
         self.board = Board(run, dht, identity)
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
@@ -134,7 +126,10 @@ class Collaboration:
         """Take the swarm's state over where it is ahead of this peer's, then begin to take part."""
         self._publish()  # before looking: of two peers that start together at least one sees the other
         self.board.start()
-        self._catch_up(self.board.fresh_view())
+        view = self.board.fresh_view()
+        if self._take_over.begin(view, self._tell_phase):
+            self._publish()
+        self._catch_up(view)
         self._worker.start()
         self._tell_phase("training", f"towards step {self.epoch + 1}")
 

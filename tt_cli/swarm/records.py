@@ -7,6 +7,7 @@ of the run refuses records of another form, records that their owner did not sig
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -52,6 +53,16 @@ class PeerRecord(BaseModel):
     resynced_chunks: Count = 0
     left: bool = False
     time: Finite
+
+
+@dataclass
+class About:
+    """What this peer tells the others about itself, beside its progress."""
+
+    user: str = ""
+    version: str = ""
+    device: str = ""
+    micro_batch: int = 0
 
 
 class HistoryRecord(BaseModel):

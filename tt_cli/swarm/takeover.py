@@ -3,30 +3,48 @@
 Who is one step behind and held the same state before asks for the average that the others stepped with: a byte for
 each parameter instead of six, and the step is made here. Everybody else takes over the state, of which only the chunks
 travel whose hashes differ. Both end in a state whose digest most of the foremost members signed.
+
+The checkpoint that the run publishes on the Hub is believed only where its digest is that of the state which most of
+the foremost hold; and by the first peer of a swarm, who begins with it.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from tt_cli.errors import TTError
 from tt_cli.supervisor.events import Download, Emit, Log, Synchronised
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import View
 from tt_cli.swarm.encoded import DecodedGradients
 from tt_cli.swarm.guarded import GuardedState
-from tt_cli.swarm.handover import NoState
+from tt_cli.swarm.handover import Chunks, NoState, StateBuffer, Taken
 
 STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
 RATE_SECONDS = 5.0
+HUB_SECONDS = 120.0  # between two looks at what the run publishes
+
+Publisher = Callable[[], tuple[Any, StateBuffer, str]]
+"""The newest checkpoint that the run publishes: its tree, its bytes, where it lies. Raises TTError."""
 
 
 class TakeOver:
-    """Brings `state` to what the others hold; `averager` asks them."""
+    """Brings `state` to what the others hold; `averager` asks them. published: None where a run publishes nothing."""
 
-    def __init__(self, peer_id: str, averager: Averager, state: GuardedState, emit: Emit):
+    def __init__(
+        self,
+        peer_id: str,
+        averager: Averager,
+        state: GuardedState,
+        emit: Emit,
+        published: Publisher | None = None,
+    ):
         self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
+        self._published, self._looked = published, -math.inf
 
     def catch_up(self, view: View, tell: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. tell: phase and reason."""
@@ -35,7 +53,16 @@ class TakeOver:
             if self._repeat_step(view):
                 return True
         tell("syncing", f"taking over step {view.epoch}")
-        return self._take_state()
+        return self._take_state() or self._take_published(
+            lambda step, digest: (step, digest) == (view.epoch, view.digest)
+        )
+
+    def begin(self, view: View, tell: Callable[[str, str], None]) -> bool:
+        """As the first peer of a swarm: with the published checkpoint, if it is newer than what this peer holds."""
+        if self._published is None or any(r.digest for r in view.records if r.peer_id != self._peer_id):
+            return False
+        tell("syncing", "looking for a published checkpoint: nobody else is here")
+        return self._take_published(lambda step, digest: step > self._state.epoch)
 
     def _may_repeat_step(self, view: View) -> bool:
         """The others are one step ahead. If they were elsewhere before, they have no average for this peer's state."""
@@ -66,6 +93,25 @@ class TakeOver:
             return False
         for donor, why in taken.refused.items():
             self._emit(Log(f"left out what {donor} sent: {why}", "warning"))
+        return True
+
+    def _take_published(self, wanted: Callable[[int, str], bool]) -> bool:
+        """Become the published state, if it is wanted: (step, digest) → whether it is."""
+        if self._published is None or time.monotonic() < self._looked + HUB_SECONDS:
+            return False
+        self._looked = started = time.monotonic()
+        try:
+            tree, buffer, place = self._published()
+            if not wanted(tree.step, tree.digest):
+                self._emit(Log(f"{place} holds step {tree.step}: not what is needed"))
+                buffer.close()
+                return False
+            with Chunks(tree, range(len(tree)), buffer) as chunks:
+                self._state.patch(Taken(tree, chunks, (place,)))
+                self._tell(place, started, sum(len(chunk) for chunk in chunks.values()), len(chunks))
+        except (TTError, ValueError) as error:
+            self._emit(Log(f"no published checkpoint was used: {error}", "warning"))
+            return False
         return True
 
     def _tell(self, donor: str, started: float, received: int, chunks: int = 0, names: Sequence[str] = ()) -> None:

@@ -1,0 +1,60 @@
+"""The checkpoint that a run publishes, through the Hub's real client in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from hub_standin import HubStandin
+from peer.states import small_run, trained
+
+from tt_cli.checkpoint import pack
+from tt_cli.peer.shared import TrainedState
+
+TAKE = """
+import json, sys
+from peer.states import small_run, trained
+from tt_cli.checkpoint import received_state
+from tt_cli.errors import TTError
+from tt_cli.peer.published import newest_published
+run = small_run(**{"checkpoints.repository": "acme/run"})
+try:
+    tree, buffer, place = newest_published(run, trained().read_tree)
+    found = received_state(tree, buffer.view(tree.nbytes), "")
+    print(json.dumps([found.step, found.digest(), place]))
+except TTError as error:
+    print(json.dumps(str(error)))
+"""
+
+
+def take(hub: HubStandin, home: Path) -> object:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2])])
+    environment = {**os.environ, **hub.environment(home), "PYTHONPATH": path}
+    done = subprocess.run([sys.executable, "-c", TAKE], env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout)
+
+
+def file_of(state: TrainedState) -> bytes:
+    return pack(state.snapshot())
+
+
+def test_the_newest_checkpoint_comes_from_the_hub_bit_for_bit(hub: HubStandin, tmp_path: Path) -> None:
+    older, newer = trained(steps=2), trained(steps=3)
+    assert small_run(**{"checkpoints.repository": "acme/run"}).identity == small_run().identity
+    hub.put("model", "acme/run", {"README.md": "what it is"})
+    assert take(hub, tmp_path) == "acme/run on the Hub holds no checkpoint (step-*.safetensors) yet"
+    files = {"step-00000002.safetensors": file_of(older), "step-00000003.safetensors": file_of(newer)}
+    hub.put("model", "acme/run", files)
+    step, digest, place = take(hub, tmp_path)  # type: ignore[misc]
+    assert (step, digest) == (3, newer.digest) and place.startswith("acme/run/step-00000003.safetensors at ")
+
+
+def test_what_is_no_checkpoint_of_this_run_is_refused_in_one_line(hub: HubStandin, tmp_path: Path) -> None:
+    assert "no such repository" in str(take(hub, tmp_path))
+    torn = bytearray(file_of(trained(steps=1)))
+    torn[-1] ^= 1
+    hub.put("model", "acme/run", {"step-00000001.safetensors": bytes(torn)})
+    assert "its digest does not match its content" in str(take(hub, tmp_path))
