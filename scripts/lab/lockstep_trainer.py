@@ -13,6 +13,8 @@ from typing import Any
 from tt_cli.data import ExampleStream
 from tt_cli.peer import trainer
 from tt_cli.peer.backup import Backups
+from tt_cli.peer.batch import MicroBatches
+from tt_cli.peer.memory_watch import MemoryWatch
 from tt_cli.supervisor.events import Emit, Event, Step
 from tt_cli.supervisor.worker import Orders, run_worker
 
@@ -35,15 +37,16 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
 def lockstep(
     step: trainer.MicroStep,
+    batches: MicroBatches,
+    watch: MemoryWatch,
     stream: ExampleStream,
-    size: int,
     backups: Backups,
     orders: Orders,
     daemon: int | None,
 ) -> None:
-    """In place of the training loop; writes no backups."""
+    """In place of the training loop; writes no backups, watches no memory."""
     collaboration = step.collaboration
-    for batch in stream.batches(size):
+    for batch in stream.batches(batches.size):
         epoch = collaboration.epoch
         step(batch)
         with news:

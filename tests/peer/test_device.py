@@ -1,114 +1,17 @@
-"""Device, precision and micro-batch, each with its reason; time and memory are made up."""
+"""Device and precision, each with its reason."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 import torch
 
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import UsageError
 from tt_cli.peer import device as room
-from tt_cli.peer.device import GIB, Device, choose_activation_budget, choose_device, choose_micro_batch
+from tt_cli.peer.device import choose_device
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Choice, Event
 
-CPU = Device(torch.device("cpu"), "a CPU", None)
 MODEL = load_run("emoji-demo").model
-
-
-class Machine:
-    """Computes a micro-batch in `cost(size)` seconds of its own clock, with `need` bytes for each example."""
-
-    def __init__(self, cost: Callable[[int], float], need: int = 0, free: int = 16 * GIB, fits: int = 10**6):
-        self.cost, self.need, self.free, self.fits = cost, need, free, fits
-        self.now = 0.0
-        self.sizes: list[int] = []
-        self.told: list[Event] = []
-
-    def compute(self, size: int) -> None:
-        self.sizes.append(size)
-        if size > self.fits:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        self.now += self.cost(size)
-
-    def memory(self, _: torch.device) -> int:
-        """Free memory: less after a computation than before."""
-        return self.free - (self.need * self.sizes[-1] if self.sizes else 0)
-
-    def choose(self, monkeypatch: pytest.MonkeyPatch, target: int = 4096, wanted: int | None = None) -> int:
-        monkeypatch.setattr(room, "free_memory", self.memory)
-        return choose_micro_batch(CPU, wanted, target, self.compute, self.told.append, clock=lambda: self.now)
-
-    @property
-    def reason(self) -> str:
-        (choice,) = self.told
-        assert isinstance(choice, Choice) and choice.what == "micro-batch"
-        return f"{choice.value}: {choice.reason}"
-
-
-def test_the_fastest_size_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fixed costs are shared by more examples up to 16; from there on each takes longer."""
-    machine = Machine(lambda size: 0.01 + 0.001 * size + 0.00004 * size * size)
-    assert machine.choose(monkeypatch) == 16
-    assert max(machine.sizes) == 64
-    assert machine.reason == "16: fastest of 1, 2, 4, 8, 16, 32, 64 at 441.5 samples/s; larger ones are no faster"
-
-
-def test_a_little_faster_is_not_worth_a_larger_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(lambda size: 0.01 * size + 0.0001)
-    assert machine.choose(monkeypatch) == 1
-
-
-def test_the_first_slow_try_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device's first computation of a size may compile or warm up."""
-    machine = Machine(lambda size: 0.01)
-    cost = machine.cost
-    machine.cost = lambda size: cost(size) + (0.3 if machine.sizes.count(size) == 1 else 0.0)
-    assert machine.choose(monkeypatch, target=32) == 8
-    assert machine.reason.startswith("8: fastest of 1, 2, 4, 8 at 800.0 samples/s")
-
-
-def test_what_the_user_wants_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(lambda size: 1.0)
-    assert machine.choose(monkeypatch, target=4, wanted=48) == 48
-    assert machine.sizes == []
-    assert machine.reason == "48: --batch-size"
-
-
-@pytest.mark.parametrize(("target", "largest"), [(1, 1), (3, 1), (8, 2), (100, 16), (256, 64), (10**6, 256)])
-def test_a_quarter_of_the_target_batch_is_the_limit(target: int, largest: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(lambda size: 0.01)
-    assert machine.choose(monkeypatch, target=target) == largest
-    assert machine.reason.endswith(f"the largest tried, for a target batch of {target}")
-
-
-def test_a_size_that_does_not_fit_ends_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(lambda size: 0.01, fits=8)
-    assert machine.choose(monkeypatch) == 8
-    assert machine.reason.endswith("; 16 does not fit")
-
-
-def test_not_even_one_example_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(lambda size: 0.01, fits=0, free=GIB // 2)
-    with pytest.raises(TTError, match="^not one example fits in the 0.5 GiB free on a CPU: close programs"):
-        machine.choose(monkeypatch)
-    assert machine.told == []
-
-
-def test_memory_that_would_run_out_ends_the_search_before_it_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(lambda size: 0.01, need=GIB, free=16 * GIB)
-    machine.memory = lambda _: machine.free - machine.need * (machine.sizes[-1] if len(machine.sizes) % 3 else 0)
-    machine.cost = lambda size: 0.3  # two tries of each size
-    machine.choose(monkeypatch)
-    assert max(machine.sizes) <= 8
-    assert "GiB free" in machine.reason
-
-
-def test_a_cpu_answers_between_micro_batches_of_a_few_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = Machine(lambda size: 0.9 + 0.1 * size)
-    assert machine.choose(monkeypatch) == 16
-    assert machine.reason.endswith("; larger ones take over 4 s")
 
 
 @pytest.fixture
@@ -172,13 +75,6 @@ def test_a_cpu_trains_in_bf16_where_it_multiplies_faster_in_it(
 
 def test_products_are_timed_for_real() -> None:
     assert room._product_rate(16, torch.float32) > 0
-
-
-def test_a_share_of_the_free_memory_is_for_activations(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "free_memory", lambda device: 8 * GIB)
-    told: list[Event] = []
-    assert choose_activation_budget(CPU, told.append) == 2 * GIB
-    assert isinstance(told[0], Choice) and told[0].value == "2.0 GiB" and "25% of the 8.0 GiB free" in told[0].reason
 
 
 @pytest.mark.parametrize("wanted", ["cuda", "cuda:0", "cuda:7"])

@@ -1,5 +1,9 @@
-"""One model of memory: what a peer of a run takes, on its device and of the host; usable without hivemind."""
+"""One model of memory: what a peer of a run takes, on its device and of the host; usable without hivemind.
 
+`trainer_need` gives the account, `parse_size` and `shown` read and write amounts.
+"""
+
+from tt_cli.memory.account import CUDA_ON_DEVICE, Item, Kind, Need, Place, trainer_need
 from tt_cli.memory.sizes import GIB, parse_size, shown
 
-__all__ = ["GIB", "parse_size", "shown"]
+__all__ = ["CUDA_ON_DEVICE", "GIB", "Item", "Kind", "Need", "Place", "parse_size", "shown", "trainer_need"]

@@ -104,7 +104,7 @@ class _Moment:
         return 2 * self.low + (self.stream if self.itemsize == 4 else 2 * self.low)
 
     def head(self, ends: int) -> int:
-        """While the loss of the codes is computed: embeddings, trunk's ends, their mean, its norm and that's gradient."""
+        """While a loss is computed; embeddings, the trunk's ends, their mean, its norm and that gradient are held."""
         config, worst = self.config, 0
         for positions, ids in ((config.text_length, config.text_ids), (config.image_positions, config.image_vocab)):
             rows = self.b * positions
@@ -126,7 +126,9 @@ class _Moment:
         widest = 2 * hidden * self.itemsize
         parts = max(1, -(-self.rows * widest // _CHUNK[self.kind]))
         chunk = -(-self.rows // parts) * widest * (2 if everything else 3)
-        own = 4 * d * hidden  # the weight's gradient of its own, multiplied with the weight, which may be widened for that
+        own = (
+            4 * d * hidden
+        )  # the weight's gradient of its own, multiplied with the weight, which may be widened for that
         return held + self.branch + own + max(chunk, 2 * self.stream, own if self.itemsize == 4 else 2 * own)
 
     def attention(self, model: Dalle, name: str, everything: bool, streams: bool, want: bool) -> int:

@@ -1,25 +1,17 @@
-"""Which device trains, in which precision, with how many examples at a time; each with its reason."""
+"""Which device trains, and in which precision; each with its reason."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
 
-from tt_cli.errors import TTError, UsageError
-from tt_cli.model.allocator import free_memory
+from tt_cli.errors import UsageError
 from tt_cli.run.parts import ModelPart
 from tt_cli.supervisor.events import Choice, Emit
 
-GIB = 2**30
-LARGEST_PROBE = 256
-SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
-WORTHWHILE = 1.05
-MEMORY_SHARE = 0.8  # of what is free: desktops and other programs want some
-ACTIVATION_SHARE = {"cpu": 0.25, "cuda": 0.5}  # of what is free; a CPU's RAM also holds the optimizer and the round
 SMALL_DIM = 512  # below this width a CPU spends too little in matrix products for their precision to matter
 MUCH_FASTER = 1.5
 
@@ -31,6 +23,16 @@ class Device:
     torch_device: torch.device
     name: str
     autocast: torch.dtype | None
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a value in matrix products."""
+        return 4 if self.autocast is None else self.autocast.itemsize
+
+    @property
+    def dtype_name(self) -> str:
+        """fp32, bf16 or fp16."""
+        return {None: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}[self.autocast]
 
     def precision(self) -> contextlib.AbstractContextManager[object]:
         """The context in which losses are computed."""
@@ -100,97 +102,3 @@ def _named(wanted: str) -> torch.device:
             raise UsageError(f"--device {wanted}: torch sees {count} GPUs here: give --device cpu or check the driver")
         return torch.device("cuda", device.index or 0)
     return device
-
-
-def choose_activation_budget(device: Device, emit: Emit) -> int:
-    """Bytes that the reversible trunk may keep for its backward pass; the more, the less it computes again."""
-    kind = device.torch_device.type
-    free, share = free_memory(device.torch_device), ACTIVATION_SHARE[kind]
-    budget = int(share * free)
-    reason = f"{share:.0%} of the {free / GIB:.1f} GiB free; activations beyond it are computed again"
-    emit(Choice("activations", f"{budget / GIB:.1f} GiB", reason))
-    return budget
-
-
-def choose_micro_batch(
-    device: Device,
-    wanted: int | None,
-    target_batch_size: int,
-    compute: Callable[[int], None],
-    emit: Emit,
-    clock: Callable[[], float] = time.perf_counter,
-) -> int:
-    """Examples per forward and backward: the fastest size of 1, 2, 4 … that fits, tried for real.
-
-    compute: runs one forward and backward with that many examples. The target batch limits it: one micro-batch
-    should not overshoot the swarm's step. Raises TTError when not even one example fits.
-    """
-    if wanted:
-        emit(Choice("micro-batch", str(wanted), "--batch-size"))
-        return wanted
-    free = free_memory(device.torch_device)
-    limit = max(1, min(LARGEST_PROBE, target_batch_size // 4))
-    best, best_rate, tried = 0, 0.0, []
-    stopped = f"the largest tried, for a target batch of {target_batch_size}"
-    for size in _doubling(limit):
-        try:
-            seconds, used = _probe(device, size, compute, clock)
-        except torch.OutOfMemoryError:
-            stopped = f"{size} does not fit"
-            break
-        rate = size / seconds
-        tried.append(size)
-        if rate > best_rate * WORTHWHILE or not best:
-            best, best_rate = size, rate
-        elif size >= 4 * best:
-            stopped = "larger ones are no faster"
-            break
-        if 2 * seconds > SLOWEST_MICRO_BATCH and device.torch_device.type == "cpu":
-            stopped = f"larger ones take over {SLOWEST_MICRO_BATCH:g} s"
-            break
-        if 2 * used > MEMORY_SHARE * free:
-            stopped = f"{size} takes {used / GIB:.1f} of {free / GIB:.1f} GiB free"
-            break
-    if not best:
-        raise TTError(
-            f"not one example fits in the {free / GIB:.1f} GiB free on {device.name}: close programs that use it"
-        )
-    emit(
-        Choice(
-            "micro-batch",
-            str(best),
-            f"fastest of {', '.join(map(str, tried))} at {best_rate:.1f} samples/s; {stopped}",
-        )
-    )
-    return best
-
-
-def _doubling(limit: int) -> Iterator[int]:
-    size = 1
-    while size <= limit:
-        yield size
-        size *= 2
-
-
-def _probe(device: Device, size: int, compute: Callable[[int], None], clock: Callable[[], float]) -> tuple[float, int]:
-    """Seconds and bytes of one forward and backward; the first, which warms caches up, is not counted when short."""
-    cuda = device.torch_device.type == "cuda"
-    if cuda:
-        torch.cuda.reset_peak_memory_stats(device.torch_device)
-    before = free_memory(device.torch_device)
-    fastest, spent = float("inf"), 0.0
-    for _ in range(3):
-        started = clock()
-        compute(size)
-        if cuda:
-            torch.cuda.synchronize(device.torch_device)
-        seconds = clock() - started
-        fastest, spent = min(fastest, seconds), spent + seconds
-        if spent > 0.5:
-            break
-    used = (
-        torch.cuda.max_memory_allocated(device.torch_device)
-        if cuda
-        else max(0, before - free_memory(device.torch_device))
-    )
-    return fastest, used

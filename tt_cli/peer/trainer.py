@@ -6,26 +6,42 @@ import os
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from tt_cli import __version__
-from tt_cli.data import ExampleStream, load_tokenizer
+from tt_cli.data import Batch, ExampleStream, load_tokenizer
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.model.fused import fusion
 from tt_cli.optim import implementation, warm_up
 from tt_cli.peer.backup import Backups
-from tt_cli.peer.device import choose_activation_budget, choose_device, choose_micro_batch
+from tt_cli.peer.batch import (
+    MicroBatches,
+    MicroBatchSearch,
+    Remembered,
+    Settings,
+    choose_micro_batch,
+    is_out_of_memory,
+    release_memory,
+    repeated,
+)
+from tt_cli.peer.device import Device, choose_device
+from tt_cli.peer.fit import RoomMemory, check_host, check_room, choose_activation_budget
+from tt_cli.peer.memory_watch import MemoryWatch
+from tt_cli.peer.published import newest_published
 from tt_cli.peer.shared import TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
 from tt_cli.supervisor.processes import alive, release_freed_memory
 from tt_cli.supervisor.worker import Orders, WorkerBroken
 from tt_cli.swarm import linear8
+from tt_cli.swarm.accumulator import Accumulator, all_finite
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
 from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, start_dht, stop_dht
@@ -33,6 +49,7 @@ from tt_cli.swarm.identity import claim_identity
 
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
+FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 
 @dataclass(frozen=True)
@@ -63,6 +80,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     opts = Options(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
     emit(Phase("starting", "loading the model and the data"))
+    check_host(run, opts.device, opts.memory)
     if opts.threads:
         torch.set_num_threads(opts.threads)
     codec = codec_of(run)
@@ -117,6 +135,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             client_mode=opts.client_mode,
             max_upload=opts.max_upload,
             max_download=opts.max_download,
+            published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
         )
         closing.callback(collaboration.close)
         seed = random.SystemRandom().getrandbits(32) if opts.seed is None else opts.seed
@@ -124,18 +143,26 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         # after the forks: their processes must never touch CUDA, and give back what they free
         keep_freed_memory()
         device = choose_device(opts.device, run.model, emit)
+        room = check_room(run, device, opts.batch_size, opts.memory)
         model.to(device.torch_device)
         if run.model.reversible:
-            model.activation_budget = choose_activation_budget(device, emit)
+            model.activation_budget = choose_activation_budget(run, device, room, emit)
         step = MicroStep(model, device, collaboration, shared)
-        size = choose_micro_batch(device, opts.batch_size, run.swarm.target_batch_size, step.probe(stream), emit)
+        size = _choose_size(run, opts, step, RoomMemory(run, device, room, model.activation_budget), stream, emit)
         emit(Choice("elementwise kernels", *fusion.reason()))
         about.device, about.micro_batch = device.name, size
         emit(Phase("syncing", "looking for the swarm's state"))
         collaboration.synchronise()
+        batches = MicroBatches(step, size, emit)
+        watch = MemoryWatch(
+            opts.memory,
+            folders.run_folder(run) / "restarted-for-memory",
+            emit,
+            lower=device.torch_device.type == "cpu",
+        )
         try:
-            with daemon_watched(dht):
-                _train(step, stream, size, backups, orders, daemon_pid(dht))
+            with daemon_watched(dht), watch:
+                _train(step, batches, watch, stream, backups, orders, daemon_pid(dht))
         except WorkerBroken:  # the next process goes on from here
             _write_backup(collaboration, backups, shared)
             raise
@@ -146,40 +173,74 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         emit(Finished("the run is done" if collaboration.finished else "left"))
 
 
+def _choose_size(
+    run: RunConfig, opts: Options, step: MicroStep, memory: RoomMemory, stream: ExampleStream, emit: Emit
+) -> int:
+    device, target = step.device, run.swarm.target_batch_size
+    settings = Settings(device.name, device.dtype_name, torch.get_num_threads(), opts.memory, target)
+    gpu = device.torch_device.type != "cpu"
+    search = MicroBatchSearch(step.probe(stream), memory, target, patient=gpu)
+    remembered = Remembered(folders.run_folder(run) / "micro-batch.json", emit)
+    return choose_micro_batch(opts.batch_size, settings, memory, search.run, remembered, emit)
+
+
 def _write_backup(collaboration: Collaboration, backups: Backups, shared: TrainedState) -> None:
-    with collaboration.use_state():
-        state = shared.snapshot()
-    backups.write(state, wait=True)
+    with collaboration.use_state():  # nothing else is to be done: the state itself is written, not a copy
+        backups.write(shared.state(), wait=True)
 
 
 class MicroStep:
     """Forward and backward of one micro-batch, with the newest shared parameters."""
 
-    def __init__(self, model: Dalle, device: Any, collaboration: Collaboration, shared: TrainedState):
+    def __init__(self, model: Dalle, device: Device, collaboration: Collaboration, shared: TrainedState):
         self.model, self.device, self.collaboration, self.shared = model, device, collaboration, shared
         self._parameters = dict(model.named_parameters())
 
-    def probe(self, stream: ExampleStream) -> Any:
-        """A function that computes one micro-batch of a given size and counts it for nothing."""
+    def probe(self, stream: ExampleStream) -> Callable[[int], None]:
+        """A function that computes one micro-batch of a given size as in training, and counts it for nothing."""
+        examples = repeated(stream.batches(FEW_EXAMPLES))
+        sums = Accumulator(list(self._parameters))
 
         def compute(size: int) -> None:
-            self._backward(next(iter(stream.batches(size))))
+            losses = self._backward(examples(size))
+            if all_finite(self.gradients()):
+                sums.add(self.gradients(), size, *losses)
+            if self.device.torch_device.type == "cuda":
+                torch.cuda.synchronize(self.device.torch_device)
 
         return compute
 
-    def __call__(self, batch: Any) -> bool:
-        """Compute one micro-batch and count it in; False when it was not finite and was left out."""
+    def __call__(self, batch: Batch) -> bool:
+        """Compute one micro-batch and count it in; False when it was not finite and was left out.
+
+        Where memory runs out, nothing of it is counted in.
+        """
         if self.collaboration.fresh:
             with self.collaboration.use_state():
                 self.shared.copy_into(self.model)
         losses = self._backward(batch)
-        return self.collaboration.step(self.gradients(), len(batch.text), *losses)
+        try:
+            return self.collaboration.step(self.gradients(), len(batch.text), *losses)
+        except (MemoryError, RuntimeError) as error:
+            if is_out_of_memory(error):  # of the thread that makes rounds, which has ended
+                raise WorkerBroken(f"memory ran out in a round ({error})") from error
+            raise
+
+    def release(self) -> None:
+        """Give back what an interrupted micro-batch left."""
+        for parameter in self._parameters.values():
+            parameter.grad = None
+        release_memory(self.device.torch_device)
+
+    def changed(self, size: int) -> None:
+        """Tell the others how many examples this peer computes at a time."""
+        self.collaboration.about.micro_batch = size
 
     def gradients(self) -> dict[str, torch.Tensor]:
         """Of the last micro-batch, by name."""
         return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
-    def _backward(self, batch: Any) -> tuple[float, float, float]:
+    def _backward(self, batch: Batch) -> tuple[float, float, float]:
         for parameter in self._parameters.values():
             parameter.grad = None
         place = self.device.torch_device
@@ -191,20 +252,22 @@ class MicroStep:
 
 def _train(
     step: MicroStep,
+    batches: MicroBatches,
+    watch: MemoryWatch,
     stream: ExampleStream,
-    size: int,
     backups: Backups,
     orders: Orders,
     daemon: int | None,
 ) -> None:
     collaboration, reported = step.collaboration, 0.0
     last: int | None = None  # the step to finish with
-    for batch in stream.batches(size):
+    for batch in stream.batches(batches.size):
+        watch.relieve(batches)
         if orders.hold:
             collaboration.stand_by()
             orders.leave.wait(REPORT_SECONDS)
         else:
-            step(batch)
+            batches(batch)
         if time.monotonic() > reported + REPORT_SECONDS:
             reported = time.monotonic()
             collaboration.report()

@@ -1,0 +1,357 @@
+"""The search for a micro-batch, what is remembered of it, and what happens when memory runs out. Time is made up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from tt_cli.data import Batch
+from tt_cli.errors import TTError
+from tt_cli.peer.batch import (
+    Found,
+    MicroBatches,
+    MicroBatchSearch,
+    Remembered,
+    Settings,
+    choose_micro_batch,
+    is_out_of_memory,
+    repeated,
+)
+from tt_cli.peer.device import Device
+from tt_cli.supervisor.events import Choice, Event, Log
+
+GIB = 2**30
+SETTINGS = Settings("a CPU", "fp32", 2, None, 512)
+
+
+def cuda_out_of_memory() -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+
+def cpu_out_of_memory() -> None:
+    torch.empty(1 << 60, dtype=torch.uint8)
+
+
+class Machine:
+    """Computes a micro-batch in `cost(size)` seconds of its own clock; each example takes `need` bytes of `limit`."""
+
+    def __init__(self, cost: Callable[[int], float], need: int = 0, limit: int = 16 * GIB, fits: int = 10**6):
+        self.cost, self.need, self.limit, self.fits = cost, need, limit, fits
+        self.really = 1.0  # times as much memory as predicted
+        self.now = 0.0
+        self.sizes: list[int] = []
+        self.released = 0
+
+    def compute(self, size: int) -> None:
+        self.sizes.append(size)
+        if size > self.fits:
+            cuda_out_of_memory()
+        self.now += self.cost(size)
+
+    def predicted(self, size: int) -> int:
+        return self.need * size
+
+    def measured(self) -> int:
+        return int(self.really * self.need * max(self.sizes))
+
+    def release(self) -> None:
+        self.released += 1
+
+    def search(self, target: int = 4096, patient: bool = False) -> Found:
+        return MicroBatchSearch(self.compute, self, target, patient=patient, clock=lambda: self.now).run()
+
+
+def test_the_fastest_size_is_found_between_powers_of_two_too() -> None:
+    """Fixed costs are shared by more examples; from about 24 on each takes longer."""
+    machine = Machine(lambda size: 0.02 + 0.001 * size + 0.00003 * size * size)
+    found = machine.search()
+    assert found.size == 24
+    assert max(machine.sizes) == 128
+    assert "24" in found.reason and found.reason.endswith("larger ones are no faster")
+    assert found.rate == pytest.approx(24 / machine.cost(24))
+
+
+@pytest.mark.parametrize("fixed", [0.0, 0.001, 0.01, 0.1, 0.2])
+@pytest.mark.parametrize("square", [0.0, 1e-5, 1e-4, 1e-2])
+def test_the_choice_is_within_a_few_percent_of_the_best_of_all_sizes(fixed: float, square: float) -> None:
+    machine = Machine(lambda size: fixed + 0.002 * size + square * size * size)
+    found = machine.search()
+    best = max(size / machine.cost(size) for size in range(1, 257) if machine.cost(size) <= 4.0)
+    slow = 2 * machine.cost(max(machine.sizes)) > 6.0
+    assert slow or found.size / machine.cost(found.size) >= 0.95 * best
+
+
+def test_a_little_faster_is_not_worth_a_larger_size() -> None:
+    assert Machine(lambda size: 0.01 * size + 0.0001).search().size == 1
+
+
+def test_a_burst_of_other_work_does_not_decide() -> None:
+    """All tries of one size are slow because of something else; compared again in turns, they are not."""
+    machine = Machine(lambda size: 0.1 + 0.01 * size)
+    quiet = machine.cost
+    machine.cost = lambda size: quiet(size) * (1.1 if size == 64 and machine.sizes.count(64) <= 3 else 1.0)
+    assert machine.search(target=256).size in (64, 48)
+
+
+def test_the_first_slow_try_does_not_count() -> None:
+    machine = Machine(lambda size: 0.01)
+    machine.cost = lambda size: 0.01 + (0.3 if machine.sizes.count(size) == 1 else 0.0)
+    found = machine.search(target=32)
+    assert found.size == 8 and found.rate == pytest.approx(800.0)
+
+
+@pytest.mark.parametrize(("target", "largest"), [(1, 1), (3, 1), (8, 2), (100, 24), (256, 64), (10**6, 256)])
+def test_a_quarter_of_the_target_batch_is_the_limit(target: int, largest: int) -> None:
+    found = Machine(lambda size: 0.001).search(target=target)
+    assert found.size == largest
+    assert found.reason.endswith(f"the largest tried, for a target batch of {target}")
+
+
+def test_a_size_that_does_not_fit_ends_the_search() -> None:
+    machine = Machine(lambda size: 0.01, fits=8)
+    found = machine.search()
+    assert found.size == 8 and found.reason.endswith("; 12 does not fit")
+    assert machine.released == 2
+
+
+def test_not_even_one_example_fits() -> None:
+    with pytest.raises(TTError, match="^not one example fits in the 512 MiB that this peer may take: close programs"):
+        Machine(lambda size: 0.01, fits=0, limit=GIB // 2).search()
+
+
+def test_what_is_predicted_not_to_fit_is_not_tried() -> None:
+    machine = Machine(lambda size: 0.01, need=GIB)
+    found = machine.search()
+    assert found.size == max(machine.sizes) == 16
+    assert found.reason.endswith("; 24 would take 24.0 GiB of the 16.0 GiB it may use")
+
+
+def test_a_prediction_that_proves_too_low_is_corrected() -> None:
+    machine = Machine(lambda size: 0.01, need=GIB)
+    machine.really = 2.5
+    found = machine.search()
+    assert max(machine.sizes) == 6 and found.size == 6
+
+
+def test_a_cpu_answers_between_micro_batches_of_a_few_seconds() -> None:
+    machine = Machine(lambda size: 0.9 + 0.1 * size)
+    assert machine.search().size <= 16
+    assert max(machine.cost(size) for size in machine.sizes) <= 4.0
+
+
+def test_the_search_ends_in_time() -> None:
+    """Micro-batches of a minute each, as at the paper's size on a CPU: one is tried."""
+    slow = Machine(lambda size: 60.0 * size)
+    assert (slow.search().size, slow.sizes) == (1, [1])
+    quick = Machine(lambda size: 0.2 + 0.01 * size)
+    quick.search()
+    assert quick.now < 6.5
+
+
+def test_other_errors_are_errors() -> None:
+    def broken(size: int) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        MicroBatchSearch(broken, Machine(lambda size: 0.01), 512, patient=False).run()
+
+
+@pytest.mark.parametrize("run_out", [cuda_out_of_memory, cpu_out_of_memory])
+def test_running_out_of_memory_is_known_on_every_device(run_out: Callable[[], None]) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        run_out()
+    assert is_out_of_memory(caught.value)
+    assert is_out_of_memory(MemoryError()) and not is_out_of_memory(RuntimeError("CUDA error: illegal address"))
+
+
+# ------------------------------------------------------------------ what is remembered
+
+
+def remembered(path: Path, told: list[Event]) -> Remembered:
+    return Remembered(path / "micro-batch.json", told.append)
+
+
+def test_a_choice_is_remembered_with_its_day_and_reason(tmp_path: Path) -> None:
+    told: list[Event] = []
+    machine = Machine(lambda size: 0.01, need=GIB // 16)
+    first = choose_micro_batch(None, SETTINGS, machine, machine.search, remembered(tmp_path, told), told.append)
+    tries = len(machine.sizes)
+    again = choose_micro_batch(None, SETTINGS, machine, machine.search, remembered(tmp_path, told), told.append)
+    assert first == again and len(machine.sizes) == tries
+    before, after = (event.reason for event in told if isinstance(event, Choice))
+    assert after.startswith("tried out on 20") and after.endswith(before)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Settings("a GPU", "fp32", 2, None, 512),
+        Settings("a CPU", "bf16", 2, None, 512),
+        Settings("a CPU", "fp32", 4, None, 512),
+        Settings("a CPU", "fp32", 2, GIB, 512),
+        Settings("a CPU", "fp32", 2, None, 512, version="0.0"),
+    ],
+)
+def test_another_device_setting_or_version_is_tried_out_anew(other: Settings, tmp_path: Path) -> None:
+    told: list[Event] = []
+    memory = remembered(tmp_path, told)
+    memory.keep(SETTINGS, Found(8, 10.0, "fastest"))
+    assert memory.find(other) is None
+    memory.keep(other, Found(16, 10.0, "fastest"))
+    assert (memory.find(SETTINGS), memory.find(other)) != (None, None)
+    assert not told
+
+
+def test_a_remembered_size_that_no_longer_fits_is_tried_out_anew(tmp_path: Path) -> None:
+    told: list[Event] = []
+    remembered(tmp_path, told).keep(SETTINGS, Found(64, 10.0, "fastest"))
+    machine = Machine(lambda size: 0.01, need=GIB)
+    assert choose_micro_batch(None, SETTINGS, machine, machine.search, remembered(tmp_path, told), told.append) == 16
+    (log,) = (event for event in told if isinstance(event, Log))
+    assert log.message.startswith("64 examples at a time were best once, but it would take 64.0 GiB of the 16.0 GiB")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"\xff\xfe",
+        b"[]",
+        b'"x"',
+        b"null",
+        json.dumps({SETTINGS.key(): 5}).encode(),
+        json.dumps({SETTINGS.key(): {"size": "16", "rate": 1.0, "reason": "", "day": ""}}).encode(),
+        json.dumps({SETTINGS.key(): {"size": 0, "rate": 1.0, "reason": "", "day": ""}}).encode(),
+        json.dumps({SETTINGS.key(): {"size": 10**9, "rate": 1.0, "reason": "", "day": ""}}).encode(),
+        json.dumps({SETTINGS.key(): {"size": 4, "rate": float("nan"), "reason": "", "day": ""}}).encode(),
+    ],
+)
+def test_a_damaged_file_is_said_and_written_anew(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "micro-batch.json").write_bytes(content)
+    told: list[Event] = []
+    machine = Machine(lambda size: 0.01)
+    assert choose_micro_batch(None, SETTINGS, machine, machine.search, remembered(tmp_path, told), told.append) > 1
+    assert isinstance(told[0], Log) and "is damaged" in told[0].message
+    assert remembered(tmp_path, told).find(SETTINGS) is not None
+
+
+def test_old_choices_make_room_for_new_ones(tmp_path: Path) -> None:
+    told: list[Event] = []
+    memory = remembered(tmp_path, told)
+    for threads in range(1, 30):
+        memory.keep(Settings("a CPU", "fp32", threads, None, 512), Found(threads, 1.0, "fastest"))
+    assert memory.find(Settings("a CPU", "fp32", 1, None, 512)) is None
+    assert memory.find(Settings("a CPU", "fp32", 29, None, 512)) is not None
+    assert len(json.loads((tmp_path / "micro-batch.json").read_text())) == 16
+
+
+def test_what_the_user_wants_is_not_tried(tmp_path: Path) -> None:
+    told: list[Event] = []
+    machine = Machine(lambda size: 1.0)
+    assert choose_micro_batch(48, SETTINGS, machine, machine.search, remembered(tmp_path, told), told.append) == 48
+    assert machine.sizes == [] and told[0] == Choice("micro-batch", "48", "--batch-size", at=told[0].at)
+
+
+def test_a_few_examples_are_repeated() -> None:
+    few = Batch(torch.arange(6).view(3, 2), torch.arange(3).view(3, 1), ["a", "b", "c"])
+    of = repeated(iter([few]))
+    assert of(2).captions == ["a", "b"]
+    eight = of(8)
+    assert eight.text.shape == (8, 2) and eight.image.flatten().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
+
+
+# ------------------------------------------------------------------ when memory runs out
+
+
+class Trainee:
+    """Counts examples in; more than `fits` at a time do not fit. It is its own clock."""
+
+    device = Device(torch.device("cpu"), "a GPU", None)
+
+    def __init__(self, fits: int, run_out: Callable[[], None] = cuda_out_of_memory):
+        self.fits, self.run_out = fits, run_out
+        self.seen: list[int] = []
+        self.sizes: list[int] = []
+        self.told: list[int] = []
+        self.events: list[Event] = []
+        self.released, self.now = 0, 0.0
+
+    def __call__(self, batch: Batch) -> None:
+        if len(batch.text) > self.fits:
+            self.run_out()
+        assert len(batch.text) == len(batch.image) == len(batch.captions)
+        self.seen += batch.text.flatten().tolist()
+        self.sizes.append(len(batch.text))
+
+    def release(self) -> None:
+        self.released += 1
+
+    def changed(self, size: int) -> None:
+        self.told.append(size)
+
+    def batches(self, size: int) -> MicroBatches:
+        return MicroBatches(self, size, self.events.append, clock=lambda: self.now)
+
+
+def batch_of(*examples: int) -> Batch:
+    return Batch(torch.tensor(examples).view(-1, 1), torch.tensor(examples).view(-1, 1), [str(x) for x in examples])
+
+
+@pytest.mark.parametrize("run_out", [cuda_out_of_memory, cpu_out_of_memory])
+def test_no_example_is_lost_or_counted_twice(run_out: Callable[[], None]) -> None:
+    trainee = Trainee(fits=3, run_out=run_out)
+    batches = trainee.batches(10)
+    batches(batch_of(*range(10)))
+    batches(batch_of(*range(10, 20)))
+    assert trainee.seen == list(range(20))
+    assert trainee.sizes == [2] * 10
+    assert (batches.now, trainee.told, trainee.released) == (2, [5, 2], 2)
+    logs = [event.message for event in trainee.events if isinstance(event, Log)]
+    assert logs[0].startswith("memory ran out on a GPU with 10; up to 10 again after an hour of calm: going on with 5")
+    assert [event.value for event in trainee.events if isinstance(event, Choice)] == ["5", "2"]
+
+
+def test_memory_that_runs_out_amid_a_batch_loses_nothing_of_it() -> None:
+    trainee = Trainee(fits=4)
+    batches = trainee.batches(8)
+    batches(batch_of(*range(8)))
+    trainee.fits = 2
+    batches(batch_of(*range(8, 16)))
+    assert trainee.seen == list(range(16))
+    assert trainee.sizes == [4, 4, 2, 2, 2, 2]
+
+
+def test_it_grows_back_after_calm_hours() -> None:
+    trainee = Trainee(fits=2)
+    batches = trainee.batches(8)
+    batches(batch_of(*range(8)))
+    trainee.fits, trainee.now = 8, 3599.0
+    batches(batch_of(*range(8)))
+    assert batches.now == 2
+    for hour, expected in ((1, 4), (2, 8), (3, 8)):
+        trainee.now = 3601.0 * hour + hour
+        batches(batch_of(*range(8)))
+        assert batches.now == expected
+    assert trainee.told == [4, 2, 4, 8]
+
+
+def test_not_even_one_example_fits_any_more() -> None:
+    trainee = Trainee(fits=0)
+    with pytest.raises(
+        TTError, match="^not one example fits any more: memory ran out on a GPU with 1: close"
+    ) as caught:
+        trainee.batches(4)(batch_of(*range(4)))
+    assert "\n" not in str(caught.value) and trainee.seen == []
+
+
+def test_a_bug_is_not_taken_for_too_little_memory() -> None:
+    def broken() -> None:
+        raise RuntimeError("element 0 of tensors does not require grad")
+
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        Trainee(fits=0, run_out=broken).batches(4)(batch_of(*range(4)))

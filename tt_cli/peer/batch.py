@@ -1,0 +1,385 @@
+"""How many examples at a time: tried out for real, remembered, halved when memory runs out, and grown back.
+
+Notable:
+- a try is what training does with a micro-batch: forward, backward, the check that it is finite, the sum;
+- sizes double while that pays; then the sizes half-way to the neighbours of the best are tried, and the best few once
+  more in turns, so that another program's burst does not decide;
+- nothing is tried that the memory model says does not fit, corrected by what the tries before really took;
+- running out of memory loses no example: the batch in hand goes on in smaller pieces, and what was accumulated stays.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from tt_cli import __version__
+from tt_cli.checkpoint import CheckpointError, write
+from tt_cli.data import Batch
+from tt_cli.errors import TTError
+from tt_cli.memory import shown
+from tt_cli.peer.device import Device
+from tt_cli.supervisor.events import Choice, Emit, Log
+from tt_cli.supervisor.processes import release_freed_memory
+
+LARGEST_PROBE = 256
+SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
+WORTHWHILE = 1.02  # a larger size must be so many times as fast
+PROBE_SECONDS = 6.0  # for all tries together; the first two sizes are tried in any case
+FINALISTS, ROUNDS = 3, 3
+CALM_SECONDS = 3600.0
+REMEMBERED = 16  # choices in one file, of other devices and settings
+
+# What torch says when memory runs out and does not raise OutOfMemoryError.
+_OUT_OF_MEMORY = (
+    "DefaultCPUAllocator: can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for what torch and Python raise when memory runs out, on any device."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+class Memory(Protocol):
+    """What the search asks about memory."""
+
+    limit: int
+    """Bytes that the peer may take."""
+
+    def predicted(self, size: int) -> int:
+        """Bytes that it takes with micro-batches of `size`, by the memory model."""
+
+    def measured(self) -> int:
+        """Bytes that it has taken at the most so far."""
+
+    def release(self) -> None:
+        """Give back what a try left behind."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a choice holds for; another of these is tried out anew. memory: --memory in bytes."""
+
+    device: str
+    precision: str
+    threads: int
+    memory: int | None
+    target_batch_size: int
+    version: str = __version__
+    torch: str = torch.__version__
+
+    def key(self) -> str:
+        """All of it, as a key in the file of choices."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A choice: the size, its samples per second, and why the search took it."""
+
+    size: int
+    rate: float
+    reason: str
+
+
+class MicroBatchSearch:
+    """Finds the fastest micro-batch that fits.
+
+    compute: one micro-batch of a given size, as in training, done when it returns. The target batch limits sizes: one
+    micro-batch should not overshoot the swarm's step.
+    """
+
+    def __init__(
+        self,
+        compute: Callable[[int], None],
+        memory: Memory,
+        target_batch_size: int,
+        *,
+        patient: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self._compute, self._memory, self._clock = compute, memory, clock
+        self._patient = patient  # a GPU: micro-batches may take long
+        self._target = target_batch_size
+        self._largest = max(1, min(LARGEST_PROBE, target_batch_size // 4))
+        self._seconds: dict[int, float] = {}  # the fastest of each size
+        self._spent = 0.0
+        self._excess = 1.0  # measured over predicted memory
+        self._stopped = ""
+
+    def run(self) -> Found:
+        """Raises TTError when not even one example fits."""
+        self._double()
+        if not self._seconds:
+            raise TTError(
+                f"not one example fits in the {shown(self._memory.limit)} that this peer may take: close programs that "
+                "use memory, or give --device cpu or a larger --memory"
+            )
+        best = self._best()
+        for between in (best * 3 // 4, best * 3 // 2):
+            if self._sensible(between):
+                self._try(between)
+        self._compare()
+        best = self._best()
+        rate = best / self._seconds[best]
+        tried = ", ".join(map(str, sorted(self._seconds)))
+        return Found(best, rate, f"fastest of {tried} at {rate:.1f} samples/s; {self._stopped}")
+
+    def _double(self) -> None:
+        size = 1
+        self._stopped = f"the largest tried, for a target batch of {self._target}"
+        while size <= self._largest:
+            if self._seconds and not self._fits(size):
+                break
+            if not self._try(size):
+                break
+            seconds, best = self._seconds[size], self._best()
+            if size >= 4 * best:
+                self._stopped = "larger ones are no faster"
+                break
+            if 2 * seconds > SLOWEST_MICRO_BATCH and not self._patient:
+                self._stopped = f"larger ones take over {SLOWEST_MICRO_BATCH:g} s"
+                break
+            if size > 1 and not self._may_go_on(2 * seconds):
+                self._stopped = f"no more were tried within {PROBE_SECONDS:g} s"
+                break
+            size *= 2
+
+    def _may_go_on(self, seconds: float = 0.0) -> bool:
+        return self._spent + seconds < PROBE_SECONDS
+
+    def _sensible(self, size: int) -> bool:
+        """Half-way sizes: 3, 6, 12 … that fit and are not slow."""
+        if size in self._seconds or not 1 <= size <= self._largest or size % 3:
+            return False
+        expected = self._seconds[self._best()] * size / self._best()
+        quick = self._patient or expected <= SLOWEST_MICRO_BATCH
+        return quick and self._may_go_on(expected) and self._fits(size)
+
+    def _fits(self, size: int) -> bool:
+        expected = int(self._memory.predicted(size) * self._excess)
+        if expected > self._memory.limit:
+            self._stopped = f"{size} would take {shown(expected)} of the {shown(self._memory.limit)} it may use"
+            return False
+        return True
+
+    def _try(self, size: int) -> bool:
+        """Time one size; False when memory ran out. The first try warms caches up: it counts when it is long."""
+        fastest, spent = float("inf"), 0.0
+        try:
+            for _ in range(3):
+                seconds = self._timed(size)
+                fastest, spent = min(fastest, seconds), spent + seconds
+                if spent > 0.25:
+                    break
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            fastest = 0.0
+        if not fastest:  # outside of the handler, whose error holds on to tensors
+            self._stopped = f"{size} does not fit"
+            self._memory.release()
+            return False
+        self._seconds[size] = fastest
+        largest = self._memory.predicted(max(self._seconds))
+        self._excess = max(self._excess, self._memory.measured() / max(1, largest))
+        return True
+
+    def _timed(self, size: int) -> float:
+        started = self._clock()
+        self._compute(size)
+        seconds = self._clock() - started
+        self._spent += seconds
+        return seconds
+
+    def _best(self) -> int:
+        """The smallest size that no other beats by enough."""
+        rates = {size: size / seconds for size, seconds in self._seconds.items()}
+        highest = max(rates.values())
+        return min(size for size, rate in rates.items() if rate * WORTHWHILE >= highest)
+
+    def _compare(self) -> None:
+        """The fastest sizes again, in turns."""
+        fastest = sorted(self._seconds, key=lambda size: self._seconds[size] / size)[:FINALISTS]
+        for _ in range(ROUNDS):
+            for size in fastest:
+                if len(fastest) < 2 or not self._may_go_on(self._seconds[size]):
+                    return
+                self._seconds[size] = min(self._seconds[size], self._timed(size))
+
+
+class Remembered:
+    """Choices of earlier starts, in a file of the run's folder. A damaged file is said and written anew."""
+
+    def __init__(self, path: Path, emit: Emit):
+        self._path, self._emit = path, emit
+
+    def find(self, settings: Settings) -> Found | None:
+        """The choice made with the same settings, with the day in its reason."""
+        entry = self._read().get(settings.key())
+        return (
+            None
+            if entry is None
+            else Found(entry["size"], entry["rate"], f"tried out on {entry['day']}: {entry['reason']}")
+        )
+
+    def keep(self, settings: Settings, found: Found) -> None:
+        """Write it down; where that fails it is tried out again next time."""
+        entries = self._read()
+        entries.pop(settings.key(), None)
+        entries[settings.key()] = {**asdict(found), "day": time.strftime("%Y-%m-%d")}
+        newest = dict(list(entries.items())[-REMEMBERED:])
+        try:
+            write(self._path, [json.dumps(newest, indent=1).encode()])
+        except CheckpointError as error:
+            self._emit(Log(f"the micro-batch will be tried out again next time: {error}", "warning"))
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            entries = json.loads(self._path.read_bytes())
+            for entry in entries.values():
+                _check(entry)
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            self._emit(Log(f"{self._path} is damaged ({type(error).__name__}) and is not used", "warning"))
+            return {}
+        return dict(entries)
+
+
+def _check(entry: dict[str, Any]) -> None:
+    """Raises ValueError for what `Remembered.keep` did not write."""
+    size, rate = entry["size"], entry["rate"]
+    words = all(isinstance(entry[key], str) and len(entry[key]) < 500 for key in ("reason", "day"))
+    if not (type(size) is int and 1 <= size <= LARGEST_PROBE and type(rate) is float and rate > 0 and words):
+        raise ValueError("not a choice")
+
+
+def choose_micro_batch(
+    wanted: int | None,
+    settings: Settings,
+    memory: Memory,
+    search: Callable[[], Found],
+    remembered: Remembered,
+    emit: Emit,
+) -> int:
+    """Examples per forward and backward: as the user wants it, as found before, or as `search` finds it now."""
+    if wanted:
+        emit(Choice("micro-batch", str(wanted), "--batch-size"))
+        return wanted
+    found = remembered.find(settings)
+    if found is not None and (need := memory.predicted(found.size)) > memory.limit:
+        words = f"it would take {shown(need)} of the {shown(memory.limit)} it may use now"
+        emit(Log(f"{found.size} examples at a time were best once, but {words}: trying out anew"))
+        found = None
+    if found is None:
+        found = search()
+        remembered.keep(settings, found)
+    emit(Choice("micro-batch", str(found.size), found.reason))
+    return found.size
+
+
+class Step(Protocol):
+    """What computes a piece of a batch; peer.trainer.MicroStep."""
+
+    device: Device
+
+    def __call__(self, batch: Batch) -> object:
+        """Compute it and count it in. Where memory runs out it raises, and nothing of it is counted in."""
+
+    def release(self) -> None:
+        """Give back what an interrupted piece left."""
+
+    def changed(self, size: int) -> None:
+        """Told how many examples a piece has from now on."""
+
+
+class MicroBatches:
+    """Takes a stream's batches of `size` through `step`, in pieces as large as memory allows just now (`now`)."""
+
+    def __init__(self, step: Step, size: int, emit: Emit, clock: Callable[[], float] = time.monotonic):
+        self.size = self.now = size
+        self._step, self._emit, self._clock = step, emit, clock
+        self._changed_at = clock()
+
+    def __call__(self, batch: Batch) -> None:
+        """All examples of a batch. Raises TTError when not even one fits."""
+        self._grow()
+        start = 0
+        while start < len(batch.text):
+            piece = _cut(batch, start, start + self.now)
+            if self._fits(piece):
+                start += self.now
+            else:
+                self.halve(f"memory ran out on {self._step.device.name} with {len(piece.text)}")
+
+    def halve(self, why: str) -> None:
+        """Go on with half as many examples at a time. Raises TTError at one."""
+        self._step.release()
+        if self.now == 1:
+            raise TTError(
+                f"not one example fits any more: {why}: close programs that use its memory, or give --device cpu or a "
+                "smaller --memory"
+            )
+        self.now, self._changed_at = self.now // 2, self._clock()
+        self._tell(f"{why}; up to {self.size} again after an hour of calm", "warning")
+
+    def _fits(self, piece: Batch) -> bool:
+        try:
+            self._step(piece)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            return False  # the error, and the tensors that its frames hold, go with this handler
+        return True
+
+    def _grow(self) -> None:
+        if self.now < self.size and self._clock() > self._changed_at + CALM_SECONDS:
+            self.now, self._changed_at = min(self.size, 2 * self.now), self._clock()
+            self._tell("an hour without running out of memory", "info")
+
+    def _tell(self, why: str, level: str) -> None:
+        self._emit(Log(f"{why}: going on with {self.now} examples at a time", level))
+        self._emit(Choice("micro-batch", str(self.now), why))
+        self._step.changed(self.now)
+
+
+def _cut(batch: Batch, start: int, stop: int) -> Batch:
+    return Batch(batch.text[start:stop], batch.image[start:stop], batch.captions[start:stop])
+
+
+def repeated(batches: Iterator[Batch]) -> Callable[[int], Batch]:
+    """Batches of any size to try out, from a few examples that are read once."""
+    few: list[Batch] = []
+
+    def of(size: int) -> Batch:
+        if not few:
+            few.append(next(batches))
+        times = -(-size // len(few[0].text))
+        text, image = few[0].text.repeat(times, 1), few[0].image.repeat(times, 1)
+        return _cut(Batch(text, image, few[0].captions * times), 0, size)
+
+    return of
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back all that nobody uses."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        release_freed_memory()
