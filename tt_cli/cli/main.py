@@ -42,6 +42,7 @@ COMMANDS = (
     Command("pause", "have a peer leave the swarm and wait", "pause", "Take part"),
     Command("resume", "have a peer go on after `tt pause`", "resume", "Take part"),
     Command("finish", "have a peer end after the current step", "finish", "Take part"),
+    Command("doctor", "find what would keep a peer from working here", "doctor", "Take part"),
     Command("monitor", "watch a run's swarm", "monitor", "See what it does"),
     Command("infer", "draw pictures with what a run has learned", "infer", "See what it does"),
     Command("convert", "turn published weights into a checkpoint, and back", "convert", "See what it does"),

@@ -1,0 +1,129 @@
+"""`tt join` in a home: asked from another terminal to pause, resume and finish; and killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from swarm.conftest import WAIT, last_step, tiny_run, wait_for_step
+
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import Event, Finished, Phase, Round, Step, Synchronised, from_json
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.processes import Watch, children_of, family_of
+
+StartSwarm = Callable[[RunConfig], LocalSwarm]
+Tt = Callable[..., subprocess.CompletedProcess[str]]
+
+
+class Join:
+    """`tt join --json` as a process; `start` again after its end."""
+
+    def __init__(self, swarm: LocalSwarm, run: Path, home: Path, *flags: str):
+        self.events: list[Event] = []
+        self._news = threading.Condition()
+        self.env = {**os.environ, "TT_HOME": str(home), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "tt_cli.cli.main", "join", str(run), "--json", "--peer", swarm.addresses[0]]
+        self.process = subprocess.Popen(
+            [*command, "--host", "127.0.0.1", "--threads", "1", "--batch-size", "4", *flags],
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._news:
+                self.events.append(from_json(line))
+                self._news.notify_all()
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        with self._news:
+            assert self._news.wait_for(condition, WAIT), (what, self.events[-20:])
+
+    def wait_for_phase(self, phase: str, times: int = 1) -> None:
+        self.wait_for(phase, lambda: len([e for e in self.of(Phase) if e.phase == phase]) >= times)
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+    def steps(self) -> list[int]:
+        return [event.epoch for event in self.events if isinstance(event, (Step, Synchronised))]
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    """The home of the one who joins; what is left there when the test fails is ended."""
+    folder = tmp_path / "anna"
+    yield folder
+    for file in folder.glob("runs/*/peer.json"):
+        pid = json.loads(file.read_text())["pid"]
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+
+
+def test_a_peer_in_a_home(start_swarm: StartSwarm, tt: Tt, home: Path, tmp_path: Path) -> None:
+    """One swarm for all of it: pause, resume, kill, what status says, finish."""
+    run = tiny_run()
+    file = tmp_path / "tiny.toml"
+    file.write_text(run.to_toml())
+    swarm = start_swarm(run)
+    ben = swarm.start_trainer("ben", batch_size=4, seed=1)
+    anna = Join(swarm, file, home)
+    anna.wait_for("a step", lambda: len(anna.of(Step)) >= 1)
+
+    # Paused, it has left the swarm and has no process but the supervisor; the others go on.
+    (worker,) = children_of(anna.process.pid)
+    watch = Watch(family_of(worker))
+    assert tt("pause", str(file), env=anna.env).returncode == 0
+    anna.wait_for_phase("paused")
+    assert watch.left_after(WAIT) == set()
+    assert children_of(anna.process.pid) == []
+    assert not anna.of(Finished)
+    wait_for_step(swarm, last_step(ben) + 2, "ben")
+    status = tt("status", "--json", env=anna.env)
+    (peer,) = json.loads(status.stdout)["peers"]
+    assert status.returncode == 0
+    assert (peer["state"], peer["reason"], peer["saved_step"]) == ("paused", "until `tt resume`", peer["step"])
+
+    # Back, it takes over what the others have made meanwhile.
+    paused_at = max(anna.steps())
+    tt("resume", env=anna.env)
+    anna.wait_for("the steps since", lambda: len(anna.of(Step)) > 1 and max(anna.steps()) > paused_at + 2)
+
+    # Killed, it leaves no process, and says what was last known.
+    (worker,) = children_of(anna.process.pid)
+    watch = Watch(family_of(worker))
+    anna.process.kill()
+    assert watch.left_after(WAIT) == set()
+    status = tt("status", env=anna.env)
+    assert status.returncode == 3
+    assert " · gone\n" in status.stdout and "it was training at step" in status.stdout.replace("averaging", "training")
+
+    # Started again and asked to finish, it ends with a step in which it took part; nobody repeats a round for it.
+    anna = Join(swarm, file, home)
+    anna.wait_for("a step", lambda: len(anna.of(Step)) >= 1)
+    answer = tt("finish", env=anna.env).stdout
+    assert answer.startswith(f"{file}: ends after step ")
+    assert anna.process.wait(WAIT) == 0
+    last = [event.epoch for event in anna.events if isinstance(event, Step)][-1]
+    assert last >= int(answer.split()[-1])
+    wait_for_step(swarm, last + 2, "ben")
+    assert not failed_after(ben, last)
+
+
+def failed_after(member: Member, step: int) -> list[Round]:
+    return [event for event in member.of(Round) if event.epoch >= step and event.outcome not in ("committed", "alone")]
