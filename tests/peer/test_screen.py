@@ -119,6 +119,7 @@ def test_no_message_can_write_to_the_terminal() -> None:
         made(0.0, 1, rejected={evil: evil}),
         e.Synchronised(1, evil, evil, 1.0, 1, at=0.0),
         e.Saved(1, evil, at=0.0),
+        e.Trouble(evil, evil, evil, at=0.0),
         e.Finished(evil, at=0.0),
     ]
     lines = shown(happened).split("\n")
@@ -271,3 +272,67 @@ def test_forced_plain_lines_have_no_escapes(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("FORCE_COLOR", "1")
     assert shown(TRAINING, plain=True) == TRAINING_LINES
     assert json.loads(shown(TRAINING[:1], json=True))["kind"] == "phase"
+
+
+PAUSED: list[e.Event] = [
+    *TRAINING[:8],
+    e.Phase("leaving", "to pause until 23:00 (--hours 23:00-07:00)", at=20.0),
+    e.Saved(12, "/home/anna/step-00000012.safetensors", at=21.0),
+    e.Phase("paused", "until 23:00 (--hours 23:00-07:00)", 400.0, at=22.0),
+]
+
+
+def test_a_paused_peer_says_why_and_until_when_and_shows_no_speed() -> None:
+    view = folded(PAUSED)
+    lines = [line.plain.rstrip() for line in screen.draw(view, [], TITLES, 80, 24, now=82.0)]
+    assert lines[1] == "paused for 1 min 00 s · until 23:00 (--hours 23:00-07:00)"
+    assert not [line for line in lines if "samples/s" in line or " in " in line]
+    assert shown(PAUSED).splitlines()[-1] == "00:00:22 phase        paused: until 23:00 (--hours 23:00-07:00)"
+    view.fold(e.Phase("training", "towards step 13", at=90.0))
+    view.fold(progress(91.0))
+    assert view.progress is not None and list(view.step_seconds) == []
+
+
+DOWNLOAD: list[e.Event] = [
+    e.Phase("syncing", "taking over step 11", at=3.0),
+    e.Download(12_000_000, 34_000_000, 3, 5_000_000.0, 4.4, at=4.0),
+    e.Download(17_000_000, 34_000_000, 0, 0.0, None, at=5.0),
+    e.Download(30_000_000, 34_000_000, 1, 1e6, 4.0, at=40.0),
+]
+
+
+def test_a_state_on_its_way_has_a_bar_and_now_and_then_a_line() -> None:
+    lines = screen.draw(folded(DOWNLOAD[:2]), [], TITLES, 100, 24, now=5.0)
+    assert "state     ━━━" in lines[4].plain
+    assert lines[4].plain.endswith(" 12.0 MB of 34.0 MB from 3 donors at 5.0 MB/s, 4 s left")
+    assert shown(DOWNLOAD).splitlines()[1:] == [
+        "00:00:04 download     12.0 MB of 34.0 MB from 3 donors at 5.0 MB/s, 4 s left",
+        "00:00:40 download     30.0 MB of 34.0 MB from 1 donor at 1.0 MB/s, 4 s left",
+    ]
+    taken = e.Synchronised(11, "QmWjTgY4Hjbz8pQ4kYNa2r1C", "77b0aa", 2.5, 34_000_000, chunks=33, at=41.0)
+    assert folded([*DOWNLOAD, taken]).download is None
+    assert folded([*DOWNLOAD, e.Phase("waiting", "for a donor", at=41.0)]).download is None
+
+
+TROUBLES: list[e.Event] = [
+    e.Trouble("clock", "this machine's clock is 4 s ahead", "set it by NTP", at=1.0),
+    e.Trouble("state download", "peer …2r1C went away", at=2.0),
+    e.Trouble("clock", "this machine's clock is 5 s ahead", "set it by NTP", at=3.0),
+]
+
+
+def test_troubles_are_told_and_counted() -> None:
+    assert shown(TROUBLES).splitlines()[1:] == [
+        "00:00:02 trouble      peer …2r1C went away",
+        "00:00:03 trouble      this machine's clock is 5 s ahead: set it by NTP",
+    ]
+    lines = [line.plain for line in screen.draw(folded(TROUBLES), [], TITLES, 80, 24, now=5.0)]
+    assert "troubles  clock 2, state download 1" in lines
+
+
+@pytest.mark.parametrize(("width", "height"), SIZES)
+@pytest.mark.parametrize("happened", [PAUSED, DOWNLOAD, [*TRAINING, *TROUBLES]])
+def test_these_views_fit_too(happened: list[e.Event], width: int, height: int) -> None:
+    lines = screen.draw(folded(happened), [], TITLES, width, height, now=50.0)
+    assert len(lines) <= height
+    assert max(cell_len(line.plain) for line in lines) <= width

@@ -89,6 +89,14 @@ def test_a_paused_one_shows_no_speed_and_counts_bytes_of_all_its_workers() -> No
     assert status.until is None
 
 
+def test_a_state_on_its_way() -> None:
+    download = e.Download(12_000_000, 48_000_000, 3, 5e6, 7.0, at=NOW - 5)
+    status = folded(e.Phase("syncing", "taking over step 11", at=NOW - 9), download)
+    assert "  state     12.0 MB of 48.0 MB taken over, 25 %" in shown(status)
+    status.fold(e.Phase("training", "towards step 12", at=NOW - 4))
+    assert status.download_received is None
+
+
 def test_one_that_does_not_answer() -> None:
     assert shown(folded(*TRAINING), answers=False)[1] == ("it does not answer (suspended?); this was known 10 s ago")
 

@@ -39,7 +39,7 @@ COLUMNS = (
     Column("digest", 8, 8, 3),
     Column("last round", 12, 60, 5),
 )
-TOLD = ("phase", "round", "synchronised", "contributed", "failure", "finished", "warning", "error")
+TOLD = ("phase", "round", "synchronised", "contributed", "failure", "finished", "warning", "error", "trouble")
 """Lines told of every worker; steps are told of the leader alone."""
 
 

@@ -17,7 +17,7 @@ from typing import TextIO
 
 from rich.text import Text
 
-from tt_cli.peer.view import Line, View, join_line
+from tt_cli.peer.view import Line, View, download_words, join_line
 from tt_cli.supervisor import events
 from tt_cli.supervisor.drawing import (
     LEVEL_STYLES,
@@ -41,7 +41,7 @@ from tt_cli.supervisor.swarm_view import loss_line, next_step_bar, steps_bar, sw
 
 HINT = "Ctrl-C leaves cleanly; again at once"
 LOG_LINES = 12
-_DRAWN = ("phase", "step", "progress", "swarm", "listening")
+_DRAWN = ("phase", "step", "progress", "swarm", "listening", "download")
 """Lines whose content the live view draws anyway: they do not go into its log."""
 
 
@@ -160,7 +160,12 @@ def log_line(line: Line, width: int) -> Text:
 def _peer_lines(view: View, now: float, width: int) -> list[Text]:
     progress = view.progress
     lines = [loss_line(view.losses(), width)]
-    if progress is not None:
+    if view.download is not None:
+        words = f" {download_words(view.download)}"
+        done = view.download.received / max(1, view.download.total)
+        room = max(4, min(60, width - 10 - max(40, len(words))))
+        lines.append(labelled("state", bar(done, room, "blue"), words, width=width))
+    elif progress is not None:
         lines.append(next_step_bar(progress.samples, progress.target_samples, view.eta(now), width))
     else:
         lines.append(labelled("next step", bar(0, max(4, min(60, width - 50))), width=width))
@@ -190,6 +195,9 @@ def _peer_lines(view: View, now: float, width: int) -> list[Text]:
         if progress.rejected_micro_batches:
             words = f"{plural(progress.rejected_micro_batches, 'micro-batch')} thrown away: not finite"
             lines.append(labelled("rejected", (words, "yellow"), width=width))
+    if view.troubles:
+        counts = ", ".join(f"{clean(what)} {count:,}" for what, count in sorted(view.troubles.items()))
+        lines.append(labelled("troubles", (counts, "yellow"), width=width))
     lines.append(labelled("averaging", *_round_words(view, width - 10), width=width))
     lines.append(labelled("weights", _weights_words(view), width=width))
     return lines

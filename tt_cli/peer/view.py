@@ -65,6 +65,7 @@ class View:
     progress: events.Progress | None = None
     round: events.Round | None = None
     swarm: dict[str, Any] | None = None
+    download: events.Download | None = None
     troubles: dict[str, int] = field(default_factory=dict)
     curve: list[tuple[int, float]] = field(default_factory=list)
     step_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=16))
@@ -97,6 +98,8 @@ class View:
                 return self._round(event)
             case events.Step():
                 return self._step(event)
+            case events.Download():
+                return self._downloading(event)
             case events.Synchronised():
                 return self._synchronised(event)
             case events.Saved():
@@ -147,6 +150,8 @@ class View:
         phase, reason = clean(event.phase), clean(event.reason)
         self._enter(phase, reason, event.at)
         self.ended = False
+        if phase != "syncing":
+            self.download = None
         if phase == "paused":
             self.progress = self.round = None
         if phase in ("starting", "syncing", "paused"):
@@ -222,7 +227,15 @@ class View:
         parts.append(f"digest {short_digest(event.digest)}")
         return [Line(event.at, "step", ", ".join(parts))]
 
+    def _downloading(self, event: events.Download) -> list[Line]:
+        self.download = event
+        if self._progress_line_at is not None and event.at - self._progress_line_at < PROGRESS_EVERY:
+            return []
+        self._progress_line_at = event.at
+        return [Line(event.at, "download", download_words(event))]
+
     def _synchronised(self, event: events.Synchronised) -> list[Line]:
+        self.download = None
         self.epoch, self.digest, self._stepped_at = event.epoch, event.digest, None
         digest = short_digest(event.digest)
         if event.source == "seed":
@@ -265,6 +278,14 @@ class View:
 
 def _news(swarm: dict[str, Any]) -> tuple[Any, ...]:
     return swarm["epoch"], sorted((peer["peer_id"], peer["in_agreement"]) for peer in swarm["peers"])
+
+
+def download_words(event: events.Download) -> str:
+    """How far a state has come, from whom, how fast."""
+    words = f"{byte_count(event.received)} of {byte_count(event.total)}"
+    if event.donors:
+        words += f" from {plural(event.donors, 'donor')} at {byte_count(event.bytes_per_second)}/s"
+    return words if event.eta is None else f"{words}, {duration(event.eta)} left"
 
 
 def best_address(addresses: list[str]) -> str | None:

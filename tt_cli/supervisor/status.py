@@ -95,6 +95,8 @@ class Status(_Part):
     bytes_sent: int = 0
     bytes_received: int = 0
     rejected_micro_batches: int = 0
+    download_received: int | None = None
+    download_total: int | None = None
     restarts: int = 0
 
     peer_id: str = ""
@@ -123,8 +125,11 @@ class Status(_Part):
                     self._say(event.at, event.words)
             case events.Step():
                 self.step, self.loss = event.epoch, event.loss
+            case events.Download():
+                self.download_received, self.download_total = event.received, event.total
             case events.Synchronised():
                 self.step = event.epoch
+                self.download_received = self.download_total = None
             case events.Saved():
                 self.saved_step = event.epoch
             case events.Snapshot():
@@ -148,6 +153,8 @@ class Status(_Part):
         if state != self.state:
             self.since = at
         self.state, self.reason, self.until = state, reason, until
+        if state != "syncing":
+            self.download_received = self.download_total = None
         if state in ("paused", "ended", "starting"):
             self.samples = self.target_samples = self.eta = self.peers = None
             self.samples_per_second = self.swarm_samples_per_second = self.share = None

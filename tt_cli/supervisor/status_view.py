@@ -58,6 +58,9 @@ def _work(status: Status) -> list[tuple[str, str]]:
         if status.samples is not None and status.target_samples is not None:
             samples = f" · {status.samples:,} of {status.target_samples:,} samples to the next"
         rows.append(("step", f"{status.step:,} of {status.total_steps:,}{loss}{samples}"))
+    if status.download_received is not None and status.download_total:
+        received, total = status.download_received, status.download_total
+        rows.append(("state", f"{byte_count(received)} of {byte_count(total)} taken over, {percent(received / total)}"))
     if status.samples_per_second is not None and status.share is not None:
         own = f"{rate(status.samples_per_second)} samples/s, {percent(status.share)} of the swarm's"
         rows.append(("speed", f"{own} {rate(status.swarm_samples_per_second or 0.0)}"))
