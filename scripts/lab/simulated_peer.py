@@ -136,6 +136,8 @@ def main() -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--initial-peer", action="append", default=[], help="multiaddr of a peer; may be repeated")
     parser.add_argument("--client-mode", action="store_true", help="accept no connections")
+    parser.add_argument("--max-upload", type=float, help="Mbit/s; no cap without it")
+    parser.add_argument("--max-download", type=float, help="Mbit/s; no cap without it")
     parser.add_argument("--steps", type=int, default=0, help="say 'done' after so many global steps; 0: never")
     parser.add_argument("--micro-batch", type=int, default=16, help="samples in a micro-batch")
     parser.add_argument("--micro-batch-seconds", type=float, default=1.0, help="time of the simulated device for it")
@@ -168,7 +170,17 @@ def main() -> None:
     dht = start_dht(run, identity, initial_peers=args.initial_peer, host=args.host, client_mode=args.client_mode)
     tell("listening", peer_id=identity.peer_id, addresses=[] if args.client_mode else addresses_of(dht))
     about = About(user="simulated", device="simulated", micro_batch=args.micro_batch)
-    collaboration = Collaboration(run, dht, identity, shared, about, print_event, client_mode=args.client_mode)
+    collaboration = Collaboration(
+        run,
+        dht,
+        identity,
+        shared,
+        about,
+        print_event,
+        client_mode=args.client_mode,
+        max_upload=args.max_upload and args.max_upload * 1e6,
+        max_download=args.max_download and args.max_download * 1e6,
+    )
     keep_freed_memory()
     code = 0
     try:
