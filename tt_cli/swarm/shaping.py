@@ -10,7 +10,8 @@ Notable:
   on the same line does not wait behind a megabyte.
 
 The cap is true over a round or a download. Within a second more may come in: the daemon reads ahead of us, 256 KiB for
-each open stream. The DHT's records, some kB/s, belong to another process and are not paced: `RESERVED` is kept free for them.
+each open stream. The DHT's records, some kB/s, belong to another process and are not paced: `RESERVED` is kept free
+for them.
 """
 
 from __future__ import annotations
