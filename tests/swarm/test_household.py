@@ -1,4 +1,4 @@
-"""`tt join` in a home: asked from another terminal to pause, resume and finish; and killed."""
+"""`tt join` in a home: held while a GPU is hot, asked from another terminal to pause, resume, finish; and killed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ import pytest
 from swarm.conftest import WAIT, last_step, tiny_run, wait_for_step
 
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Event, Finished, Phase, Round, Step, Synchronised, from_json
+from tt_cli.supervisor.events import (
+    Contribution,
+    Event,
+    Finished,
+    Phase,
+    Progress,
+    Round,
+    Step,
+    Synchronised,
+    from_json,
+)
 from tt_cli.supervisor.local_swarm import LocalSwarm, Member
 from tt_cli.supervisor.processes import Watch, children_of, family_of
 
@@ -24,15 +34,16 @@ Tt = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Join:
-    """`tt join --json` as a process; `start` again after its end."""
+    """`tt join --json` as a process. programs: a folder before all others in its PATH."""
 
-    def __init__(self, swarm: LocalSwarm, run: Path, home: Path, *flags: str):
+    def __init__(self, swarm: LocalSwarm, run: Path, home: Path, programs: Path):
         self.events: list[Event] = []
         self._news = threading.Condition()
-        self.env = {**os.environ, "TT_HOME": str(home), "OMP_NUM_THREADS": "1"}
+        path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+        self.env = {**os.environ, "TT_HOME": str(home), "OMP_NUM_THREADS": "1", "PATH": path}
         command = [sys.executable, "-m", "tt_cli.cli.main", "join", str(run), "--json", "--peer", swarm.addresses[0]]
         self.process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--threads", "1", "--batch-size", "4", *flags],
+            [*command, "--host", "127.0.0.1", "--threads", "1", "--batch-size", "4", "--max-gpu-temp", "80"],
             env=self.env,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -53,10 +64,13 @@ class Join:
             assert self._news.wait_for(condition, WAIT), (what, self.events[-20:])
 
     def wait_for_phase(self, phase: str, times: int = 1) -> None:
-        self.wait_for(phase, lambda: len([e for e in self.of(Phase) if e.phase == phase]) >= times)
+        self.wait_for(phase, lambda: self.phases().count(phase) >= times)
 
     def of(self, kind: type[Event]) -> list[Event]:
         return [event for event in self.events if isinstance(event, kind)]
+
+    def phases(self) -> list[str]:
+        return [event.phase for event in self.events if isinstance(event, Phase)]
 
     def steps(self) -> list[int]:
         return [event.epoch for event in self.events if isinstance(event, (Step, Synchronised))]
@@ -76,14 +90,28 @@ def home(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_peer_in_a_home(start_swarm: StartSwarm, tt: Tt, home: Path, tmp_path: Path) -> None:
-    """One swarm for all of it: pause, resume, kill, what status says, finish."""
+    """One swarm for all of it: hold, pause, resume, kill, what status says, finish."""
     run = tiny_run()
     file = tmp_path / "tiny.toml"
     file.write_text(run.to_toml())
     swarm = start_swarm(run)
     ben = swarm.start_trainer("ben", batch_size=4, seed=1)
-    anna = Join(swarm, file, home)
-    anna.wait_for("a step", lambda: len(anna.of(Step)) >= 1)
+    degrees = tmp_path / "degrees"
+    degrees.write_text("90")
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text(f"#!/bin/sh\ncat {degrees}\n")
+    smi.chmod(0o755)
+    anna = Join(swarm, file, home, tmp_path)
+
+    # With a hot GPU it takes part in the rounds and computes nothing.
+    anna.wait_for("a step", lambda: len(anna.of(Step)) >= 2)
+    assert anna.phases()[-1] in ("waiting", "averaging") and "training" not in anna.phases()
+    assert {event.my_samples for event in anna.events if isinstance(event, Progress)} <= {0}
+    held = [event for event in anna.events if isinstance(event, Round)]
+    assert {len(event.members) for event in held} == {2}
+    degrees.write_text("60")
+    anna.wait_for_phase("training")
+    anna.wait_for("samples", lambda: bool(anna.of(Contribution)))
 
     # Paused, it has left the swarm and has no process but the supervisor; the others go on.
     (worker,) = children_of(anna.process.pid)
@@ -114,7 +142,7 @@ def test_a_peer_in_a_home(start_swarm: StartSwarm, tt: Tt, home: Path, tmp_path:
     assert " · gone\n" in status.stdout and "it was training at step" in status.stdout.replace("averaging", "training")
 
     # Started again and asked to finish, it ends with a step in which it took part; nobody repeats a round for it.
-    anna = Join(swarm, file, home)
+    anna = Join(swarm, file, home, tmp_path)
     anna.wait_for("a step", lambda: len(anna.of(Step)) >= 1)
     answer = tt("finish", env=anna.env).stdout
     assert answer.startswith(f"{file}: ends after step ")

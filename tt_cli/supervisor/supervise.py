@@ -170,10 +170,8 @@ class _Supervision:
         if bool(hold) != bool(self._held):
             self._held = hold
             worker.hold(hold)
-            if hold:
-                self._show(Phase("waiting", hold))
-            elif self._towards:
-                self._show(Phase("training", self._towards))
+            if self._towards:  # it trains; until then it starts, held or not
+                self._show(Phase("waiting", hold) if hold else Phase("training", self._towards))
         return False
 
     def _tell_finish(self, worker: Worker) -> None:
