@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,8 @@ from tt_cli.peer.batch import (
     choose_micro_batch,
     is_out_of_memory,
     repeated,
+    undisturbed_seconds,
+    waiting_seconds,
 )
 from tt_cli.peer.device import Device
 from tt_cli.supervisor.events import Choice, Event, Log
@@ -46,6 +49,9 @@ class Machine:
         self.sizes: list[int] = []
         self.released = 0
 
+    def clock(self) -> float:
+        return self.now
+
     def compute(self, size: int) -> None:
         self.sizes.append(size)
         if size > self.fits:
@@ -62,7 +68,7 @@ class Machine:
         self.released += 1
 
     def search(self, target: int = 4096, patient: bool = False) -> Found:
-        return MicroBatchSearch(self.compute, self, target, patient=patient, clock=lambda: self.now).run()
+        return MicroBatchSearch(self.compute, self, target, patient=patient, clock=self.clock, wall=self.clock).run()
 
 
 def test_the_fastest_size_is_found_between_powers_of_two_too() -> None:
@@ -171,6 +177,11 @@ def test_running_out_of_memory_is_known_on_every_device(run_out: Callable[[], No
 # ------------------------------------------------------------------ what is remembered
 
 
+@pytest.fixture(autouse=True)
+def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tt_cli.peer.batch.waiting_seconds", lambda: 0.0)
+
+
 def remembered(path: Path, told: list[Event]) -> Remembered:
     return Remembered(path / "micro-batch.json", told.append)
 
@@ -184,6 +195,22 @@ def test_a_choice_is_remembered_with_its_day_and_reason(tmp_path: Path) -> None:
     assert first == again and len(machine.sizes) == tries
     before, after = (event.reason for event in told if isinstance(event, Choice))
     assert after.startswith("tried out on 20") and after.endswith(before)
+
+
+def test_a_choice_made_beside_busy_programs_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Event] = []
+    waits = iter([0.0, 1e9])
+    monkeypatch.setattr("tt_cli.peer.batch.waiting_seconds", lambda: next(waits))
+    machine = Machine(lambda size: 0.01)
+    choose_micro_batch(None, SETTINGS, machine, machine.search, remembered(tmp_path, told), told.append)
+    assert isinstance(told[0], Choice) and told[0].reason.endswith("other programs are busy: tried out again next time")
+    assert remembered(tmp_path, told).find(SETTINGS) is None
+
+
+def test_the_clock_stands_while_others_have_the_processor() -> None:
+    before, started = waiting_seconds(), undisturbed_seconds()
+    time.sleep(0.01)
+    assert undisturbed_seconds() > started and waiting_seconds() >= before
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 Notable:
 - a try is what training does with a micro-batch: forward, backward, the check that it is finite, the sum;
 - sizes double while that pays; then the sizes half-way to the neighbours of the best are tried, and the best few once
-  more in turns, so that another program's burst does not decide;
+  more in turns, so that another program's burst does not decide; the clock stands while others have the processor;
 - nothing is tried that the memory model says does not fit, corrected by what the tries before really took;
 - running out of memory loses no example: the batch in hand goes on in smaller pieces, and what was accumulated stays.
 """
@@ -14,7 +14,7 @@ import gc
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +34,7 @@ SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new p
 WORTHWHILE = 1.02  # a larger size must be so many times as fast
 PROBE_SECONDS = 6.0  # for all tries together; the first two sizes are tried in any case
 FINALISTS, ROUNDS = 3, 3
+BUSY = 0.3  # of the time waited for the processor: such a choice is not remembered
 CALM_SECONDS = 3600.0
 REMEMBERED = 16  # choices in one file, of other devices and settings
 
@@ -45,6 +46,19 @@ _OUT_OF_MEMORY = (
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
 )
+
+
+def waiting_seconds() -> float:
+    """How long this thread was ready to run while others had the processor; 0 where the kernel does not tell."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
+def undisturbed_seconds() -> float:
+    """A clock that stands while other programs have the processor."""
+    return time.perf_counter() - waiting_seconds()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -110,9 +124,10 @@ class MicroBatchSearch:
         target_batch_size: int,
         *,
         patient: bool,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float] = undisturbed_seconds,
+        wall: Callable[[], float] = time.perf_counter,
     ):
-        self._compute, self._memory, self._clock = compute, memory, clock
+        self._compute, self._memory, self._clock, self._wall = compute, memory, clock, wall
         self._patient = patient  # a GPU: micro-batches may take long
         self._target = target_batch_size
         self._largest = max(1, min(LARGEST_PROBE, target_batch_size // 4))
@@ -200,11 +215,10 @@ class MicroBatchSearch:
         return True
 
     def _timed(self, size: int) -> float:
-        started = self._clock()
+        started, began = self._clock(), self._wall()
         self._compute(size)
-        seconds = self._clock() - started
-        self._spent += seconds
-        return seconds
+        self._spent += self._wall() - began
+        return self._clock() - started
 
     def _best(self) -> int:
         """The smallest size that no other beats by enough."""
@@ -287,8 +301,12 @@ def choose_micro_batch(
         emit(Log(f"{found.size} examples at a time were best once, but {words}: trying out anew"))
         found = None
     if found is None:
+        started, waited = time.perf_counter(), waiting_seconds()
         found = search()
-        remembered.keep(settings, found)
+        if waiting_seconds() - waited < BUSY * (time.perf_counter() - started):
+            remembered.keep(settings, found)
+        else:
+            found = replace(found, reason=f"{found.reason}; other programs are busy: tried out again next time")
     emit(Choice("micro-batch", str(found.size), found.reason))
     return found.size
 

@@ -1,0 +1,81 @@
+"""A peer's account, item by item, against the sizes of the real things."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tt_cli.memory import trainer_need
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.peer.shared import TrainedState
+from tt_cli.run import load_run
+from tt_cli.swarm.codec import codec_of
+from tt_cli.swarm.encoded import EncodedBuffer
+from tt_cli.swarm.layout import Layout
+
+EMOJI = load_run("emoji")
+
+
+def items(**settings: object) -> dict[str, int]:
+    need = trainer_need(EMOJI, "cpu", **settings)  # type: ignore[arg-type]
+    return {item.what: item.bytes for item in need.items}
+
+
+@pytest.fixture(scope="module")
+def state() -> TrainedState:
+    return TrainedState(EMOJI, Dalle(DalleConfig.from_run(EMOJI)), None)
+
+
+def test_the_state_takes_what_it_says(state: TrainedState) -> None:
+    held = state.state()
+    assert items()["shared state"] == sum(
+        tensor.nbytes for group in (held.parameters, held.optimizer) for tensor in group.values()
+    )
+
+
+@pytest.mark.parametrize("compression", ["linear8", "blockwise8"])
+def test_encoded_gradients_take_what_they_say(state: TrainedState, compression: str) -> None:
+    run = EMOJI.replaced({"swarm.compression": compression})
+    codec = codec_of(run)
+    buffer = EncodedBuffer(Layout(state.shapes(), run.swarm.large_tensor, codec.block), codec)
+    (encoded,) = (i.bytes for i in trainer_need(run, "cpu").items if i.what == "encoded gradient and average")
+    assert encoded == pytest.approx(2 * buffer.nbytes, rel=0.005)
+
+
+def test_parameters_gradients_and_their_sums_are_float32() -> None:
+    model = Dalle(DalleConfig.from_run(EMOJI))
+    found = items()
+    assert {found[what] for what in ("parameters in training", "gradients", "accumulated gradients")} == {
+        sum(parameter.nbytes for parameter in model.parameters())
+    }
+    assert found["largest tensor decoded"] == max(parameter.nbytes for parameter in model.parameters())
+
+
+def test_a_gpu_takes_what_the_host_then_does_not() -> None:
+    cpu, gpu = (trainer_need(EMOJI, kind, micro_batch=64, budget=10**9) for kind in ("cpu", "cuda"))
+    assert cpu.device == 0 and cpu.host == sum(item.bytes for item in cpu.items)
+    assert gpu.device > sum(i.bytes for i in gpu.items if i.what == "activations kept") > 0
+    assert not any(item.place == "host" and item.what.startswith("activations") for item in gpu.items)
+    assert "processes" in gpu.in_words("host") and "CUDA" in gpu.in_words("device")
+
+
+def test_the_paper_s_run_is_reckoned_without_being_built() -> None:
+    need = trainer_need(load_run("dalle"), "cuda", itemsize=2, micro_batch=4, budget=2**31)
+    found = {item.what: item.bytes for item in need.items if item.place == "device"}
+    assert found["gradients"] == 4 * 125_894_244
+    assert 2**30 < found["activations kept"] <= 2**31
+
+
+def test_the_room_needs_no_hivemind() -> None:
+    code = (
+        "import sys; sys.modules['hivemind'] = None\n"
+        "from tt_cli.memory import parse_size, trainer_need\n"
+        "assert 'torch' not in sys.modules\n"
+        "from tt_cli.run import load_run\n"
+        "print(trainer_need(load_run('emoji'), 'cpu').host)"
+    )
+    import subprocess
+
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == trainer_need(EMOJI, "cpu").host

@@ -1,0 +1,100 @@
+"""The account of a training step against what torch allocates in one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from tt_cli.memory.activations import activations
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.run import load_run
+
+EMOJI = DalleConfig.from_run(load_run("emoji"))
+# Attention by structure, as at the paper's size, but small.
+LONG = replace(EMOJI, dim=64, heads=4, dim_head=16, depth=5, text_length=48, image_size=16)
+MIB = 2**20
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products on several threads take long where other processes are busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def allocated(model: Dalle, b: int, dtype: torch.dtype | None) -> int:
+    """Bytes at the worst moment of a step, beside parameters and their gradients."""
+    config = model.config
+    text = torch.ones(b, config.text_length, dtype=torch.long)
+    image = torch.zeros(b, config.image_positions, dtype=torch.long)
+
+    def step() -> None:
+        for parameter in model.parameters():
+            parameter.grad = None
+        with torch.autocast("cpu", dtype=dtype) if dtype else contextlib.nullcontext():
+            losses = model.loss(text, image)
+        losses.total.backward()
+
+    step()  # tables and masks stay
+    for parameter in model.parameters():
+        parameter.grad = None
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
+        step()
+    assert seen.profiler is not None and seen.profiler.kineto_results is not None
+    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
+    now = worst = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        now += event.nbytes()
+        worst = max(worst, now)
+    return worst - sum(4 * parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    ("config", "b", "dtype", "budget"),
+    [
+        (EMOJI, 1, None, 10**12),
+        (EMOJI, 8, None, 10**12),
+        (EMOJI, 8, None, 0),
+        (EMOJI, 8, None, 8 * MIB),
+        (EMOJI, 8, torch.bfloat16, 10**12),
+        (LONG, 2, None, 10**12),
+        (LONG, 2, None, 0),
+        (LONG, 2, torch.bfloat16, 4 * MIB),
+    ],
+)
+def test_a_step_takes_what_the_account_says(
+    config: DalleConfig, b: int, dtype: torch.dtype | None, budget: int
+) -> None:
+    model = Dalle(config)
+    model.activation_budget = budget
+    itemsize = 4 if dtype is None else dtype.itemsize
+    said, seen = activations(model, b, itemsize, budget, "cpu"), allocated(model, b, dtype)
+    assert said.total == pytest.approx(seen, rel=0.05, abs=0.75 * MIB)
+    assert said.kept <= budget
+
+
+def test_without_a_reversible_trunk_it_is_an_estimate() -> None:
+    model = Dalle(replace(EMOJI, reversible=False))
+    assert activations(model, 8, 4, 0, "cpu").total == pytest.approx(allocated(model, 8, None), rel=0.15)
+
+
+def test_a_model_without_memory_tells_the_same() -> None:
+    with torch.device("meta"):
+        model = Dalle(EMOJI)
+    assert activations(model, 8, 4, 10**9, "cpu") == activations(Dalle(EMOJI), 8, 4, 10**9, "cpu")
+
+
+def test_more_examples_and_larger_budgets_take_more() -> None:
+    with torch.device("meta"):
+        model = Dalle(LONG)
+    totals = [activations(model, b, 4, 10**9, "cuda").total for b in (1, 2, 4, 8, 16)]
+    assert totals == sorted(totals) and len(set(totals)) == 5
+    kept = [activations(model, 8, 4, budget, "cpu").kept for budget in (0, 10**7, 10**8, 10**10)]
+    assert kept == sorted(kept) and kept[0] == 0 and kept[1] <= 10**7

@@ -1,0 +1,122 @@
+"""What fits is begun, what does not is refused in one line with its numbers and a way out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+from tt_cli.errors import TTError, UsageError
+from tt_cli.memory import GIB, trainer_need
+from tt_cli.peer import fit
+from tt_cli.peer.device import Device
+from tt_cli.peer.fit import RoomMemory, check_host, check_room, choose_activation_budget, host_room
+from tt_cli.run import load_run
+from tt_cli.supervisor.events import Choice, Event
+from tt_cli.supervisor.host_memory import FamilyMemory, HostMemory
+
+EMOJI, DALLE = load_run("emoji"), load_run("dalle")
+CPU = Device(torch.device("cpu"), "a CPU", None)
+GPU = Device(torch.device("cuda", 0), "a GPU", torch.bfloat16)
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """GiB free of the host's 16 and of the GPU's 8; to be changed by the test. The peer takes nothing yet."""
+    found = {"host": 12.0, "gpu": 7.0}
+    monkeypatch.setattr(fit, "host_memory", lambda: HostMemory(int(found["host"] * GIB), 16 * GIB, "this machine"))
+    monkeypatch.setattr(fit, "family_memory", lambda pid: FamilyMemory(0, 0))
+    monkeypatch.setattr(fit, "free_memory", lambda device: int(found["gpu"] * GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 8 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: found.update(share=share))
+    return found
+
+
+def refused(*args: object) -> TTError:
+    with pytest.raises(TTError) as caught:
+        check_room(*args)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def test_a_fifth_of_what_is_free_is_left_to_others(free: dict[str, float]) -> None:
+    room = check_room(EMOJI, CPU, None, None)
+    assert (room.most, room.usual) == (12 * GIB, int(0.8 * 12 * GIB))
+    assert room.in_words() == "12.0 GiB of 16.0 GiB are free on this machine"
+
+
+def test_what_the_peer_has_already_is_part_of_its_room(free: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "family_memory", lambda pid: FamilyMemory(GIB, GIB))
+    assert host_room(None).most == 14 * GIB
+
+
+def test_memory_limits_the_room(free: dict[str, float]) -> None:
+    assert check_room(EMOJI, CPU, None, 4 * GIB).usual == 4 * GIB
+    assert check_room(EMOJI, CPU, None, 100 * GIB).usual == int(0.8 * 12 * GIB)
+    assert check_room(EMOJI, GPU, None, 4 * GIB).usual == 4 * GIB
+    assert 0.4 < free["share"] < 0.5
+
+
+def test_too_little_is_refused_with_numbers_and_a_fix(free: dict[str, float]) -> None:
+    free["host"] = 0.5
+    words = str(refused(EMOJI, CPU, None, None))
+    assert re.match(r"emoji needs [0-9.]+ .iB of RAM with 1 example at a time \(processes [0-9.]+ MiB, ", words)
+    assert words.endswith("and 512 MiB of 16.0 GiB are free on this machine: close other programs")
+
+
+def test_a_machine_that_is_too_small_is_told_so(free: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fit, "host_memory", lambda: HostMemory(GIB, 2 * GIB, "this container"))
+    words = str(refused(DALLE, CPU, None, None))
+    assert "1.0 GiB of 2.0 GiB are free on this container: it takes a machine with" in words
+
+
+def test_too_small_a_limit_is_refused_with_one_that_does(free: dict[str, float]) -> None:
+    error = refused(EMOJI, CPU, None, GIB // 2)
+    assert isinstance(error, UsageError)
+    limit = str(error).rsplit("give --memory ", 1)[1]
+    from tt_cli.memory import parse_size
+
+    check_room(EMOJI, CPU, None, parse_size(limit))
+
+
+def test_too_large_a_batch_is_refused_with_one_that_fits(free: dict[str, float]) -> None:
+    free["host"] = 2.0
+    assert str(refused(EMOJI, CPU, 1000, None)).endswith("close other programs or give --batch-size 1, or leave it out")
+    check_room(EMOJI, CPU, 1, None)
+
+
+def test_a_gpu_that_is_full_is_refused_and_the_cpu_named(free: dict[str, float]) -> None:
+    free["gpu"] = -0.55
+    words = str(refused(EMOJI, GPU, None, None))
+    assert "of GPU memory" in words and "of 8.0 GiB are free on a GPU" in words
+    assert words.endswith("close other programs or give --device cpu")
+
+
+def test_a_gpu_s_peer_needs_ram_too(free: dict[str, float]) -> None:
+    free["host"] = 1.0
+    assert "of RAM" in str(refused(EMOJI, GPU, None, None))
+
+
+def test_what_nothing_here_can_train_is_refused_before_it_is_loaded(free: dict[str, float]) -> None:
+    check_host(EMOJI, None, None)
+    free["host"] = 0.5
+    with pytest.raises(TTError, match="^emoji needs .* of RAM"):
+        check_host(EMOJI, None, None)
+
+
+def test_a_share_of_what_is_left_is_for_activations(free: dict[str, float]) -> None:
+    told: list[Event] = []
+    budget = choose_activation_budget(EMOJI, CPU, check_room(EMOJI, CPU, None, 4 * GIB), told.append)
+    assert budget == int(0.4 * (4 * GIB - trainer_need(EMOJI, "cpu").host))
+    assert isinstance(told[0], Choice) and "left beside the rest of the peer" in told[0].reason
+
+
+def test_the_search_asks_for_this_run_on_this_device(free: dict[str, float]) -> None:
+    room = check_room(EMOJI, CPU, None, 4 * GIB)
+    memory = RoomMemory(EMOJI, CPU, room, GIB)
+    assert memory.limit == 4 * GIB
+    assert memory.predicted(8) == trainer_need(EMOJI, "cpu", micro_batch=8, budget=GIB).host
+    gpu = RoomMemory(EMOJI, GPU, check_room(EMOJI, GPU, None, None), GIB)
+    assert gpu.predicted(8) == trainer_need(EMOJI, "cuda", itemsize=2, micro_batch=8, budget=GIB).device
