@@ -137,8 +137,7 @@ def _checked_by(name: str, text: str) -> str:
     try:
         return str(getattr(settings, f"check_{name}")(text))
     except ValueError as error:
-        words = str(error)
-        raise argparse.ArgumentTypeError(words if text in words else f"{text}: {words}") from None
+        raise argparse.ArgumentTypeError(f"{text}: {error}" if name == "ipv4" else str(error)) from None
 
 
 def run(args: argparse.Namespace) -> int:
