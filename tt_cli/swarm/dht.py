@@ -21,6 +21,7 @@ from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import alive, children_of
 from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.swarm.addresses import listen_and_announce
 from tt_cli.swarm.identity import Identity
 from tt_cli.swarm.validator import RecordValidator
 
@@ -61,7 +62,7 @@ def start_dht(
         validators.insert(0, RSASignatureValidator())
     if not client_mode and port:
         _check_port_free(host, port)
-    listen = [f"/ip4/{host}/tcp/{port}"]
+    listen, announced = listen_and_announce(host, port)
     dht = None
     try:
         dht = DHT(
@@ -70,7 +71,7 @@ def start_dht(
             record_validators=validators,
             client_mode=client_mode,
             host_maddrs=listen,
-            announce_maddrs=list(announce) or None,
+            announce_maddrs=list(announce) or announced or None,
             no_listen=client_mode,
             identity_path=None if identity is None else str(identity.path),
             check_if_identity_free=False,

@@ -145,7 +145,8 @@ class _Snapshot:
         try:
             self._read_at = time.monotonic()
             yield _message({"manifest": self._manifest})
-            asked = (digest, runs if digest == self.tree.digest else [])  # the manifest says that it is another one
+            runs = runs if digest == self.tree.digest else []  # the manifest says that it is another one
+            asked: tuple[str, list[int]] | None = digest, runs
             while asked is not None:
                 _, runs = asked
                 if runs and runs[-1] > len(self.tree):

@@ -24,6 +24,7 @@ from tt_cli.swarm.asking import connect_over
 from tt_cli.swarm.board import read_records
 from tt_cli.swarm.buffer import Passage, StateBuffer
 from tt_cli.swarm.donor import StateDonor
+from tt_cli.swarm.reachability import DialBack
 from tt_cli.swarm.shared import Tree, TreeReader
 from tt_cli.swarm.signatures import Signatures
 from tt_cli.swarm.taker import Chunks, NoState, Taker
@@ -169,12 +170,15 @@ class StateSharing:
     # ---------------------------------------------------------------- in the averager's process
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, namespace: str | None = None, **kwargs: Any) -> None:
-        """As hivemind's, and those of the donor."""
+        """As hivemind's, those of the donor, and of those who dial back."""
         await super().add_p2p_handlers(p2p, *args, namespace=namespace, **kwargs)  # type: ignore[misc]
         await self._donor.add_p2p_handlers(p2p, namespace=namespace)
+        self._dial_back = DialBack()
+        await self._dial_back.add_p2p_handlers(p2p, namespace=namespace)
 
     async def remove_p2p_handlers(self, p2p: P2P, *, namespace: str | None = None) -> None:
-        """As hivemind's, and those of the donor."""
+        """As hivemind's, and those that were added."""
+        await self._dial_back.remove_p2p_handlers(p2p, namespace=namespace)
         await self._donor.remove_p2p_handlers(p2p, namespace=namespace)
         await super().remove_p2p_handlers(p2p, namespace=namespace)  # type: ignore[misc]
 

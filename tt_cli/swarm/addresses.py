@@ -1,0 +1,124 @@
+"""Which of this machine's addresses mean something to others, and what a person does so that they can be reached.
+
+Never announced: loopback (unless that is what the peer listens on), link-local, and those of bridges between this
+machine and its own containers, which on any other machine are somebody else's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import ipaddress
+import re
+import socket
+import struct
+from collections.abc import Iterable
+from pathlib import Path
+
+SIOCGIFADDR = 0x8915
+BRIDGES = re.compile(r"(lo|docker|br-|veth|virbr|lxcbr|lxdbr|podman|cni|flannel|cali|kube)")
+DOCKER = ipaddress.ip_network("172.17.0.0/16")  # of Docker's own bridge, unless somebody changed it
+_TCP = re.compile(r"/ip4/([0-9.]+)/tcp/([0-9]{1,5})(?:/p2p/[^/]+)?")
+
+
+def interface_addresses() -> dict[str, str]:
+    """Interface → its (first) IPv4 address."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            try:
+                asked = struct.pack("256s", name[:15].encode())
+                found[name] = socket.inet_ntoa(fcntl.ioctl(any_socket, SIOCGIFADDR, asked)[20:24])
+            except OSError:
+                continue  # it has none
+    return found
+
+
+def announceable(addresses: dict[str, str] | None = None, container: bool | None = None) -> list[str]:
+    """This machine's IPv4 addresses that others may be told of."""
+    inside = inside_container() if container is None else container
+    found = interface_addresses() if addresses is None else addresses
+    return [
+        address
+        for name, address in found.items()
+        if not BRIDGES.match(name) and not _local(address) and not (inside and ipaddress.ip_address(address) in DOCKER)
+    ]
+
+
+def _local(address: str) -> bool:
+    ip = ipaddress.ip_address(address)
+    return ip.is_loopback or ip.is_link_local or ip.is_unspecified or ip.is_multicast
+
+
+def free_port(host: str) -> int:
+    """A TCP port that nobody listens on now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def listen_and_announce(host: str, port: int) -> tuple[list[str], list[str]]:
+    """(multiaddrs to listen on, multiaddrs to announce: empty for what the daemon finds out by itself).
+
+    On 0.0.0.0 the daemon would announce every address that the machine has; it listens on those that mean something to
+    others, so that what it adds to them by itself, such as the router's after port mapping, stays.
+    """
+    if host != "0.0.0.0":
+        return [f"/ip4/{host}/tcp/{port}"], []
+    port = port or free_port(host)
+    good = announceable()
+    if good:
+        return [f"/ip4/{address}/tcp/{port}" for address in good], []
+    return [f"/ip4/0.0.0.0/tcp/{port}"], [f"/ip4/127.0.0.1/tcp/{port}"]
+
+
+def tcp_addresses(multiaddrs: Iterable[str]) -> list[tuple[str, int]]:
+    """(IPv4 address, port) of each that is plain TCP, not through a relay."""
+    found = [(match[1], int(match[2])) for address in multiaddrs if (match := _TCP.fullmatch(address))]
+    return [(ip, port) for ip, port in dict.fromkeys(found) if 0 < port < 2**16]
+
+
+def inside_container() -> bool:
+    """True in Docker and its like, where addresses are the container's."""
+    return any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
+
+
+def inside_wsl() -> bool:
+    """True in the Windows Subsystem for Linux, version 2."""
+    try:
+        return "microsoft" in Path("/proc/sys/kernel/osrelease").read_text().lower()
+    except OSError:
+        return False
+
+
+def default_gateway() -> str | None:
+    """The router of this machine, or the container's host."""
+    try:
+        lines = Path("/proc/net/route").read_text().splitlines()[1:]
+    except OSError:
+        return None
+    for fields in map(str.split, lines):
+        if len(fields) > 2 and fields[1] == "00000000":
+            return socket.inet_ntoa(struct.pack("<L", int(fields[2], 16)))
+    return None
+
+
+def steps_to_be_reached(
+    port: int, own: str, seen: str, *, container: bool | None = None, wsl: bool | None = None
+) -> list[str]:
+    """What a person can do, with their own addresses in it. own: of this machine. seen: what others see."""
+    again = f"then start with --port {port} --announce /ip4/{seen}/tcp/{port}"
+    forward = f"forward TCP port {port} of your router to "
+    if inside_container() if container is None else container:
+        steps = [f"start the container with -p {port}:{port} (or --network host), {again}"]
+        return [*steps, f"behind a router, also {forward}the machine that runs the container"]
+    if inside_wsl() if wsl is None else wsl:
+        return [
+            "in Windows write networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig and run "
+            "wsl --shutdown; or, as administrator: netsh interface portproxy add v4tov4 listenaddress=0.0.0.0 "
+            f"listenport={port} connectaddress={own} connectport={port}",
+            f"let TCP port {port} through Windows' firewall, {forward}this computer, {again}",
+        ]
+    if own == seen:
+        return [f"let TCP port {port} through this machine's firewall, {again}"]
+    return [f"{forward}{own}, {again}"]
