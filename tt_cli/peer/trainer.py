@@ -44,8 +44,9 @@ from tt_cli.swarm import linear8
 from tt_cli.swarm.accumulator import Accumulator, all_finite
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, start_dht, stop_dht
+from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, stop_dht
 from tt_cli.swarm.identity import claim_identity
+from tt_cli.swarm.reachability import start_reachable_dht
 
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
@@ -111,9 +112,10 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     release_freed_memory()
     identity = claim_identity(folders.run_folder(run), "trainer")
     emit(Phase("starting", "joining the DHT"))
-    dht = start_dht(
+    dht, client_mode = start_reachable_dht(
         run,
         identity,
+        emit,
         initial_peers=opts.initial_peers,
         host=opts.host,
         port=opts.port,
@@ -123,7 +125,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     with ExitStack() as closing:
         closing.callback(stop_dht, dht)
         closing.enter_context(daemon_watched(dht))
-        emit(Listening(identity.peer_id, [] if opts.client_mode else addresses_of(dht), opts.client_mode))
+        emit(Listening(identity.peer_id, [] if client_mode else addresses_of(dht), client_mode))
         about = About(user=opts.user, version=__version__)
         collaboration = Collaboration(
             run,
@@ -132,7 +134,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             shared,
             about,
             emit,
-            client_mode=opts.client_mode,
+            client_mode=client_mode,
             max_upload=opts.max_upload,
             max_download=opts.max_download,
             published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
