@@ -236,6 +236,7 @@ def measure_all(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
             found[f"{prefix}busy_{mbit:g}mbit"] = one.pop("busy")
             found[f"{prefix}busy_{mbit:g}mbit_min"] = one.pop("busy_min")
             found[f"{kind}_{mbit:g}mbit"] = one
+            print(json.dumps(found), file=sys.stderr, flush=True)  # the whole takes an hour
     return found
 
 

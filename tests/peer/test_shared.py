@@ -9,7 +9,8 @@ import torch
 from peer.states import gradients, layers, small_run, trained
 
 from tt_cli.checkpoint import StateTree, TrainingState
-from tt_cli.peer.shared import TrainedState
+from tt_cli.peer.shared import StateLost, TrainedState
+from tt_cli.swarm.shared import RolledBack
 
 
 def test_it_begins_with_the_models_weights_as_a_copy() -> None:
@@ -203,3 +204,34 @@ def test_a_state_that_does_not_fit_changes_nothing_though_it_were_signed(
 def test_a_tree_of_another_run_or_model_is_not_read(other: Callable[[], TrainedState]) -> None:
     with pytest.raises(ValueError, match="a state of run|other tensors than this model's"):
         trained().read_tree(other().tree.manifest())
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        ("parameters", "0.weight", float("nan")),
+        ("parameters", "1.bias", float("inf")),
+        ("optimizer", "m.absmax/0.weight", float("nan")),
+        ("optimizer", "m/1.bias", float("-inf")),
+    ],
+)
+def test_damaged_memory_rolls_back_to_the_newest_backup(kind: str, name: str, value: float) -> None:
+    kept = trained(steps=2).snapshot()
+    state = TrainedState(small_run(), layers(), kept, lambda: kept)
+    state.step(gradients(state, 7))
+    getattr(state.state(), kind)[name].view(-1)[-1] = value
+    with pytest.raises(RolledBack, match="before step 4") as told:
+        state.step(gradients(state, 8))
+    assert name.split("/")[-1] in str(told.value)
+    assert (state.epoch, state.digest) == (2, kept.digest()) == (2, state.state().digest())
+    healthy = trained(steps=2)
+    for one in (state, healthy):
+        one.step(gradients(one, 9))
+    assert state.digest == healthy.digest
+
+
+def test_damaged_memory_without_a_backup_ends_the_peer() -> None:
+    state = trained(steps=1)
+    state.state().parameters["0.weight"][0, 0] = float("nan")
+    with pytest.raises(StateLost, match="there is no backup"):
+        state.step(gradients(state, 1))

@@ -26,6 +26,9 @@ from tt_cli.optim.kernels import Kernels
 from tt_cli.optim.portable import CHUNK
 
 
+LARGEST = torch.finfo(torch.float32).max
+
+
 class OptimizerSettings(Protocol):
     """The part of a run file that sets the optimizer."""
 
@@ -56,6 +59,10 @@ class OptimizerSettings(Protocol):
 
 class NonFiniteGradient(TTError):
     """A gradient holds NaN or an infinity: the step was not taken and nothing was changed."""
+
+
+class NonFiniteState(TTError):
+    """A parameter or a moment was not finite when it was to be stepped; those before it in the order have been."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ class Lamb8bit:
 
         `gradients`: a contiguous fp32 tensor for each parameter, of its shape. Each is asked for twice, and need only
         live until the next one is. Raises NonFiniteGradient, or ValueError for names, shapes or types that do not fit,
-        before anything is changed.
+        before anything is changed; NonFiniteState where memory was damaged, with a part of the tensors changed.
         """
         if not (math.isfinite(lr) and lr >= 0):
             raise ValueError(f"a learning rate is finite and not negative, not {lr}")
@@ -127,8 +134,11 @@ class Lamb8bit:
                 decay=0.0 if name.endswith("bias") else self.settings.weight_decay,
             )
             # an infinite scale would turn the zeros of a tiny update into NaN
-            scale = min(lr * self._trust(math.sqrt(p_squares), math.sqrt(u_squares)), torch.finfo(torch.float32).max)
+            scale = min(lr * self._trust(math.sqrt(p_squares), math.sqrt(u_squares)), LARGEST)
             self._kernels.subtract(p, g, scale)
+            # bounds every element after the step; NaN compares as false
+            if not math.sqrt(p_squares) + scale * math.sqrt(u_squares) <= LARGEST:
+                raise NonFiniteState(f"{name} or its moments are not finite")
             parameter_squares += p_squares
             update_squares += scale * scale * u_squares
         return StepReport(

@@ -9,19 +9,31 @@ from torch import nn
 
 from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, bytes_of
 from tt_cli.model.allocator import mapped_like
-from tt_cli.optim import Lamb8bit, learning_rate
+from tt_cli.optim import Lamb8bit, NonFiniteState, learning_rate
 from tt_cli.run import RunConfig
-from tt_cli.swarm.shared import StepFacts
+from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.swarm.shared import RolledBack, StepFacts
+
+
+class StateLost(WorkerBroken):
+    """What is in memory is no state, and no backup can take its place: the next process begins anew."""
 
 
 class TrainedState:
     """`swarm.shared.SharedState` of a Dalle trained with 8-bit LAMB.
 
     The parameters are fp32 copies on the CPU: the device goes on with its own while a step changes these.
+    backup: to begin with. newest: reads the newest one again, when the state turns out to be damaged.
     """
 
-    def __init__(self, run: RunConfig, model: nn.Module, backup: TrainingState | None):
-        self._run = run
+    def __init__(
+        self,
+        run: RunConfig,
+        model: nn.Module,
+        backup: TrainingState | None,
+        newest: Callable[[], TrainingState | None] = lambda: None,
+    ):
+        self._run, self._newest = run, newest
         own = {name: parameter.detach() for name, parameter in model.named_parameters()}
         if backup is not None:
             _check_shapes(backup, own)
@@ -58,12 +70,31 @@ class TrainedState:
         return {name: tensor.shape for name, tensor in self._parameters.items()}
 
     def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
-        """One LAMB step with the averaged gradient, which is used up."""
+        """One LAMB step with the averaged gradient, which is used up.
+
+        Raises RolledBack, with the newest backup loaded, where parameters or moments are not finite: a finite state and
+        a finite gradient lead to a finite state, so the memory was damaged. Raises StateLost when there is no backup.
+        """
         rate = learning_rate(self._run.schedule, self._epoch)
-        report = self._optimizer.step(gradients, rate)
+        try:
+            report = self._optimizer.step(gradients, rate)
+        except NonFiniteState as error:
+            why = f"the memory was damaged before step {self._epoch + 1}: {error}"
+            self._roll_back(why)
+            raise RolledBack(why) from error
         self._epoch += 1
         self._tree = self.state().tree()
         return StepFacts(rate, report.gradient_norm)
+
+    def _roll_back(self, why: str) -> None:
+        backup = self._newest()
+        if backup is None:
+            raise StateLost(f"{why}, and there is no backup")
+        for name, tensor in self._parameters.items():
+            tensor.copy_(backup.parameters[name])
+        self._optimizer.load_state_dict(backup.optimizer)
+        self._epoch = backup.step
+        self._tree = self.state().tree()
 
     def state(self) -> TrainingState:
         """The tensors themselves, not copies."""

@@ -35,7 +35,7 @@ from tt_cli.peer.device import Device, choose_device
 from tt_cli.peer.fit import RoomMemory, check_host, check_room, choose_activation_budget
 from tt_cli.peer.memory_watch import MemoryWatch
 from tt_cli.peer.published import newest_published
-from tt_cli.peer.shared import TrainedState, move_into_mapping
+from tt_cli.peer.shared import StateLost, TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
 from tt_cli.supervisor.processes import alive, release_freed_memory
@@ -100,7 +100,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     with torch.no_grad():
         move_into_mapping(dict(model.named_parameters()))
     backups = Backups(run, emit)
-    shared = TrainedState(run, model, backups.newest())
+    shared = TrainedState(run, model, backups.newest(), backups.newest)
     emit(
         Choice(
             "weights",
@@ -165,6 +165,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         try:
             with daemon_watched(dht), watch:
                 _train(step, batches, watch, stream, backups, orders, daemon_pid(dht))
+        except StateLost:
+            raise
         except WorkerBroken:  # the next process goes on from here
             _write_backup(collaboration, backups, shared)
             raise

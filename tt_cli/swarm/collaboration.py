@@ -27,7 +27,7 @@ from hivemind.dht import DHT
 from hivemind.utils import get_dht_time
 
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Contribution, Emit, Log, Phase, Progress, Round, Step
+from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.board import Board, View
@@ -36,15 +36,16 @@ from tt_cli.swarm.gathering import Gathering, Members
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.identity import Identity
 from tt_cli.swarm.records import About, PeerRecord
-from tt_cli.swarm.shared import SharedState
+from tt_cli.swarm.shared import RolledBack, SharedState
 from tt_cli.swarm.takeover import Publisher, TakeOver
+from tt_cli.swarm.telling import PHASES, Teller
 from tt_cli.swarm.throughput import Throughput
 
 __all__ = ["About", "Collaboration"]
 
 LOOK_SECONDS = 0.25
 AVOIDED_STEPS = 10
-PHASES = ("encode", "matchmaking", "transfer", "reduce", "commit")  # of a round, as they are shown; "apply" follows
+SUSPICIOUS = 3  # micro-batches in a row that were not finite: the device gets its parameters again
 IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on while the round is repeated
 
 
@@ -76,9 +77,8 @@ class Collaboration:
         self._target = run.swarm.target_batch_size
 
         self._throughput = Throughput()
-        self._total_samples = self._rejected = 0
+        self._total_samples = self._rejected = self._rejected_in_row = 0
         self._last_loss = LossSums()
-        self._last_round = self._phase = ""
         self._contributed = False
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
         self._absent: dict[str, float] = {}  # peer id → time of its record when it did not come
@@ -103,6 +103,7 @@ class Collaboration:
         self._gathering = Gathering(self.averager, self._state, run.swarm.matchmaking_time)
         self._take_over = TakeOver(self.peer_id, self.averager, self._state, emit, published)
         self.board = Board(run, dht, identity)
+        self._tell = Teller(self.peer_id, emit, lambda: self.board.view)
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
     # ------------------------------------------------------------------ for the training loop
@@ -127,11 +128,11 @@ class Collaboration:
         self._publish()  # before looking: of two peers that start together at least one sees the other
         self.board.start()
         view = self.board.fresh_view()
-        if self._take_over.begin(view, self._tell_phase):
+        if self._take_over.begin(view, self._tell.phase):
             self._publish()
         self._catch_up(view)
         self._worker.start()
-        self._tell_phase("training", f"towards step {self.epoch + 1}")
+        self._tell.phase("training", f"towards step {self.epoch + 1}")
 
     def step(
         self, gradients: Mapping[str, torch.Tensor], samples: int, total: float, text: float, image: float
@@ -145,11 +146,15 @@ class Collaboration:
             raise self._broken
         finite = math.isfinite(total) and all_finite(gradients)
         if finite:
+            self._rejected_in_row = 0
             self._accumulator.add(gradients, samples, total, text, image)
             self._throughput.add(samples)
             self._total_samples += samples
         else:
             self._rejected += 1
+            self._rejected_in_row += 1
+            if self._rejected_in_row % SUSPICIOUS == 0:
+                self._state.fresh = True  # the device's own copy of the parameters may be damaged
             words = f"left out a micro-batch: its loss or gradients are not finite ({self._rejected} so far)"
             self.emit(Log(words, "warning"))
         self._publish()
@@ -233,7 +238,7 @@ class Collaboration:
                 loss=shown.mean(shown.total),
                 text_loss=shown.mean(shown.text),
                 image_loss=shown.mean(shown.image),
-                round=self._last_round[:80],
+                round=self._tell.last_round[:80],
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 rejected_micro_batches=self._rejected,
@@ -288,7 +293,7 @@ class Collaboration:
         while not self._closing:
             if self._behind(view):
                 self._gathering.drop()
-                self._tell_round("dropped", f"the others made step {view.epoch} without this peer", started)
+                self._tell.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
                 self._accumulator.give_back(self.averager.local)
                 return
             members = self._members(view)
@@ -297,7 +302,7 @@ class Collaboration:
             elif not members.leader:
                 self._wait("waiting", "in client mode, for a trainer that accepts connections")
             elif len(members) > 1:
-                self._tell_phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
+                self._tell.phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
                 mine = self._accumulator.held
                 result, missed = self._gathering.average(members, mine.samples, mine.total, self._avoided)
                 self._absent = {r.peer_id: r.time for r in view.records if r.peer_id in missed}
@@ -307,7 +312,7 @@ class Collaboration:
                     self._commit(started, result)
                     return
                 self._avoid(result)
-                self._tell_round("failed", f"round repeated: {result.problem}"[:200], started, result)
+                self._tell.failed(self.epoch, result, missed, mine.samples, started)
             elif not self._accumulator.held.samples:
                 self._hold()
             else:
@@ -370,7 +375,7 @@ class Collaboration:
         return self.board.trainers() - refused - {self.peer_id}
 
     def _wait(self, phase: str, reason: str) -> None:
-        self._tell_phase(phase, reason)
+        self._tell.phase(phase, reason)
         with self._changed:
             self._changed.wait(timeout=LOOK_SECONDS)
 
@@ -378,61 +383,32 @@ class Collaboration:
         """Step the shared state with the whole average, or with this peer's gradient where it is alone."""
         phases = {} if result is None else {phase: result.seconds[phase] for phase in PHASES}
         before = time.monotonic()
-        facts = self._state.step(
-            DecodedGradients(self.averager.local if result is None else self.averager.store.buffer)
-        )
+        try:
+            facts = self._state.step(
+                DecodedGradients(self.averager.local if result is None else self.averager.store.buffer)
+            )
+        except RolledBack as error:
+            self._tell.rolled_back(str(error), self.epoch)
+            self._accumulator.release()
+            self._publish()
+            return
         stepped = time.monotonic()
         self._disputed = frozenset()
         self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch >= self.epoch}
         held = self._accumulator.held
         samples, loss = (held.samples, held.mean(held.total)) if result is None else result.samples_and_loss()
         self._last_loss = self._accumulator.release()
-        others = 0 if result is None else len(result.members) - 1
-        company = "alone" if result is None else f"with {others} other{'' if others == 1 else 's'}"
-        words = f"step {self.epoch} made {company}, {samples} samples"
-        self._last_round = words
-        self._publish()
-        self.emit(
-            Round(
-                epoch=self.epoch,
-                outcome="alone" if result is None else "committed",
-                words=words,
-                members=[self.peer_id] if result is None else sorted(result.members),
-                received=1.0 if result is None else result.received,
-                samples=samples,
-                seconds={**phases, "apply": stepped - before, "whole": stepped - started},
-                rejected={} if result is None else result.rejected,
-                mended=0 if result is None else result.mended,
-                differing=0 if result is None else result.differing,
-            )
+        self._tell.committed(
+            self.epoch, result, samples, {**phases, "apply": stepped - before, "whole": stepped - started}
         )
-        self.emit(Step(self.epoch, loss, facts.learning_rate, facts.gradient_norm, self.digest))
+        self._publish()
+        self._tell.step(self.epoch, loss, facts, self.digest)
         if self._last_loss.samples and not self._contributed:
             self._contributed = True
             self.emit(Contribution(self.epoch, self._last_loss.samples))
-        self._tell_phase("training", f"towards step {self.epoch + 1}")
+        self._tell.phase("training", f"towards step {self.epoch + 1}")
         with self._changed:
             self._changed.notify_all()
-
-    def _tell_phase(self, phase: str, reason: str) -> None:
-        if self._phase != phase + reason:
-            self._phase = phase + reason
-            self.emit(Phase(phase, reason))
-
-    def _tell_round(self, outcome: str, words: str, started: float, result: RoundResult | None = None) -> None:
-        self._last_round = words
-        self.emit(
-            Round(
-                epoch=self.epoch,
-                outcome=outcome,
-                words=words,
-                members=[] if result is None else sorted(result.members),
-                received=0.0 if result is None else result.received,
-                samples=self._accumulator.held.samples,
-                seconds={**({} if result is None else result.seconds), "whole": time.monotonic() - started},
-                rejected={} if result is None else result.rejected,
-            )
-        )
 
     def _catch_up(self, view: View) -> None:
         """Come to the state that most of the foremost hold; returns when this peer is no longer behind."""
@@ -440,11 +416,11 @@ class Collaboration:
         self._gathering.drop()
         while self._behind(view) and not self._closing:
             attempts += 1
-            if self._take_over.catch_up(view, self._tell_phase):
+            if self._take_over.catch_up(view, self._tell.phase):
                 self._publish()
             else:
                 with self._changed:
                     self._changed.wait(timeout=min(5.0, 0.5 * attempts))
             view = self.board.fresh_view()
         if self._worker.is_alive():
-            self._tell_phase("training", f"towards step {self.epoch + 1}")
+            self._tell.phase("training", f"towards step {self.epoch + 1}")

@@ -62,11 +62,12 @@ class GuardedState:
         return tree.manifest(), buffer
 
     def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
-        """One step with the whole average. Nothing else steps the state."""
+        """One step with the whole average. Nothing else steps the state. Raises RolledBack: the state is another then."""
         with self._lock:
-            facts = self._shared.step(gradients)
-            self._changed()
-        return facts
+            try:
+                return self._shared.step(gradients)
+            finally:
+                self._changed()
 
     def patch(self, taken: Taken) -> None:
         """Become the state whose chunks were taken. Raises ValueError, with nothing changed, where they do not fit."""

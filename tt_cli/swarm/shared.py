@@ -17,6 +17,10 @@ class StepFacts:
     gradient_norm: float
 
 
+class RolledBack(Exception):
+    """A step met numbers in the state itself that are not finite; the state is an earlier one now. One line: why."""
+
+
 class Tree(Protocol):
     """The hash tree over the chunks of one state. Chunks are numbered from 0; `len` says how many there are."""
 
@@ -77,7 +81,7 @@ class SharedState(Protocol):
         """Name → shape of every gradient, in the order in which gradients travel."""
 
     def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
-        """Apply one averaged gradient (fp32, CPU, finite). Afterwards `epoch` is one more."""
+        """Apply one averaged gradient (fp32, CPU, finite). Afterwards `epoch` is one more. Raises RolledBack."""
 
     def read_tree(self, manifest: bytes) -> Any:
         """The tree (`Tree`) that another peer sent, of a state that could be this one. Raises ValueError."""

@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from tt_cli.errors import TTError
-from tt_cli.supervisor.events import Download, Emit, Log, Synchronised
+from tt_cli.supervisor.events import Download, Emit, Log, Synchronised, Trouble
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import View
 from tt_cli.swarm.encoded import DecodedGradients
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.handover import Chunks, NoState, StateBuffer, Taken
+from tt_cli.swarm.shared import RolledBack
 
 STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
 RATE_SECONDS = 5.0
@@ -74,7 +75,11 @@ class TakeOver:
         donor = self._averager.fetch_average(donors, self._state.key, AVERAGE_SECONDS)
         if donor is None:
             return False
-        self._state.step(DecodedGradients(self._averager.store.buffer))
+        try:
+            self._state.step(DecodedGradients(self._averager.store.buffer))
+        except RolledBack as error:
+            self._emit(Trouble("state", str(error), "taking over the others' state"))
+            return False
         if self._state.position != (view.epoch, view.digest):
             self._emit(Log(f"{donor} sent an average that does not lead to the others' state", "warning"))
             return False

@@ -1,0 +1,130 @@
+"""What happened, in words: the outcome of every round, who spoils them again and again, and losses that jump."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+
+from tt_cli.supervisor.events import Emit, Log, Phase, Round, Step, Trouble
+from tt_cli.swarm.averager import RoundResult
+from tt_cli.swarm.board import View
+from tt_cli.swarm.shared import StepFacts
+from tt_cli.swarm.spikes import LossWatch
+from tt_cli.swarm.taker import printable
+
+PHASES = ("encode", "matchmaking", "transfer", "reduce", "commit")  # of a round, as they are shown; "apply" follows
+LOOKED_BACK = 20  # rounds
+OFTEN = 3  # spoiled among them: then the peer is named
+NAMED = 3  # members in a line
+LONGEST = 200  # letters
+SLOW, REFUSED, AWAY = "its parts did not come in time", "what it sent had to be refused", "it did not come"
+REMEDIES = {
+    SLOW: "it can join with --client-mode, raise --max-upload, or free its line",
+    REFUSED: "it should update tt and check its memory; it is left out for some steps",
+    AWAY: "it may be asleep or cut off; on its machine `tt status` and `tt doctor` say more",
+}
+
+
+class Teller:
+    """Emits the events of one trainer's rounds. view: the newest view of the swarm, for the members' names.
+
+    last_round: the words of the newest one.
+    """
+
+    def __init__(self, peer_id: str, emit: Emit, view: Callable[[], View]):
+        self._peer_id, self._emit, self._view = peer_id, emit, view
+        self._phase = self.last_round = ""
+        self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
+        self._losses = LossWatch()
+
+    def phase(self, phase: str, reason: str) -> None:
+        """Say what this peer does now, when it is something else than before."""
+        if self._phase != phase + reason:
+            self._phase = phase + reason
+            self._emit(Phase(phase, reason))
+
+    def committed(self, epoch: int, result: RoundResult | None, samples: int, seconds: Mapping[str, float]) -> None:
+        """A round ended with the step `epoch`; result: None when this peer was alone."""
+        company = "alone" if result is None else f"with {self._names(result.members.keys() - {self._peer_id})}"
+        words = f"step {epoch} made {company}, {samples} samples"
+        if result is not None and result.mended:
+            words += f", {result.mended} parts fetched from others than their reducers"
+        self._tell(epoch, "alone" if result is None else "committed", words, result, samples, seconds)
+        self._note({} if result is None else dict.fromkeys(result.rejected, REFUSED))
+
+    def failed(self, epoch: int, result: RoundResult, missed: frozenset[str], samples: int, started: float) -> None:
+        """A round ended without a step and is repeated. missed: who should have come; started: monotonic seconds."""
+        problem = result.problem
+        for peer_id in {*result.failed, *result.rejected, *result.disputed}:
+            problem = problem.replace(peer_id, self.name(peer_id))
+        if missed and not result.members:
+            problem = f"{self._names(missed)} did not come ({problem})"
+        words = f"round repeated: {problem}"[:LONGEST]
+        self._tell(epoch, "failed", words, result, samples, {**result.seconds, "whole": time.monotonic() - started})
+        self._note(
+            dict.fromkeys(missed, AWAY) | dict.fromkeys(result.failed, SLOW) | dict.fromkeys(result.rejected, REFUSED)
+        )
+
+    def dropped(self, epoch: int, made: int, samples: int, started: float) -> None:
+        """The others made the step `made` without this peer."""
+        words = f"the others made step {made} without this peer"
+        self._tell(epoch, "dropped", words, None, samples, {"whole": time.monotonic() - started})
+
+    def rolled_back(self, why: str, epoch: int) -> None:
+        """The state was damaged and is that of the step `epoch` again."""
+        self.last_round = f"rolled back to step {epoch}"
+        self._emit(Trouble("state", why, f"going on from step {epoch}, or from where the others are"))
+
+    def step(self, epoch: int, loss: float | None, facts: StepFacts, digest: str) -> None:
+        """A step was made. loss: the mean over its samples."""
+        self._emit(Step(epoch, loss, facts.learning_rate, facts.gradient_norm, digest))
+        if loss is not None and (words := self._losses.look(loss)):
+            self._emit(Log(f"step {epoch}: {words}", "warning"))
+
+    def name(self, peer_id: str) -> str:
+        """How a member is called in a line: its user's name, else the end of its peer id."""
+        record = next((r for r in self._view().records if r.peer_id == peer_id), None)
+        return (printable(record.user) if record is not None else "") or f"…{peer_id[-6:]}"
+
+    def _names(self, peer_ids: frozenset[str] | set[str]) -> str:
+        names = sorted(map(self.name, peer_ids))
+        if len(names) <= NAMED:
+            return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "nobody"
+        return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} others"
+
+    def _tell(
+        self,
+        epoch: int,
+        outcome: str,
+        words: str,
+        result: RoundResult | None,
+        samples: int,
+        seconds: Mapping[str, float],
+    ) -> None:
+        self.last_round = words
+        stepped = outcome in ("committed", "alone")
+        self._emit(
+            Round(
+                epoch=epoch,
+                outcome=outcome,
+                words=words,
+                members=([self._peer_id] if stepped else []) if result is None else sorted(result.members),
+                received=float(stepped) if result is None else result.received,
+                samples=samples,
+                seconds=dict(seconds),
+                rejected={} if result is None else result.rejected,
+                mended=0 if result is None else result.mended,
+                differing=0 if result is None else result.differing,
+            )
+        )
+
+    def _note(self, spoiled: dict[str, str]) -> None:
+        """Remember who spoiled this round, and name whoever did it so often that somebody should look."""
+        spoiled.pop(self._peer_id, None)
+        self._spoiled.append(spoiled)
+        counts = Counter(peer_id for each in self._spoiled for peer_id in each)
+        for peer_id, how in spoiled.items():
+            if counts[peer_id] % OFTEN == 0:
+                words = f"{self.name(peer_id)} spoiled {counts[peer_id]} of the last {len(self._spoiled)} rounds: {how}"
+                self._emit(Trouble("member", words, REMEDIES[how]))
