@@ -55,7 +55,8 @@ def host_memory(root: Path = Path("/")) -> HostMemory:
 
 def family_memory(pid: int) -> FamilyMemory:
     """What a process and all that descend from it take. Processes that end meanwhile are left out."""
-    private, files = 0, {}
+    private = 0
+    files: dict[str, int] = {}
     for process in family_of(pid):
         with contextlib.suppress(OSError):
             folder = Path(f"/proc/{process}")

@@ -1,0 +1,296 @@
+#!/usr/bin/env python
+"""Measure what a peer promises the machine that it runs on.
+
+memory    The memory model (tt_cli.memory) against real peers. Pairs of peers train on loopback with set micro-batches,
+          step together, leave with a backup; their families of processes are looked at all the while: heaps and shared
+          memory by proportional share, mapped files once. On a GPU the GPU's memory too. `memory_model_error` is the
+          largest difference between the model and a measured peak, as a part of the peak.
+probe     The micro-batch that a peer chooses against all sizes, timed in turns in the same process: `probe_ratio` is
+          the chosen one's samples per second over the best one's.
+churn     scripts/lab/churn.py.
+download  scripts/lab/state_download.py.
+
+Examples:
+  scripts/bench_peer.py
+  scripts/bench_peer.py --quick --json
+  scripts/bench_peer.py --only memory --run dalle --sizes 1,2 --memory 7GB
+  scripts/bench_peer.py --only probe --threads 1
+
+The paper's run trains on random examples. It needs 16 GiB for a pair; a micro-batch takes a minute on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+from scripts.lab.random_examples_trainer import RandomExamples  # noqa: E402
+from tt_cli.memory import Need, parse_size, shown, trainer_need  # noqa: E402
+from tt_cli.model import Dalle, DalleConfig  # noqa: E402
+from tt_cli.model.allocator import keep_freed_memory  # noqa: E402
+from tt_cli.peer.batch import SLOWEST_MICRO_BATCH, MicroBatchSearch, undisturbed_seconds  # noqa: E402
+from tt_cli.peer.device import choose_device  # noqa: E402
+from tt_cli.peer.fit import (  # noqa: E402
+    ACTIVATION_SHARE,
+    RoomMemory,
+    check_room,
+    choose_activation_budget,
+    kind_of,
+)
+from tt_cli.peer.trainer import MicroStep  # noqa: E402
+from tt_cli.run import RunConfig, load_run  # noqa: E402
+from tt_cli.supervisor.events import Choice, Event, Failure, Listening, Round  # noqa: E402
+from tt_cli.supervisor.host_memory import FamilyMemory, family_memory  # noqa: E402
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
+from tt_cli.supervisor.processes import family_of  # noqa: E402
+
+OTHERS = {"churn": "scripts.lab.churn", "download": "scripts.lab.state_download"}
+QUICK_SECONDS, LOOK_SECONDS = 0.03, 1.0
+WAIT = 3000.0
+STEPS = 3  # that a pair makes together
+SWEEP_ROUNDS, SWEEP_SECONDS = 5, 0.5  # of every size, in turns; at least so long each time
+
+
+@dataclass
+class Peak:
+    """The most that one peer took, in bytes, and of how many looks."""
+
+    memory: FamilyMemory
+    looks: int = 0
+
+
+class Sampler:
+    """Looks at families of processes once a second, and at once when their heaps reach a new height. A context."""
+
+    def __init__(self, members: list[Member]):
+        self._members = members
+        self.peaks = {member.name: Peak(FamilyMemory(0, 0)) for member in members}
+        self.gpu = 0
+        self._free = _gpu_free()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        highest: dict[str, int] = {}
+        looked: dict[str, float] = {}
+        while not self._ended.wait(QUICK_SECONDS):
+            self.gpu = max(self.gpu, self._free - _gpu_free())
+            for member in self._members:
+                with contextlib.suppress(OSError, IndexError):  # it is ending
+                    quick = sum(_anonymous(process) for process in family_of(member.worker.pid))
+                    due = time.monotonic() > looked.get(member.name, 0.0) + LOOK_SECONDS
+                    if quick > highest.get(member.name, 0) * 1.003 or due:
+                        highest[member.name] = max(quick, highest.get(member.name, 0))
+                        looked[member.name] = time.monotonic()
+                        self._look(member)
+
+    def _look(self, member: Member) -> None:
+        peak, found = self.peaks[member.name], family_memory(member.worker.pid)
+        peak.looks += 1
+        if found.total > peak.memory.total:
+            peak.memory = found
+
+
+def _anonymous(process: int) -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
+
+
+def _gpu_free() -> int:
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+
+
+def measure_memory(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
+    """All sizes, two at a time; the table's rows, and the largest error."""
+    rows: list[dict[str, Any]] = []
+    sizes = list(args.sizes)
+    for pair in zip(sizes[::2], [*sizes[1::2], sizes[-1]], strict=False):
+        rows += measure_pair(run, pair, args)
+        print(json.dumps(rows[-2:]), file=sys.stderr, flush=True)
+    worst = max(abs(row["error"]) for row in rows)
+    return {"memory_model_error": round(worst, 4), "memory": rows}
+
+
+def measure_pair(run: RunConfig, sizes: tuple[int, int], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Two peers with these micro-batches."""
+    module = "tt_cli.peer" if run.data.source == "builtin" else "scripts.lab.random_examples_trainer"
+    options: dict[str, Any] = {"threads": args.threads, "memory": args.memory, "device": args.device}
+    os.environ["PYTHONPATH"] = str(ROOT)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-peer-") as scratch,
+        LocalSwarm(run.to_toml(), Path(scratch)) as swarm,
+    ):
+        members = []
+        for seed, size in enumerate(sizes):
+            name = "ab"[seed]
+            member = swarm.start_trainer(name, module=module, batch_size=size, seed=seed, **options)
+            members.append(member)
+            swarm.wait(lambda member=member: bool(member.of(Listening)) or not member.running, WAIT)
+            swarm.addresses = swarm.addresses or [a for event in member.of(Listening) for a in event.addresses]
+        with Sampler(members) as sampler:
+            swarm.wait(lambda: all(_steps(member) >= args.steps or not member.running for member in members), WAIT)
+            failures = [event.message for member in members for event in member.of(Failure)]
+            swarm.leave("a", "b")
+        if failures or not all(_steps(member) >= args.steps for member in members):
+            sys.exit(f"the peers did not make {args.steps} steps together: {'; '.join(failures) or 'no time left'}")
+        found = [_row(run, member, size, sampler, args) for member, size in zip(members, sizes, strict=True)]
+    if sampler.gpu:
+        said = sum(row["gpu_predicted"] for row in found)
+        for row in found:
+            row.update(gpu_measured_of_both=sampler.gpu, error=max(row["error"], said / sampler.gpu - 1, key=abs))
+    return found
+
+
+def _steps(member: Member) -> int:
+    return sum(event.outcome == "committed" for event in member.of(Round))
+
+
+def _row(run: RunConfig, member: Member, size: int, sampler: Sampler, args: argparse.Namespace) -> dict[str, Any]:
+    choices = {event.what: event.value for event in member.of(Choice)}
+    kind = "cuda" if choices["device"].startswith("cuda") else "cpu"
+    itemsize = 4 if choices["precision"] == "fp32" else 2
+    least = trainer_need(run, kind, itemsize=itemsize)
+    rest = args.memory - (least.host if kind == "cpu" else least.device)
+    need: Need = trainer_need(
+        run, kind, itemsize=itemsize, micro_batch=size, budget=int(ACTIVATION_SHARE[kind] * max(0, rest))
+    )
+    peak = sampler.peaks[member.name]
+    return {
+        "micro_batch": size,
+        "precision": choices["precision"],
+        "predicted": need.host,
+        "gpu_predicted": need.device,
+        "measured": peak.memory.total,
+        "of_it_files": peak.memory.files,
+        "looks": peak.looks,
+        "error": round(need.host / peak.memory.total - 1, 4),
+    }
+
+
+def measure_probe(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
+    """The choice, then every size in turns."""
+    torch.set_num_threads(args.threads)
+    keep_freed_memory()
+    told: list[Event] = []
+    device = choose_device(args.device, run.model, told.append)
+    room = check_room(run, device, None, args.memory)
+    model = Dalle(DalleConfig.from_run(run))
+    model.initialise(run.run.seed)
+    model.to(device.torch_device)
+    model.activation_budget = choose_activation_budget(run, device, room, told.append)
+    memory = RoomMemory(run, device, room, model.activation_budget)
+    step = MicroStep(model, device, None, None)  # type: ignore[arg-type]
+    compute = step.probe(RandomExamples(run, None, 0))  # type: ignore[arg-type]
+    patient = kind_of(device) != "cpu"
+    target = run.swarm.target_batch_size
+    began = time.perf_counter()
+    found = MicroBatchSearch(compute, memory, target, patient=patient).run()
+    probed = time.perf_counter() - began
+    sizes = [size for size in _all_sizes(max(1, min(256, target // 4))) if memory.predicted(size) <= memory.limit]
+    if args.quick:
+        sizes = sorted({*sizes[::3], found.size})
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(2 if args.quick else SWEEP_ROUNDS):
+        for size in sizes:
+            seconds[size].append(_seconds(compute, size))
+    rates = {size: size / statistics.median(times) for size, times in seconds.items()}
+    allowed = {
+        size: rate
+        for size, rate in rates.items()
+        if patient or size / rate <= SLOWEST_MICRO_BATCH or size == found.size
+    }
+    best = max(allowed, key=lambda size: allowed[size])
+    return {
+        "probe_ratio": round(rates[found.size] / rates[best], 4),
+        "probe": {
+            "chosen": found.size,
+            "best": best,
+            "reason": found.reason,
+            "seconds": round(probed, 1),
+            "samples_per_second": {size: round(rate, 1) for size, rate in rates.items()},
+        },
+    }
+
+
+def _all_sizes(largest: int) -> list[int]:
+    """Four between any two powers of two: another one would hardly be faster than its neighbours."""
+    sizes = {size for power in range(9) for size in (2**power, 2**power * 5 // 4, 2**power * 3 // 2, 2**power * 7 // 4)}
+    return sorted(size for size in sizes if size <= largest)
+
+
+def _seconds(compute: Any, size: int) -> float:
+    """Undisturbed seconds of one micro-batch, the mean of as many as fit in a while."""
+    started, count = undisturbed_seconds(), 0
+    while not count or undisturbed_seconds() - started < SWEEP_SECONDS:
+        compute(size)
+        count += 1
+    return (undisturbed_seconds() - started) / count
+
+
+def table(result: dict[str, Any]) -> str:
+    """For a person."""
+    lines = [result["machine"]]
+    for row in result.get("memory", []):
+        sizes = f"{shown(row['predicted'])} predicted, {shown(row['measured'])} taken, {row['error']:+.1%}"
+        lines.append(f"micro-batch {row['micro_batch']:4} {row['precision']}: {sizes}")
+    if "probe" in result:
+        probe = result["probe"]
+        lines.append(f"chosen {probe['chosen']} in {probe['seconds']} s ({probe['reason']}); best {probe['best']}")
+        lines += [f"  {size:>4}: {rate:8.1f} samples/s" for size, rate in probe["samples_per_second"].items()]
+    lines += [f"{key}: {value}" for key, value in result.items() if isinstance(value, (int, float))]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure what is asked for, print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and steps")
+    parser.add_argument("--only", choices=("memory", "probe", *OTHERS), help="one measurement alone")
+    parser.add_argument("--run", default="emoji", help="built-in name or file (default emoji)")
+    parser.add_argument("--sizes", help="micro-batches whose memory is measured (default 1,2,4,…,128; quick: 1,16)")
+    parser.add_argument("--steps", type=int, help=f"that a pair makes together (default {STEPS}; quick: 1)")
+    parser.add_argument("--memory", type=parse_size, default=parse_size("6GB"), help="of each peer (default 6GB)")
+    parser.add_argument("--threads", type=int, default=1, help="of each peer (default 1)")
+    parser.add_argument("--device", help="as tt join's")
+    args = parser.parse_args()
+    args.steps = args.steps or (1 if args.quick else STEPS)
+    args.sizes = [int(size) for size in (args.sizes or ("1,16" if args.quick else "1,2,4,8,16,32,64,128")).split(",")]
+    run = load_run(args.run)
+    result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform()}"}
+    for name, measure in (("memory", measure_memory), ("probe", measure_probe)):
+        if args.only in (None, name):
+            result.update(measure(run, args))
+    for name, module in OTHERS.items():
+        if args.only in (None, name):
+            result.update(importlib.import_module(module).measure(quick=args.quick))
+    print(json.dumps(result) if args.json else table(result))
+
+
+if __name__ == "__main__":
+    main()
