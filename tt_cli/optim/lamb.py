@@ -25,7 +25,6 @@ from tt_cli.optim.choice import implementation
 from tt_cli.optim.kernels import Kernels
 from tt_cli.optim.portable import CHUNK
 
-
 LARGEST = torch.finfo(torch.float32).max
 
 

@@ -62,7 +62,7 @@ class GuardedState:
         return tree.manifest(), buffer
 
     def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
-        """One step with the whole average. Nothing else steps the state. Raises RolledBack: the state is another then."""
+        """One step with the whole average. Nothing else steps the state. RolledBack: it is an earlier one then."""
         with self._lock:
             try:
                 return self._shared.step(gradients)
