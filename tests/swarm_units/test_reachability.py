@@ -19,7 +19,7 @@ from scripts.lab.launched import Launched
 from scripts.lab.namespaces import Network
 from tt_cli.swarm import addresses as room
 from tt_cli.swarm import reachability
-from tt_cli.swarm.addresses import announceable, listen_and_announce, steps_to_be_reached, tcp_addresses
+from tt_cli.swarm.addresses import announceable, listen_and_announce, moved, steps_to_be_reached, tcp_addresses
 from tt_cli.swarm.reachability import DialBack, Reachability, ports_in, reached_at, seen_at
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -52,6 +52,14 @@ def test_what_is_listened_on_is_what_is_announced(monkeypatch: pytest.MonkeyPatc
     listen, announce = listen_and_announce("0.0.0.0", 4123)
     assert (listen, announce) == (["/ip4/0.0.0.0/tcp/4123"], ["/ip4/127.0.0.1/tcp/4123"])
     assert listen_and_announce("127.0.0.1", 0) == (["/ip4/127.0.0.1/tcp/0"], [])
+
+
+def test_a_machine_that_moved_to_another_network_is_noticed() -> None:
+    listening = ["/ip4/192.168.1.7/tcp/4123", "/ip4/10.0.0.7/tcp/4123"]
+    assert not moved(listening, {"lo": "127.0.0.1", "wlan0": "192.168.1.7"})
+    assert moved(listening, {"lo": "127.0.0.1", "wlan0": "192.168.2.9"})
+    assert not moved(listening, {"lo": "127.0.0.1"}), "no network for now"
+    assert not moved(["/ip4/0.0.0.0/tcp/4123"], {"wlan0": "192.168.2.9"})
 
 
 def test_the_steps_have_the_persons_own_addresses_in_them() -> None:

@@ -37,14 +37,14 @@ from tt_cli.peer.memory_watch import MemoryWatch
 from tt_cli.peer.published import newest_published
 from tt_cli.peer.shared import StateLost, TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Phase
+from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Log, Phase
 from tt_cli.supervisor.processes import alive, release_freed_memory
 from tt_cli.supervisor.worker import Orders, WorkerBroken
 from tt_cli.swarm import linear8
 from tt_cli.swarm.accumulator import Accumulator, all_finite
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, stop_dht
+from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, has_moved, stop_dht
 from tt_cli.swarm.identity import claim_identity
 from tt_cli.swarm.reachability import start_reachable_dht
 
@@ -140,6 +140,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
         )
         closing.callback(collaboration.close)
+        if words := collaboration.averager.slow_line():
+            emit(Log(words, "warning"))
         seed = random.SystemRandom().getrandbits(32) if opts.seed is None else opts.seed
         stream = ExampleStream(run, tokenizer, seed)
         # after the forks: their processes must never touch CUDA, and give back what they free
@@ -289,11 +291,13 @@ def _train(
 
 
 def _check_alive(collaboration: Collaboration, daemon: int | None) -> None:
-    """Without its daemon or averager a peer would train for nobody: end it, so that it is started again."""
+    """Without its daemon, averager or address a peer would train for nobody: end it, so that it is started again."""
     if daemon is not None and not alive(daemon):
         raise WorkerBroken("the p2p daemon of this peer was ended by something else")
     if not collaboration.averager.is_alive():
         raise WorkerBroken("the averager process of this peer was ended by something else")
+    if has_moved(collaboration.averager.dht):
+        raise WorkerBroken("this machine has other addresses than when this peer began to listen")
 
 
 def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:

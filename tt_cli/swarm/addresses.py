@@ -72,6 +72,13 @@ def listen_and_announce(host: str, port: int) -> tuple[list[str], list[str]]:
     return [f"/ip4/0.0.0.0/tcp/{port}"], [f"/ip4/127.0.0.1/tcp/{port}"]
 
 
+def moved(listening: Iterable[str], addresses: dict[str, str] | None = None) -> bool:
+    """True when none of the multiaddrs that a peer listens on is this machine's any more, and it has others."""
+    found = interface_addresses() if addresses is None else addresses
+    own = {ip for ip, _ in tcp_addresses(listening)}
+    return bool(own) and "0.0.0.0" not in own and not own & set(found.values()) and bool(announceable(found))
+
+
 def tcp_addresses(multiaddrs: Iterable[str]) -> list[tuple[str, int]]:
     """(IPv4 address, port) of each that is plain TCP, not through a relay."""
     found = [(match[1], int(match[2])) for address in multiaddrs if (match := _TCP.fullmatch(address))]

@@ -39,7 +39,7 @@ from tt_cli.swarm.layout import PART_ELEMENTS, Layout
 from tt_cli.swarm.meeting import KEPT_GROUPS, Meeting, MeetingPoint
 from tt_cli.swarm.runner import Runner
 from tt_cli.swarm.settle import Agreement, Settlement, group_of
-from tt_cli.swarm.shaping import Line
+from tt_cli.swarm.shaping import OVERHEAD, Line
 from tt_cli.swarm.store import AverageStore
 
 logger = get_logger(__name__)
@@ -130,6 +130,18 @@ class Averager(StateSharing, DecentralizedAverager):
         os.set_blocking(self._inner_pipe.fileno(), True)
 
     # ---------------------------------------------------------------- in the host process
+
+    def slow_line(self) -> str:
+        """Words about caps on traffic with which this peer cannot keep up; "" if it can."""
+        most = 2 * self.local.nbytes  # of a reducer in a large group, each way: gradients and averages
+        seconds, limit = self._line.seconds(most, most), self._allreduce_timeout or math.inf
+        if seconds <= limit / 2:
+            return ""
+        return (
+            f"with these caps on traffic a round may take this peer {seconds:.0f} s, and the others wait {limit:.0f} s "
+            f"at most: allow {most * OVERHEAD * 16 / limit / 1e6:.1f} Mbit/s each way, or use --client-mode, which "
+            "halves what travels"
+        )
 
     def seek(
         self, state_key: str, members: Collection[str], leader: str, swarm: int, avoided: Collection[str] = ()

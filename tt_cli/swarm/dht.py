@@ -21,11 +21,21 @@ from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import alive, children_of
 from tt_cli.supervisor.worker import WorkerBroken
-from tt_cli.swarm.addresses import listen_and_announce
+from tt_cli.swarm.addresses import listen_and_announce, moved
 from tt_cli.swarm.identity import Identity
 from tt_cli.swarm.validator import RecordValidator
 
-__all__ = ["DHT", "NobodyAnswered", "addresses_of", "daemon_pid", "daemon_watched", "dht_time", "start_dht", "stop_dht"]
+__all__ = [
+    "DHT",
+    "NobodyAnswered",
+    "addresses_of",
+    "daemon_pid",
+    "daemon_watched",
+    "dht_time",
+    "has_moved",
+    "start_dht",
+    "stop_dht",
+]
 
 START_SECONDS = 30.0
 READY_SECONDS = 90.0  # for the daemon, and after it for the initial peers to answer
@@ -83,11 +93,17 @@ def start_dht(
         )
         # Bounded, for a node that dies, or fails with what cannot be pickled, never says so.
         dht.run_in_background(timeout=READY_SECONDS)
+        dht.listening = [] if client_mode else listen
         return dht
     except Exception as error:  # hivemind passes on whatever its node or daemon raised
         if dht is not None and dht.is_alive():
             dht.kill()
         raise _explain(error, run, initial_peers, port) from error
+
+
+def has_moved(dht: DHT) -> bool:
+    """True when this machine has other addresses than those at which the node listens: nobody reaches it any more."""
+    return moved(dht.listening)
 
 
 def _check_port_free(host: str, port: int) -> None:
