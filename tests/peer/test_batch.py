@@ -158,6 +158,14 @@ def test_the_search_ends_in_time() -> None:
     assert quick.now < 6.5
 
 
+def test_beside_busy_programs_the_search_takes_longer_but_ends_too() -> None:
+    machine = Machine(lambda size: 0.01 + 0.01 * size)
+    slowed = MicroBatchSearch(
+        machine.compute, machine, 4096, patient=False, clock=machine.clock, wall=lambda: 10 * machine.now
+    ).run()
+    assert slowed.size > 2 and 10 * machine.now < 25
+
+
 def test_other_errors_are_errors() -> None:
     def broken(size: int) -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")

@@ -33,6 +33,7 @@ LARGEST_PROBE = 256
 SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
 WORTHWHILE = 1.02  # a larger size must be so many times as fast
 PROBE_SECONDS = 6.0  # for all tries together; the first two sizes are tried in any case
+BUSY_SECONDS = 20.0  # the same where other programs have the processor meanwhile
 FINALISTS, ROUNDS = 3, 3
 BUSY = 0.3  # of the time waited for the processor: such a choice is not remembered
 CALM_SECONDS = 3600.0
@@ -132,7 +133,7 @@ class MicroBatchSearch:
         self._target = target_batch_size
         self._largest = max(1, min(LARGEST_PROBE, target_batch_size // 4))
         self._seconds: dict[int, float] = {}  # the fastest of each size
-        self._spent = 0.0
+        self._spent = self._took = 0.0  # undisturbed, and by the clock on the wall
         self._excess = 1.0  # measured over predicted memory
         self._stopped = ""
 
@@ -175,7 +176,7 @@ class MicroBatchSearch:
             size *= 2
 
     def _may_go_on(self, seconds: float = 0.0) -> bool:
-        return self._spent + seconds < PROBE_SECONDS
+        return self._spent + seconds < PROBE_SECONDS and self._took < BUSY_SECONDS
 
     def _sensible(self, size: int) -> bool:
         """Half-way sizes: 3, 6, 12 … that fit and are not slow."""
@@ -217,8 +218,9 @@ class MicroBatchSearch:
     def _timed(self, size: int) -> float:
         started, began = self._clock(), self._wall()
         self._compute(size)
-        self._spent += self._wall() - began
-        return self._clock() - started
+        seconds = self._clock() - started
+        self._spent, self._took = self._spent + seconds, self._took + self._wall() - began
+        return seconds
 
     def _best(self) -> int:
         """The smallest size that no other beats by enough."""
