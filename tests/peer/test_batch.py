@@ -163,7 +163,7 @@ def test_beside_busy_programs_the_search_takes_longer_but_ends_too() -> None:
     slowed = MicroBatchSearch(
         machine.compute, machine, 4096, patient=False, clock=machine.clock, wall=lambda: 10 * machine.now
     ).run()
-    assert slowed.size > 2 and 10 * machine.now < 25
+    assert slowed.size > 2 and 10 * machine.now < 40
 
 
 def test_other_errors_are_errors() -> None:
