@@ -14,6 +14,7 @@ import pytest
 from scripts.lab.launched import Launched
 from scripts.lab.namespaces import Network
 from tt_cli.swarm import shaping
+from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.shaping import ACKNOWLEDGED, CATCH_UP_SECONDS, OVERHEAD, Line, Pace, PacedReader, PacedWriter
 
 MBIT = 1e6
@@ -80,6 +81,16 @@ def test_a_line_without_a_cap_changes_nothing() -> None:
     assert Line().seconds(1e9, 1e9) == 0.0
     with pytest.raises(ValueError, match="rate of 0"):
         Line(max_upload=0.0)
+
+
+def test_caps_with_which_a_round_takes_too_long_are_told() -> None:
+    def words(cap: float | None) -> str:
+        peer = SimpleNamespace(local=SimpleNamespace(nbytes=125e6), _line=Line(cap, cap), _allreduce_timeout=120.0)
+        return Averager.slow_line(peer)  # type: ignore[arg-type]
+
+    assert words(None) == words(100 * MBIT) == ""
+    assert "a round may take this peer 430 s" in words(5 * MBIT) and "allow 35.7 Mbit/s each way" in words(5 * MBIT)
+    assert words(36.0 * MBIT) == ""
 
 
 def test_bytes_arrive_as_they_were_sent() -> None:

@@ -72,7 +72,7 @@ def start_dht(
         validators.insert(0, RSASignatureValidator())
     if not client_mode and port:
         _check_port_free(host, port)
-    listen, announced = listen_and_announce(host, port)
+    listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port)
     dht = None
     try:
         dht = DHT(

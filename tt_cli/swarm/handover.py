@@ -49,7 +49,7 @@ class Taken:
     """A state that members signed, as far as the taker did not hold it.
 
     donors: who gave chunks, or the manifest; who gave most first. received: bytes of chunks that came, useless ones
-    too. refused: peer id → why what it sent was refused.
+    too. refused: peer id → why what it sent was refused. lost: donors that gave some of it → why they gave no more.
     """
 
     tree: Any
@@ -57,6 +57,7 @@ class Taken:
     donors: tuple[str, ...]
     received: int = 0
     refused: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
 
     def names(self, at_most: int = NAMES) -> list[str]:
         """Tensors and numbers of the chunks; none when there are more than `at_most`."""
@@ -218,6 +219,7 @@ class StateSharing:
                     "donors": donors_of(taker),
                     "received": taker.received,
                     "refused": taker.refused,
+                    "lost": {donor: words for donor, words in taker.problems.items() if taker.donors[donor]},
                 }
             )
         except NoState as error:

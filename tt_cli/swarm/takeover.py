@@ -98,6 +98,8 @@ class TakeOver:
             return False
         for donor, why in taken.refused.items():
             self._emit(Log(f"left out what {donor} sent: {why}", "warning"))
+        for donor, why in taken.lost.items():
+            self._emit(Trouble("state download", f"{donor} gave no more: {why}", "others gave the rest"))
         return True
 
     def _take_published(self, wanted: Callable[[int, str], bool]) -> bool:

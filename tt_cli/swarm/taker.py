@@ -137,6 +137,7 @@ class Taker:
     will have come when it is done. buffer: where the chunks go, each at its place in the tree.
 
     donors: who gave it, with their bytes. giving: who does now. refused: who sent what must be refused, and why.
+    problems: why others gave nothing, or no more.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Taker:
         self._connect, self._signatures, self._read_tree, self._buffer = connect, signatures, read_tree, buffer
         self._timeout, self._own, self._select, self._on_bytes = timeout, own, select, on_bytes
         self._target: _Target | None = None
-        self._problems: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
         self._asking: set[str] = set()  # whose manifest has not come
         self._waiting: set[str] = set()  # who offer another state than the one that most hold
         self._news = time.monotonic()
@@ -179,24 +180,26 @@ class Taker:
                 if await self._ask_donors(settled=attempt == 0):
                     assert self._target is not None
                     return self._target.tree, self._target.needed
-                if not self._problems and not self.refused:
+                if not self.problems and not self.refused:
                     break
                 attempt = 1 if self.received > before else attempt + 1
         finally:
             looking.cancel()
-        problems = "; ".join(f"{donor}: {words}" for donor, words in (self._problems | self.refused).items())
+        problems = "; ".join(f"{donor}: {words}" for donor, words in (self.problems | self.refused).items())
         if not problems:
             raise NoState(f"none of {len(self._signatures.view.records)} peers can hand over a state", asked=False)
         raise NoState(f"no peer handed over a state that can be used ({problems})")
 
     def _may_resume(self) -> bool:
-        begun = self._target is not None and bool(self._target.have) and bool(self._problems)
+        begun = self._target is not None and bool(self._target.have) and bool(self.problems)
         return begun and time.monotonic() < self._news + RESUME_SECONDS
 
     async def _ask_donors(self, settled: bool) -> bool:
         """Take what the donors give, a few of them at a time. True when nothing is missing any more."""
         tried: dict[str, float] = {}  # donor → when it ended
         running: set[asyncio.Task[None]] = set()
+        for donors in (self._asking, self._waiting, self.giving):
+            donors.clear()
 
         def others_left() -> bool:
             return bool(self._untried(tried))
@@ -245,7 +248,7 @@ class Taker:
         except Refused as error:
             self.refused[donor] = printable(str(error))
         except Exception as error:  # a donor may fail in any way; the others go on
-            self._problems[donor] = printable(str(error)) or type(error).__name__
+            self.problems[donor] = printable(str(error)) or type(error).__name__
         finally:
             self._asking.discard(donor)
             self._waiting.discard(donor)
