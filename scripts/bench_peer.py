@@ -49,6 +49,7 @@ from tt_cli.peer.batch import SLOWEST_MICRO_BATCH, MicroBatchSearch, undisturbed
 from tt_cli.peer.device import choose_device  # noqa: E402
 from tt_cli.peer.fit import (  # noqa: E402
     ACTIVATION_SHARE,
+    PLANNED,
     RoomMemory,
     check_room,
     choose_activation_budget,
@@ -175,7 +176,7 @@ def _row(run: RunConfig, member: Member, size: int, sampler: Sampler, args: argp
     kind = "cuda" if choices["device"].startswith("cuda") else "cpu"
     itemsize = 4 if choices["precision"] == "fp32" else 2
     least = trainer_need(run, kind, itemsize=itemsize)
-    rest = args.memory - (least.host if kind == "cpu" else least.device)
+    rest = int(PLANNED * args.memory) - (least.host if kind == "cpu" else least.device)
     need: Need = trainer_need(
         run, kind, itemsize=itemsize, micro_batch=size, budget=int(ACTIVATION_SHARE[kind] * max(0, rest))
     )

@@ -53,9 +53,9 @@ def test_what_the_peer_has_already_is_part_of_its_room(free: dict[str, float], m
 
 
 def test_memory_limits_the_room(free: dict[str, float]) -> None:
-    assert check_room(EMOJI, CPU, None, 4 * GIB).usual == 4 * GIB
+    assert check_room(EMOJI, CPU, None, 4 * GIB).usual == int(0.9 * 4 * GIB)
     assert check_room(EMOJI, CPU, None, 100 * GIB).usual == int(0.8 * 12 * GIB)
-    assert check_room(EMOJI, GPU, None, 4 * GIB).usual == 4 * GIB
+    assert check_room(EMOJI, GPU, None, 4 * GIB).usual == int(0.9 * 4 * GIB)
     assert 0.4 < free["share"] < 0.5
 
 
@@ -109,14 +109,14 @@ def test_what_nothing_here_can_train_is_refused_before_it_is_loaded(free: dict[s
 def test_a_share_of_what_is_left_is_for_activations(free: dict[str, float]) -> None:
     told: list[Event] = []
     budget = choose_activation_budget(EMOJI, CPU, check_room(EMOJI, CPU, None, 4 * GIB), told.append)
-    assert budget == int(0.4 * (4 * GIB - trainer_need(EMOJI, "cpu").host))
+    assert budget == int(0.4 * (int(0.9 * 4 * GIB) - trainer_need(EMOJI, "cpu").host))
     assert isinstance(told[0], Choice) and "left beside the rest of the peer" in told[0].reason
 
 
 def test_the_search_asks_for_this_run_on_this_device(free: dict[str, float]) -> None:
     room = check_room(EMOJI, CPU, None, 4 * GIB)
     memory = RoomMemory(EMOJI, CPU, room, GIB)
-    assert memory.limit == 4 * GIB
+    assert memory.limit == int(0.9 * 4 * GIB)
     assert memory.predicted(8) == trainer_need(EMOJI, "cpu", micro_batch=8, budget=GIB).host
     gpu = RoomMemory(EMOJI, GPU, check_room(EMOJI, GPU, None, None), GIB)
     assert gpu.predicted(8) == trainer_need(EMOJI, "cuda", itemsize=2, micro_batch=8, budget=GIB).device

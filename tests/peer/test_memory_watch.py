@@ -36,6 +36,7 @@ class Home:
 
     def __init__(self, folder: Path, memory: int | None = None, lower: bool = True, size: int = 8):
         self.free, self.total, self.family, self.now = 8 * GIB, 16 * GIB, GIB, 1e9
+        self.expected = GIB
         self.events: list[Event] = []
         self.folder, self.memory, self.lower = folder, memory, lower
         self.batches = MicroBatches(Step(), size, self.events.append, clock=lambda: self.now)
@@ -44,6 +45,7 @@ class Home:
     def begin(self) -> MemoryWatch:
         return MemoryWatch(
             self.memory,
+            self.expected,
             self.folder / "restarted",
             self.events.append,
             lower=self.lower,
@@ -131,7 +133,7 @@ def test_it_does_not_begin_anew_again_and_again(tmp_path: Path) -> None:
 
 def test_what_a_new_process_would_take_too_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
     home = Home(tmp_path, memory=2 * GIB, size=1)
-    home.family = 2 * GIB
+    home.expected = 2 * GIB
     home.watch = home.begin()
     with pytest.raises(TTError, match="beginning anew would not change that"):
         home.after(2.1)

@@ -20,7 +20,7 @@ SHORT = "swarm.short_of_memory_peer"
 
 def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     """anna halves her micro-batch in the midst of step 2; ben leaks, and gives way when he takes more than --memory."""
-    monkeypatch.setenv("TT_TEST_MEMORY", json.dumps({"anna": {"step": 2, "fits": 2}, "ben": {"step": 2, "leak": 40}}))
+    monkeypatch.setenv("TT_TEST_MEMORY", json.dumps({"anna": {"step": 2, "fits": 2}, "ben": {"step": 2, "leak": 80}}))
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     run = tiny_run()
     swarm = start_swarm(run)
@@ -35,7 +35,7 @@ def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm, monkeypatch
     assert saved.epoch == last_step(ben) >= 1
 
     returned = swarm.start_trainer("ben", batch_size=1, seed=1, memory=limit)
-    step = max(saved.epoch, last_step(anna)) + 2
+    step = max(saved.epoch, last_step(anna)) + 1
     wait_for_step(swarm, step, "anna", "ben")
     (weights,) = (event for event in returned.of(Choice) if event.what == "weights")
     assert (weights.value, weights.reason) == (f"step {saved.epoch}", "own backup")

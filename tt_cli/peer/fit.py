@@ -21,6 +21,7 @@ from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.supervisor.host_memory import family_memory, host_memory
 
 HEADROOM = {"cpu": 0.2, "cuda": 0.1}  # of what is free: left to desktops and other programs
+PLANNED = 0.9  # of --memory; the rest is for what no account foresees
 ACTIVATION_SHARE = {"cpu": 0.4, "cuda": 0.5}  # of what is left beside the rest of the peer, for activations to keep
 
 
@@ -28,8 +29,8 @@ ACTIVATION_SHARE = {"cpu": 0.4, "cuda": 0.5}  # of what is left beside the rest 
 class Room:
     """Bytes that this peer may take in all where it trains: RAM of the whole family on a CPU, else GPU memory.
 
-    most: what there is, or --memory. usual: that less the headroom for others. free: what is free just now; memory: as
-    given with --memory, else None. whose: "this machine", "this container" or the GPU's name.
+    most: what there is, or --memory. usual: what training is planned with, less the headroom for others. free: what is
+    free just now. memory: as given with --memory. whose: "this machine", "this container" or the GPU's name.
     """
 
     place: Place
@@ -65,7 +66,8 @@ def host_room(memory: int | None) -> Room:
 def _room(place: Place, own: int, free: int, total: int, whose: str, memory: int | None, headroom: float) -> Room:
     allowed = total if memory is None else memory
     usual = own + int((1 - headroom) * free)
-    return Room(place, min(own + free, allowed), min(usual, allowed), free, total, whose, memory)
+    planned = usual if memory is None else min(usual, int(PLANNED * memory))
+    return Room(place, min(own + free, allowed), planned, free, total, whose, memory)
 
 
 def check_host(run: RunConfig, wanted: str | None, memory: int | None) -> None:
@@ -124,8 +126,8 @@ def refusal(run: RunConfig, need: Need, room: Room, taken: int) -> TTError:
 
 
 def _rounded_up(size: int) -> str:
-    """As --memory takes it, a twentieth more: "9.6GB"."""
-    return f"{-(-size * 1.05 // 10**8) / 10:g}GB"
+    """As --memory takes it, a tenth more: "9.6GB"."""
+    return f"{-(-size * 1.1 // 10**8) / 10:g}GB"
 
 
 def choose_activation_budget(run: RunConfig, device: Device, room: Room, emit: Emit) -> int:
@@ -147,9 +149,12 @@ class RoomMemory:
 
     def predicted(self, size: int) -> int:
         """By the memory model."""
-        kind = kind_of(self._device)
-        need = trainer_need(self._run, kind, itemsize=self._device.itemsize, micro_batch=size, budget=self._budget)
+        need = self._need(size)
         return need.host if self._room.place == "host" else need.device
+
+    def expected_of_host(self, size: int) -> int:
+        """Of the host's RAM, by the memory model."""
+        return self._need(size).host
 
     def measured(self) -> int:
         """On a CPU what the family takes now: freed memory stays with it."""
@@ -160,3 +165,7 @@ class RoomMemory:
     def release(self) -> None:
         """Give back all that nobody uses."""
         release_memory(self._device.torch_device)
+
+    def _need(self, size: int) -> Need:
+        kind, itemsize = kind_of(self._device), self._device.itemsize
+        return trainer_need(self._run, kind, itemsize=itemsize, micro_batch=size, budget=self._budget)

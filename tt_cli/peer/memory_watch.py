@@ -28,7 +28,7 @@ from tt_cli.supervisor.worker import WorkerBroken
 LOOK_SECONDS = 3.0
 NEAR = 0.95  # of --memory
 LEAST_FREE, LEAST_SHARE = 256 << 20, 0.02  # bytes, and of all there is: below this something is ended soon
-GAIN = 1.1  # a restart pays when the family has grown by so much since it began to train
+GAIN = 1.1  # a restart pays when the family takes so many times what it should
 RESTART_SECONDS = 3600.0
 AGAIN_SECONDS = 3600.0  # until the same warning is said once more
 
@@ -63,13 +63,14 @@ def judge(family: int, host: HostMemory, memory: int | None) -> Look:
 class MemoryWatch:
     """A context manager: looks from its own thread; `relieve`, called by the training loop, acts.
 
-    lower: whether fewer examples at a time take less of the host's memory (a CPU trains). marker: a file whose age
-    tells when the peer was last restarted for memory.
+    lower: whether fewer examples at a time take less of the host's memory (a CPU trains). expected: bytes that the
+    family should take. marker: a file whose age tells when the peer was last restarted for memory.
     """
 
     def __init__(
         self,
         memory: int | None,
+        expected: int,
         marker: Path,
         emit: Emit,
         *,
@@ -78,12 +79,11 @@ class MemoryWatch:
         host: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.time,
     ):
-        self._memory, self._marker, self._emit, self._lower = memory, marker, emit, lower
+        self._memory, self._expected, self._marker, self._emit, self._lower = memory, expected, marker, emit, lower
         self._family, self._host, self._clock = family, host, clock
-        self._first = family()
         self._warned = float("-inf")
         self._ended = threading.Event()
-        self.found = Look(NOTHING, "", self._first)
+        self.found = Look(NOTHING, "", 0)
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
 
     def __enter__(self) -> MemoryWatch:
@@ -122,7 +122,7 @@ class MemoryWatch:
 
     def _give_way(self, found: Look) -> None:
         mine = self._memory is not None and found.family > self._memory
-        if found.family > GAIN * self._first and not self._restarted_lately():
+        if found.family > GAIN * self._expected and not self._restarted_lately():
             self._marker.touch(mode=0o600)
             os.utime(self._marker, (self._clock(), self._clock()))
             raise WorkerBroken(f"{found.words}: beginning anew from a backup before something is ended for it")

@@ -152,7 +152,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         if run.model.reversible:
             model.activation_budget = choose_activation_budget(run, device, room, emit)
         step = MicroStep(model, device, collaboration, shared)
-        size = _choose_size(run, opts, step, RoomMemory(run, device, room, model.activation_budget), stream, emit)
+        memory = RoomMemory(run, device, room, model.activation_budget)
+        size = _choose_size(run, opts, step, memory, stream, emit)
         emit(Choice("elementwise kernels", *fusion.reason()))
         about.device, about.micro_batch = device.name, size
         emit(Phase("syncing", "looking for the swarm's state"))
@@ -160,6 +161,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         batches = MicroBatches(step, size, emit)
         watch = MemoryWatch(
             opts.memory,
+            memory.expected_of_host(size),
             folders.run_folder(run) / "restarted-for-memory",
             emit,
             lower=device.torch_device.type == "cpu",
