@@ -1,0 +1,103 @@
+"""One micro-batch of a real model: tried out, interrupted, and counted in once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from tt_cli.data import ExampleStream, load_tokenizer
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.peer.batch import MicroBatches
+from tt_cli.peer.device import Device
+from tt_cli.peer.trainer import MicroStep
+from tt_cli.run import RunConfig, load_run
+from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.swarm.accumulator import Accumulator
+
+CPU = Device(torch.device("cpu"), "a CPU", None)
+
+
+class Collaboration:
+    """Sums gradients, as the real one does; `failure` is raised instead."""
+
+    fresh, epoch = False, 0
+
+    def __init__(self, model: Dalle):
+        self.sums = Accumulator([name for name, _ in model.named_parameters()])
+        self.about = SimpleNamespace(micro_batch=0)
+        self.failure: BaseException | None = None
+
+    def step(self, gradients: Any, samples: int, *losses: float) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        self.sums.add(gradients, samples, *losses)
+        return True
+
+
+@pytest.fixture(scope="module")
+def run() -> RunConfig:
+    return load_run("emoji-demo").replaced({"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16})
+
+
+@pytest.fixture
+def stream(run: RunConfig) -> ExampleStream:
+    return ExampleStream(run, load_tokenizer(run), 0)
+
+
+def made(run: RunConfig) -> tuple[MicroStep, Collaboration]:
+    model = Dalle(DalleConfig.from_run(run))
+    model.initialise(1)
+    collaboration = Collaboration(model)
+    return MicroStep(model, CPU, collaboration, None), collaboration  # type: ignore[arg-type]
+
+
+def test_trying_out_counts_nothing(run: RunConfig, stream: ExampleStream) -> None:
+    step, collaboration = made(run)
+    compute = step.probe(stream)
+    for size in (1, 3, 20):
+        compute(size)
+    assert collaboration.sums.samples == 0
+
+
+def test_pieces_of_a_batch_sum_up_to_the_whole(run: RunConfig, stream: ExampleStream) -> None:
+    """Half of the pieces run out of memory first, after their backward pass."""
+    batch = next(stream.batches(8))
+    whole, alone = made(run)
+    whole(batch)
+
+    class Short(MicroStep):
+        def _backward(self, batch: Any) -> tuple[float, float, float]:
+            losses = super()._backward(batch)
+            if len(batch.text) > 2:
+                torch.empty(1 << 60, dtype=torch.uint8)
+            return losses
+
+    step, collaboration = made(run)
+    step.__class__ = Short
+    MicroBatches(step, 8, lambda event: None)(batch)
+    assert collaboration.sums.samples == 8 and collaboration.about.micro_batch == 2
+    assert collaboration.sums.new.total == pytest.approx(alone.sums.new.total, rel=1e-5)
+    for name, expected in alone.sums._sums.items():
+        torch.testing.assert_close(collaboration.sums._sums[name], expected, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("failure", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
+def test_a_round_that_ran_out_of_memory_is_no_matter_of_micro_batches(
+    failure: BaseException, run: RunConfig, stream: ExampleStream
+) -> None:
+    step, collaboration = made(run)
+    collaboration.failure = failure
+    batches = MicroBatches(step, 4, lambda event: None)
+    with pytest.raises(WorkerBroken, match="^memory ran out in a round"):
+        batches(next(stream.batches(4)))
+    assert batches.now == 4
+
+
+def test_other_errors_of_a_round_are_raised(run: RunConfig, stream: ExampleStream) -> None:
+    step, collaboration = made(run)
+    collaboration.failure = RuntimeError("a bug")
+    with pytest.raises(RuntimeError, match="^a bug$"):
+        step(next(stream.batches(2)))
