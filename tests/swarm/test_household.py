@@ -61,7 +61,8 @@ class Join:
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         with self._news:
-            assert self._news.wait_for(condition, WAIT), (what, self.events[-20:])
+            if not self._news.wait_for(condition, WAIT):
+                pytest.fail(f"{what} did not come\n" + "\n".join(event.to_json()[:300] for event in self.events[-30:]))
 
     def wait_for_phase(self, phase: str, times: int = 1) -> None:
         self.wait_for(phase, lambda: self.phases().count(phase) >= times)
