@@ -45,6 +45,7 @@ from tt_cli.swarm.store import AverageStore
 logger = get_logger(__name__)
 
 MAX_WEIGHT_IN_TARGETS = 4
+PULSE_SECONDS = 2.0
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 
 
@@ -104,6 +105,7 @@ class Averager(StateSharing, DecentralizedAverager):
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self._said = torch.zeros(2, dtype=torch.float64).share_memory_()  # samples, sum of losses: with the next round
+        self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
         self._meeting = Meeting()
         # in the averager's process:
         self._steps = 0  # of hivemind's that run
@@ -206,6 +208,16 @@ class Averager(StateSharing, DecentralizedAverager):
     @_p2p.setter
     def _p2p(self, p2p: P2P) -> None:
         self._node = self._line.pace(p2p)
+
+    async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
+        """As hivemind's; from then on the process shows that it lives."""
+        await super().add_p2p_handlers(p2p, *args, **kwargs)
+        self._beating = asyncio.create_task(self._beat())
+
+    async def _beat(self) -> None:
+        while True:
+            self.pulse[0] = time.monotonic()
+            await asyncio.sleep(PULSE_SECONDS)
 
     def _stub(self, peer: PeerID) -> Any:
         return self.get_stub(self._p2p, peer, namespace=self.prefix)

@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,6 +28,7 @@ logger = get_logger(__name__)
 QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
 TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS = 10.0
+TELL_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -125,11 +126,19 @@ class Board(threading.Thread):
     """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
 
     A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, at
-    once when the epoch is new, and after `pace` seconds when something else is.
+    once when the epoch is new, and after `pace` seconds when something else is. tell: gets what
+    goes wrong with the DHT.
     """
 
-    def __init__(self, run: RunConfig, dht: DHT, identity: Identity):
+    def __init__(
+        self,
+        run: RunConfig,
+        dht: DHT,
+        identity: Identity,
+        tell: Callable[[BaseException], None] = lambda error: None,
+    ):
         super().__init__(name="board", daemon=True)
+        self._tell, self._told = tell, -float("inf")
         self._run, self._dht = run, dht
         self._owner = RSASignatureValidator(identity.key).local_public_key
         self._lock = threading.Condition()
@@ -210,17 +219,33 @@ class Board(threading.Thread):
                     self._changed = False
                 self._urgent = False
             if record is not None:
-                self._store(record)
+                with self._failures_told():
+                    self._store(record)
                 published_at = time.monotonic()
             with self._lock:
                 self._reads_begun += 1
-            view = View.of(self._remember(read_records(self._dht, self._run)))
+            found: list[PeerRecord] = []
+            with self._failures_told():
+                found = read_records(self._dht, self._run)
+            view = View.of(self._remember(found))
             self._count_trainers(view)
-            self._keep_in_touch()
+            with self._failures_told():
+                self._keep_in_touch()
             with self._lock:
                 self._view, self._reads_ended = view, self._reads_begun
                 self._lock.notify_all()
                 self._lock.wait_for(lambda: self._urgent or self._stopping, self.pace)
+
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        """What goes wrong with the DHT is told now and then, and tried again: without this thread a peer is blind."""
+        try:
+            yield
+        except Exception as error:  # whatever its process raised, or the pipe to it
+            logger.warning(f"the DHT failed: {error!r}")
+            if time.monotonic() > self._told + TELL_SECONDS and not self._stopping:
+                self._told = time.monotonic()
+                self._tell(error)
 
     def _remember(self, read: Sequence[PeerRecord]) -> list[PeerRecord]:
         """Records that count now: what was read, what was read before and has not expired, and this peer's own.
@@ -267,8 +292,7 @@ class Board(threading.Thread):
             expiration_time=get_dht_time() + self._run.swarm.statistics_expiration,
             return_future=True,
         )
-        with contextlib.suppress(TimeoutError):
-            future.result(timeout=DHT_SECONDS)
+        future.result(timeout=DHT_SECONDS)
 
     def stop(self) -> None:
         """Withdraw the record, so that the others do not wait for this peer, and end the thread."""

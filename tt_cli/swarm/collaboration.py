@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -31,6 +31,7 @@ from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.board import Board, View
+from tt_cli.swarm.contact import CUT_OFF, Contacts
 from tt_cli.swarm.encoded import DecodedGradients
 from tt_cli.swarm.gathering import Gathering, Members
 from tt_cli.swarm.guarded import GuardedState
@@ -54,7 +55,7 @@ class Collaboration:
 
     It forks when it is made: make it before other threads and before CUDA is touched. Then call `synchronise`
     once, `step` after every micro-batch, and `close`. The DHT stays the caller's. max_upload, max_download: bits a
-    second that its traffic takes at most on the line. published: where the run publishes checkpoints.
+    second that its traffic takes at most on the line. published: where the run publishes. initial_peers: joined through.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Collaboration:
         max_upload: float | None = None,
         max_download: float | None = None,
         published: Publisher | None = None,
+        initial_peers: Sequence[str] = (),
     ):
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, client_mode
@@ -86,6 +88,7 @@ class Collaboration:
 
         self._changed = threading.Condition()
         self._closing = False
+        self._again = threading.Event()
         self._broken: BaseException | None = None
 
         shapes = shared.shapes()
@@ -102,8 +105,9 @@ class Collaboration:
         )
         self._gathering = Gathering(self.averager, self._state, run.swarm.matchmaking_time)
         self._take_over = TakeOver(self.peer_id, self.averager, self._state, emit, published)
-        self.board = Board(run, dht, identity)
-        self._tell = Teller(self.peer_id, emit, lambda: self.board.view)
+        self.contacts = Contacts(dht, initial_peers)
+        self.tell = Teller(self.peer_id, emit, lambda: self.board.view)
+        self.board = Board(run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT"))
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
     # ------------------------------------------------------------------ for the training loop
@@ -128,11 +132,11 @@ class Collaboration:
         self._publish()  # before looking: of two peers that start together at least one sees the other
         self.board.start()
         view = self.board.fresh_view()
-        if self._take_over.begin(view, self._tell.phase):
+        if self._take_over.begin(view, self.tell.phase):
             self._publish()
         self._catch_up(view)
         self._worker.start()
-        self._tell.phase("training", f"towards step {self.epoch + 1}")
+        self.tell.phase("training", f"towards step {self.epoch + 1}")
 
     def step(
         self, gradients: Mapping[str, torch.Tensor], samples: int, total: float, text: float, image: float
@@ -207,6 +211,15 @@ class Collaboration:
             )
         )
 
+    def missing(self) -> list[str]:
+        """Names of trainers that count as part of the swarm and hold another state, or are not seen."""
+        here = {record.peer_id for record in self.board.view.members(*self._state.position)}
+        return sorted(map(self.tell.name, self._other_trainers() - here))
+
+    def seek_anew(self) -> None:
+        """Give up the group that is sought, and try those again who did not come or spoiled a round."""
+        self._again.set()
+
     def close(self) -> None:
         """Leave: withdraw the record, end the averager's process. The others do not wait for this peer."""
         self._closing = True
@@ -238,7 +251,7 @@ class Collaboration:
                 loss=shown.mean(shown.total),
                 text_loss=shown.mean(shown.text),
                 image_loss=shown.mean(shown.image),
-                round=self._tell.last_round[:80],
+                round=self.tell.last_round[:80],
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 rejected_micro_batches=self._rejected,
@@ -293,7 +306,7 @@ class Collaboration:
         while not self._closing:
             if self._behind(view):
                 self._gathering.drop()
-                self._tell.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
+                self.tell.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
                 self._accumulator.give_back(self.averager.local)
                 return
             members = self._members(view)
@@ -302,7 +315,8 @@ class Collaboration:
             elif not members.leader:
                 self._wait("waiting", "in client mode, for a trainer that accepts connections")
             elif len(members) > 1:
-                self._tell.phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
+                self.contacts.accompanied()
+                self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
                 mine = self._accumulator.held
                 result, missed = self._gathering.average(members, mine.samples, mine.total, self._avoided)
                 self._absent = {r.peer_id: r.time for r in view.records if r.peer_id in missed}
@@ -312,9 +326,11 @@ class Collaboration:
                     self._commit(started, result)
                     return
                 self._avoid(result)
-                self._tell.failed(self.epoch, result, missed, mine.samples, started)
+                self.tell.failed(self.epoch, result, missed, mine.samples, started)
             elif not self._accumulator.held.samples:
                 self._hold()
+            elif self.contacts.cut_off():
+                self._wait("waiting", CUT_OFF)
             else:
                 self._gathering.drop()
                 self._commit(started, None)
@@ -333,6 +349,10 @@ class Collaboration:
 
         Without those who did not come to the last round, until they renew their records: they may be dead.
         """
+        if self._again.is_set():
+            self._again.clear()
+            self._gathering.drop()
+            self._forgive()
         own = [record for record in view.records if record.peer_id == self.peer_id]
         others = [
             record
@@ -365,9 +385,13 @@ class Collaboration:
 
     def _wait_for_others(self, members: Members) -> None:
         """Too few for a step. The missing live as far as anyone knows: try them again, until their records expire."""
+        self._forgive()
+        self._wait("waiting", f"for more than {len(members)} of {members.swarm} trainers")
+
+    def _forgive(self) -> None:
+        """Try those again who did not come or spoiled a round, but for those whose gradients had to be refused."""
         self._absent = {}
         self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch > self.epoch}
-        self._wait("waiting", f"for more than {len(members)} of {members.swarm} trainers")
 
     def _other_trainers(self) -> frozenset[str]:
         """All that may be training, but for this peer and those whose gradients must be refused."""
@@ -375,7 +399,7 @@ class Collaboration:
         return self.board.trainers() - refused - {self.peer_id}
 
     def _wait(self, phase: str, reason: str) -> None:
-        self._tell.phase(phase, reason)
+        self.tell.phase(phase, reason)
         with self._changed:
             self._changed.wait(timeout=LOOK_SECONDS)
 
@@ -388,7 +412,7 @@ class Collaboration:
                 DecodedGradients(self.averager.local if result is None else self.averager.store.buffer)
             )
         except RolledBack as error:
-            self._tell.rolled_back(str(error), self.epoch)
+            self.tell.rolled_back(str(error), self.epoch)
             self._accumulator.release()
             self._publish()
             return
@@ -398,15 +422,15 @@ class Collaboration:
         held = self._accumulator.held
         samples, loss = (held.samples, held.mean(held.total)) if result is None else result.samples_and_loss()
         self._last_loss = self._accumulator.release()
-        self._tell.committed(
+        self.tell.committed(
             self.epoch, result, samples, {**phases, "apply": stepped - before, "whole": stepped - started}
         )
         self._publish()
-        self._tell.step(self.epoch, loss, facts, self.digest)
+        self.tell.step(self.epoch, loss, facts, self.digest)
         if self._last_loss.samples and not self._contributed:
             self._contributed = True
             self.emit(Contribution(self.epoch, self._last_loss.samples))
-        self._tell.phase("training", f"towards step {self.epoch + 1}")
+        self.tell.phase("training", f"towards step {self.epoch + 1}")
         with self._changed:
             self._changed.notify_all()
 
@@ -416,11 +440,11 @@ class Collaboration:
         self._gathering.drop()
         while self._behind(view) and not self._closing:
             attempts += 1
-            if self._take_over.catch_up(view, self._tell.phase):
+            if self._take_over.catch_up(view, self.tell.phase):
                 self._publish()
             else:
                 with self._changed:
                     self._changed.wait(timeout=min(5.0, 0.5 * attempts))
             view = self.board.fresh_view()
         if self._worker.is_alive():
-            self._tell.phase("training", f"towards step {self.epoch + 1}")
+            self.tell.phase("training", f"towards step {self.epoch + 1}")

@@ -22,6 +22,7 @@ from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import alive, children_of
 from tt_cli.supervisor.worker import WorkerBroken
 from tt_cli.swarm.addresses import listen_and_announce, moved
+from tt_cli.swarm.failures import classify
 from tt_cli.swarm.identity import Identity
 from tt_cli.swarm.validator import RecordValidator
 
@@ -119,6 +120,8 @@ def _check_port_free(host: str, port: int) -> None:
 
 def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], port: int) -> TTError:
     words = " ".join(str(error).split())[:200] or type(error).__name__
+    if (found := classify(words)).what == "clock":
+        return TTError(f"cannot join run {run.identity}: {found.words}: {found.remedy}")
     if initial_peers and (
         "bootstrap" in words.lower() or "initial peers" in words.lower() or "connect" in words.lower()
     ):

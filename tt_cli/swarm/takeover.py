@@ -21,6 +21,7 @@ from tt_cli.supervisor.events import Download, Emit, Log, Synchronised, Trouble
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import View
 from tt_cli.swarm.encoded import DecodedGradients
+from tt_cli.swarm.failures import classify
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.handover import Chunks, NoState, StateBuffer, Taken
 from tt_cli.swarm.shared import RolledBack
@@ -94,7 +95,9 @@ class TakeOver:
                 self._state.patch(taken)
                 self._tell(taken.donors[0], started, taken.received, len(taken.chunks), taken.names())
         except (NoState, ValueError) as error:
-            self._emit(Log(f"could not take over the others' state: {error}; trying again", "warning"))
+            found = classify(error, "state")
+            words = f"could not take over the others' state: {found.words}"
+            self._emit(Trouble(found.what, words, found.remedy))
             return False
         for donor, why in taken.refused.items():
             self._emit(Log(f"left out what {donor} sent: {why}", "warning"))

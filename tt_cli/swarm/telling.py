@@ -7,11 +7,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 
 from tt_cli.supervisor.events import Emit, Log, Phase, Round, Step, Trouble
+from tt_cli.swarm.asking import printable
 from tt_cli.swarm.averager import RoundResult
 from tt_cli.swarm.board import View
+from tt_cli.swarm.failures import classify
 from tt_cli.swarm.shared import StepFacts
 from tt_cli.swarm.spikes import LossWatch
-from tt_cli.swarm.taker import printable
 
 PHASES = ("encode", "matchmaking", "transfer", "reduce", "commit")  # of a round, as they are shown; "apply" follows
 LOOKED_BACK = 20  # rounds
@@ -34,15 +35,28 @@ class Teller:
 
     def __init__(self, peer_id: str, emit: Emit, view: Callable[[], View]):
         self._peer_id, self._emit, self._view = peer_id, emit, view
-        self._phase = self.last_round = ""
+        self._phase = Phase("starting")
+        self._stuck = self.last_round = ""
         self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
         self._losses = LossWatch()
 
     def phase(self, phase: str, reason: str) -> None:
-        """Say what this peer does now, when it is something else than before."""
-        if self._phase != phase + reason:
-            self._phase = phase + reason
-            self._emit(Phase(phase, reason))
+        """Say what this peer does now, when it is something else than before; later, while it is stuck."""
+        if (self._phase.phase, self._phase.reason) != (phase, reason):
+            self._phase = Phase(phase, reason)
+            if not self._stuck:
+                self._emit(self._phase)
+
+    def stuck(self, reason: str) -> None:
+        """From now on this peer is shown to wait, for this reason; "" when it goes on."""
+        if self._stuck != reason:
+            self._stuck = reason
+            self._emit(Phase("waiting", reason) if reason else Phase(self._phase.phase, self._phase.reason))
+
+    def trouble(self, failure: BaseException | str, kind: str, subject: str) -> None:
+        """Tell a failure of hivemind's in plain words. kind: of one that does not say; subject: what failed."""
+        found = classify(failure, kind)
+        self._emit(Trouble(found.what, f"{subject}: {found.words}", found.remedy))
 
     def committed(self, epoch: int, result: RoundResult | None, samples: int, seconds: Mapping[str, float]) -> None:
         """A round ended with the step `epoch`; result: None when this peer was alone."""
@@ -58,10 +72,13 @@ class Teller:
         problem = result.problem
         for peer_id in {*result.failed, *result.rejected, *result.disputed}:
             problem = problem.replace(peer_id, self.name(peer_id))
+        found = classify(problem, "round")
+        problem = found.words
         if missed and not result.members:
             problem = f"{self._names(missed)} did not come ({problem})"
         words = f"round repeated: {problem}"[:LONGEST]
         self._tell(epoch, "failed", words, result, samples, {**result.seconds, "whole": time.monotonic() - started})
+        self._emit(Trouble(found.what, problem[:LONGEST], found.remedy))
         self._note(
             dict.fromkeys(missed, AWAY) | dict.fromkeys(result.failed, SLOW) | dict.fromkeys(result.rejected, REFUSED)
         )

@@ -1,0 +1,161 @@
+"""Is this peer in touch with the others? By how much is its clock off? And how it finds back to them.
+
+A DHT node forgets who does not answer: after some time without a network its tables are empty, and it asks nobody any
+more. The addresses of the others are remembered here, so that it can be joined to them anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import statistics
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from hivemind.dht import DHT, DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils import get_dht_time
+from hivemind.utils.multiaddr import Multiaddr
+
+PING_SECONDS, DIAL_SECONDS = 6.0, 5.0
+SPARE_SECONDS = 15.0  # for the node's own process to say something, on a busy machine
+MOST_KNOWN = 32
+RECENT_SECONDS = 3.0
+CUT_OFF = "cut off: nobody answers of all that this peer knows, and what it stepped alone would not count"
+
+
+@dataclass(frozen=True)
+class Contact:
+    """What a round of pings told. asked, answered: peer ids. initial: those that the peer joined through.
+
+    clock: seconds that this machine's clock is ahead of those of most, None when nobody answered. alive: False when the
+    DHT process of this peer did not answer itself.
+    """
+
+    asked: frozenset[str] = frozenset()
+    answered: frozenset[str] = frozenset()
+    initial: frozenset[str] = frozenset()
+    clock: float | None = None
+    alive: bool = True
+
+    @property
+    def cut_off(self) -> bool:
+        """Nobody answered who could have."""
+        return self.alive and bool(self.asked) and not self.answered
+
+    @property
+    def split(self) -> bool:
+        """Others answer, and none of those that the peer joined through: others cannot find it there."""
+        return bool(self.initial) and bool(self.answered) and not self.answered & self.initial
+
+
+async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew: bool) -> dict[str, Any]:
+    """In the DHT's process: who answers, and from where who is connected. anew: over new connections."""
+
+    async def one(peer_id: str, addresses: Sequence[str]) -> tuple[str, float]:
+        peer = PeerID.from_base58(peer_id)
+        if anew:  # what is left of a connection from before may take minutes to break
+            with contextlib.suppress(Exception):
+                await node.p2p._client.disconnect(peer)
+        if addresses:
+            with contextlib.suppress(Exception):  # what counts is whether it answers
+                async with asyncio.timeout(DIAL_SECONDS):
+                    await node.p2p._client.connect(peer, [Multiaddr(address) for address in addresses])
+        before = get_dht_time()
+        request = dht_pb2.PingRequest(peer=node.protocol.node_info)
+        answer = await node.protocol.get_stub(peer).rpc_ping(request, timeout=PING_SECONDS)
+        after = get_dht_time()
+        if answer.peer.node_id:
+            await node.protocol.update_routing_table(DHTID.from_bytes(answer.peer.node_id), peer, responded=True)
+        return peer_id, max(min(0.0, after - answer.dht_time), before - answer.dht_time)
+
+    if anew:
+        node.blacklist.clear()
+    answers = await asyncio.gather(*(one(*each) for each in known.items()), return_exceptions=True)
+    ahead = dict(answer for answer in answers if isinstance(answer, tuple))
+    if anew and ahead:
+        with contextlib.suppress(asyncio.TimeoutError):
+            async with asyncio.timeout(PING_SECONDS):
+                await node.find_nearest_nodes([node.node_id])
+    connected = {str(info.peer_id): [str(a) for a in info.addrs] for info in await node.p2p.list_peers()}
+    return {"ahead": ahead, "connected": connected}
+
+
+class Contacts:
+    """Whom this peer knows, and by which addresses. initial_peers: multiaddrs that it joined through; none for a first
+    peer. May be used from any thread.
+    """
+
+    def __init__(self, dht: DHT, initial_peers: Sequence[str] = ()):
+        self._dht = dht
+        self._lock = threading.Lock()
+        self._known: dict[str, list[str]] = {}
+        for address in initial_peers:
+            place, _, peer_id = address.rpartition("/p2p/")
+            self._known.setdefault(peer_id, []).append(place)
+        self._initial = frozenset(self._known)
+        self._company = False
+        self._asked_at = -float("inf")
+        self.newest = Contact()
+
+    def accompanied(self) -> None:
+        """There are other trainers."""
+        self._company = True
+
+    def cut_off(self) -> bool:
+        """Whether a peer that sees no other trainer any more may have lost the network, and not they theirs.
+
+        A peer that joined others, trained with some, and reaches nobody at all: what it did alone, the others would
+        have to undo, or it would have to undo theirs.
+        """
+        if not (self._initial and self._company):
+            return False
+        found = self.newest if time.monotonic() < self._asked_at + RECENT_SECONDS else self.ask()
+        if not found.cut_off:
+            self._company = False
+        return found.cut_off
+
+    def ask(self, peers: Iterable[str] = (), *, anew: bool = False) -> Contact:
+        """Ping the initial peers and all that were met, and `peers` too (peer ids that accept connections).
+
+        anew: over new connections, and take whoever answers into the node's tables again.
+        """
+        with self._lock:
+            own = str(self._dht.peer_id)
+            known = self._known | {peer: self._known.get(peer, []) for peer in peers}
+            known.pop(own, None)
+            known = dict(list(known.items())[:MOST_KNOWN])
+            try:
+                future = self._dht.run_coroutine(partial(_ping, known=known, anew=anew), return_future=True)
+                told = future.result(timeout=2 * PING_SECONDS + DIAL_SECONDS + SPARE_SECONDS)
+            except concurrent.futures.TimeoutError:
+                told = None
+            except Exception:  # whatever its process raised, or the pipe to it
+                told = None
+            self.newest = self._contact(known, told)
+            self._asked_at = time.monotonic()
+            return self.newest
+
+    def _contact(self, known: Mapping[str, Sequence[str]], told: dict[str, Any] | None) -> Contact:
+        asked = frozenset(known)
+        if told is None:
+            return Contact(asked, initial=self._initial, alive=False)
+        ahead: dict[str, float] = told["ahead"]
+        for peer_id, addresses in told["connected"].items():
+            if peer_id in ahead and peer_id not in self._initial:
+                self._known[peer_id] = addresses
+        while len(self._known) > MOST_KNOWN:
+            self._known.pop(next(peer for peer in self._known if peer not in self._initial))
+        return Contact(
+            asked,
+            frozenset(ahead),
+            self._initial,
+            statistics.median(ahead.values()) if ahead else None,
+        )
