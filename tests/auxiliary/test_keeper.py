@@ -50,7 +50,7 @@ class Swarm:
         self.answer = answer
         self.asked: list[StateTree | None] = []
 
-    def take_state(self, own: StateTree | None, timeout: float) -> Taken:
+    def take_state(self, own: StateTree | None, timeout: float, *, at_once: int) -> Taken:
         self.asked.append(own)
         if self.answer is None:
             raise NoState("none of 0 peers can hand over a state", asked=False)

@@ -16,6 +16,7 @@ from tt_cli.swarm.asking import connect_over
 from tt_cli.swarm.buffer import StateBuffer
 from tt_cli.swarm.donor import StateDonor
 from tt_cli.swarm.records import PeerRecord
+from tt_cli.swarm.shaping import Line
 from tt_cli.swarm.signatures import Signatures
 from tt_cli.swarm.taker import Chunks, Taker
 
@@ -76,10 +77,13 @@ class Network:
         self.nodes: list[Node] = []
         self.signed: list[PeerRecord] | None = None  # None: each node its own state
 
-    async def node(self, held: TrainingState | None, donor: StateDonor | None = None) -> Node:
+    async def node(
+        self, held: TrainingState | None, donor: StateDonor | None = None, max_upload: float | None = None
+    ) -> Node:
         if self.taking is None:
             self.taking = await self._start([])
         node = Node(await self._start(await self.taking.get_visible_maddrs()), held)
+        Line(max_upload).pace(node.p2p)
         await (donor or node.donor).add_p2p_handlers(node.p2p, namespace=RUN)
         self.nodes.append(node)
         return node

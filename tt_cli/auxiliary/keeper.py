@@ -16,7 +16,7 @@ from tt_cli.swarm.handover import NoState, StateBuffer, StateSharing, Taken
 
 MIN_FETCH_SECONDS = 3.0
 SHARE_OF_TIME = 0.1  # of the auxiliary peer's time goes into fetching at most
-DOWNLOAD_SECONDS = 600.0
+DOWNLOAD_SECONDS = 180.0  # without a chunk
 KEPT = 5
 
 
@@ -72,7 +72,8 @@ class Keeper:
         """Take the state that most of the foremost hold; on failure say why and keep the one before."""
         started = time.monotonic()
         try:
-            taken = averager.take_state(self._held[0] if self._held else None, DOWNLOAD_SECONDS)
+            # from one at a time: it takes often, and every donor makes a copy of its state
+            taken = averager.take_state(self._held[0] if self._held else None, DOWNLOAD_SECONDS, at_once=1)
             self._take(taken, started)
         except (NoState, TTError, ValueError) as error:
             self._emit(Log(f"the swarm's state was not taken: {error}", "warning"))

@@ -27,7 +27,7 @@ from tt_cli.swarm.donor import StateDonor
 from tt_cli.swarm.reachability import DialBack
 from tt_cli.swarm.shared import Tree, TreeReader
 from tt_cli.swarm.signatures import Signatures
-from tt_cli.swarm.taker import Chunks, NoState, Taker
+from tt_cli.swarm.taker import STREAMS, Chunks, NoState, Taker
 
 __all__ = ["Chunks", "NoState", "StateBuffer", "StateSharing", "StateSource", "Taken", "TreeReader", "take_over"]
 
@@ -123,16 +123,18 @@ class StateSharing:
 
     # ---------------------------------------------------------------- in the host process
 
-    def take_state(self, own: Tree | None, timeout: float, on_progress: OnProgress | None = None) -> Taken:
+    def take_state(
+        self, own: Tree | None, timeout: float, on_progress: OnProgress | None = None, *, at_once: int = STREAMS
+    ) -> Taken:
         """The state that most of the foremost hold, without the chunks that `own` holds alike.
 
-        timeout: seconds without a chunk. on_progress: called about once a second while chunks come. Raises NoState. May
-        be called by one thread at a time.
+        timeout: seconds without a chunk. on_progress: called about once a second while chunks come. at_once: donors at
+        most, each of which makes a copy of its state. Raises NoState. May be called by one thread at a time.
         """
         buffer = StateBuffer.new()
         number, future = self._passage.send(buffer), MPFuture()
         self._progress.zero_()
-        self._outer_pipe.send(("_take_state", [number, b"" if own is None else own.manifest(), future], {}))
+        self._outer_pipe.send(("_take_state", [number, b"" if own is None else own.manifest(), future, at_once], {}))
         try:
             told = self._await(future, timeout, on_progress or (lambda received, total, donors: None))
             if isinstance(told, str):
@@ -191,7 +193,7 @@ class StateSharing:
         told = self.serializer.loads(metadata)
         return (told["manifest"], self._passage.receive(told["number"])) if told else None
 
-    async def _take_state(self, number: int, own: bytes, future: MPFuture) -> None:
+    async def _take_state(self, number: int, own: bytes, future: MPFuture, at_once: int) -> None:
         self._taking[number] = asyncio.current_task()  # type: ignore[assignment]
         received_before = 0
 
@@ -210,6 +212,7 @@ class StateSharing:
                 timeout=PATIENCE * self._run.swarm.next_chunk_timeout,
                 own=self._read_tree(own) if own else None,
                 on_bytes=count,
+                at_once=at_once,
             )
             tree, indexes = await taker.take()
             future.set_result(

@@ -134,7 +134,7 @@ class Taker:
 
     own: the tree of what the taker holds itself. select: which chunks of a tree it wants, all when None.
     timeout: seconds to wait for each chunk. on_bytes: called with the bytes of chunks that came so far, and those that
-    will have come when it is done. buffer: where the chunks go, each at its place in the tree.
+    will have come when it is done. buffer: where the chunks go, each at its place in the tree. at_once: donors at most.
 
     donors: who gave it, with their bytes. giving: who does now. refused: who sent what must be refused, and why.
     problems: why others gave nothing, or no more.
@@ -151,9 +151,11 @@ class Taker:
         own: Tree | None = None,
         select: Callable[[Any], Iterable[int]] | None = None,
         on_bytes: Callable[[int, int], None] = lambda received, total: None,
+        at_once: int = STREAMS,
     ):
         self._connect, self._signatures, self._read_tree, self._buffer = connect, signatures, read_tree, buffer
         self._timeout, self._own, self._select, self._on_bytes = timeout, own, select, on_bytes
+        self._at_once = at_once
         self._target: _Target | None = None
         self.problems: dict[str, str] = {}
         self._asking: set[str] = set()  # whose manifest has not come
@@ -218,7 +220,7 @@ class Taker:
                     break
                 else:
                     done, running = await asyncio.wait(
-                        running, timeout=HEDGE_SECONDS / 4, return_when=asyncio.FIRST_COMPLETED
+                        running, timeout=LOOK_AGAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
                     )
                     tried |= {task.get_name(): time.monotonic() for task in done}
         finally:
@@ -239,7 +241,7 @@ class Taker:
     def _donors_wanted(self, quiet: float) -> int:
         """How many to ask at once. quiet: seconds since something came."""
         useful = 1 + self._target.left // SHARE_BYTES if self._target is not None and self.giving else 1
-        return min(STREAMS, useful + len(self._waiting) + int(quiet / HEDGE_SECONDS))
+        return min(self._at_once, useful + len(self._waiting) + int(quiet / HEDGE_SECONDS))
 
     async def _try(self, donor: str, settled: bool, others_left: Callable[[], bool]) -> None:
         """Take what one donor gives, and remember why it gave no more."""
