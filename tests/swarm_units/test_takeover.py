@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -99,7 +100,7 @@ def test_progress_is_told_with_the_rate_of_the_last_seconds(monkeypatch: pytest.
     said: list[Event] = []
     now = [100.0]
     monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
-    tell = DownloadProgress(said.append)
+    tell = DownloadProgress(said.append, threading.Event())
     for second in range(1, 11):
         now[0] = 100.0 + second
         tell(second * 1000 if second <= 5 else 5000 + (second - 5) * 100, 10_000, 3)

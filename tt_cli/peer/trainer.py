@@ -36,6 +36,7 @@ from tt_cli.peer.fit import RoomMemory, check_host, check_room, choose_activatio
 from tt_cli.peer.memory_watch import MemoryWatch
 from tt_cli.peer.published import newest_published
 from tt_cli.peer.shared import StateLost, TrainedState, move_into_mapping
+from tt_cli.peer.stuck import Heard, StuckWatch
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Log, Phase
 from tt_cli.supervisor.processes import alive, release_freed_memory
@@ -80,6 +81,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Train until the run is done or the supervisor says so."""
     opts = Options(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
+    emit = heard = Heard(emit)
     emit(Phase("starting", "loading the model and the data"))
     check_host(run, opts.device, opts.memory)
     if opts.threads:
@@ -138,6 +140,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             max_upload=opts.max_upload,
             max_download=opts.max_download,
             published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
+            initial_peers=opts.initial_peers,
         )
         closing.callback(collaboration.close)
         if words := collaboration.averager.slow_line():
@@ -157,6 +160,9 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         emit(Choice("elementwise kernels", *fusion.reason()))
         about.device, about.micro_batch = device.name, size
         emit(Phase("syncing", "looking for the swarm's state"))
+        save = partial(_write_backup, collaboration, backups, shared)
+        marker = folders.run_folder(run) / "restarted-when-stuck"
+        stuck = closing.enter_context(StuckWatch(run, collaboration, heard, orders, marker, save))
         collaboration.synchronise()
         batches = MicroBatches(step, size, emit)
         watch = MemoryWatch(
@@ -168,7 +174,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         )
         try:
             with daemon_watched(dht), watch:
-                _train(step, batches, watch, stream, backups, orders, daemon_pid(dht))
+                _train(step, batches, watch, stuck, stream, backups, orders, daemon_pid(dht))
         except StateLost:
             raise
         except WorkerBroken:  # the next process goes on from here
@@ -262,6 +268,7 @@ def _train(
     step: MicroStep,
     batches: MicroBatches,
     watch: MemoryWatch,
+    stuck: StuckWatch,
     stream: ExampleStream,
     backups: Backups,
     orders: Orders,
@@ -269,7 +276,7 @@ def _train(
 ) -> None:
     collaboration, reported = step.collaboration, 0.0
     last: int | None = None  # the step to finish with
-    for batch in stream.batches(batches.size):
+    for batch in stuck.over(stream.batches(batches.size)):
         watch.relieve(batches)
         if orders.hold:
             collaboration.stand_by()
@@ -280,6 +287,7 @@ def _train(
             reported = time.monotonic()
             collaboration.report()
             _check_alive(collaboration, daemon)
+            stuck.check()
         if backups.due(collaboration.epoch):
             with collaboration.use_state():
                 state = step.shared.snapshot()

@@ -55,7 +55,7 @@ class Collaboration:
 
     It forks when it is made: make it before other threads and before CUDA is touched. Then call `synchronise`
     once, `step` after every micro-batch, and `close`. The DHT stays the caller's. max_upload, max_download: bits a
-    second that its traffic takes at most on the line. published: where the run publishes. initial_peers: joined through.
+    second on its line at most. published: where the run publishes checkpoints. initial_peers: those it joined through.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class Collaboration:
             max_download=max_download,
         )
         self._gathering = Gathering(self.averager, self._state, run.swarm.matchmaking_time)
-        self._take_over = TakeOver(self.peer_id, self.averager, self._state, emit, published)
+        self.take_over = TakeOver(self.peer_id, self.averager, self._state, emit, published)
         self.contacts = Contacts(dht, initial_peers)
         self.tell = Teller(self.peer_id, emit, lambda: self.board.view)
         self.board = Board(run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT"))
@@ -132,7 +132,7 @@ class Collaboration:
         self._publish()  # before looking: of two peers that start together at least one sees the other
         self.board.start()
         view = self.board.fresh_view()
-        if self._take_over.begin(view, self.tell.phase):
+        if self.take_over.begin(view, self.tell.phase):
             self._publish()
         self._catch_up(view)
         self._worker.start()
@@ -395,7 +395,7 @@ class Collaboration:
 
     def _other_trainers(self) -> frozenset[str]:
         """All that may be training, but for this peer and those whose gradients must be refused."""
-        refused = {peer_id for peer_id, epoch in self._avoided.items() if epoch > self.epoch}
+        refused = {peer_id for peer_id, epoch in self._avoided.copy().items() if epoch > self.epoch}
         return self.board.trainers() - refused - {self.peer_id}
 
     def _wait(self, phase: str, reason: str) -> None:
@@ -440,7 +440,7 @@ class Collaboration:
         self._gathering.drop()
         while self._behind(view) and not self._closing:
             attempts += 1
-            if self._take_over.catch_up(view, self.tell.phase):
+            if self.take_over.catch_up(view, self.tell.phase):
                 self._publish()
             else:
                 with self._changed:

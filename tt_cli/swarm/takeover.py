@@ -11,6 +11,7 @@ the foremost hold; and by the first peer of a swarm, who begins with it.
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -47,6 +48,11 @@ class TakeOver:
     ):
         self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
         self._published, self._looked = published, -math.inf
+        self._anew = threading.Event()
+
+    def ask_anew(self) -> None:
+        """Give up the state that is on its way, if there is one, and ask for it again."""
+        self._anew.set()
 
     def catch_up(self, view: View, tell: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. tell: phase and reason."""
@@ -89,8 +95,10 @@ class TakeOver:
 
     def _take_state(self) -> bool:
         started = time.monotonic()
+        self._anew.clear()
         try:
-            taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, DownloadProgress(self._emit))
+            progress = DownloadProgress(self._emit, self._anew)
+            taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress)
             with taken.chunks:
                 self._state.patch(taken)
                 self._tell(taken.donors[0], started, taken.received, len(taken.chunks), taken.names())
@@ -139,13 +147,15 @@ class TakeOver:
 
 
 class DownloadProgress:
-    """Emits how far a state has come, with the rate of the last seconds."""
+    """Emits how far a state has come, with the rate of the last seconds. Raises NoState when `give_up` is set."""
 
-    def __init__(self, emit: Emit):
-        self._emit = emit
+    def __init__(self, emit: Emit, give_up: threading.Event):
+        self._emit, self._give_up = emit, give_up
         self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
 
     def __call__(self, received: int, total: int, donors: int) -> None:
+        if self._give_up.is_set():
+            raise NoState("nothing came for long: given up")
         now = time.monotonic()
         while len(self._seen) > 1 and self._seen[0][0] < now - RATE_SECONDS:
             self._seen.popleft()

@@ -30,28 +30,28 @@ REMEDIES = {
 class Teller:
     """Emits the events of one trainer's rounds. view: the newest view of the swarm, for the members' names.
 
-    last_round: the words of the newest one.
+    last_round: the words of the newest one. now: what this peer would do, were it not stuck.
     """
 
     def __init__(self, peer_id: str, emit: Emit, view: Callable[[], View]):
         self._peer_id, self._emit, self._view = peer_id, emit, view
-        self._phase = Phase("starting")
+        self.now = Phase("starting")
         self._stuck = self.last_round = ""
         self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
         self._losses = LossWatch()
 
     def phase(self, phase: str, reason: str) -> None:
         """Say what this peer does now, when it is something else than before; later, while it is stuck."""
-        if (self._phase.phase, self._phase.reason) != (phase, reason):
-            self._phase = Phase(phase, reason)
+        if (self.now.phase, self.now.reason) != (phase, reason):
+            self.now = Phase(phase, reason)
             if not self._stuck:
-                self._emit(self._phase)
+                self._emit(self.now)
 
     def stuck(self, reason: str) -> None:
         """From now on this peer is shown to wait, for this reason; "" when it goes on."""
         if self._stuck != reason:
             self._stuck = reason
-            self._emit(Phase("waiting", reason) if reason else Phase(self._phase.phase, self._phase.reason))
+            self._emit(Phase("waiting", reason) if reason else Phase(self.now.phase, self.now.reason))
 
     def trouble(self, failure: BaseException | str, kind: str, subject: str) -> None:
         """Tell a failure of hivemind's in plain words. kind: of one that does not say; subject: what failed."""
