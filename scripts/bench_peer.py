@@ -65,6 +65,7 @@ from tt_cli.supervisor.processes import family_of  # noqa: E402
 OTHERS = {"churn": "scripts.lab.churn", "download": "scripts.lab.state_download"}
 QUICK_SECONDS, LOOK_SECONDS = 0.03, 1.0
 WAIT = 3000.0
+MICRO_BATCHES = 2  # of each peer for a step
 STEPS = 3  # that a pair makes together
 SWEEP_ROUNDS, SWEEP_SECONDS = 5, 0.5  # of every size, in turns; at least so long each time
 
@@ -139,6 +140,7 @@ def measure_memory(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
 
 def measure_pair(run: RunConfig, sizes: tuple[int, int], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Two peers with these micro-batches."""
+    run = run.replaced({"swarm.target_batch_size": max(MICRO_BATCHES * sum(sizes), 4 * max(sizes))})
     module = "tt_cli.peer" if run.data.source == "builtin" else "scripts.lab.random_examples_trainer"
     options: dict[str, Any] = {"threads": args.threads, "memory": args.memory, "device": args.device}
     os.environ["PYTHONPATH"] = str(ROOT)

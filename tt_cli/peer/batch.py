@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import gc
 import json
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
@@ -32,9 +33,11 @@ from tt_cli.supervisor.processes import release_freed_memory
 LARGEST_PROBE = 256
 SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
 WORTHWHILE = 1.02  # a larger size must be so many times as fast
-PROBE_SECONDS = 6.0  # for all tries together; the first two sizes are tried in any case
+PROBE_SECONDS = 8.0  # for all tries together; the first two sizes are tried in any case
+SEARCH_SECONDS = 5.0  # of them for doubling; the rest compares the fastest
 BUSY_SECONDS = 20.0  # the same where other programs have the processor meanwhile
-FINALISTS, ROUNDS = 3, 3
+SHORT = 0.15  # seconds that a size is timed for at least
+FINALISTS, CLOSE, SLOWER = 3, 0.85, 0.95  # how many are compared, and shares of the highest rate
 BUSY = 0.3  # of the time waited for the processor: such a choice is not remembered
 CALM_SECONDS = 3600.0
 REMEMBERED = 16  # choices in one file, of other devices and settings
@@ -132,7 +135,7 @@ class MicroBatchSearch:
         self._patient = patient  # a GPU: micro-batches may take long
         self._target = target_batch_size
         self._largest = max(1, min(LARGEST_PROBE, target_batch_size // 4))
-        self._seconds: dict[int, float] = {}  # the fastest of each size
+        self._seconds: dict[int, list[float]] = {}  # of each size
         self._spent = self._took = 0.0  # undisturbed, and by the clock on the wall
         self._excess = 1.0  # measured over predicted memory
         self._stopped = ""
@@ -145,46 +148,71 @@ class MicroBatchSearch:
                 f"not one example fits in the {shown(self._memory.limit)} that this peer may take: close programs that "
                 "use memory, or give --device cpu or a larger --memory"
             )
-        best = self._best()
-        for between in (best * 3 // 4, best * 3 // 2):
-            if self._sensible(between):
-                self._try(between)
         self._compare()
         best = self._best()
-        rate = best / self._seconds[best]
         tried = ", ".join(map(str, sorted(self._seconds)))
-        return Found(best, rate, f"fastest of {tried} at {rate:.1f} samples/s; {self._stopped}")
+        reason = f"fastest of {tried} at {self._rate(best):.1f} samples/s; {self._stopped}"
+        return Found(best, self._rate(best), reason)
 
     def _double(self) -> None:
         size = 1
         self._stopped = f"the largest tried, for a target batch of {self._target}"
         while size <= self._largest:
-            if self._seconds and not self._fits(size):
+            if (self._seconds and not self._fits(size)) or not self._try(size):
                 break
-            if not self._try(size):
-                break
-            seconds, best = self._seconds[size], self._best()
-            if size >= 4 * best:
+            highest = max(map(self._rate, self._seconds))
+            if size >= 4 and max(self._rate(size), self._rate(size // 2)) < SLOWER * highest:
                 self._stopped = "larger ones are no faster"
                 break
-            if 2 * seconds > SLOWEST_MICRO_BATCH and not self._patient:
+            expected = 2 * size / self._rate(size)
+            if expected > SLOWEST_MICRO_BATCH and not self._patient:
                 self._stopped = f"larger ones take over {SLOWEST_MICRO_BATCH:g} s"
                 break
-            if size > 1 and not self._may_go_on(2 * seconds):
+            if size > 1 and not self._may_go_on(expected, SEARCH_SECONDS):
                 self._stopped = f"no more were tried within {PROBE_SECONDS:g} s"
                 break
             size *= 2
 
-    def _may_go_on(self, seconds: float = 0.0) -> bool:
-        return self._spent + seconds < PROBE_SECONDS and self._took < BUSY_SECONDS
+    def _compare(self) -> None:
+        """The fastest and the sizes half-way to their neighbours, in turns; those that fall behind are left out."""
+        best = self._best()
+        close = [size for size in self._seconds if self._rate(size) >= CLOSE * self._rate(best)]
+        finalists = sorted(close, key=self._rate, reverse=True)[:FINALISTS]
+        finalists += [size for size in (best * 3 // 4, best * 3 // 2) if self._sensible(size)]
+        again: dict[int, list[float]] = {}
+        while len(finalists) > 1:
+            for size in list(finalists):
+                expected = size / self._rate(size if size in self._seconds else best)
+                if not self._may_go_on(expected, PROBE_SECONDS):
+                    return
+                if size not in self._seconds:
+                    if not self._try(size):
+                        finalists.remove(size)
+                    continue
+                # the first tries touched memory for the first time: they count no more
+                again.setdefault(size, []).append(self._timed(size))
+                self._seconds[size] = again[size]
+            highest = max(map(self._rate, finalists))
+            finalists = [size for size in finalists if self._rate(size) >= SLOWER * highest]
+
+    def _rate(self, size: int) -> float:
+        """Samples per second."""
+        return size / statistics.median(self._seconds[size])
+
+    def _best(self) -> int:
+        """The smallest size that no other beats by enough."""
+        highest = max(map(self._rate, self._seconds))
+        return min(size for size in self._seconds if self._rate(size) * WORTHWHILE >= highest)
+
+    def _may_go_on(self, seconds: float, within: float) -> bool:
+        return self._spent + seconds < within and self._took < BUSY_SECONDS
 
     def _sensible(self, size: int) -> bool:
         """Half-way sizes: 3, 6, 12 … that fit and are not slow."""
         if size in self._seconds or not 1 <= size <= self._largest or size % 3:
             return False
-        expected = self._seconds[self._best()] * size / self._best()
-        quick = self._patient or expected <= SLOWEST_MICRO_BATCH
-        return quick and self._may_go_on(expected) and self._fits(size)
+        expected = size / self._rate(self._best())
+        return (self._patient or expected <= SLOWEST_MICRO_BATCH) and self._fits(size)
 
     def _fits(self, size: int) -> bool:
         expected = int(self._memory.predicted(size) * self._excess)
@@ -194,23 +222,22 @@ class MicroBatchSearch:
         return True
 
     def _try(self, size: int) -> bool:
-        """Time one size; False when memory ran out. The first try warms caches up: it counts when it is long."""
-        fastest, spent = float("inf"), 0.0
+        """Time one size; False when memory ran out. A first try that is short warms caches up and does not count."""
+        seconds: list[float] = []
         try:
-            for _ in range(3):
-                seconds = self._timed(size)
-                fastest, spent = min(fastest, seconds), spent + seconds
-                if spent > 0.25:
-                    break
+            if (first := self._timed(size)) > SHORT:
+                seconds.append(first)
+            while sum(seconds) < SHORT:
+                seconds.append(self._timed(size))
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            fastest = 0.0
-        if not fastest:  # outside of the handler, whose error holds on to tensors
+            seconds = []
+        if not seconds:  # outside of the handler, whose error holds on to tensors
             self._stopped = f"{size} does not fit"
             self._memory.release()
             return False
-        self._seconds[size] = fastest
+        self._seconds[size] = seconds
         largest = self._memory.predicted(max(self._seconds))
         self._excess = max(self._excess, self._memory.measured() / max(1, largest))
         return True
@@ -218,24 +245,9 @@ class MicroBatchSearch:
     def _timed(self, size: int) -> float:
         started, began = self._clock(), self._wall()
         self._compute(size)
-        seconds = self._clock() - started
+        seconds = max(1e-6, self._clock() - started)
         self._spent, self._took = self._spent + seconds, self._took + self._wall() - began
         return seconds
-
-    def _best(self) -> int:
-        """The smallest size that no other beats by enough."""
-        rates = {size: size / seconds for size, seconds in self._seconds.items()}
-        highest = max(rates.values())
-        return min(size for size, rate in rates.items() if rate * WORTHWHILE >= highest)
-
-    def _compare(self) -> None:
-        """The fastest sizes again, in turns."""
-        fastest = sorted(self._seconds, key=lambda size: self._seconds[size] / size)[:FINALISTS]
-        for _ in range(ROUNDS):
-            for size in fastest:
-                if len(fastest) < 2 or not self._may_go_on(self._seconds[size]):
-                    return
-                self._seconds[size] = min(self._seconds[size], self._timed(size))
 
 
 class Remembered:
