@@ -15,6 +15,7 @@ from tt_cli.peer import trainer
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.batch import MicroBatches
 from tt_cli.peer.memory_watch import MemoryWatch
+from tt_cli.peer.stuck import StuckWatch
 from tt_cli.supervisor.events import Emit, Event, Step
 from tt_cli.supervisor.worker import Orders, run_worker
 
@@ -39,12 +40,13 @@ def lockstep(
     step: trainer.MicroStep,
     batches: MicroBatches,
     watch: MemoryWatch,
+    stuck: StuckWatch,
     stream: ExampleStream,
     backups: Backups,
     orders: Orders,
     daemon: int | None,
 ) -> None:
-    """In place of the training loop; writes no backups, watches no memory."""
+    """In place of the training loop; writes no backups, watches neither memory nor micro-batches."""
     collaboration = step.collaboration
     for batch in stream.batches(batches.size):
         epoch = collaboration.epoch
