@@ -81,6 +81,7 @@ class Facts:
             self.late
             or self.waits
             or self.lost_company
+            or (self.contact is not None and self.contact.cut_off)
             or self.failed_rounds >= FAILED_ROUNDS
             or (self.phase == "syncing" and self.since_bytes > STANDSTILL_SECONDS / 3)
         )
@@ -213,7 +214,7 @@ class Treatment:
     """Which remedy is due, for the causes that come and go. pause: seconds between two, longer and longer."""
 
     pause: float = 10.0
-    longest: float = 300.0
+    longest: float = 120.0
     cause: Diagnosis | None = None
     began: float = 0.0
     _tried: int = 0

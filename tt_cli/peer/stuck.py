@@ -213,6 +213,7 @@ class StuckWatch:
         listening = [record.peer_id for record in view.records if not (record.client_mode or record.left)]
         self._contact = self._collaboration.contacts.ask(listening, anew=anew)
         self._asked_at = time.monotonic()
+        self._lost = self._lost and not self._contact.cut_off  # that explains it
 
     def _treat(self, found: Diagnosis | None) -> None:
         before, began = self._treatment.cause, self._treatment.began

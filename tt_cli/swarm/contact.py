@@ -56,8 +56,11 @@ class Contact:
         return bool(self.initial) and bool(self.answered) and not self.answered & self.initial
 
 
-async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew: bool) -> dict[str, Any]:
-    """In the DHT's process: who answers, and from where who is connected. anew: over new connections."""
+async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew: bool, join: bool) -> dict[str, Any]:
+    """In the DHT's process: who answers, and from where who is connected.
+
+    anew: over new connections. join: if anybody answers, look for this node's place among the others again.
+    """
 
     async def one(peer_id: str, addresses: Sequence[str]) -> tuple[str, float]:
         peer = PeerID.from_base58(peer_id)
@@ -76,11 +79,11 @@ async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew:
             await node.protocol.update_routing_table(DHTID.from_bytes(answer.peer.node_id), peer, responded=True)
         return peer_id, max(min(0.0, after - answer.dht_time), before - answer.dht_time)
 
-    if anew:
+    if join:
         node.blacklist.clear()
     answers = await asyncio.gather(*(one(*each) for each in known.items()), return_exceptions=True)
     ahead = dict(answer for answer in answers if isinstance(answer, tuple))
-    if anew and ahead:
+    if join and ahead:
         with contextlib.suppress(asyncio.TimeoutError):
             async with asyncio.timeout(PING_SECONDS):
                 await node.find_nearest_nodes([node.node_id])
@@ -133,7 +136,8 @@ class Contacts:
             known.pop(own, None)
             known = dict(list(known.items())[:MOST_KNOWN])
             try:
-                future = self._dht.run_coroutine(partial(_ping, known=known, anew=anew), return_future=True)
+                ping = partial(_ping, known=known, anew=anew, join=anew or self.newest.cut_off)
+                future = self._dht.run_coroutine(ping, return_future=True)
                 told = future.result(timeout=2 * PING_SECONDS + DIAL_SECONDS + SPARE_SECONDS)
             except concurrent.futures.TimeoutError:
                 told = None

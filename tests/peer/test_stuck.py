@@ -1,0 +1,341 @@
+"""Why a peer makes no step: every cause by its facts, every ladder of remedies by a clock that the test turns."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swarm_units.made import record
+
+from tt_cli.peer import stuck as room
+from tt_cli.peer.diagnosis import Diagnosis, Facts, Remedy, Treatment, diagnose, seconds
+from tt_cli.peer.stuck import LEAST_USUAL, Heard, StuckWatch
+from tt_cli.run import load_run
+from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Round, Step, Trouble
+from tt_cli.supervisor.worker import Orders, WorkerBroken
+from tt_cli.swarm.board import View
+from tt_cli.swarm.contact import Contact
+from tt_cli.swarm.telling import Teller
+
+A, B, C = frozenset("a"), frozenset("b"), frozenset("abc")
+LATE = 3 * 10.0 + 2 * 30.0 + 1
+WELL = Contact(asked=C, answered=C, initial=A, clock=0.0)
+
+CAUSES: dict[str, tuple[Facts, str, str, Remedy, bool]] = {
+    "averager": (Facts(since_pulse=61), "averager", "averager process", Remedy.RESTART, True),
+    "DHT": (Facts(contact=Contact(C, alive=False)), "DHT", "DHT process", Remedy.WAIT, True),
+    "data": (Facts(reading=True, since_batch=121), "data stream", "given nothing for 2 min", Remedy.WAIT, True),
+    "device": (Facts(since_batch=301), "device", "no micro-batch has ended for 5 min", Remedy.RESTART, True),
+    "clock ahead": (
+        Facts(contact=Contact(C, C, A, clock=240.0)),
+        "clock",
+        "clock is 4 min ahead of the others'",
+        Remedy.WAIT,
+        False,
+    ),
+    "clock behind, and nothing goes on": (
+        Facts(contact=Contact(C, C, A, clock=-5.5), since_step=LATE),
+        "clock",
+        "clock is 5.5 s behind the others'",
+        Remedy.WAIT,
+        True,
+    ),
+    "cut off": (
+        Facts(contact=Contact(C, frozenset(), A)),
+        "connection",
+        "cut off from the swarm: none of the 3 peers",
+        Remedy.REJOIN,
+        True,
+    ),
+    "DHT split": (
+        Facts(contact=Contact(C, B, A), since_step=LATE),
+        "initial peers",
+        "none of the 1 initial peers answers, 1 other peers do",
+        Remedy.REJOIN,
+        False,
+    ),
+    "state stands still": (
+        Facts(phase="syncing", since_phase=200, since_bytes=91, download=(120_000_000, 500_000_000, 0.0)),
+        "state download",
+        "stands still: 120 of 500 MB came, and no more for 91 s",
+        Remedy.REJOIN,
+        True,
+    ),
+    "nobody gives a state": (
+        Facts(phase="syncing", since_phase=200, since_bytes=91),
+        "state download",
+        "nothing came",
+        Remedy.REJOIN,
+        True,
+    ),
+    "state is slow": (
+        Facts(phase="syncing", since_phase=200, since_bytes=1, download=(120_000_000, 500_000_000, 1e6)),
+        "state download",
+        "120 of 500 MB so far, at 8.0 Mbit/s: about 6 min more",
+        Remedy.WAIT,
+        False,
+    ),
+    "client mode without a listener": (
+        Facts(phase="waiting", since_phase=20, client_mode=True, listening=False),
+        "averaging",
+        "no trainer that accepts connections",
+        Remedy.REJOIN,
+        True,
+    ),
+    "majority": (
+        Facts(phase="waiting", since_phase=20, missing=("ben", "cleo")),
+        "majority",
+        "waits for the majority of the trainers: ben, cleo did not come",
+        Remedy.REMATCH,
+        True,
+    ),
+    "many are missing": (
+        Facts(phase="waiting", since_phase=20, missing=tuple("abcdef")),
+        "majority",
+        "a, b, c, d and 2 others did not come",
+        Remedy.REMATCH,
+        True,
+    ),
+    "rounds fail": (
+        Facts(failed_rounds=3, problem="ben did not come"),
+        "averaging",
+        "3 rounds in a row failed, the last one: ben did not come",
+        Remedy.REMATCH,
+        True,
+    ),
+    "alone": (Facts(lost_company=True, contact=Contact(C, A, A)), "alone", "alone in the swarm", Remedy.REJOIN, False),
+    "slow": (
+        Facts(since_step=LATE, samples=60, target=100, samples_per_second=2.0, since_growth=5),
+        "slow",
+        "no step for 91 s, they usually take 10 s: the swarm is slow (60 of 100 samples, about 20 s more)",
+        Remedy.WAIT,
+        False,
+    ),
+    "nobody computes": (
+        Facts(since_step=LATE, samples=60, target=100, since_growth=80),
+        "no samples",
+        "nobody has computed anything for 80 s",
+        Remedy.REJOIN,
+        True,
+    ),
+    "unknown": (
+        Facts(since_step=LATE, samples=100, target=100),
+        "step",
+        "the samples for it are there",
+        Remedy.REMATCH,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CAUSES)
+def test_every_cause_is_told_in_words_with_its_first_remedy(name: str) -> None:
+    facts, what, words, first, stuck = CAUSES[name]
+    found = diagnose(facts)
+    assert found is not None
+    assert (found.what, found.ladder[0], found.stuck) == (what, first, stuck)
+    assert words in found.words
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        Facts(),
+        Facts(contact=WELL),
+        Facts(since_step=LATE - 2, samples=100, target=100),
+        Facts(since_step=500, usual_step=200, samples=1, target=100, since_growth=100),
+        Facts(held=True, since_batch=1000, since_step=1000),
+        Facts(phase="syncing", since_phase=600, since_bytes=10, download=(1, 2, 0.0)),
+        Facts(phase="waiting", since_phase=2, missing=("ben",)),
+        Facts(failed_rounds=2),
+        Facts(contact=Contact(C, B, A)),  # the initial peers are gone, and nobody needs them now
+        Facts(contact=Contact()),  # the first peer of a run knows nobody
+    ],
+)
+def test_who_is_well_or_only_slow_is_left_alone(facts: Facts) -> None:
+    assert diagnose(facts) is None
+
+
+def test_a_ladder_is_climbed_and_its_last_rung_repeated_less_and_less_often() -> None:
+    found = Diagnosis("averaging", "rounds fail", (Remedy.REMATCH, Remedy.REJOIN))
+    treatment = Treatment(pause=10.0, longest=60.0)
+    tried = [(now, remedy) for now in range(400) if (remedy := treatment.next(found, float(now)))]
+    assert [remedy for _, remedy in tried[:3]] == [Remedy.REMATCH, Remedy.REJOIN, Remedy.REJOIN]
+    gaps = [after - before for (before, _), (after, _) in zip(tried, tried[1:], strict=False)]
+    assert gaps[0] == 10 and gaps == sorted(gaps) and gaps[-1] == 60
+
+
+def test_another_cause_begins_its_own_ladder_and_one_that_comes_and_goes_is_not_told_each_time() -> None:
+    treatment = Treatment(pause=10.0)
+    one, other = Diagnosis("a", "a", (Remedy.REJOIN,)), Diagnosis("b", "b", (Remedy.REMATCH,))
+    assert treatment.next(one, 0.0) == Remedy.REJOIN
+    assert treatment.next(other, 1.0) == Remedy.REMATCH
+    assert treatment.next(None, 2.0) is None and treatment.cause is None
+    assert treatment.next(one, 3.0) is None
+    assert treatment.next(one, 14.0) == Remedy.REJOIN
+
+
+def test_durations_are_said_as_a_person_would() -> None:
+    assert [seconds(s) for s in (2.34, 91, 150, 9000)] == ["2.3 s", "91 s", "2 min", "2.5 h"]
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_what_was_heard_tells_what_is_usual_and_what_grows() -> None:
+    clock, told = Clock(), list[Event]()
+    heard = Heard(told.append, clock)
+    for epoch in range(1, 6):
+        clock.now += 20
+        heard(Step(epoch, 1.0, 1e-3, 1.0, "aa"))
+    assert heard.usual_step() == 20
+    progress: dict[str, Any] = {"epoch": 5, "peers": 2, "my_samples": 1, "my_samples_per_second": 1.0, "my_share": 1.0}
+    heard(
+        Progress(samples=10, target_samples=100, swarm_samples_per_second=2.0, eta=1.0, loss=None, **_bytes, **progress)
+    )
+    assert heard.usual_step() == 50, "the swarm has become slower"
+    clock.now += 7
+    heard(
+        Progress(samples=10, target_samples=100, swarm_samples_per_second=0.0, eta=1.0, loss=None, **_bytes, **progress)
+    )
+    assert heard.usual_step() == 20 and heard.grown_at == 100.0
+    heard(Download(5, 10))
+    clock.now += 3
+    heard(Download(5, 10))
+    assert heard.bytes_at == 107.0
+    for _ in range(2):
+        heard(Round(6, "failed", "round repeated: ben did not come", [], 0.0, 1, {}))
+    assert (heard.failed_rounds, heard.problem) == (2, "ben did not come")
+    heard(Round(6, "committed", "step 6 made with ben", [], 1.0, 1, {}))
+    assert heard.failed_rounds == 0
+    assert len(told) == 12, "everything was passed on"
+    assert Heard(told.append, clock).usual_step() == LEAST_USUAL
+
+
+_bytes: dict[str, Any] = {"bytes_sent": 0, "bytes_received": 0}
+
+
+class Contacts:
+    """Answers as the test says; `asked` grows with each time, True where it was over new connections."""
+
+    def __init__(self) -> None:
+        self.answer, self.asked = WELL, list[bool]()
+
+    def ask(self, peers: list[str], *, anew: bool = False) -> Contact:
+        self.asked.append(anew)
+        return self.answer
+
+
+@pytest.fixture
+def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A watch that looks when it is told to, over a swarm of "a" (this peer) and "b"."""
+    clock, told = Clock(), list[Event]()
+    clock.now = 1000.0
+    monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=clock, time=time.time))
+    heard = Heard(told.append, clock)
+    view = View.of([record("a"), record("b", user="ben")])
+    collaboration = SimpleNamespace(
+        peer_id="a",
+        client_mode=False,
+        board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab")),
+        contacts=Contacts(),
+        tell=Teller("a", heard, lambda: view),
+        averager=SimpleNamespace(pulse=[1000.0]),
+        missing=lambda: [],
+        rematched=[],
+        take_over=SimpleNamespace(ask_anew=lambda: None),
+    )
+    collaboration.seek_anew = lambda: collaboration.rematched.append(clock.now)
+    watch = StuckWatch(load_run("emoji"), collaboration, heard, Orders(), tmp_path / "marker", lambda: None)  # type: ignore[arg-type]
+
+    def look(seconds: float = 1.0) -> None:
+        clock.now += seconds
+        collaboration.averager.pulse[0] = clock.now
+        facts = watch._facts()
+        if clock.now > watch._asked_at + (room.ASK_SECONDS if facts.suspicious else room.CALM_SECONDS):
+            watch._ask()
+        watch._treat(diagnose(watch._facts()))
+
+    yield SimpleNamespace(watch=watch, look=look, told=told, swarm=collaboration, clock=clock, heard=heard)
+
+
+def test_a_peer_that_is_cut_off_tries_to_come_back_and_says_when_it_goes_on(watched: Any) -> None:
+    watched.swarm.tell.phase("training", "towards step 6")
+    watched.look()
+    assert [type(event) for event in watched.told] == [Phase]
+    watched.swarm.contacts.answer = Contact(C, frozenset(), A)
+    watched.swarm.board.view = View.of([record("a")])
+    watched.look(6.0)
+    *_, trouble, phase = watched.told
+    assert isinstance(trouble, Trouble) and trouble.what == "connection" and "connects to all" in trouble.remedy
+    assert isinstance(phase, Phase) and (phase.phase, phase.reason) == ("waiting", trouble.words)
+    assert watched.swarm.contacts.asked[-1], "over new connections"
+    watched.swarm.tell.phase("averaging", "for step 6")
+    assert watched.told[-1] is phase, "what it would do is not shown while it cannot"
+    watched.swarm.contacts.answer = WELL
+    watched.look(11.0)
+    watched.look()
+    *_, shown, log = watched.told
+    assert isinstance(shown, Phase) and (shown.phase, shown.reason) == ("averaging", "for step 6")
+    assert isinstance(log, Log) and log.message.startswith("goes on after ")
+
+
+def test_who_is_left_by_others_that_say_goodbye_is_not_in_trouble(watched: Any) -> None:
+    watched.look()
+    watched.swarm.board.view = View.of([record("a")])
+    watched.swarm.board.trainers = lambda: frozenset("a")
+    for _ in range(20):
+        watched.look()
+        watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))
+    assert not [event for event in watched.told if isinstance(event, Trouble)]
+
+
+def test_rounds_that_fail_are_sought_anew(watched: Any) -> None:
+    for _ in range(3):
+        watched.heard(Round(6, "failed", "round repeated: ben did not come", [], 0.0, 1, {}))
+    watched.look()
+    (trouble,) = [event for event in watched.told if isinstance(event, Trouble)]
+    assert trouble.what == "averaging" and "ben did not come" in trouble.words
+    assert len(watched.swarm.rematched) == 1
+
+
+def test_a_device_that_hangs_ends_the_process_once_in_a_while(watched: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "END_SECONDS", 0.01)
+    ended: list[int] = []
+    monkeypatch.setattr(room.os, "_exit", ended.append)
+    batches = watched.watch.over(iter([1, 2]))
+    next(batches)
+    watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))
+    watched.look(301.0)
+    assert ended == [WorkerBroken.exit_code]
+    with pytest.raises(WorkerBroken, match="no micro-batch has ended for 5 min"):
+        watched.watch.check()
+    watched.look(301.0)
+    assert len(ended) == 1, "not again so soon"
+    assert "it waits" in [event for event in watched.told if isinstance(event, Trouble)][-1].remedy
+
+
+def test_a_data_stream_that_stalls_is_told_as_such(watched: Any) -> None:
+    waiting, go = threading.Event(), threading.Event()
+
+    def slow() -> Iterator[int]:
+        waiting.set()
+        go.wait()
+        yield 1
+
+    thread = threading.Thread(target=lambda: next(watched.watch.over(slow())), daemon=True)
+    thread.start()
+    waiting.wait()
+    watched.look(121.0)
+    go.set()
+    thread.join()
+    assert [event.what for event in watched.told if isinstance(event, Trouble)] == ["data stream"]
