@@ -97,7 +97,7 @@ def need(met: bool, what: str, members: list[Member]) -> None:
     """End with the logs' ends when the swarm did not do what is to be measured."""
     if not met:
         tails = "\n".join(f"--- {m.name}\n{m.worker.log.read_text(errors='replace')[-1000:]}" for m in members)
-        sys.exit(f"bench_equality: not reached within {WAIT:.0f} s: {what}\n{tails}")
+        sys.exit(f"not reached within {WAIT:.0f} s: {what}\n{tails}")
 
 
 def run_ours(parts: list[Part], steps: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:

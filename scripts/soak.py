@@ -1,0 +1,241 @@
+#!/usr/bin/env python
+"""Let a small swarm live through what volunteers do to it, and see whether a peer that stays stays as it is.
+
+An auxiliary peer and four trainers with a small model (scripts/lab/disturbance.py), each in a network namespace of its
+own behind a link of 20 Mbit/s each way. Trainers are SIGKILLed with all their processes by a schedule that the seed
+gives, one every few minutes, and started again half a minute later. The first trainer is never killed. Its family of
+processes is looked at every few seconds.
+
+- rss_growth: how much more memory (proportional set size, files once) that family takes at the end than after warm-up:
+  median of the last fifth of the looks over that of the first fifth, minus 1. Warm-up is a sixth of the time;
+- fd_growth: the same difference for its open files and processes together, as a number (medians; 0 is flat);
+- steps_lost: steps that no survivor made, or after which two peers held unlike states, and steps that the first trainer
+  neither made nor took over though others did.
+
+A step is made in three seconds or so. Without root, or without iproute2, the peers share this machine's loopback
+without limits, and the output says so.
+
+Examples:
+  scripts/soak.py                      # an hour
+  scripts/soak.py --minutes 10 --json
+  scripts/soak.py --quick              # under a minute: shows that it works, not how memory grows
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from scripts.lab.disturbance import need, small_run, states_of  # noqa: E402
+from scripts.lab.namespaces import Host, Network, NoNetwork, need_namespaces  # noqa: E402
+from tt_cli.supervisor.events import Listening, Phase, Round, Step, Trouble  # noqa: E402
+from tt_cli.supervisor.host_memory import family_memory  # noqa: E402
+from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalSwarm, Member  # noqa: E402
+from tt_cli.supervisor.processes import family_of  # noqa: E402
+
+TRAINERS, MBIT = 4, 20.0
+MICRO_BATCH, PACE, TARGET = 4, 0.5, 96  # 32 samples a second in all: a step in three seconds
+DOWN_SECONDS = 30.0
+WAIT = 300.0
+
+
+@dataclass
+class Plan:
+    """How long, how often somebody dies, how often the survivor is looked at; all in seconds."""
+
+    seconds: float
+    between: float
+    down: float
+    look: float
+
+    @classmethod
+    def of(cls, minutes: float, quick: bool) -> Plan:
+        """quick: 20 seconds in all, beside the start."""
+        if quick:
+            return cls(seconds=20.0, between=8.0, down=2.0, look=0.5)
+        return cls(seconds=60 * minutes, between=min(180.0, 6 * minutes), down=DOWN_SECONDS, look=5.0)
+
+
+@dataclass(frozen=True)
+class Look:
+    """The survivor's family at one moment: seconds since the beginning, bytes of memory, open files, processes."""
+
+    at: float
+    memory: int
+    files: int
+    processes: int
+
+
+@dataclass
+class Soak:
+    """The swarm while it is watched. lives: every process that there was."""
+
+    swarm: LocalSwarm
+    hosts: list[Host]
+    plan: Plan
+    choice: random.Random
+    lives: list[Member] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
+    kills: int = 0
+
+    def start(self, number: int) -> Member:
+        """A trainer, on the host of its number: 0 is the auxiliary peer's."""
+        options: dict[str, Any] = {"host": self.hosts[number].address} if self.hosts else {}
+        with self.hosts[number].entered() if self.hosts else contextlib.nullcontext():
+            member = self.swarm.start_trainer(
+                f"peer{number}",
+                module="scripts.lab.paced_trainer",
+                batch_size=MICRO_BATCH,
+                seed=number,
+                micro_batch_seconds=PACE,
+                **options,
+            )
+        self.lives.append(member)
+        return member
+
+    def begin(self) -> Member:
+        """All up and one step made; returns the survivor."""
+        options: dict[str, Any] = {"host": self.hosts[0].address} if self.hosts else {}
+        with self.hosts[0].entered() if self.hosts else contextlib.nullcontext():
+            aux = self.swarm.start("aux", AUX_MODULE, {"port": 0, "initial_peers": [], **options})
+        need(self.swarm.wait(lambda: bool(aux.of(Listening)), WAIT), "the auxiliary peer", [aux])
+        wanted = options.get("host", "")
+        self.swarm.addresses = [address for address in aux.of(Listening)[0].addresses if wanted in address]
+        trainers = [self.start(number) for number in range(1, TRAINERS + 1)]
+        ready = self.swarm.wait(lambda: all(states_of(member) for member in trainers), WAIT)
+        need(ready, "a first step of all", trainers)
+        return trainers[0]
+
+    def run(self, survivor: Member) -> None:
+        """Kill, start again, look, to the end of the plan."""
+        began = time.monotonic()
+        kill_at, down = began + self.plan.between / 2, dict[int, float]()
+        while (now := time.monotonic()) < began + self.plan.seconds and survivor.running:
+            self.looks.append(look_at(survivor, now - began))
+            if now > kill_at:
+                kill_at = now + self.plan.between * self.choice.uniform(0.7, 1.3)
+                number = self.choice.choice([n for n in range(2, TRAINERS + 1) if n not in down])
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.swarm.members[f"peer{number}"].worker.pid, signal.SIGKILL)
+                self.kills += 1
+                down[number] = now + self.plan.down
+            for number, again in list(down.items()):
+                if now > again:
+                    del down[number]
+                    self.start(number)
+            time.sleep(max(0.0, min(self.plan.look, began + self.plan.seconds - time.monotonic())))
+        need(survivor.running, "the end, alive", [survivor])
+
+    def facts(self, survivor: Member, first: int) -> dict[str, Any]:
+        """What became of the steps after `first`, and of the survivor."""
+        digests: dict[int, set[str]] = {}
+        for member in self.lives:
+            for event in states_of(member):
+                digests.setdefault(event.epoch, set()).add(event.digest)
+        mine = {event.epoch for event in states_of(survivor)}
+        last = max(mine)
+        passed_over = {step for step in range(first + 1, last + 1) if step not in mine}
+        unlike = {step for step, found in digests.items() if len(found) > 1}
+        behind = max(0, max(digests) - last - 1)  # the newest one may be under way
+        kept = [look for look in self.looks if look.at >= self.plan.seconds / 6]
+        fifth = max(1, len(kept) // 5)
+        early, late = kept[:fifth], kept[-fifth:]
+        rounds = [event.outcome for event in survivor.of(Round)]
+        return {
+            "rss_growth": round(median(late, "memory") / median(early, "memory") - 1, 4),
+            "steps_lost": len(passed_over | unlike) + behind,
+            "fd_growth": round(
+                median(late, "files") - median(early, "files") + median(late, "processes") - median(early, "processes"),
+                1,
+            ),
+            "minutes": round(self.plan.seconds / 60, 2),
+            "kills": self.kills,
+            "steps": last - first,
+            "steps_of_survivor": sum(event.epoch > first for event in survivor.of(Step)),
+            "rounds_failed": rounds.count("failed"),
+            "rounds_dropped": rounds.count("dropped"),
+            "troubles": len(survivor.of(Trouble)),
+            "starts": sum(event.phase == "starting" for event in survivor.of(Phase)),
+            "memory_mb": [round(median(part, "memory") / 1e6, 1) for part in (early, late)],
+            "files": [median(part, "files") for part in (early, late)],
+            "processes": [median(part, "processes") for part in (early, late)],
+            "memory_mb_by_tenth": by_tenth(self.looks),
+            "limited_to_mbit": MBIT if self.hosts else None,
+        }
+
+
+def look_at(member: Member, at: float) -> Look:
+    """Its family of processes, now."""
+    family = family_of(member.worker.pid)
+    files = 0
+    for process in family:
+        with contextlib.suppress(OSError):
+            files += len(os.listdir(f"/proc/{process}/fd"))
+    return Look(at, family_memory(member.worker.pid).total, files, len(family))
+
+
+def median(looks: list[Look], what: str) -> float:
+    """Of one number of these looks."""
+    return float(statistics.median(getattr(look, what) for look in looks))
+
+
+def by_tenth(looks: list[Look]) -> list[float]:
+    """Medians of the memory, in MB, of each tenth of the time."""
+    parts = [looks[len(looks) * n // 10 : len(looks) * (n + 1) // 10] for n in range(10)]
+    return [round(median(part, "memory") / 1e6, 1) for part in parts if part]
+
+
+def measure(plan: Plan, seed: int) -> dict[str, Any]:
+    """See the head of this file."""
+    os.environ["PYTHONPATH"] = str(ROOT)
+    run = small_run(100_000, TARGET)
+    with contextlib.ExitStack() as closing:
+        scratch = closing.enter_context(tempfile.TemporaryDirectory(prefix="soak-"))
+        hosts: list[Host] = []
+        with contextlib.suppress(NoNetwork):
+            need_namespaces()
+            hosts = closing.enter_context(Network(TRAINERS + 1, MBIT)).hosts
+        swarm = closing.enter_context(LocalSwarm(run.to_toml(), Path(scratch)))
+        soak = Soak(swarm, hosts, plan, random.Random(seed))
+        survivor = soak.begin()
+        first = max(event.epoch for event in states_of(survivor))
+        soak.run(survivor)
+        return soak.facts(survivor, first)
+
+
+def main() -> None:
+    """Measure, print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--quick", action="store_true", help="20 seconds, beside the start")
+    parser.add_argument("--minutes", type=float, default=60.0, help="how long (default 60)")
+    parser.add_argument("--seed", type=int, default=0, help="who is killed, and when (default 0)")
+    args = parser.parse_args()
+    found = measure(Plan.of(args.minutes, args.quick), args.seed)
+    found["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    if args.json:
+        print(json.dumps(found))
+        return
+    if not found["limited_to_mbit"]:
+        print("bandwidth was not limited: that needs root and iproute2")
+    for key, value in found.items():
+        print(f"{key:20} {value}")
+
+
+if __name__ == "__main__":
+    main()
