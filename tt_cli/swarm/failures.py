@@ -75,15 +75,12 @@ _KINDS: tuple[tuple[str, str, str | None, str], ...] = (
 
 def classify(failure: BaseException | str, otherwise: str = "hivemind") -> Failure:
     """What a failure of hivemind's, or of what is built on it, is about. otherwise: the kind of one that is unknown."""
-    if isinstance(failure, BaseException):
-        name = type(failure).__name__
-        text = f"{name}: {failure}" if str(failure) else name
-    else:
-        text = failure
-    text = printable(" ".join(text.split()))
+    said = printable(" ".join(str(failure).split()))
+    name = type(failure).__name__ if isinstance(failure, BaseException) else ""
+    text = ": ".join(filter(None, (name, said)))
     for pattern, what, words, remedy in _KINDS:
         if re.search(pattern, text):
-            return Failure(what, (words or text.removeprefix("the round failed: "))[:LONGEST], remedy)
+            return Failure(what, (words or said.removeprefix("the round failed: "))[:LONGEST], remedy)
     if re.search(r"^$|^(TimeoutError|CancelledError|InvalidStateError)\b|[Tt]imed? ?out", text):
         text = "there was no answer in time"
     return Failure(otherwise, text[:LONGEST], "it is tried again")

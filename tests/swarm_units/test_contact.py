@@ -1,0 +1,109 @@
+"""Who answers whom, between real DHT nodes; clocks that differ; and when a peer may take itself for the whole swarm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import hivemind.dht.protocol
+import pytest
+from hivemind.dht import DHT, DHTNode
+
+from tt_cli.errors import TTError
+from tt_cli.run import load_run
+from tt_cli.swarm.contact import Contact, Contacts
+from tt_cli.swarm.dht import addresses_of, start_dht, stop_dht
+
+START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
+AHEAD = 100.0
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., DHT]]:
+    nodes: list[DHT] = []
+
+    def start(*initial: str) -> DHT:
+        nodes.append(START(initial_peers=initial))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        if node.is_alive():
+            stop_dht(node)
+
+
+async def _forget(_: DHT, node: DHTNode) -> None:
+    table = node.protocol.routing_table
+    for peer in list(table.uid_to_peer_id):
+        del table[peer]
+
+
+async def _known(_: DHT, node: DHTNode) -> int:
+    return len(node.protocol.routing_table.uid_to_peer_id)
+
+
+def test_a_node_that_forgot_the_others_is_joined_to_them_again(start: Callable[..., DHT]) -> None:
+    one = start()
+    address = addresses_of(one)[0]
+    two = start(address)
+    third = start(address)
+    contacts = Contacts(two, [address])
+    found = contacts.ask([str(third.peer_id)])
+    assert found.answered == found.asked == {str(one.peer_id), str(third.peer_id)}
+    assert found.clock is not None and abs(found.clock) < 0.5
+    assert not (found.cut_off or found.split) and found.alive
+
+    two.run_coroutine(_forget)
+    assert two.run_coroutine(_known) == 0
+    contacts.ask(anew=True)
+    assert two.run_coroutine(_known) == 2, "the third one's address was remembered"
+
+    stop_dht(one)
+    found = contacts.ask()
+    assert found.split and not found.cut_off
+    stop_dht(third)
+    contacts.accompanied()
+    assert contacts.ask().cut_off and contacts.cut_off()
+
+
+def test_a_clock_that_differs_is_told_at_the_start_and_measured_later(
+    start: Callable[..., DHT], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = start()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(hivemind.dht.protocol, "get_dht_time", lambda: time.time() + AHEAD)
+        other = start()
+    address = addresses_of(other)[0]
+    clock = Contacts(mine, [address]).ask().clock
+    assert clock is not None and abs(clock + AHEAD) < 5.0, "this machine's is behind"
+    with pytest.raises(TTError, match="clock differs from the others' by more than 3 s: set it by the network's time"):
+        start(address)
+
+
+class Answers(Contacts):
+    """Without a DHT: `answer` is what pings tell."""
+
+    def __init__(self, *initial: str):
+        super().__init__(None, initial)  # type: ignore[arg-type]
+        self.answer = Contact(asked=frozenset("ab"))
+
+    def ask(self, peers: Any = (), *, anew: bool = False) -> Contact:
+        self.newest = self.answer
+        return self.newest
+
+
+def test_only_who_joined_others_and_had_company_is_cut_off() -> None:
+    first = Answers()
+    first.accompanied()
+    assert not first.cut_off(), "where others come"
+    alone = Answers("/ip4/10.0.0.1/tcp/1/p2p/a")
+    assert not alone.cut_off(), "it never trained with others"
+    joined = Answers("/ip4/10.0.0.1/tcp/1/p2p/a")
+    joined.accompanied()
+    assert joined.cut_off() and joined.cut_off()
+    joined.answer = Contact(asked=frozenset("ab"), answered=frozenset("a"))
+    assert not joined.cut_off()
+    joined.answer = Contact(asked=frozenset("ab"))
+    assert not joined.cut_off(), "the others were gone before its initial peers were"
