@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -162,8 +163,8 @@ def test_who_is_well_or_only_slow_is_left_alone(facts: Facts) -> None:
 
 
 def test_a_ladder_is_climbed_and_its_last_rung_repeated_less_and_less_often() -> None:
-    found = Diagnosis("averaging", "rounds fail", (Remedy.REMATCH, Remedy.REJOIN))
-    treatment = Treatment(pause=10.0, longest=60.0)
+    found = Diagnosis("averaging", "rounds fail", (Remedy.REMATCH, Remedy.REJOIN), pause=10.0)
+    treatment = Treatment(longest=60.0)
     tried = [(now, remedy) for now in range(400) if (remedy := treatment.next(found, float(now)))]
     assert [remedy for _, remedy in tried[:3]] == [Remedy.REMATCH, Remedy.REJOIN, Remedy.REJOIN]
     gaps = [after - before for (before, _), (after, _) in zip(tried, tried[1:], strict=False)]
@@ -171,7 +172,7 @@ def test_a_ladder_is_climbed_and_its_last_rung_repeated_less_and_less_often() ->
 
 
 def test_another_cause_begins_its_own_ladder_and_one_that_comes_and_goes_is_not_told_each_time() -> None:
-    treatment = Treatment(pause=10.0)
+    treatment = Treatment()
     one, other = Diagnosis("a", "a", (Remedy.REJOIN,)), Diagnosis("b", "b", (Remedy.REMATCH,))
     assert treatment.next(one, 0.0) == Remedy.REJOIN
     assert treatment.next(other, 1.0) == Remedy.REMATCH
@@ -218,7 +219,10 @@ def test_what_was_heard_tells_what_is_usual_and_what_grows() -> None:
     heard(Round(6, "committed", "step 6 made with ben", [], 1.0, 1, {}))
     assert heard.failed_rounds == 0
     assert len(told) == 12, "everything was passed on"
-    assert Heard(told.append, clock).usual_step() == LEAST_USUAL
+    fresh = Heard(told.append, clock)
+    assert fresh.usual_step() == math.inf, "nobody knows yet"
+    fresh(Step(6, 1.0, 1e-3, 1.0, "aa"))
+    assert fresh.usual_step() == LEAST_USUAL
 
 
 _bytes: dict[str, Any] = {"bytes_sent": 0, "bytes_received": 0}
@@ -314,7 +318,7 @@ def test_a_device_that_hangs_ends_the_process_once_in_a_while(watched: Any, monk
     monkeypatch.setattr(room.os, "_exit", ended.append)
     batches = watched.watch.over(iter([1, 2]))
     next(batches)
-    watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))
+    watched.watch._batches.append(2.0)
     watched.look(301.0)
     assert ended == [WorkerBroken.exit_code]
     with pytest.raises(WorkerBroken, match="no micro-batch has ended for 5 min"):

@@ -91,7 +91,8 @@ class Facts:
 class Diagnosis:
     """Why it does not go on. what: by which it is counted. words: for a person. stuck: nothing goes on meanwhile.
 
-    ladder: what is tried, one after the other; the last one again and again. advice: what a person can do.
+    ladder: what is tried, one after the other; the last one again and again. pause: seconds that each of them gets.
+    advice: what a person can do.
     """
 
     what: str
@@ -99,6 +100,7 @@ class Diagnosis:
     ladder: tuple[Remedy, ...] = (Remedy.WAIT,)
     advice: str = ""
     stuck: bool = True
+    pause: float = 10.0
 
 
 def diagnose(facts: Facts) -> Diagnosis | None:
@@ -111,13 +113,15 @@ def _own_processes(facts: Facts) -> Diagnosis | None:
         words = f"the averager process of this peer has not answered for {seconds(facts.since_pulse)}"
         return Diagnosis("averager", words, (Remedy.RESTART,))
     if facts.contact is not None and not facts.contact.alive:
-        return Diagnosis("DHT", "the DHT process of this peer does not answer", (Remedy.WAIT, Remedy.RESTART))
+        return Diagnosis(
+            "DHT", "the DHT process of this peer does not answer", (Remedy.WAIT, Remedy.RESTART), pause=30.0
+        )
     if facts.held:
         return None
-    if facts.reading and facts.since_batch > max(DATA_SECONDS, BATCH_TIMES * facts.usual_batch):
+    if facts.reading and facts.since_batch > DATA_SECONDS:
         words = f"the data stream has given nothing for {seconds(facts.since_batch)}: the Hub may be down, or the line"
-        return Diagnosis("data stream", words, (Remedy.WAIT, Remedy.WAIT, Remedy.WAIT, Remedy.RESTART))
-    if facts.since_batch > max(DEVICE_SECONDS, BATCH_TIMES * facts.usual_batch):
+        return Diagnosis("data stream", words, (Remedy.WAIT, Remedy.WAIT, Remedy.WAIT, Remedy.RESTART), pause=300.0)
+    if not facts.reading and facts.since_batch > max(DEVICE_SECONDS, BATCH_TIMES * facts.usual_batch):
         words = (
             f"no micro-batch has ended for {seconds(facts.since_batch)}, they usually take "
             f"{seconds(facts.usual_batch)}: the device hangs, or something else keeps it busy"
@@ -165,7 +169,7 @@ def _state(facts: Facts) -> Diagnosis | None:
     if facts.since_bytes > STANDSTILL_SECONDS:
         words = f"the state download stands still: {have} came, and no more for {seconds(facts.since_bytes)}"
         ladder = (Remedy.REJOIN, Remedy.RESYNC, Remedy.REJOIN, Remedy.RESYNC, Remedy.RESTART)
-        return Diagnosis("state download", words, ladder)
+        return Diagnosis("state download", words, ladder, pause=60.0)
     if total and rate and facts.since_phase > 2 * facts.patience:
         left = f"about {seconds((total - received) / rate)} more"
         words = f"the state download is slow: {have} so far, at {rate * 8 / 1e6:.1f} Mbit/s: {left}"
@@ -186,7 +190,7 @@ def _rounds(facts: Facts) -> Diagnosis | None:
     if facts.failed_rounds >= FAILED_ROUNDS:
         words = f"{facts.failed_rounds} rounds in a row failed, the last one: {facts.problem or 'without a word'}"
         ladder = (Remedy.REMATCH, Remedy.REJOIN, Remedy.REMATCH, Remedy.REJOIN, Remedy.RESTART)
-        return Diagnosis("averaging", words, ladder)
+        return Diagnosis("averaging", words, ladder, pause=facts.patience)
     if facts.lost_company and facts.contact is not None and facts.contact.answered:
         words = "alone in the swarm: the other trainers are not seen any more, while others answer"
         return Diagnosis("alone", words, (Remedy.REJOIN, Remedy.WAIT), stuck=False)
@@ -194,7 +198,7 @@ def _rounds(facts: Facts) -> Diagnosis | None:
 
 
 def _slowness(facts: Facts) -> Diagnosis | None:
-    if not facts.late or facts.held:
+    if not facts.late or facts.held or facts.phase in ("starting", "syncing"):
         return None
     since = f"no step for {seconds(facts.since_step)}, they usually take {seconds(facts.usual_step)}"
     missing = facts.target - facts.samples
@@ -204,16 +208,15 @@ def _slowness(facts: Facts) -> Diagnosis | None:
         return Diagnosis("slow", words, stuck=False)
     if missing > 0:
         words = f"{since}: nobody has computed anything for {seconds(facts.since_growth)}"
-        return Diagnosis("no samples", words, (Remedy.REJOIN, Remedy.WAIT, Remedy.RESTART))
+        return Diagnosis("no samples", words, (Remedy.REJOIN, Remedy.WAIT, Remedy.RESTART), pause=2 * facts.patience)
     ladder = (Remedy.REMATCH, Remedy.REJOIN, Remedy.REMATCH, Remedy.RESTART)
-    return Diagnosis("step", f"{since}, and the samples for it are there", ladder)
+    return Diagnosis("step", f"{since}, and the samples for it are there", ladder, pause=2 * facts.patience)
 
 
 @dataclass
 class Treatment:
-    """Which remedy is due, for the causes that come and go. pause: seconds between two, longer and longer."""
+    """Which remedy is due, for the causes that come and go. longest: seconds between two of what is repeated."""
 
-    pause: float = 10.0
     longest: float = 120.0
     cause: Diagnosis | None = None
     began: float = 0.0
@@ -227,10 +230,10 @@ class Treatment:
             self.cause = None
             return None
         if self.cause is None or self.cause.what != found.what:
-            lately = now < self._last.get(found.what, -math.inf) + self.pause
+            lately = now < self._last.get(found.what, -math.inf) + found.pause
             self.began = now
             self._tried = 0
-            self._due = now + self.pause if lately else now
+            self._due = now + found.pause if lately else now
         self.cause = found
         if now < self._due:
             return None
@@ -244,7 +247,8 @@ class Treatment:
         """A ladder is climbed quickly; what is only repeated is repeated less and less often."""
         assert self.cause is not None
         over = max(0, self._tried - len(self.cause.ladder))
-        return float(min(self.longest, self.pause * 1.5**over * (3 if not self.cause.stuck else 1)))
+        pause = self.cause.pause * (1 if self.cause.stuck else 3)
+        return float(min(max(self.longest, pause), pause * 1.5**over))
 
 
 def seconds(duration: float) -> str:

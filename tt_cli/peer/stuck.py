@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import threading
@@ -37,6 +38,7 @@ RESTART_SECONDS = 1800.0  # between two restarts
 END_SECONDS = 30.0  # for the training thread to see that this process shall end
 BACKUP_SECONDS = 60.0
 LEAST_USUAL = 5.0  # seconds of a step
+FIRST_BATCH = 60.0  # seconds of a micro-batch, before there was one
 
 Item = TypeVar("Item")
 
@@ -84,12 +86,16 @@ class Heard:
                 self.failed_rounds = self.failed_rounds + 1 if failed else 0
                 self.problem = event.words.removeprefix("round repeated: ") if failed else ""
 
-    def begin_download(self) -> None:
-        """Nothing has come of a state that is asked for now."""
+    def begin_phase(self, before: str) -> None:
+        """Nothing has come yet of a state that is asked for now; who has just arrived is not late with a step."""
         self.download, self.bytes_at = None, self._clock()
+        if before in ("", "starting", "syncing"):
+            self.step_at = self.grown_at = self.bytes_at
 
     def usual_step(self) -> float:
         """Seconds that a step should take: as the newest ones, or as the swarm's speed promises."""
+        if not (self.steps or self.rate):
+            return math.inf  # nobody knows yet
         newest = statistics.median(self.steps) if self.steps else 0.0
         return max(LEAST_USUAL, newest, self.target / self.rate if self.rate else 0.0)
 
@@ -171,8 +177,8 @@ class StuckWatch:
         view = collaboration.board.view
         trainers = [record for record in view.records if record.role == "trainer"]
         if self._phase != (phase := collaboration.tell.now.phase):
+            heard.begin_phase(self._phase)
             self._phase, self._phase_at = phase, now
-            heard.begin_download()
         self._count_others(sum(record.peer_id != collaboration.peer_id for record in trainers))
         download = heard.download
         return Facts(
@@ -188,7 +194,7 @@ class StuckWatch:
             reading=self._reading,
             held=bool(self._orders.hold),
             since_batch=now - self._batch_at if self._batch_at else 0.0,
-            usual_batch=statistics.median(self._batches) if self._batches else 0.0,
+            usual_batch=statistics.median(self._batches) if self._batches else FIRST_BATCH,
             since_pulse=now - float(collaboration.averager.pulse[0]),
             download=(download.received, download.total, download.bytes_per_second) if download else None,
             since_bytes=now - heard.bytes_at,
