@@ -125,7 +125,8 @@ def test_a_peer_in_a_home(start_swarm: StartSwarm, tt: Tt, home: Path, tmp_path:
     status = tt("status", "--json", env=anna.env)
     (peer,) = json.loads(status.stdout)["peers"]
     assert status.returncode == 0
-    assert (peer["state"], peer["reason"], peer["saved_step"]) == ("paused", "until `tt resume`", peer["step"])
+    assert (peer["state"], peer["reason"]) == ("paused", "until `tt resume`")
+    assert peer["saved_step"] >= peer["step"] - 1  # a round may end while the backup is written
 
     # Back, it takes over what the others have made meanwhile.
     paused_at, made = max(anna.steps()), len(anna.of(Step))

@@ -68,7 +68,7 @@ class _Supervision:
         self._worked = False  # it has trained, or waited for its time: it may not vanish
         self._stepped = False  # this worker has
         self._gave_up: tuple[Verdict, Failed] | None = None
-        self._pausing = False
+        self._pausing = self._leaving = False
         self._held = self._towards = ""
         self._asked_to_finish = self._unseen = False
 
@@ -128,7 +128,7 @@ class _Supervision:
         if self._shown_pause is not None:  # the worker says so itself, after seconds
             self._show(Phase("starting", "after a pause"))
         worker = self._start()
-        self._stepped = self._pausing = self._asked_to_finish = False
+        self._stepped = self._pausing = self._leaving = self._asked_to_finish = False
         self._held = self._towards = ""
         try:
             try:
@@ -191,6 +191,8 @@ class _Supervision:
             self._retries = 0
         if isinstance(event, Phase) and event.phase == "training":
             self._towards = event.reason
+            if self._leaving:  # a round ended while the backup was written
+                return
             if self._held:
                 event = Phase("waiting", self._held, at=event.at)
         self._worked = self._worked or isinstance(event, (Step, Snapshot))
@@ -207,7 +209,7 @@ class _Supervision:
                     break
 
     def _leave_to_pause(self, worker: Worker) -> None:
-        self._pausing = True
+        self._pausing = self._leaving = True
         self._show(Phase("leaving", f"to pause {self._verdict().reason}".strip()))
         worker.leave()
         self._drain(worker, PAUSE_SECONDS)
@@ -215,7 +217,7 @@ class _Supervision:
             self._show(Log(f"it did not leave within {PAUSE_SECONDS:.0f} s and was ended", "warning"))
 
     def _leave(self, worker: Worker, told: KeyboardInterrupt) -> None:
-        self._pausing = False
+        self._pausing, self._leaving = False, True
         try:
             self._show(Phase("leaving", f"{_name(told)}; once more ends it at once"))
             worker.leave()
