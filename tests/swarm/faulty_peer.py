@@ -7,6 +7,8 @@ dies sending                 the whole peer is killed after the first part of it
 commit lost                  no word about what arrived leaves or reaches it
 unlike averages              the first of the other members is sent other bytes than the rest
 waits for PATH               it reduces nothing until that file exists
+bit flipped                  one bit of a parameter changes before the step is made
+memory damaged               a parameter is not finite before the step is made; this peer writes backups all the time
 
 Parts are small, so that a tiny model has many.
 """
@@ -22,10 +24,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.proto import averaging_pb2
 
-from tt_cli.peer import trainer
+from tt_cli.peer import backup, trainer
+from tt_cli.peer.shared import TrainedState
 from tt_cli.supervisor.events import Emit
 from tt_cli.supervisor.worker import Orders, run_worker
 from tt_cli.swarm import layout
@@ -35,6 +39,7 @@ from tt_cli.swarm.settle import Settlement
 
 layout.PART_ELEMENTS = 1024
 FAULTS: dict[str, dict[str, str]] = json.loads(os.environ["TT_TEST_FAULTS"])
+DAMAGES = ("bit flipped", "memory damaged")
 mine: dict[str, str] = {}
 
 
@@ -104,17 +109,31 @@ def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[Run
     """As the averager's, with the fault of this step in it."""
     runner, settlement = honest_begin(averager, group_info, weight)
     step = int(averager._meeting.state_key.split("_")[0]) + 1
-    if due := [key for key in mine if int(key) <= step]:
+    if due := [key for key in mine if int(key) <= step and mine[key] not in DAMAGES]:
         FaultyRunner(mine.pop(due[0]), runner, settlement)
     return runner, settlement
+
+
+def step(state: TrainedState, gradients: Any) -> Any:
+    """As the state's, on memory that is damaged before it."""
+    if due := [key for key in mine if int(key) <= state.epoch + 1 and mine[key] in DAMAGES]:
+        element = next(iter(state.state().parameters.values())).view(-1)[:1]
+        if mine.pop(due[0]) == "bit flipped":
+            element.view(torch.int32).bitwise_xor_(1)
+        else:
+            element.fill_(float("nan"))
+    return honest_step(state, gradients)
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """As the trainer's."""
     mine.update(FAULTS.get(options["user"], {}))
+    if "memory damaged" in mine.values():
+        backup.BACKUP_SECONDS = 0.0
     trainer.main(options, emit, orders)
 
 
-honest_begin = Averager._begin
+honest_begin, honest_step = Averager._begin, TrainedState.step
+TrainedState.step = step  # type: ignore[method-assign]
 Averager._begin = begin  # type: ignore[method-assign]
 sys.exit(run_worker(main))

@@ -10,7 +10,7 @@ import pytest
 from swarm.conftest import WAIT, assert_agreed, committed, last_step, tiny_run, wait_for_step
 
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Phase, Round, Step, Synchronised
+from tt_cli.supervisor.events import Phase, Round, Step, Synchronised, Trouble
 from tt_cli.supervisor.local_swarm import LocalSwarm, Member
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
@@ -90,6 +90,26 @@ def test_two_peers_that_disagree_repeat_the_round(start_swarm: StartSwarm, monke
     assert swarm.wait(disagreed, WAIT)
     wait_for_step(swarm, max(event.epoch for event in failed) + 3, *members)
     assert_agreed(list(members.values()))
+
+
+def test_damaged_memory_is_mended_from_the_others(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults = {"anna": {"4": "bit flipped"}, "ben": {"6": "memory damaged"}}
+    swarm, members = start(start_swarm, monkeypatch, faults, "anna", "ben", "cleo")
+    anna, ben, cleo = members.values()
+
+    def mended() -> bool:
+        return any(event.chunks for event in anna.of(Synchronised)) and bool(ben.of(Trouble))
+
+    assert swarm.wait(mended, WAIT)
+    wait_for_step(swarm, last_step(cleo) + 3, *members)
+    (taken,) = [event for event in anna.of(Synchronised) if event.chunks]
+    assert taken.chunks == len(taken.names), "all that was taken is named"
+    (trouble,) = [event for event in ben.of(Trouble) if event.what == "state"]
+    assert "the memory was damaged before step" in trouble.words and trouble.remedy.startswith("going on from step")
+    assert ben.running and anna.running
+    assert {m.of(Step)[-1].digest for m in members.values() if m.of(Step)[-1].epoch == last_step(cleo)} == {
+        cleo.of(Step)[-1].digest
+    }
 
 
 def test_a_peer_that_joins_in_the_middle_of_a_round(

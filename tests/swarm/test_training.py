@@ -191,3 +191,27 @@ def test_the_aux_peer_alone_hands_the_state_to_those_who_return(start_swarm: Sta
     assert swarm.wait(lambda: bool(newcomer.of(Step)), WAIT)
     assert newcomer.of(Synchronised)[0].epoch >= held
     assert newcomer.of(Step)[0].epoch == newcomer.of(Synchronised)[0].epoch + 1
+
+
+def test_a_swarm_that_died_goes_on_from_the_newest_backup_among_its_peers(start_swarm: StartSwarm) -> None:
+    swarm = start_swarm(tiny_run())
+    for seed, name in enumerate(("anna", "ben")):
+        swarm.start_trainer(name, batch_size=4, seed=seed)
+    wait_for_step(swarm, 1, "anna", "ben")
+    swarm.leave("anna")
+    older = swarm.members["anna"].of(Saved)[-1].epoch
+    wait_for_step(swarm, older + 3, "ben")
+    swarm.leave("ben")
+    newer = swarm.members["ben"].of(Saved)[-1].epoch
+    swarm.members["aux"].worker.kill()
+    swarm.members["aux"].worker.wait(WAIT)
+
+    swarm.addresses = []
+    swarm.start_aux("another-aux")  # on another machine: it has no state
+    ben = swarm.start_trainer("ben", batch_size=4, seed=1)
+    assert swarm.wait(lambda: bool(ben.of(Step)), WAIT)
+    assert ben.of(Step)[0].epoch == newer + 1
+    anna = swarm.start_trainer("anna", batch_size=4, seed=0)
+    wait_for_step(swarm, newer + 4, "anna", "ben")
+    assert anna.of(Synchronised)[0].epoch > newer > older
+    assert_agreed([anna, ben])
