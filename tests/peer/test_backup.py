@@ -12,7 +12,7 @@ from tt_cli.checkpoint import TrainingState, load, save
 from tt_cli.peer import backup as room
 from tt_cli.peer.backup import BACKUP_SECONDS, Backups
 from tt_cli.run import folders
-from tt_cli.supervisor.events import Event, Log, Saved
+from tt_cli.supervisor.events import Choice, Event, Log, Saved
 
 
 @dataclass
@@ -130,3 +130,28 @@ def test_weights_without_an_optimizer_are_told_and_passed_over(backups: Backups,
     assert found is not None and found.step == 3
     (log,) = told
     assert isinstance(log, Log) and log.message.startswith(f"{path} holds weights to draw with, not the optimizer's")
+
+
+def test_the_order_of_examples_is_new_at_each_start_also_with_a_seed(told: list[Event]) -> None:
+    def start(wanted: int | None) -> int:
+        backups = Backups(small_run(), told.append)
+        seed = backups.choose_seed(wanted)
+        backups.write(trained(steps=1).snapshot(), wait=True)
+        return seed
+
+    first, *returns = [start(7) for _ in range(4)]
+    assert first == 7 and len({first, *returns}) == 4
+    assert start(8) == 8
+    for file in folders.checkpoints(small_run()).glob("*.safetensors"):
+        file.unlink()
+    assert [start(7) for _ in range(4)] == [first, *returns], "the same row again, for who wants to repeat it"
+    assert start(None) != start(None)
+    reasons = [event.reason for event in told if isinstance(event, Choice)]
+    assert reasons[0] == "--seed 7" and "return 1" in reasons[1] and reasons[-1] == "new at each start"
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"wanted": 7}', b'{"wanted": 7, "returns": "many"}'])
+def test_a_damaged_note_of_the_seed_is_no_great_loss(backups: Backups, damage: bytes) -> None:
+    backups.write(trained(steps=1).snapshot(), wait=True)
+    (folders.checkpoints(small_run()) / "peer.json").write_bytes(damage)
+    assert backups.choose_seed(7) == 7

@@ -1,16 +1,24 @@
-"""The peer's own backups: written beside training, read when it starts again."""
+"""The peer's own backups: written beside training, read when it starts again.
+
+Beside the state, which all members share, `peer.json` keeps what is this peer's own: the seed of its examples' order.
+"""
 
 from __future__ import annotations
 
+import json
+import random
 import threading
 import time
+from pathlib import Path
+from typing import Any
 
-from tt_cli.checkpoint import TrainingState, newest, save
+from tt_cli.checkpoint import TrainingState, newest, save, write
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor.events import Emit, Log, Saved
+from tt_cli.supervisor.events import Choice, Emit, Log, Saved
 
 BACKUP_SECONDS = 60.0
+MAX_SEED = 2**32
 
 
 class Backups:
@@ -22,6 +30,26 @@ class Backups:
         self._writer: threading.Thread | None = None
         self._written_at = time.monotonic()
         self._written_step = -1
+        self._own: dict[str, Any] = {}
+
+    def choose_seed(self, wanted: int | None) -> int:
+        """The seed of the examples' order: `wanted`, else a new one. Told with its reason.
+
+        A peer that returns with the `wanted` of the last time gets the next one in a fixed row: the order would begin
+        anew, with the examples that it has seen most.
+        """
+        last = _read(self._folder / "peer.json")
+        if wanted is None:
+            seed, returns, reason = random.SystemRandom().randrange(MAX_SEED), 0, "new at each start"
+        elif last.get("wanted") == wanted:
+            returns = last["returns"] + 1
+            seed = random.Random(f"{wanted} {returns}").randrange(MAX_SEED)
+            reason = f"follows from --seed {wanted}, return {returns}: not the same examples again"
+        else:
+            seed, returns, reason = wanted, 0, f"--seed {wanted}"
+        self._own = {"data_seed": seed, "wanted": wanted, "returns": returns}
+        self._emit(Choice("order of examples", f"seed {seed}", reason))
+        return seed
 
     def newest(self) -> TrainingState | None:
         """The newest backup that can be read; damaged ones are set aside and told."""
@@ -51,7 +79,18 @@ class Backups:
     def _write(self, state: TrainingState) -> None:
         try:
             path = save(self._folder, state)
+            write(self._folder / "peer.json", [json.dumps({"step": state.step, **self._own}).encode()])
             self._written_step = state.step
             self._emit(Saved(state.step, str(path)))
         except TTError as error:
             self._emit(Log(f"no backup was written: {error}", "error"))
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What an earlier start wrote; nothing where that is missing or damaged, for it is no great loss."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    fits = isinstance(found, dict) and isinstance(found.get("returns"), int)
+    return found if fits else {}

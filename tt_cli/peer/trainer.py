@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -145,8 +144,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         closing.callback(collaboration.close)
         if words := collaboration.averager.slow_line():
             emit(Log(words, "warning"))
-        seed = random.SystemRandom().getrandbits(32) if opts.seed is None else opts.seed
-        stream = ExampleStream(run, tokenizer, seed)
+        stream = ExampleStream(run, tokenizer, backups.choose_seed(opts.seed))
         # after the forks: their processes must never touch CUDA, and give back what they free
         keep_freed_memory()
         device = choose_device(opts.device, run.model, emit)
