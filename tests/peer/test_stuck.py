@@ -109,6 +109,13 @@ CAUSES: dict[str, tuple[Facts, str, str, Remedy, bool]] = {
         Remedy.REMATCH,
         True,
     ),
+    "records": (
+        Facts(phase="waiting", since_phase=20, alone=True, contact=WELL),
+        "records",
+        "the DHT does not show their records",
+        Remedy.REJOIN,
+        True,
+    ),
     "alone": (Facts(lost_company=True, contact=Contact(C, A, A)), "alone", "alone in the swarm", Remedy.REJOIN, False),
     "slow": (
         Facts(since_step=LATE, samples=60, target=100, samples_per_second=2.0, since_growth=5),

@@ -13,7 +13,8 @@ from hivemind.dht import DHT, DHTNode
 
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
-from tt_cli.swarm.contact import Contact, Contacts
+from tt_cli.swarm import contact as room
+from tt_cli.swarm.contact import CUT_OFF, Contact, Contacts
 from tt_cli.swarm.dht import addresses_of, start_dht, stop_dht
 
 START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
@@ -64,8 +65,8 @@ def test_a_node_that_forgot_the_others_is_joined_to_them_again(start: Callable[.
     found = contacts.ask()
     assert found.split and not found.cut_off
     stop_dht(third)
-    contacts.accompanied()
-    assert contacts.ask().cut_off and contacts.cut_off()
+    contacts.accompanied([str(third.peer_id)])
+    assert contacts.ask().cut_off and contacts.why_not_alone() == CUT_OFF
 
 
 def test_a_clock_that_differs_is_told_at_the_start_and_measured_later(
@@ -87,23 +88,48 @@ class Answers(Contacts):
 
     def __init__(self, *initial: str):
         super().__init__(None, initial)  # type: ignore[arg-type]
-        self.answer = Contact(asked=frozenset("ab"))
+        self.answer = answers()
 
     def ask(self, peers: Any = (), *, anew: bool = False) -> Contact:
         self.newest = self.answer
         return self.newest
 
 
-def test_only_who_joined_others_and_had_company_is_cut_off() -> None:
+JOINED = "/ip4/10.0.0.1/tcp/1/p2p/aux"
+
+
+def answers(*peers: str) -> Contact:
+    return Contact(asked=frozenset({"aux", "a", "b"}), answered=frozenset(peers))
+
+
+def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
     first = Answers()
-    first.accompanied()
-    assert not first.cut_off(), "where others come"
-    alone = Answers("/ip4/10.0.0.1/tcp/1/p2p/a")
-    assert not alone.cut_off(), "it never trained with others"
-    joined = Answers("/ip4/10.0.0.1/tcp/1/p2p/a")
-    joined.accompanied()
-    assert joined.cut_off() and joined.cut_off()
-    joined.answer = Contact(asked=frozenset("ab"), answered=frozenset("a"))
-    assert not joined.cut_off()
-    joined.answer = Contact(asked=frozenset("ab"))
-    assert not joined.cut_off(), "the others were gone before its initial peers were"
+    first.accompanied("a")
+    assert not first.why_not_alone(), "where others come"
+    alone = Answers(JOINED)
+    assert not alone.why_not_alone(), "it never trained with others"
+    joined = Answers(JOINED)
+    joined.accompanied("a")
+    assert joined.why_not_alone() == CUT_OFF == joined.why_not_alone()
+    joined.answer = Contact(asked=frozenset("a"), alive=False)
+    assert joined.why_not_alone() == CUT_OFF, "nobody knows"
+    joined.answer = answers("aux")
+    assert not joined.why_not_alone(), "the other one is gone"
+    joined.answer = answers()
+    assert not joined.why_not_alone(), "it was gone before the initial peers were"
+
+
+def test_who_is_answered_by_one_that_it_does_not_see_waits_for_it_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    contacts = Answers()
+    contacts.accompanied(["a", "b"])
+    contacts.answer = answers("a")
+    assert contacts.why_not_alone() == "for the records of another trainer: they answer, and are not seen on the DHT"
+    assert not contacts.why_not_alone(["a", "b"]), "their records say what they do"
+    assert contacts.why_not_alone(["b"])
+    contacts.answer = answers("aux")
+    assert not contacts.why_not_alone()
+    contacts.accompanied(["a"])
+    contacts.answer = answers("a")
+    assert contacts.why_not_alone()
+    monkeypatch.setattr(room, "UNSEEN_SECONDS", 0.0)
+    assert not contacts.why_not_alone(), "it answers and does not train"

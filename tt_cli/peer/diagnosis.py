@@ -36,8 +36,8 @@ class Facts:
 
     usual_step: what a step should take, from the newest ones and from the swarm's speed. patience: of one round, the
     run's matchmaking_time and averaging_timeout. since_growth: since the swarm's samples grew. download: bytes that
-    came, all, bytes a second. missing: names of trainers without which there is no majority. lost_company: there were
-    other trainers, now none is seen, and not all said goodbye. listening: some trainer accepts connections.
+    came, all, bytes a second. missing: names of trainers without which there is no majority. alone: no other trainer is
+    seen. lost_company: there were some, and not all said goodbye. listening: some trainer accepts connections.
     """
 
     phase: str = "training"
@@ -59,6 +59,7 @@ class Facts:
     failed_rounds: int = 0
     problem: str = ""
     missing: tuple[str, ...] = ()
+    alone: bool = False
     lost_company: bool = False
     client_mode: bool = False
     listening: bool = True
@@ -191,6 +192,9 @@ def _rounds(facts: Facts) -> Diagnosis | None:
         words = f"{facts.failed_rounds} rounds in a row failed, the last one: {facts.problem or 'without a word'}"
         ladder = (Remedy.REMATCH, Remedy.REJOIN, Remedy.REMATCH, Remedy.REJOIN, Remedy.RESTART)
         return Diagnosis("averaging", words, ladder, pause=facts.patience)
+    if facts.waits and facts.alone and facts.contact is not None and facts.contact.answered:
+        words = "other trainers answer, and the DHT does not show their records: this peer does not step without them"
+        return Diagnosis("records", words, (Remedy.REJOIN,))
     if facts.lost_company and facts.contact is not None and facts.contact.answered:
         words = "alone in the swarm: the other trainers are not seen any more, while others answer"
         return Diagnosis("alone", words, (Remedy.REJOIN, Remedy.WAIT), stuck=False)

@@ -179,7 +179,8 @@ class StuckWatch:
         if self._phase != (phase := collaboration.tell.now.phase):
             heard.begin_phase(self._phase)
             self._phase, self._phase_at = phase, now
-        self._count_others(sum(record.peer_id != collaboration.peer_id for record in trainers))
+        others = sum(record.peer_id != collaboration.peer_id for record in trainers)
+        self._count_others(others)
         download = heard.download
         return Facts(
             phase=phase,
@@ -201,6 +202,7 @@ class StuckWatch:
             failed_rounds=heard.failed_rounds,
             problem=heard.problem,
             missing=tuple(collaboration.missing()),
+            alone=not others,
             lost_company=self._lost,
             client_mode=collaboration.client_mode,
             listening=any(not record.client_mode for record in trainers),

@@ -31,7 +31,7 @@ from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.board import Board, View
-from tt_cli.swarm.contact import CUT_OFF, Contacts
+from tt_cli.swarm.contact import Contacts
 from tt_cli.swarm.encoded import DecodedGradients
 from tt_cli.swarm.gathering import Gathering, Members
 from tt_cli.swarm.guarded import GuardedState
@@ -315,7 +315,7 @@ class Collaboration:
             elif not members.leader:
                 self._wait("waiting", "in client mode, for a trainer that accepts connections")
             elif len(members) > 1:
-                self.contacts.accompanied()
+                self.contacts.accompanied(members.peer_ids - {self.peer_id})
                 self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
                 mine = self._accumulator.held
                 result, missed = self._gathering.average(members, mine.samples, mine.total, self._avoided)
@@ -329,8 +329,8 @@ class Collaboration:
                 self.tell.failed(self.epoch, result, missed, mine.samples, started)
             elif not self._accumulator.held.samples:
                 self._hold()
-            elif self.contacts.cut_off():
-                self._wait("waiting", CUT_OFF)
+            elif why := self.contacts.why_not_alone(record.peer_id for record in view.records):
+                self._wait("waiting", why)
             else:
                 self._gathering.drop()
                 self._commit(started, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import math
 import statistics
 import threading
 import time
@@ -24,11 +25,13 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
 
-PING_SECONDS, DIAL_SECONDS = 6.0, 5.0
+PING_SECONDS, DIAL_SECONDS = 6.0, 4.0
 SPARE_SECONDS = 15.0  # for the node's own process to say something, on a busy machine
 MOST_KNOWN = 32
 RECENT_SECONDS = 3.0
+UNSEEN_SECONDS = 120.0  # after that, who answers and shows no record has something else to do: it starts, or ends
 CUT_OFF = "cut off: nobody answers of all that this peer knows, and what it stepped alone would not count"
+UNSEEN = "for the records of {}: they answer, and are not seen on the DHT"
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,8 @@ async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew:
         peer = PeerID.from_base58(peer_id)
         if anew:  # what is left of a connection from before may take minutes to break
             with contextlib.suppress(Exception):
-                await node.p2p._client.disconnect(peer)
+                async with asyncio.timeout(DIAL_SECONDS):
+                    await node.p2p._client.disconnect(peer)
         if addresses:
             with contextlib.suppress(Exception):  # what counts is whether it answers
                 async with asyncio.timeout(DIAL_SECONDS):
@@ -104,26 +108,35 @@ class Contacts:
             place, _, peer_id = address.rpartition("/p2p/")
             self._known.setdefault(peer_id, []).append(place)
         self._initial = frozenset(self._known)
-        self._company = False
-        self._asked_at = -float("inf")
+        self._company: set[str] = set()  # other trainers, as far as they are not known to be gone
+        self._asked_at, self._unseen_since = -math.inf, math.inf
         self.newest = Contact()
 
-    def accompanied(self) -> None:
-        """There are other trainers."""
-        self._company = True
+    def accompanied(self, peer_ids: Iterable[str]) -> None:
+        """These other trainers are there."""
+        self._company.update(peer_ids)
 
-    def cut_off(self) -> bool:
-        """Whether a peer that sees no other trainer any more may have lost the network, and not they theirs.
+    def why_not_alone(self, seen: Iterable[str] = ()) -> str:
+        """Why a peer that sees no other trainer with its state should not step alone; "" when nothing is against it.
 
-        A peer that joined others, trained with some, and reaches nobody at all: what it did alone, the others would
-        have to undo, or it would have to undo theirs.
+        What it did alone, the others would have to undo, or it would have to undo theirs. So it waits when one with
+        which it trained still answers, though the DHT does not show its record, and when it joined others and reaches
+        nobody at all. seen: trainers whose records are there: what is to be done about those is known.
         """
-        if not (self._initial and self._company):
-            return False
-        found = self.newest if time.monotonic() < self._asked_at + RECENT_SECONDS else self.ask()
-        if not found.cut_off:
-            self._company = False
-        return found.cut_off
+        unseen = self._company - set(seen)
+        if not unseen:
+            self._unseen_since = math.inf
+            return ""
+        found = self.newest if time.monotonic() < self._asked_at + RECENT_SECONDS else self.ask(unseen)
+        self._unseen_since = min(self._unseen_since, time.monotonic())
+        there = found.answered & unseen
+        if there and time.monotonic() < self._unseen_since + UNSEEN_SECONDS:
+            return UNSEEN.format(f"{len(there)} other trainers" if len(there) > 1 else "another trainer")
+        if not found.answered and self._initial:
+            return CUT_OFF
+        self._company -= unseen
+        self._unseen_since = math.inf
+        return ""
 
     def ask(self, peers: Iterable[str] = (), *, anew: bool = False) -> Contact:
         """Ping the initial peers and all that were met, and `peers` too (peer ids that accept connections).
@@ -138,7 +151,7 @@ class Contacts:
             try:
                 ping = partial(_ping, known=known, anew=anew, join=anew or self.newest.cut_off)
                 future = self._dht.run_coroutine(ping, return_future=True)
-                told = future.result(timeout=2 * PING_SECONDS + DIAL_SECONDS + SPARE_SECONDS)
+                told = future.result(timeout=2 * (PING_SECONDS + DIAL_SECONDS) + SPARE_SECONDS)
             except concurrent.futures.TimeoutError:
                 told = None
             except Exception:  # whatever its process raised, or the pipe to it
