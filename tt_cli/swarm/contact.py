@@ -127,7 +127,7 @@ class Contacts:
         if not unseen:
             self._unseen_since = math.inf
             return ""
-        found = self.newest if time.monotonic() < self._asked_at + RECENT_SECONDS else self.ask(unseen)
+        found = self.newest if time.monotonic() < self._asked_at + RECENT_SECONDS else self.ask()
         self._unseen_since = min(self._unseen_since, time.monotonic())
         there = found.answered & unseen
         if there and time.monotonic() < self._unseen_since + UNSEEN_SECONDS:
@@ -145,7 +145,7 @@ class Contacts:
         """
         with self._lock:
             own = str(self._dht.peer_id)
-            known = self._known | {peer: self._known.get(peer, []) for peer in peers}
+            known = self._known | {peer: self._known.get(peer, []) for peer in (*peers, *self._company)}
             known.pop(own, None)
             known = dict(list(known.items())[:MOST_KNOWN])
             try:
