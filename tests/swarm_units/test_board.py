@@ -59,6 +59,17 @@ def test_who_says_goodbye_does_not_count(board: Board) -> None:
     assert board.trainers() == {"a"}
 
 
+def test_a_goodbye_is_remembered_until_the_peer_comes_back(board: Board, clock: Clock) -> None:
+    see(board, record("a"), record("b"))
+    assert board.parted() == set()
+    see(board, record("b", left=True, time=1001.0))
+    clock.now += 1000  # the record has expired long since
+    see(board, record("a", time=2000.0))
+    assert board.parted() == {"b"}
+    see(board, record("b", time=2001.0))
+    assert board.parted() == set()
+
+
 def test_who_is_on_the_way_in_does_not_count_and_who_is_late_does(board: Board) -> None:
     see(board, record("a", epoch=5), record("late", epoch=4), record("new", epoch=0))
     assert board.trainers() == {"a", "late"}

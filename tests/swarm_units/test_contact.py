@@ -117,6 +117,9 @@ def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
     assert not joined.why_not_alone(), "the other one is gone"
     joined.answer = answers()
     assert not joined.why_not_alone(), "it was gone before the initial peers were"
+    pair = Answers("/ip4/10.0.0.1/tcp/1/p2p/a")
+    pair.accompanied("a")
+    assert not pair.why_not_alone(parted=["a"]), "the only other one said goodbye"
 
 
 def test_who_is_answered_by_one_that_it_does_not_see_waits_for_it_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,7 +149,8 @@ def _network(facts: Facts) -> Diagnosis | None:
             "connection",
             f"cut off from the swarm: none of the {len(contact.asked)} peers that this one knows answers",
             (Remedy.REJOIN,),
-            "see whether this machine is online, and `tt doctor`",
+            "see whether this machine is online, and `tt doctor`; if the others are gone for good, `tt join` with "
+            "--new-swarm and without --peer goes on alone from the backup",
         )
     if contact.split and facts.suspicious:
         return Diagnosis(

@@ -150,6 +150,7 @@ class Board(threading.Thread):
         self._urgent = False
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
+        self._parted: set[str] = set()
         self._pinged = time.monotonic()
         self.pace = QUICK_SECONDS
 
@@ -190,6 +191,11 @@ class Board(threading.Thread):
         """
         with self._lock:
             return frozenset(self._heard)
+
+    def parted(self) -> frozenset[str]:
+        """Peer ids of those who said goodbye and have not come back."""
+        with self._lock:
+            return frozenset(self._parted)
 
     def met(self, peer_ids: Iterable[str]) -> None:
         """These were in a round with this peer."""
@@ -270,6 +276,8 @@ class Board(threading.Thread):
         here = [r.peer_id for r in view.records if r.role == "trainer" and r.epoch >= newest - 1]
         gone = {record.peer_id for record, _ in self._known.values() if record.left or record.epoch < newest - 1}
         with self._lock:
+            self._parted -= {record.peer_id for record in view.records}
+            self._parted |= {record.peer_id for record, _ in self._known.values() if record.left}
             self._heard |= dict.fromkeys(here, until)
             self._heard = {peer: until for peer, until in self._heard.items() if until > now and peer not in gone}
 

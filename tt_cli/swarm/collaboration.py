@@ -329,7 +329,7 @@ class Collaboration:
                 self.tell.failed(self.epoch, result, missed, mine.samples, started)
             elif not self._accumulator.held.samples:
                 self._hold()
-            elif why := self.contacts.why_not_alone(record.peer_id for record in view.records):
+            elif why := self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted()):
                 self._wait("waiting", why)
             else:
                 self._gathering.drop()

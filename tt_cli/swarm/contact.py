@@ -116,13 +116,15 @@ class Contacts:
         """These other trainers are there."""
         self._company.update(peer_ids)
 
-    def why_not_alone(self, seen: Iterable[str] = ()) -> str:
+    def why_not_alone(self, seen: Iterable[str] = (), parted: Iterable[str] = ()) -> str:
         """Why a peer that sees no other trainer with its state should not step alone; "" when nothing is against it.
 
         What it did alone, the others would have to undo, or it would have to undo theirs. So it waits when one with
         which it trained still answers, though the DHT does not show its record, and when it joined others and reaches
-        nobody at all. seen: trainers whose records are there: what is to be done about those is known.
+        nobody at all. seen: trainers whose records are there: what is to be done about those is known. parted: peers that
+        said goodbye.
         """
+        self._company.difference_update(parted)
         unseen = self._company - set(seen)
         if not unseen:
             self._unseen_since = math.inf
