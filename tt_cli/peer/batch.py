@@ -33,10 +33,10 @@ from tt_cli.supervisor.processes import release_freed_memory
 LARGEST_PROBE = 256
 SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
 WORTHWHILE = 1.02  # a larger size must be so many times as fast
-PROBE_SECONDS = 8.0  # for all tries together; the first two sizes are tried in any case
-SEARCH_SECONDS = 5.0  # of them for doubling; the rest compares the fastest
+PROBE_SECONDS = 10.0  # for all tries together; the first two sizes are tried in any case
+SEARCH_SECONDS = 6.0  # of them for doubling; the rest compares the fastest
 BUSY_SECONDS = 20.0  # the same where other programs have the processor meanwhile
-SHORT = 0.15  # seconds that a size is timed for at least
+SHORT = 0.1  # seconds that a size is timed for at least
 FINALISTS, CLOSE, SLOWER = 3, 0.85, 0.95  # how many are compared, and shares of the highest rate
 BUSY = 0.3  # of the time waited for the processor: such a choice is not remembered
 CALM_SECONDS = 3600.0
