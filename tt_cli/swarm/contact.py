@@ -121,7 +121,7 @@ class Contacts:
 
         What it did alone, the others would have to undo, or it would have to undo theirs. So it waits when one with
         which it trained still answers, though the DHT does not show its record, and when it joined others and reaches
-        nobody at all. seen: trainers whose records are there: what is to be done about those is known. parted: peers that
+        nobody at all. seen: trainers whose records are there: what is to be done about those is known. parted: who
         said goodbye.
         """
         self._company.difference_update(parted)
