@@ -37,7 +37,8 @@ PROBE_SECONDS = 10.0  # for all tries together; the first two sizes are tried in
 SEARCH_SECONDS = 6.0  # of them for doubling; the rest compares the fastest
 BUSY_SECONDS = 20.0  # the same where other programs have the processor meanwhile
 SHORT = 0.1  # seconds that a size is timed for at least
-FINALISTS, CLOSE, SLOWER = 3, 0.85, 0.95  # how many are compared, and shares of the highest rate
+FINALISTS, ROUNDS = 3, 5  # how many sizes are compared, and how often
+CLOSE, SLOWER = 0.85, 0.95  # shares of the highest rate: to be compared at first, and to stay
 BUSY = 0.3  # of the time waited for the processor: such a choice is not remembered
 CALM_SECONDS = 3600.0
 REMEMBERED = 16  # choices in one file, of other devices and settings
@@ -180,7 +181,9 @@ class MicroBatchSearch:
         finalists = sorted(close, key=self._rate, reverse=True)[:FINALISTS]
         finalists += [size for size in (best * 3 // 4, best * 3 // 2) if self._sensible(size)]
         again: dict[int, list[float]] = {}
-        while len(finalists) > 1:
+        for _ in range(ROUNDS):
+            if len(finalists) < 2:
+                return
             for size in list(finalists):
                 expected = size / self._rate(size if size in self._seconds else best)
                 if not self._may_go_on(expected, PROBE_SECONDS):
