@@ -73,12 +73,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Look:
-    """The survivor's family at one moment: seconds since the beginning, bytes of memory, open files, processes."""
+    """The survivor's family at one moment: seconds since the beginning, bytes of memory, open files, processes.
+
+    private: bytes of each process that are in no file; the eldest is the trainer, p2pd the one of that name.
+    """
 
     at: float
     memory: int
     files: int
     processes: int
+    private: dict[str, int]
 
 
 @dataclass
@@ -174,6 +178,14 @@ class Soak:
             "memory_mb": [round(median(part, "memory") / 1e6, 1) for part in (early, late)],
             "files": [median(part, "files") for part in (early, late)],
             "processes": [median(part, "processes") for part in (early, late)],
+            "grown_mb_by_process": {
+                name: round(
+                    statistics.median(look.private.get(name, 0) for look in late) / 1e6
+                    - statistics.median(look.private.get(name, 0) for look in early) / 1e6,
+                    1,
+                )
+                for name in kept[0].private
+            },
             "memory_mb_by_tenth": by_tenth(self.looks),
             "limited_to_mbit": MBIT if self.hosts else None,
         }
@@ -181,12 +193,16 @@ class Soak:
 
 def look_at(member: Member, at: float) -> Look:
     """Its family of processes, now."""
-    family = family_of(member.worker.pid)
-    files = 0
+    family = sorted(family_of(member.worker.pid))
+    files, private = 0, dict[str, int]()
     for process in family:
         with contextlib.suppress(OSError):
             files += len(os.listdir(f"/proc/{process}/fd"))
-    return Look(at, family_memory(member.worker.pid).total, files, len(family))
+            rollup = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()
+            name = Path(f"/proc/{process}/comm").read_text().strip()
+            taken = sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith(("Pss_Anon", "Pss_Shmem")))
+            private[f"{len(private)} {name}"] = taken
+    return Look(at, family_memory(member.worker.pid).total, files, len(family), private)
 
 
 def median(looks: list[Look], what: str) -> float:
