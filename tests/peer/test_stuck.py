@@ -20,7 +20,7 @@ from tt_cli.run import load_run
 from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Round, Step, Trouble
 from tt_cli.supervisor.worker import Orders, WorkerBroken
 from tt_cli.swarm.board import View
-from tt_cli.swarm.contact import Contact
+from tt_cli.swarm.contact import DEAD_AFTER, Contact
 from tt_cli.swarm.telling import Teller
 
 A, B, C = frozenset("a"), frozenset("b"), frozenset("abc")
@@ -28,8 +28,8 @@ LATE = 3 * 10.0 + 2 * 30.0 + 1
 WELL = Contact(asked=C, answered=C, initial=A, clock=0.0)
 
 CAUSES: dict[str, tuple[Facts, str, str, Remedy, bool]] = {
-    "averager": (Facts(since_pulse=61), "averager", "averager process", Remedy.RESTART, True),
-    "DHT": (Facts(contact=Contact(C, alive=False)), "DHT", "DHT process", Remedy.WAIT, True),
+    "averager": (Facts(since_pulse=121), "averager", "averager process", Remedy.RESTART, True),
+    "DHT": (Facts(contact=Contact(C, unanswered=DEAD_AFTER)), "DHT", "DHT process", Remedy.WAIT, True),
     "data": (Facts(reading=True, since_batch=121), "data stream", "given nothing for 2 min", Remedy.WAIT, True),
     "device": (Facts(since_batch=301), "device", "no micro-batch has ended for 5 min", Remedy.RESTART, True),
     "clock ahead": (
@@ -257,7 +257,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     collaboration = SimpleNamespace(
         peer_id="a",
         client_mode=False,
-        board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab")),
+        board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab"), read_at=math.inf),
         contacts=Contacts(),
         tell=Teller("a", heard, lambda: view),
         averager=SimpleNamespace(pulse=[1000.0]),
@@ -350,3 +350,9 @@ def test_a_data_stream_that_stalls_is_told_as_such(watched: Any) -> None:
     go.set()
     thread.join()
     assert [event.what for event in watched.told if isinstance(event, Trouble)] == ["data stream"]
+
+
+def test_a_silent_dht_process_on_a_busy_machine_is_asked_again_before_it_counts_as_dead() -> None:
+    for unanswered in range(1, DEAD_AFTER):
+        facts = Facts(contact=Contact(C, unanswered=unanswered))
+        assert facts.suspicious and diagnose(facts) is None

@@ -12,10 +12,11 @@ from enum import StrEnum
 from tt_cli.swarm.contact import Contact
 
 CLOCK_SECONDS = 3.0  # hivemind's own bound: a peer whose clock is off by more cannot join anybody
-PULSE_SECONDS = 60.0  # without a sign of life from the averager's process
+PULSE_SECONDS = 120.0  # without a sign of life from the averager's process
 DATA_SECONDS, DEVICE_SECONDS = 120.0, 300.0  # without a batch of data, a micro-batch; at least
 USUAL_TIMES, BATCH_TIMES = 3.0, 20.0  # how often the usual time of a step, of a micro-batch
 STANDSTILL_SECONDS = 90.0  # of a state download
+READ_SECONDS = 6.0  # for the others' records on the DHT
 FAILED_ROUNDS = 3  # in a row
 NAMED = 4
 
@@ -53,6 +54,7 @@ class Facts:
     held: bool = False
     since_batch: float = 0.0
     usual_batch: float = 1.0
+    since_read: float = 0.0
     since_pulse: float = 0.0
     download: tuple[int, int, float] | None = None
     since_bytes: float = 0.0
@@ -82,7 +84,8 @@ class Facts:
             self.late
             or self.waits
             or self.lost_company
-            or (self.contact is not None and self.contact.cut_off)
+            or self.since_read > READ_SECONDS
+            or (self.contact is not None and (self.contact.cut_off or self.contact.unanswered > 0))
             or self.failed_rounds >= FAILED_ROUNDS
             or (self.phase == "syncing" and self.since_bytes > STANDSTILL_SECONDS / 3)
         )

@@ -196,6 +196,7 @@ class StuckWatch:
             held=bool(self._orders.hold),
             since_batch=now - self._batch_at if self._batch_at else 0.0,
             usual_batch=statistics.median(self._batches) if self._batches else FIRST_BATCH,
+            since_read=now - collaboration.board.read_at,
             since_pulse=now - float(collaboration.averager.pulse[0]),
             download=(download.received, download.total, download.bytes_per_second) if download else None,
             since_bytes=now - heard.bytes_at,

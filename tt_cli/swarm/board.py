@@ -146,6 +146,7 @@ class Board(threading.Thread):
         self._changed = False
         self._view = View.of(())
         self._reads_begun = self._reads_ended = 0
+        self.read_at = time.monotonic()  # the last read ended
         self._stopping = False
         self._urgent = False
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
@@ -238,7 +239,7 @@ class Board(threading.Thread):
             with self._failures_told():
                 self._keep_in_touch()
             with self._lock:
-                self._view, self._reads_ended = view, self._reads_begun
+                self._view, self._reads_ended, self.read_at = view, self._reads_begun, time.monotonic()
                 self._lock.notify_all()
                 self._lock.wait_for(lambda: self._urgent or self._stopping, self.pace)
 

@@ -27,6 +27,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 PING_SECONDS, DIAL_SECONDS = 6.0, 4.0
 SPARE_SECONDS = 15.0  # for the node's own process to say something, on a busy machine
+DEAD_AFTER = 3  # rounds of pings, half a minute each
 MOST_KNOWN = 32
 RECENT_SECONDS = 3.0
 UNSEEN_SECONDS = 120.0  # after that, who answers and shows no record has something else to do: it starts, or ends
@@ -38,20 +39,25 @@ UNSEEN = "for the records of {}: they answer, and are not seen on the DHT"
 class Contact:
     """What a round of pings told. asked, answered: peer ids. initial: those that the peer joined through.
 
-    clock: seconds that this machine's clock is ahead of those of most, None when nobody answered. alive: False when the
-    DHT process of this peer did not answer itself.
+    clock: seconds that this machine's clock is ahead of those of most, None when nobody answered. unanswered: rounds in a
+    row about which the DHT process of this peer itself said nothing.
     """
 
     asked: frozenset[str] = frozenset()
     answered: frozenset[str] = frozenset()
     initial: frozenset[str] = frozenset()
     clock: float | None = None
-    alive: bool = True
+    unanswered: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """False when the DHT process of this peer has been silent so long that a busy machine does not explain it."""
+        return self.unanswered < DEAD_AFTER
 
     @property
     def cut_off(self) -> bool:
         """Nobody answered who could have."""
-        return self.alive and bool(self.asked) and not self.answered
+        return not self.unanswered and bool(self.asked) and not self.answered
 
     @property
     def split(self) -> bool:
@@ -109,7 +115,8 @@ class Contacts:
             self._known.setdefault(peer_id, []).append(place)
         self._initial = frozenset(self._known)
         self._company: set[str] = set()  # other trainers, as far as they are not known to be gone
-        self._asked_at, self._unseen_since = -math.inf, math.inf
+        self._began_at = self._asked_at = -math.inf
+        self._unseen_since = math.inf
         self.newest = Contact()
 
     def accompanied(self, peer_ids: Iterable[str]) -> None:
@@ -145,7 +152,11 @@ class Contacts:
 
         anew: over new connections, and take whoever answers into the node's tables again.
         """
+        called = time.monotonic()
         with self._lock:
+            if self._began_at > called - RECENT_SECONDS and not anew:
+                return self.newest  # another thread asked meanwhile
+            self._began_at = time.monotonic()
             own = str(self._dht.peer_id)
             known = self._known | {peer: self._known.get(peer, []) for peer in (*peers, *self._company)}
             known.pop(own, None)
@@ -165,7 +176,7 @@ class Contacts:
     def _contact(self, known: Mapping[str, Sequence[str]], told: dict[str, Any] | None) -> Contact:
         asked = frozenset(known)
         if told is None:
-            return Contact(asked, initial=self._initial, alive=False)
+            return Contact(asked, initial=self._initial, unanswered=self.newest.unanswered + 1)
         ahead: dict[str, float] = told["ahead"]
         for peer_id, addresses in told["connected"].items():
             if peer_id in ahead and peer_id not in self._initial:
