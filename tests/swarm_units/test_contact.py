@@ -111,7 +111,7 @@ def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
     joined = Answers(JOINED)
     joined.accompanied("a")
     assert joined.why_not_alone() == CUT_OFF == joined.why_not_alone()
-    joined.answer = Contact(asked=frozenset("a"), alive=False)
+    joined.answer = Contact(asked=frozenset("a"), unanswered=1)
     assert joined.why_not_alone() == CUT_OFF, "nobody knows"
     joined.answer = answers("aux")
     assert not joined.why_not_alone(), "the other one is gone"
