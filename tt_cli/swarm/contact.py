@@ -39,8 +39,8 @@ UNSEEN = "for the records of {}: they answer, and are not seen on the DHT"
 class Contact:
     """What a round of pings told. asked, answered: peer ids. initial: those that the peer joined through.
 
-    clock: seconds that this machine's clock is ahead of those of most, None when nobody answered. unanswered: rounds in a
-    row about which the DHT process of this peer itself said nothing.
+    clock: seconds that this machine's clock is ahead of those of most, None when nobody answered. unanswered: rounds
+    in a row about which the DHT process of this peer itself said nothing.
     """
 
     asked: frozenset[str] = frozenset()
@@ -154,8 +154,8 @@ class Contacts:
         """
         called = time.monotonic()
         with self._lock:
-            if self._began_at > called - RECENT_SECONDS and not anew:
-                return self.newest  # another thread asked meanwhile
+            if self._asked_at > called and self._began_at > called - RECENT_SECONDS and not anew:
+                return self.newest  # another thread was asking
             self._began_at = time.monotonic()
             own = str(self._dht.peer_id)
             known = self._known | {peer: self._known.get(peer, []) for peer in (*peers, *self._company)}
