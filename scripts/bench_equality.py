@@ -166,13 +166,15 @@ def main() -> None:
     parser.add_argument("--only", choices=("bytes", "disturbance"), help="one of the two measurements")
     parser.add_argument("--part", type=float, help="part of the rows of large tensors (default 0.1; quick: 0.02)")
     parser.add_argument("--steps", type=int, help="steps with disturbance (default 100; quick: 5)")
+    parser.add_argument("--baseline-steps", type=int, help="of the baseline (default as --steps; quick: none)")
     args = parser.parse_args()
     quick = args.quick
     args.part = args.part or (0.02 if quick else 0.1)
     args.peers, args.steps_counted = (2, 1) if quick else (4, 3)
     args.seconds, args.target, args.matchmaking = (0.5, 320, 3.0) if quick else (1.0, 1920, 8.0)
     args.steps = args.steps or (5 if quick else 100)
-    args.undisturbed_steps, args.baseline_steps = (0, 0) if quick else (max(10, args.steps // 2), args.steps)
+    args.undisturbed_steps = 0 if quick else max(10, args.steps // 2)
+    args.baseline_steps = args.baseline_steps or (0 if quick else args.steps)
     args.pace, args.batch, args.baseline_limit = (0.25, 16, 300.0) if quick else (1.0, 24, 1800.0)
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform()}"}
     measures = {"bytes": measure_both_bytes, "disturbance": measure_disturbance}
