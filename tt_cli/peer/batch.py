@@ -161,6 +161,8 @@ class MicroBatchSearch:
         while size <= self._largest:
             if (self._seconds and not self._fits(size)) or not self._try(size):
                 break
+            if 2 * size > self._largest:
+                break
             highest = max(map(self._rate, self._seconds))
             if size >= 4 and max(self._rate(size), self._rate(size // 2)) < SLOWER * highest:
                 self._stopped = "larger ones are no faster"
