@@ -21,6 +21,7 @@ from swarm.conftest import tiny_run
 
 from tt_cli.checkpoint import StateTree, TrainingState, received_state
 from tt_cli.run import RunConfig
+from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import Board
 from tt_cli.swarm.dht import DHT, addresses_of, dht_time, start_dht, stop_dht
 from tt_cli.swarm.handover import NoState, StateBuffer, StateSharing, Taken
@@ -175,3 +176,25 @@ def test_hivemind_s_own_door_is_closed(peers: list[Peer]) -> None:
         return [message async for message in await stub.rpc_download_state(averaging_pb2.DownloadRequest())]
 
     assert asyncio.run(ask()) == []
+
+
+@pytest.mark.parametrize("client_mode", [False, True])
+def test_an_averagers_process_shows_that_it_lives(
+    client_mode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tt_cli.swarm.averager.PULSE_SECONDS", 0.001)
+    run = tiny_run()
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with ExitStack() as stack:
+        first = start_dht(run, claim_identity(tmp_path / "first", "aux"), host="127.0.0.1")
+        stack.callback(stop_dht, first)
+        identity = claim_identity(tmp_path / "second", "trainer")
+        dht = start_dht(run, identity, initial_peers=addresses_of(first), host="127.0.0.1", client_mode=client_mode)
+        stack.callback(stop_dht, dht)
+        source, read_tree = partial(StateBuffer.new), partial(StateTree.parse, identity=run.identity, shapes=SHAPES)
+        averager = Averager(run, dht, {}, source=source, read_tree=read_tree, client_mode=client_mode)  # type: ignore[arg-type]
+        stack.callback(averager.shutdown)
+        before = float(averager.pulse[0])
+        there_and_back = (averager.fetch_average([], "5_aa", timeout=60.0) for _ in range(1000))
+        assert any(found is None and float(averager.pulse[0]) > before for found in there_and_back)

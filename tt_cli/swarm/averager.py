@@ -208,11 +208,7 @@ class Averager(StateSharing, DecentralizedAverager):
     @_p2p.setter
     def _p2p(self, p2p: P2P) -> None:
         self._node = self._line.pace(p2p)
-
-    async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
-        """As hivemind's; from then on the process shows that it lives."""
-        await super().add_p2p_handlers(p2p, *args, **kwargs)
-        self._beating = asyncio.create_task(self._beat())
+        self._beating = asyncio.get_running_loop().create_task(self._beat())
 
     async def _beat(self) -> None:
         while True:
