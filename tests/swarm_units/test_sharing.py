@@ -187,7 +187,7 @@ def test_an_averagers_process_shows_that_it_lives(
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     with ExitStack() as stack:
-        first = start_dht(run, claim_identity(tmp_path / "first", "aux"), host="127.0.0.1")
+        first = start_dht(run, claim_identity(tmp_path / "first", "aux"), initial_peers=[], host="127.0.0.1")
         stack.callback(stop_dht, first)
         identity = claim_identity(tmp_path / "second", "trainer")
         dht = start_dht(run, identity, initial_peers=addresses_of(first), host="127.0.0.1", client_mode=client_mode)
