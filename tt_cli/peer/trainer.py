@@ -259,7 +259,7 @@ class MicroStep:
         with self.device.precision():
             losses = self.model.loss(batch.text.to(place), batch.image.to(place))
         losses.total.backward()
-        return float(losses.total), float(losses.text), float(losses.image)
+        return float(losses.total.detach()), float(losses.text.detach()), float(losses.image.detach())
 
 
 def _train(
