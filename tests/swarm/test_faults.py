@@ -97,14 +97,20 @@ def test_damaged_memory_is_mended_from_the_others(start_swarm: StartSwarm, monke
     swarm, members = start(start_swarm, monkeypatch, faults, "anna", "ben", "cleo")
     anna, ben, cleo = members.values()
 
-    def mended() -> bool:
-        return any(event.chunks for event in anna.of(Synchronised)) and bool(ben.of(Trouble))
+    def taken() -> list[Synchronised]:
+        """What anna took over after her first step: before it, she may have taken the whole state."""
+        first = next((number for number, event in enumerate(anna.events) if isinstance(event, Step)), len(anna.events))
+        return [event for event in anna.events[first:] if isinstance(event, Synchronised) and event.chunks]
 
-    assert swarm.wait(mended, WAIT)
+    def damaged() -> list[Trouble]:
+        return [event for event in ben.of(Trouble) if event.what == "state"]
+
+    assert swarm.wait(lambda: bool(taken() and damaged()), WAIT)
     wait_for_step(swarm, last_step(cleo) + 3, *members)
-    (taken,) = [event for event in anna.of(Synchronised) if event.chunks]
-    assert taken.chunks == len(taken.names), "all that was taken is named"
-    (trouble,) = [event for event in ben.of(Trouble) if event.what == "state"]
+    own = {event.epoch for event in anna.of(Step)}
+    for event in taken():  # at the same step one chunk differs; when the others have stepped meanwhile, all may
+        assert event.chunks == len(event.names) or event.epoch not in own, "what was mended is named"
+    (trouble,) = damaged()
     assert "the memory was damaged before step" in trouble.words and trouble.remedy.startswith("going on from step")
     assert ben.running and anna.running
     assert {m.of(Step)[-1].digest for m in members.values() if m.of(Step)[-1].epoch == last_step(cleo)} == {
