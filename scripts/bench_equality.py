@@ -24,6 +24,7 @@ Examples:
   sudo scripts/bench_equality.py
   scripts/bench_equality.py --quick --json      # what needs root is left out without it
   scripts/bench_equality.py --only disturbance --steps 30
+  scripts/bench_equality.py --only baseline --baseline-steps 30
 
 Needs root and iproute2 for the bytes, and 6 GiB of memory (the whole model, --part 1: 20 GiB).
 """
@@ -129,7 +130,7 @@ def address_of(peer: Launched, host: str) -> str:
 
 
 def measure_disturbance(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Ours disturbed and undisturbed, and the baseline disturbed."""
+    """Ours disturbed and undisturbed."""
     parts = disturbed_parts(args.steps, args.quick)
     disturbed = told("disturbed", run_ours(parts, args.steps, args, folder / "disturbed"))
     found: dict[str, Any] = {
@@ -143,13 +144,20 @@ def measure_disturbance(args: argparse.Namespace, folder: Path) -> dict[str, Any
         found["undisturbed"] = calm
         ratio = disturbed["device_samples_per_step"] / calm["device_samples_per_step"]
         found["disturbed_time_ratio"] = round(ratio, 3)
-    if args.baseline_steps:
-        (folder / "baseline").mkdir()
-        parts = disturbed_parts(args.baseline_steps, args.quick)
-        theirs = told("baseline", run_baseline(parts, args.baseline_steps, args, folder / "baseline"))
-        found["baseline_disturbed"] = theirs
-        found["baseline_max_parameter_difference"] = theirs["max_parameter_difference"]
     return found
+
+
+def measure_baseline(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """hivemind.Optimizer disturbed."""
+    if not args.baseline_steps:
+        return {}
+    (folder / "baseline").mkdir()
+    parts = disturbed_parts(args.baseline_steps, args.quick)
+    theirs = told("baseline", run_baseline(parts, args.baseline_steps, args, folder / "baseline"))
+    return {
+        "baseline_disturbed": theirs,
+        "baseline_max_parameter_difference": theirs["max_parameter_difference"],
+    }
 
 
 def told(name: str, found: dict[str, Any]) -> dict[str, Any]:
@@ -163,7 +171,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object")
     parser.add_argument("--quick", action="store_true", help="fewer peers and steps, a small part of the model")
-    parser.add_argument("--only", choices=("bytes", "disturbance"), help="one of the two measurements")
+    parser.add_argument("--only", choices=("bytes", "disturbance", "baseline"), help="one of the measurements")
     parser.add_argument("--part", type=float, help="part of the rows of large tensors (default 0.1; quick: 0.02)")
     parser.add_argument("--steps", type=int, help="steps with disturbance (default 100; quick: 5)")
     parser.add_argument("--baseline-steps", type=int, help="of the baseline (default as --steps; quick: none)")
@@ -177,7 +185,7 @@ def main() -> None:
     args.baseline_steps = args.baseline_steps or (0 if quick else args.steps)
     args.pace, args.batch, args.baseline_limit = (0.25, 16, 300.0) if quick else (1.0, 24, 1800.0)
     result: dict[str, Any] = {"machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform()}"}
-    measures = {"bytes": measure_both_bytes, "disturbance": measure_disturbance}
+    measures = {"bytes": measure_both_bytes, "disturbance": measure_disturbance, "baseline": measure_baseline}
     wanted = [measure for name, measure in measures.items() if args.only in (None, name)]
     with (
         tempfile.TemporaryDirectory(prefix="bench-equality-") as scratch,
