@@ -153,5 +153,5 @@ def test_the_order_of_examples_is_new_at_each_start_also_with_a_seed(told: list[
 @pytest.mark.parametrize("damage", [b"", b"{", b"[]", b'{"wanted": 7}', b'{"wanted": 7, "returns": "many"}'])
 def test_a_damaged_note_of_the_seed_is_no_great_loss(backups: Backups, damage: bytes) -> None:
     backups.write(trained(steps=1).snapshot(), wait=True)
-    (folders.checkpoints(small_run()) / "peer.json").write_bytes(damage)
+    (folders.checkpoints(small_run()) / "own.json").write_bytes(damage)
     assert backups.choose_seed(7) == 7

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from scripts.lab.namespaces import Network
 from tt_cli.run import RunConfig, load_run
-from tt_cli.supervisor.events import Round, Step, Synchronised
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.events import Listening, Round, Step, Synchronised
+from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalSwarm, Member
 
 WAIT = 120.0  # seconds; an upper bound for a busy machine, never a measurement
 
@@ -51,6 +52,20 @@ def start_swarm(tmp_path: Path) -> Iterator[Callable[[RunConfig], LocalSwarm]]:
     yield start
     for swarm in swarms:
         swarm.__exit__(None, None, None)
+
+
+def start_on_hosts(network: Network, swarm: LocalSwarm, *names: str) -> list[Member]:
+    """Trainers on hosts of their own, joined through an auxiliary peer beside the first, when all have made step 2."""
+    first = network.hosts[0]
+    with first.entered():
+        aux = swarm.start("aux", AUX_MODULE, {"port": 0, "initial_peers": [], "host": first.address})
+    assert swarm.wait(lambda: bool(aux.of(Listening)), WAIT), aux.worker.log.read_text()
+    swarm.addresses = [address for address in aux.of(Listening)[0].addresses if first.address in address]
+    for seed, (name, host) in enumerate(zip(names, network.hosts, strict=True)):
+        with host.entered():
+            swarm.start_trainer(name, host=host.address, batch_size=4, seed=seed)
+    wait_for_step(swarm, 2, *names)
+    return [swarm.members[name] for name in names]
 
 
 def last_step(member: Member) -> int:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from swarm.conftest import WAIT, assert_agreed, last_step, tiny_run, wait_for_step
+from swarm.conftest import WAIT, assert_agreed, last_step, start_on_hosts, tiny_run, wait_for_step
 
 from scripts.lab.namespaces import Network
-from tt_cli.supervisor.events import Listening, Phase, Round, Synchronised, Trouble
-from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalSwarm, Member
+from tt_cli.supervisor.events import Phase, Round, Synchronised, Trouble
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member
 
 NAMES = ("anna", "ben", "cleo")
 
@@ -26,16 +26,7 @@ def test_a_peer_that_is_cut_off_says_so_makes_no_step_of_its_own_and_comes_back(
     short = {"statistics_expiration": 3.0, "next_chunk_timeout": 3.0, "averaging_timeout": 6.0}
     run = tiny_run(swarm={**short, "target_batch_size": 48})
     with Network(hosts=len(NAMES)) as network, LocalSwarm(run.to_toml(), tmp_path) as swarm:
-        first = network.hosts[0]
-        with first.entered():
-            aux = swarm.start("aux", AUX_MODULE, {"port": 0, "initial_peers": [], "host": first.address})
-        assert swarm.wait(lambda: bool(aux.of(Listening)), WAIT), aux.worker.log.read_text()
-        swarm.addresses = [address for address in aux.of(Listening)[0].addresses if first.address in address]
-        for seed, (name, host) in enumerate(zip(NAMES, network.hosts, strict=True)):
-            with host.entered():
-                swarm.start_trainer(name, host=host.address, batch_size=4, seed=seed)
-        trainers = [swarm.members[name] for name in NAMES]
-        wait_for_step(swarm, 2, *NAMES)
+        trainers = start_on_hosts(network, swarm, *NAMES)
 
         cleo = trainers[-1]
         before, held = len(cleo.events), last_step(cleo)

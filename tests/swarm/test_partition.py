@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from swarm.conftest import WAIT, assert_agreed, last_step, tiny_run, wait_for_step
+from swarm.conftest import WAIT, assert_agreed, last_step, start_on_hosts, tiny_run, wait_for_step
 
 from scripts.lab.namespaces import Network
-from tt_cli.supervisor.events import Listening, Phase
-from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalSwarm, Member
+from tt_cli.supervisor.events import Phase
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member
 
 NAMES = ("anna", "ben", "cleo", "dora")
 
@@ -23,16 +23,7 @@ def waits_for_the_rest(member: Member, since: int) -> bool:
 def test_neither_half_of_a_divided_swarm_steps_without_the_other(tmp_path: Path) -> None:
     run = tiny_run(swarm={"statistics_expiration": 40.0, "next_chunk_timeout": 4.0, "averaging_timeout": 12.0})
     with Network(hosts=len(NAMES)) as network, LocalSwarm(run.to_toml(), tmp_path) as swarm:
-        first = network.hosts[0]
-        with first.entered():
-            aux = swarm.start("aux", AUX_MODULE, {"port": 0, "initial_peers": [], "host": first.address})
-        assert swarm.wait(lambda: bool(aux.of(Listening)), WAIT), aux.worker.log.read_text()
-        swarm.addresses = [address for address in aux.of(Listening)[0].addresses if first.address in address]
-        for seed, (name, host) in enumerate(zip(NAMES, network.hosts, strict=True)):
-            with host.entered():
-                swarm.start_trainer(name, host=host.address, batch_size=4, seed=seed)
-        trainers = [swarm.members[name] for name in NAMES]
-        wait_for_step(swarm, 2, *NAMES)
+        trainers = start_on_hosts(network, swarm, *NAMES)
 
         network.split(network.hosts[:2], network.hosts[2:])
         seen = {member.name: len(member.events) for member in trainers}

@@ -1,6 +1,6 @@
 """The peer's own backups: written beside training, read when it starts again.
 
-Beside the state, which all members share, `peer.json` keeps what is this peer's own: the seed of its examples' order.
+Beside the state, which all members share, `own.json` keeps what is this peer's own: the seed of its examples' order.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Backups:
         A peer that returns with the `wanted` of the last time gets the next one in a fixed row: the order would begin
         anew, with the examples that it has seen most.
         """
-        last = _read(self._folder / "peer.json")
+        last = _read(self._folder / "own.json")
         if wanted is None:
             seed, returns, reason = random.SystemRandom().randrange(MAX_SEED), 0, "new at each start"
         elif last.get("wanted") == wanted:
@@ -79,7 +79,7 @@ class Backups:
     def _write(self, state: TrainingState) -> None:
         try:
             path = save(self._folder, state)
-            write(self._folder / "peer.json", [json.dumps({"step": state.step, **self._own}).encode()])
+            write(self._folder / "own.json", [json.dumps({"step": state.step, **self._own}).encode()])
             self._written_step = state.step
             self._emit(Saved(state.step, str(path)))
         except TTError as error:
