@@ -188,19 +188,24 @@ ANOTHER = {
     "vqgan.grid": 16,
     "vqgan.pixels": 64,
     "swarm.compression": "blockwise8",
+    "swarm.aggregation": "mean",
     "data.nsfw_allowed": ["UNSURE"],
     "checkpoints.repository": "acme/run",
     "peers.initial": ["/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWExamp1e"],
 }
 CLOSED = {"membership.kind": "organisation", "membership.organisation": "acme"}
+KEY = "ed25519:" + "A" * 43
+GUARDED = {**CLOSED, "membership.authority": "https://passes.example.org/", "membership.authority_key": KEY}
 
 
 def changed(run: RunConfig, key: str) -> RunConfig:
     """`run` with another valid value of one field."""
     part, _, field = key.partition(".")
     value = getattr(getattr(run, part), field)
-    if part == "membership":
-        return run.replaced(CLOSED)
+    if key in GUARDED:
+        return run.replaced(GUARDED)
+    if key == "membership.oauth_client_id":
+        return run.replaced({**GUARDED, key: "app"})
     if key in ANOTHER:
         new = ANOTHER[key]
     elif key.endswith(".source"):
@@ -225,6 +230,9 @@ LOCAL = {
     "swarm.statistics_expiration",
     "membership.kind",
     "membership.organisation",
+    "membership.authority",
+    "membership.authority_key",
+    "membership.oauth_client_id",
     "checkpoints.repository",
     "peers.initial",
     "peers.coordinator_port",
@@ -247,7 +255,7 @@ def test_every_field_that_changes_training_changes_the_identity_and_no_other(sma
 
 
 def test_identity_is_the_same_on_every_machine_and_day(small: RunConfig) -> None:
-    assert small.identity == "small-49bd6efb"
+    assert small.identity == "small-ee3f2d14"
 
 
 def test_identity_does_not_depend_on_how_the_file_is_written(small: RunConfig) -> None:
@@ -276,3 +284,35 @@ def test_differences_name_both_values(small: RunConfig) -> None:
 def test_a_run_does_not_change(small: RunConfig) -> None:
     with pytest.raises(ValueError, match="frozen"):
         small.model.dim = 8  # type: ignore[misc]
+
+
+def test_a_run_is_closed_when_an_authority_guards_its_doors(small: RunConfig) -> None:
+    assert not small.membership.closed and not small.replaced(CLOSED).membership.closed
+    guarded = small.replaced(GUARDED)
+    assert guarded.membership.closed
+    assert guarded.membership.authority == "https://passes.example.org"
+    assert RunConfig.from_toml(guarded.to_toml(), "again") == guarded
+    bans_only = {key: GUARDED[key] for key in ("membership.authority", "membership.authority_key")}
+    assert not small.replaced(bans_only).membership.closed
+    assert small.replaced({**GUARDED, "membership.authority_key": f"{KEY} {KEY} until 2030-01-31"}).membership.closed
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"membership.authority": "https://a.org"}, "membership.authority_key: missing; authority needs it too"),
+        ({"membership.authority_key": KEY}, "membership.authority: missing; authority_key needs it too"),
+        ({**GUARDED, "membership.authority": "ftp://a.org"}, "must be an address such as"),
+        ({**GUARDED, "membership.authority": "https://user:pw@a.org"}, "must be an address such as"),
+        ({**GUARDED, "membership.authority": "https://[a"}, "must be an address such as"),
+        ({**GUARDED, "membership.authority_key": "ed25519:AAA"}, "43 characters of base64url"),
+        ({**GUARDED, "membership.authority_key": f"{KEY} {KEY}"}, "while the key changes"),
+        ({**GUARDED, "membership.authority_key": f"{KEY} {KEY} until soon"}, "'soon' is no day"),
+        ({"membership.oauth_client_id": "x"}, "oauth_client_id: has no meaning without"),
+    ],
+)
+def test_what_is_wrong_with_an_authority_is_said(small: RunConfig, changes: dict[str, str], words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        small.replaced(changes)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)

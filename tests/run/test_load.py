@@ -15,7 +15,7 @@ from hub_standin import HubStandin
 
 import tt_cli
 from tt_cli.errors import UsageError
-from tt_cli.run import load_run
+from tt_cli.run import load_run, name_for_others
 
 SOURCE = Path(tt_cli.__file__).parent
 
@@ -79,7 +79,7 @@ def test_files_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path) -> 
 ASK_THE_HUB = """
 import json, sys
 from tt_cli.errors import TTError
-from tt_cli.run import load_run
+from tt_cli.run import load_run, name_for_others
 for name in sys.argv[1:]:
     try:
         answer = [0, load_run(name).identity]
@@ -141,3 +141,11 @@ def test_an_unreachable_hub_is_said_at_once(tmp_path: Path) -> None:
     [[code, said]] = ask_the_hub(environment, "acme/shared")
     assert code == 1
     assert str(said).startswith("cannot fetch run.toml of acme/shared: the Hugging Face Hub cannot be reached (")
+
+
+def test_others_are_told_a_name_that_means_something_to_them(tmp_path: Path) -> None:
+    run, file = load_run("emoji"), tmp_path / "mine.toml"
+    file.write_text(run.to_toml())
+    published = run.replaced({"checkpoints.repository": "org/mine"})
+    assert [name_for_others(name, run) for name in ("emoji", "org/run", str(file))] == ["emoji", "org/run", "mine.toml"]
+    assert [name_for_others(name, published) for name in ("emoji", str(file))] == ["emoji", "org/mine"]

@@ -1,7 +1,7 @@
 """What a run is: its configuration, and where one is read from (built-in name, file, Hub repository)."""
 
 from tt_cli.run.config import RunConfig
-from tt_cli.run.load import load_run
+from tt_cli.run.load import load_run, name_for_others
 from tt_cli.run.multiaddr import check_multiaddr
 from tt_cli.run.parts import (
     DataPart,
@@ -30,4 +30,5 @@ __all__ = [
     "VqganPart",
     "check_multiaddr",
     "load_run",
+    "name_for_others",
 ]

@@ -34,6 +34,11 @@ def checkpoints(run: RunConfig) -> Path:
     return _made(run_folder(run) / "checkpoints")
 
 
+def accusations(run: RunConfig) -> Path:
+    """Return where proofs against members are kept; the folder is made with the first."""
+    return run_folder(run) / "accusations"
+
+
 def _made(folder: Path) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ The client's own errors are many, and its HTTP stack's are neither OSError nor t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -104,6 +105,25 @@ def hub_errors(action: str) -> Iterator[None]:
         raise HubUnreachable(
             f"{action}: the Hugging Face Hub cannot be reached ({reason}); check the network and try again"
         ) from error
+    except json.JSONDecodeError as error:
+        words = "the answer is not the Hub's (a proxy, a network that wants a login?); check the network and try again"
+        raise HubUnreachable(f"{action}: {words}") from error
     except OSError as error:  # a file of the cache or the stored login
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise TTError(f"{action}: {reason}; free space or set HF_HOME to a folder that you can write to") from error
+
+
+@contextmanager
+def quiet_and_bounded(timeout: float | None = None) -> Iterator[None]:
+    """Silence the client's own remarks, which are worded here, and give each answer `timeout` (TIMEOUT) seconds."""
+    from huggingface_hub import get_session
+    from huggingface_hub.utils import logging
+
+    session, verbosity = get_session(), logging.get_verbosity()
+    before, session.timeout = session.timeout, TIMEOUT if timeout is None else timeout
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        session.timeout = before
+        logging.set_verbosity(verbosity)

@@ -12,7 +12,7 @@ from tt_cli.run.hub import download
 
 RUN_FILE = "run.toml"  # its name in a Hub repository
 _MAX_BYTES = 1 << 20
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def builtin_runs() -> dict[str, Path]:
@@ -36,7 +36,7 @@ def load_run(name: str) -> RunConfig:
         path = path.expanduser()
     if path.is_file() or name.endswith(".toml") or name.startswith((".", "/", "~")):
         return _read(path, str(path))
-    if _HUB_NAME.fullmatch(name):
+    if HUB_NAME.fullmatch(name):
         return _read(download(name, RUN_FILE), f"{RUN_FILE} of {name}")
     close = difflib.get_close_matches(name, builtin, n=1)
     hint = f"did you mean '{close[0]}'? Built in" if close else "built in"
@@ -44,6 +44,13 @@ def load_run(name: str) -> RunConfig:
         f"no run is called '{name}'; {hint} are {', '.join(builtin)}; "
         "else give a .toml file or ORGANISATION/REPOSITORY on the Hub"
     )
+
+
+def name_for_others(name: str, run: RunConfig) -> str:
+    """What others type for the run that is called `name` here: the path of a file means nothing on their machines."""
+    if name in builtin_runs() or not (name.endswith(".toml") or Path(name).expanduser().is_file()):
+        return name
+    return run.checkpoints.repository or Path(name).name
 
 
 def _read(path: Path, origin: str) -> RunConfig:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticUndefined
 
 from tt_cli.run.multiaddr import check_multiaddr
+from tt_cli.run.passes import authority_keys
 
 ATTENTION_TYPES = ("axial_row", "axial_col", "conv_like")
 
@@ -44,6 +46,21 @@ def _attention_type(name: str) -> str:
     if name not in ATTENTION_TYPES:
         raise ValueError(f"'{name}' is not one of {', '.join(ATTENTION_TYPES)}")
     return name
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # an IPv6 address without its end
+        parts = urlsplit("")
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError('must be an address such as "https://passes.example.org"')
+    return url.rstrip("/")
+
+
+def _authority_key(text: str) -> str:
+    authority_keys(text)
+    return text
 
 
 def _odd(value: int) -> int:
@@ -183,6 +200,8 @@ class SwarmPart(Part):
 
     target_batch_size: int = Field(ge=1)  # examples of all peers for one global step
     compression: Literal["linear8", "blockwise8"] = "linear8"  # of large gradients
+    # of three members and more; "centered_clip": a minority of them cannot move it far
+    aggregation: Literal["centered_clip", "mean"] = "centered_clip"
     large_tensor: int = Field(65536, ge=1)  # elements from which gradients travel in 8 bits, fp16 below
     matchmaking_time: float = Untrained(15.0, gt=0, le=600)
     averaging_timeout: float = Untrained(120.0, gt=0, le=3600)
@@ -201,10 +220,17 @@ class SwarmPart(Part):
 
 
 class MembershipPart(Part):
-    """Who may join: anyone, or the members of one Hugging Face organisation."""
+    """Who may join: anyone, or the members of one Hugging Face organisation.
+
+    The authority issues the passes that a closed run asks for at every door, and signs bans and orders, which hold in
+    an open run too. Without one, only `tt join` itself looks whether its user is a member.
+    """
 
     kind: Literal["open", "organisation"] = Untrained("open")
     organisation: Text | None = Untrained(None)
+    authority: Annotated[str, AfterValidator(_address)] | None = Untrained(None)
+    authority_key: Annotated[str, AfterValidator(_authority_key)] | None = Untrained(None)  # see tt_cli.run.passes
+    oauth_client_id: Text | None = Untrained(None)  # of the organiser's OAuth app on the Hub, for the device flow
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -215,7 +241,18 @@ class MembershipPart(Part):
                 f'organisation = "{self.organisation}": has no meaning with kind = "open"; '
                 'write kind = "organisation" or leave it out'
             )
+        if (self.authority is None) != (self.authority_key is None):
+            pair = ("authority", "authority_key")
+            missing, there = pair if self.authority is None else pair[::-1]
+            raise ValueError(f"{missing}: missing; {there} needs it too (`tt authority init` prints both)")
+        if self.oauth_client_id is not None and (self.authority is None or self.kind == "open"):
+            raise ValueError('oauth_client_id: has no meaning without kind = "organisation" and an authority')
         return self
+
+    @property
+    def closed(self) -> bool:
+        """Whether every door asks for a pass."""
+        return self.kind == "organisation" and self.authority_key is not None
 
 
 class CheckpointsPart(Part):

@@ -1,0 +1,282 @@
+"""What an organiser's authority signs: the pass of one member, and the notice of who is banned and what is ordered.
+
+Both are texts of the form KIND.PAYLOAD.SIGNATURE: the payload is JSON with sorted keys, the signature Ed25519
+(RFC 8032) over the kind, a dot and the payload's bytes, both in base64url without padding. The kind carries the
+version and keeps a signed pass from being read as a notice. Only one text is valid for given contents and key:
+another spelling of the same base64 or JSON is refused.
+
+Times are Unix seconds. The authority's public key is written "ed25519:" and 43 characters of base64url. A run
+file may hold two while the authority changes its key: "ed25519:NEW ed25519:OLD until 2026-12-01" takes the old
+key's signatures before that day begins (UTC).
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import dataclasses
+import datetime
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+MAX_PASS = 4096  # characters
+MAX_NOTICE = 2**20  # characters: some twenty thousand bans
+CLOCK_LEEWAY = 30.0  # seconds by which two honest clocks may differ
+_KEY = re.compile(r"ed25519:[A-Za-z0-9_-]{43}")
+_PASS_KIND, _NOTICE_KIND = "tt-pass-1", "tt-notice-1"
+
+
+class InvalidPass(Exception):
+    """A pass or notice that does not count; the text says why."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Says that `user` may take part in `run` with the RSA key of `peer_id` from `issued` until `expires`."""
+
+    user: str  # the name on the Hub
+    peer_id: str
+    run: str  # RunConfig.identity
+    issued: float
+    expires: float
+
+
+@dataclass(frozen=True)
+class RollBack:
+    """The order to go back to one checkpoint."""
+
+    step: int
+    digest: str  # of the state at that step
+    source: str  # where the checkpoint lies, beside members' own disks; "" for nowhere else
+    order: int  # counts the authority's orders; a peer carries each out once
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Who is banned and what the organiser orders. The higher number is the later notice."""
+
+    run: str
+    number: int
+    issued: float
+    banned_users: frozenset[str]
+    banned_peers: frozenset[str]
+    paused: str  # the reason, or "" while the run goes on
+    rollback: RollBack | None
+
+
+def era_of(notice: Notice | None) -> int:
+    """In which era the run is by this notice: each order to go back begins one, of its number; 0 before the first."""
+    return notice.rollback.order if notice is not None and notice.rollback is not None else 0
+
+
+def public_text(key: Ed25519PrivateKey | Ed25519PublicKey) -> str:
+    """The public key as it stands in a run file."""
+    public = key.public_key() if isinstance(key, Ed25519PrivateKey) else key
+    raw = public.public_bytes(serialization.Encoding.Raw, serialization.PublicFormat.Raw)
+    return f"ed25519:{encode(raw)}"
+
+
+def authority_keys(text: str) -> list[tuple[Ed25519PublicKey, float]]:
+    """The keys that a run file's `authority_key` names, each with the time until which it counts.
+
+    Raises ValueError, in words, when the text is of another form.
+    """
+    words = text.split()
+    if not words or (len(words) > 1 and (len(words) != 4 or words[2] != "until")):
+        raise ValueError('must be "ed25519:KEY", or "ed25519:NEW ed25519:OLD until YYYY-MM-DD" while the key changes')
+    keys = [(_public_key(words[0]), math.inf)]
+    if len(words) == 4:
+        keys.append((_public_key(words[1]), _day(words[3])))
+    return keys
+
+
+def sign_pass(what: Pass, key: Ed25519PrivateKey) -> str:
+    """The pass as text, of at most MAX_PASS characters."""
+    return _sign(_PASS_KIND, dataclasses.asdict(what), key)
+
+
+def read_pass(text: str, authority_key: str, run: str, now: float, *, leeway: float = CLOCK_LEEWAY) -> Pass:
+    """The pass in `text`; `authority_key` as in the run file, `run` the reader's RunConfig.identity.
+
+    Raises InvalidPass when it is forged, malformed, of another run, expired or not yet valid.
+    """
+    content = _open(text, _PASS_KIND, MAX_PASS, authority_key, now)
+    try:
+        if set(content) != {"user", "peer_id", "run", "issued", "expires"}:
+            raise ValueError("its fields are not those of a pass")
+        read = Pass(
+            user=_text(content["user"], "user"),
+            peer_id=_text(content["peer_id"], "peer_id"),
+            run=_text(content["run"], "run"),
+            issued=_time(content["issued"], "issued"),
+            expires=_time(content["expires"], "expires"),
+        )
+    except ValueError as error:
+        raise InvalidPass(f"malformed pass: {error}") from None
+    if read.run != run:
+        raise InvalidPass(f"pass of another run: it is for {read.run}, this run is {run}")
+    if read.issued > now + leeway:
+        raise InvalidPass(f"pass not yet valid: it begins in {read.issued - now:.0f} s; is this machine's clock right?")
+    if read.expires + leeway <= now or read.expires <= read.issued:
+        raise InvalidPass(f"pass expired {now - read.expires:.0f} s ago")
+    return read
+
+
+def sign_notice(what: Notice, key: Ed25519PrivateKey) -> str:
+    """The notice as text, of at most MAX_NOTICE characters."""
+    content = dataclasses.asdict(what)
+    content["banned_users"], content["banned_peers"] = sorted(what.banned_users), sorted(what.banned_peers)
+    return _sign(_NOTICE_KIND, content, key)
+
+
+def read_notice(text: str, authority_key: str, run: str, now: float, *, leeway: float = CLOCK_LEEWAY) -> Notice:
+    """The notice in `text`. Raises InvalidPass as `read_pass` does; a notice does not expire.
+
+    The caller sees to it that a notice never replaces one with a higher number.
+    """
+    content = _open(text, _NOTICE_KIND, MAX_NOTICE, authority_key, now)
+    try:
+        if set(content) != {field.name for field in dataclasses.fields(Notice)}:
+            raise ValueError("its fields are not those of a notice")
+        read = Notice(
+            run=_text(content["run"], "run"),
+            number=_count(content["number"], "number"),
+            issued=_time(content["issued"], "issued"),
+            banned_users=_names(content["banned_users"], "banned_users"),
+            banned_peers=_names(content["banned_peers"], "banned_peers"),
+            paused=_text(content["paused"], "paused", empty=True),
+            rollback=_roll_back(content["rollback"]),
+        )
+    except ValueError as error:
+        raise InvalidPass(f"malformed notice: {error}") from None
+    if read.run != run:
+        raise InvalidPass(f"notice of another run: it is for {read.run}, this run is {run}")
+    if read.issued > now + leeway:
+        raise InvalidPass(f"notice from {read.issued - now:.0f} s in the future; is this machine's clock right?")
+    return read
+
+
+def allowed(p: Pass, notice: Notice | None) -> None:
+    """Raises InvalidPass when the pass's user or peer is banned."""
+    if notice is None:
+        return
+    if p.user.lower() in {user.lower() for user in notice.banned_users}:  # the Hub's names ignore case
+        raise InvalidPass(f"user {p.user} is banned from this run")
+    if p.peer_id in notice.banned_peers:
+        raise InvalidPass(f"peer {p.peer_id} of user {p.user} is banned from this run")
+
+
+def _sign(kind: str, content: dict[str, Any], key: Ed25519PrivateKey) -> str:
+    payload = _canonical(content)
+    return f"{kind}.{encode(payload)}.{encode(key.sign(kind.encode() + b'.' + payload))}"
+
+
+def _open(text: str, kind: str, limit: int, authority_key: str, now: float) -> dict[str, Any]:
+    """The signed contents of `text`. The signature is checked before the payload is read."""
+    name = kind.split("-")[1]
+    if not isinstance(text, str) or len(text) > limit:
+        raise InvalidPass(f"malformed {name}: longer than {limit} characters")
+    parts = text.split(".")
+    if len(parts) != 3 or parts[0] != kind:
+        raise InvalidPass(f"malformed {name}: it does not begin with {kind} or has not three parts")
+    try:
+        payload, signature = decode(parts[1]), decode(parts[2])
+        keys = authority_keys(authority_key)
+    except ValueError as error:
+        raise InvalidPass(f"malformed {name}: {error}") from None
+    signed = kind.encode() + b"." + payload
+    if not any(now < until and _signed(key, signature, signed) for key, until in keys):
+        raise InvalidPass(f"forged {name}: its signature is not this run's authority's")
+    try:
+        content = json.loads(payload)
+        if not isinstance(content, dict) or _canonical(content) != payload:
+            raise ValueError("its payload is not in the canonical form")
+    except (ValueError, RecursionError) as error:
+        raise InvalidPass(f"malformed {name}: {error}") from None
+    return content
+
+
+def _signed(key: Ed25519PublicKey, signature: bytes, data: bytes) -> bool:
+    try:
+        key.verify(signature, data)
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _canonical(content: dict[str, Any]) -> bytes:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def encode(data: bytes) -> str:
+    """Base64url without padding."""
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def decode(text: str) -> bytes:
+    """The bytes again. Raises ValueError for anything but the one spelling that `encode` writes."""
+    try:
+        data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise ValueError("not base64url") from None
+    if encode(data) != text:
+        raise ValueError("not base64url in its one spelling")
+    return data
+
+
+def _public_key(text: str) -> Ed25519PublicKey:
+    if not _KEY.fullmatch(text):
+        raise ValueError(f"'{text}' is no public key: it must be 'ed25519:' and 43 characters of base64url")
+    return Ed25519PublicKey.from_public_bytes(decode(text.removeprefix("ed25519:")))
+
+
+def _day(text: str) -> float:
+    try:
+        day = datetime.date.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"'{text}' is no day: write it as in 2026-12-01") from None
+    return datetime.datetime(day.year, day.month, day.day, tzinfo=datetime.UTC).timestamp()
+
+
+def _text(value: object, name: str, *, empty: bool = False) -> str:
+    if not isinstance(value, str) or len(value) > 1000 or not (value or empty):
+        raise ValueError(f"{name} is no text of at most 1000 characters")
+    return value
+
+
+def _time(value: object, name: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**40:
+        raise ValueError(f"{name} is no time")
+    return float(value)
+
+
+def _count(value: object, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
+        raise ValueError(f"{name} is no count")
+    return value
+
+
+def _names(value: object, name: str) -> frozenset[str]:
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is no list")
+    return frozenset(_text(entry, name) for entry in value)
+
+
+def _roll_back(value: object) -> RollBack | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict) or set(value) != {"step", "digest", "source", "order"}:
+        raise ValueError("rollback's fields are not those of an order")
+    return RollBack(
+        step=_count(value["step"], "step"),
+        digest=_text(value["digest"], "digest"),
+        source=_text(value["source"], "source", empty=True),
+        order=_count(value["order"], "order"),
+    )

@@ -1,0 +1,125 @@
+"""A peer's RSA key without hivemind: its file, its libp2p peer id, and signatures that hivemind's keys also make.
+
+The file is libp2p's own form, a protobuf message of two fields (libp2p specification, "Keys"): the key's type, RSA = 0,
+and its DER. The signature is RSA-PSS with SHA-256 and the longest salt, as hivemind signs DHT records.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import threading
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey, generate_private_key
+
+KEY_BITS = 2048  # as hivemind's
+MAX_PUBLIC_KEY = 1024  # bytes of DER: more than an RSA key of 4096 bits has
+_ALPHABET = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_PADDING = padding.PSS(mgf=padding.MGF1(hashes.SHA256()), salt_length=padding.PSS.MAX_LENGTH)
+
+
+def make_key_file(path: Path) -> None:
+    """Write a new key to `path`, readable by its owner alone; a kill meanwhile leaves no half a key. Raises OSError."""
+    key = generate_private_key(public_exponent=65537, key_size=KEY_BITS)
+    der = key.private_bytes(
+        serialization.Encoding.DER, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+    )
+    write_private(path, _message(der), path.with_suffix(".new"))
+
+
+def write_private(path: Path, data: bytes, unfinished: Path | None = None) -> None:
+    """Put a file in its place at once, with mode 0600. unfinished: where it is written first. Raises OSError."""
+    unfinished = unfinished or path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
+    unfinished.unlink(missing_ok=True)
+    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.rename(path)
+
+
+def private_key(data: bytes) -> RSAPrivateKey:
+    """The key in a file's bytes. Raises ValueError when it is none."""
+    try:
+        key = serialization.load_der_private_key(_content(data), password=None)
+    except (TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(key, RSAPrivateKey):
+        raise ValueError("not an RSA key")
+    return key
+
+
+def public_der(key: RSAPublicKey) -> bytes:
+    """The public key as bytes (DER, SubjectPublicKeyInfo)."""
+    return key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def public_key(der: bytes) -> RSAPublicKey:
+    """The key in `public_der`'s bytes. Raises ValueError for other bytes and for keys of an unusual size."""
+    if len(der) > MAX_PUBLIC_KEY:
+        raise ValueError("too long for a public key")
+    try:
+        key = serialization.load_der_public_key(der)
+    except (TypeError, UnsupportedAlgorithm) as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(key, RSAPublicKey) or not 2048 <= key.key_size <= 4096:
+        raise ValueError("not an RSA key of 2048 to 4096 bits")
+    if public_der(key) != der:
+        raise ValueError("not in the one form of its bytes")  # else one key would have several peer ids
+    return key
+
+
+def peer_id(der: bytes) -> str:
+    """The libp2p peer id of a public key: base58 of the SHA-256 multihash of the key's message."""
+    digest = hashlib.sha256(_message(der)).digest()
+    number, text = int.from_bytes(b"\x12\x20" + digest, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        text = _ALPHABET[digit] + text
+    return text
+
+
+def sign(key: RSAPrivateKey, data: bytes) -> bytes:
+    """The signature of `data`."""
+    return key.sign(data, _PADDING, hashes.SHA256())
+
+
+def signed(key: RSAPublicKey, signature: bytes, data: bytes) -> bool:
+    """Whether `signature` is that key's of `data`."""
+    try:
+        key.verify(signature, data, _PADDING, hashes.SHA256())
+    except InvalidSignature:
+        return False
+    return True
+
+
+def _message(der: bytes) -> bytes:
+    """The protobuf message {1: RSA (0), 2: der}."""
+    length, size = len(der), b""
+    while length > 0x7F:
+        size += bytes([length & 0x7F | 0x80])
+        length >>= 7
+    return b"\x08\x00\x12" + size + bytes([length]) + der
+
+
+def _content(message: bytes) -> bytes:
+    """The DER in such a message. Raises ValueError for any other."""
+    if message[:3] != b"\x08\x00\x12":
+        raise ValueError("not an RSA key in libp2p's form")
+    length = shift = 0
+    position = 3
+    while position < len(message) and shift <= 14:
+        byte = message[position]
+        position += 1
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            break
+    if length == 0 or len(message) != position + length:
+        raise ValueError("a torn file")
+    return message[position:]
