@@ -5,8 +5,10 @@
         hub.put("model", "acme/run", {"run.toml": "…"})
         subprocess.run([…], env={**os.environ, **hub.environment(tmp_path)})
 
-It serves whoami-v2, the OAuth device flow, repository information, trees and downloads with ranges, and
-fails on request (`fault`). The client reads HF_ENDPOINT when it is imported, hence the processes.
+It serves whoami-v2, the OAuth device flow and userinfo, members of organisations, repository information, trees,
+downloads with ranges, new repositories, large files and commits (also of pull requests), and fails on request
+(`fault`).
+The client reads HF_ENDPOINT when it is imported, hence the processes.
 """
 
 # No `from __future__ import annotations`: FastAPI resolves annotations, and here they are local imports.
@@ -21,6 +23,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import parse_qs, unquote
@@ -57,9 +60,23 @@ class HubStandin:
         """Forget all users, repositories, faults, codes and the log."""
         self._control("reset")
 
-    def add_user(self, token: str, name: str, organisations: dict[str, str] | None = None) -> None:
-        """Make `token` that of user `name`; organisations: name -> role."""
-        self._control("user", token=token, name=name, organisations=organisations or {})
+    def add_user(self, token: str, name: str, organisations: dict[str, str] | None = None, role: str = "read") -> None:
+        """Make `token` that of user `name`; organisations: name -> role. role: of the token; "oauth" for a login's."""
+        self._control("user", token=token, name=name, organisations=organisations or {}, role=role)
+
+    def hide(self, organisation: str) -> None:
+        """Show this organisation's members to nobody."""
+        self._control("hide", organisation=organisation)
+
+    def move(self, old: str, new: str) -> None:
+        """Have the Hub follow a repository's old name to its new one."""
+        self._control("move", old=old, new=new)
+
+    def commit_aside(self, repository: str, files: dict[str, str]) -> str:
+        """A commit of a pull request in a model repository: it is served, and not on the main branch. Its id."""
+        sha = hashlib.sha1(json.dumps(files, sort_keys=True).encode()).hexdigest()
+        self._control("aside", repository=repository, files=files, sha=sha)
+        return sha
 
     def put(self, kind: str, repository: str, files: dict[str, str | bytes], access: str = "open") -> None:
         """Make a "model" or "dataset" repository. access: "open", "gated" or "forbidden"."""
@@ -72,7 +89,8 @@ class HubStandin:
     def fault(self, match: str, status: int = 503, times: int = 1, delay: float = 0.0) -> None:
         """Answer the next `times` requests whose path contains `match` with `status` after `delay` seconds.
 
-        status 0: answer as usual, but late.
+        status 0: answer as usual, but late. status -1: begin to answer, and cut the connection; nothing is done.
+        status -2: the same after what was asked for is done.
         """
         self._control("fault", match=match, status=status, times=times, delay=delay)
 
@@ -84,6 +102,11 @@ class HubStandin:
         """The requests so far, as "METHOD path"."""
         entries: list[str] = self._control("log")["log"]
         return entries
+
+    def files(self, repository: str) -> dict[str, bytes]:
+        """What is on the main branch of a model repository; KeyError without one."""
+        found = self._control("files", repository=repository)["files"]
+        return {path: base64.b64decode(data) for path, data in found.items()}
 
     def _control(self, action: str, **arguments: object) -> dict[str, Any]:
         request = urllib.request.Request(f"{self.url}/_test/{action}", json.dumps(arguments).encode())
@@ -103,6 +126,9 @@ class State:
         self.repositories: dict[tuple[str, str], dict[str, Any]] = {}
         self.faults: list[dict[str, Any]] = []
         self.codes: dict[str, str] = {}  # user code -> "authorization_pending" or what was decided
+        self.hidden: set[str] = set()
+        self.moved: dict[str, str] = {}
+        self.objects: dict[str, bytes] = {}  # large files by their SHA-256
         self.log: list[str] = []
 
     def control(self, action: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -116,10 +142,20 @@ class State:
             sha = hashlib.sha1(json.dumps(body["files"], sort_keys=True).encode()).hexdigest()
             repository = {"files": files, "access": body["access"], "sha": sha}
             self.repositories[KINDS[body["kind"]], body["repository"]] = repository
+        elif action == "hide":
+            self.hidden.add(body["organisation"])
+        elif action == "move":
+            self.moved[body["old"]] = body["new"]
+        elif action == "aside":
+            files = {path: text.encode() for path, text in body["files"].items()}
+            self.repositories["models", body["repository"]].setdefault("aside", {})[body["sha"]] = files
         elif action == "fault":
             self.faults.append(body)
         elif action == "decide":
             self.codes[body["user_code"]] = body["decision"]
+        elif action == "files":
+            files = self.repositories.get(("models", body["repository"]), {}).get("files")
+            return {} if files is None else {"files": {path: base64.b64encode(files[path]).decode() for path in files}}
         return {"log": self.log}
 
 
@@ -145,6 +181,10 @@ def serve() -> None:
                 if fault["match"] in path and fault["times"] > 0:
                     fault["times"] -= 1
                     await asyncio.sleep(fault["delay"])
+                    if fault["status"] == -2:
+                        await call_next(request)
+                    if fault["status"] < 0:
+                        return Response(b"", 200, {"Content-Length": "100"})
                     if fault["status"]:
                         return error(fault["status"], message="fault on request")
                     break
@@ -164,7 +204,12 @@ def serve() -> None:
             {"type": "org", "id": name, "name": name, "fullname": name.title(), "roleInOrg": role}
             for name, role in user["organisations"].items()
         ]
-        access = {"displayName": f"token of {user['name']}", "role": "read"}
+        role = user.get("role", "read")
+        access: dict[str, Any] = {"displayName": f"token of {user['name']}", "role": role}
+        if role == "oauth":
+            auth: dict[str, Any] = {"type": "oauth"}
+        else:
+            auth = {"type": "access_token", "accessToken": access}
         return JSONResponse(
             {
                 "type": "user",
@@ -172,9 +217,114 @@ def serve() -> None:
                 "name": user["name"],
                 "fullname": user["name"].title(),
                 "orgs": organisations,
-                "auth": {"type": "access_token", "accessToken": access},
+                "auth": auth,
             }
         )
+
+    @app.get("/oauth/userinfo")
+    async def userinfo(request: Request) -> Response:
+        user = state.users.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        if user is None:
+            return error(401, message="Invalid token")
+        # `name` is what somebody likes to be called: here, the name of an organisation that they are not in.
+        organisations = [
+            {"sub": name, "name": "acme", "preferred_username": name, "roleInOrg": role}
+            for name, role in user["organisations"].items()
+        ]
+        return JSONResponse(
+            {"sub": user["name"], "name": "Anyone", "preferred_username": user["name"], "orgs": organisations}
+        )
+
+    @app.get("/api/organizations/{organisation}/members")
+    async def members(organisation: str, page: int = 0) -> Response:
+        found = {
+            user["name"]
+            for user in state.users.values()
+            if organisation.lower() in {name.lower() for name in user["organisations"]}
+        }
+        if organisation in state.hidden or not found:
+            return error(404, "RepoNotFound", "no such organization")
+        names = sorted(found)
+        answer = [{"user": name, "fullname": name.title(), "type": "user"} for name in names[2 * page : 2 * page + 2]]
+        more = f'<{state_url}/api/organizations/{organisation}/members?page={page + 1}>; rel="next"'
+        return JSONResponse(answer, headers={"Link": more} if len(names) > 2 * page + 2 else {})
+
+    def may_write(request: Request, owner: str) -> bool:
+        user = state.users.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+        if user is None or user.get("role") != "write":
+            return False
+        return user["name"] == owner or user["organisations"].get(owner) in ("write", "admin")
+
+    @app.post("/api/validate-yaml")
+    async def validate_yaml() -> dict[str, Any]:
+        return {"errors": [], "warnings": []}
+
+    @app.post("/api/repos/create")
+    async def create(request: Request) -> Response:
+        body = await request.json()
+        user = state.users.get(request.headers.get("authorization", "").removeprefix("Bearer "), {"name": "?"})
+        owner = body.get("organization") or user["name"]
+        if not may_write(request, owner):
+            return error(403, message="You don't have the rights to create a model under this namespace")
+        name = f"{owner}/{body['name']}"
+        answer = {"url": f"{state_url}/{name}", "name": name}
+        if ("models", name) in state.repositories:
+            return JSONResponse({**answer, "error": "You already created this model repo"}, 409)
+        private = body.get("private") or body.get("visibility") == "private"
+        state.repositories["models", name] = {"files": {}, "access": "open", "sha": "0" * 40, "private": private}
+        return JSONResponse(answer)
+
+    @app.post("/api/models/{owner}/{name}/preupload/{revision}")
+    async def preupload(owner: str, name: str, revision: str, request: Request) -> Response:
+        if not may_write(request, owner):
+            return error(403, message="Forbidden")
+        files = (await request.json())["files"]
+        modes = {one["path"]: "lfs" if one["path"].endswith(".safetensors") else "regular" for one in files}
+        return JSONResponse(
+            {"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]}
+        )
+
+    @app.post("/{owner}/{name}.git/info/lfs/objects/batch")
+    async def batch(owner: str, name: str, request: Request) -> Response:
+        if not may_write(request, owner):
+            return error(403, message="Forbidden")
+        asked = [{"oid": one["oid"], "size": one["size"]} for one in (await request.json())["objects"]]
+        for one in asked:
+            if one["oid"] not in state.objects:
+                one["actions"] = {"upload": {"href": f"{state_url}/lfs/{one['oid']}"}}
+        return JSONResponse({"transfer": "basic", "objects": asked})
+
+    @app.put("/lfs/{oid}")
+    async def upload(oid: str, request: Request) -> Response:
+        data = await request.body()
+        if hashlib.sha256(data).hexdigest() != oid:
+            return error(400, message="not what was announced")
+        state.objects[oid] = data
+        return Response()
+
+    @app.post("/api/models/{owner}/{name}/commit/{revision}")
+    async def commit(owner: str, name: str, revision: str, request: Request) -> Response:
+        if not may_write(request, owner):
+            return error(403, message="Forbidden")
+        repository = state.repositories["models", f"{owner}/{name}"]
+        entries = [json.loads(line) for line in (await request.body()).splitlines()]
+        if entries[0]["value"].get("parentCommit") not in (None, repository["sha"]):
+            return error(412, message="A commit has happened since. Please refresh and try again.")
+        files = dict(repository["files"])
+        for entry in entries[1:]:
+            path = entry["value"]["path"]
+            if entry["key"] == "file":
+                files[path] = base64.b64decode(entry["value"]["content"])
+            elif entry["key"] == "lfsFile" and entry["value"]["oid"] in state.objects:
+                files[path] = state.objects[entry["value"]["oid"]]
+            elif entry["key"] == "deletedFile" and path in files:
+                del files[path]
+            else:
+                return error(400, message=f"no such file: {path}")
+        repository["files"], repository["changed"] = files, datetime.now(UTC).isoformat().replace("+00:00", "Z")
+        repository["sha"] = hashlib.sha1(f"{repository['sha']} {sorted(repository['files'])}".encode()).hexdigest()
+        url = f"{state_url}/{owner}/{name}/commit/{repository['sha']}"
+        return JSONResponse({"commitOid": repository["sha"], "commitUrl": url, "success": True})
 
     @app.post("/oauth/device")
     async def device() -> dict[str, Any]:
@@ -200,7 +350,7 @@ def serve() -> None:
         return JSONResponse({**answer, "refresh_token": "refresh", "expires_in": 30 * 86400})
 
     def found(kind: str, name: str) -> dict[str, Any] | Response:
-        repository = state.repositories.get((kind, name))
+        repository = state.repositories.get((kind, state.moved.get(name, name)))
         if repository is None:
             return error(404, "RepoNotFound", "Repository not found")
         if repository["access"] == "gated":
@@ -229,7 +379,10 @@ def serve() -> None:
         files: dict[str, bytes] = repository["files"]
         if what != "tree":
             siblings = [{"rfilename": path} for path in files]
-            return JSONResponse({"id": unquote(name), "sha": repository["sha"], "private": False, "siblings": siblings})
+            shown = state.moved.get(unquote(name), unquote(name))
+            private = bool(repository.get("private"))
+            known = {"id": shown, "sha": repository["sha"], "private": private, "siblings": siblings}
+            return JSONResponse(known | {"lastModified": repository.get("changed")})
         start = unquote(folder or "").strip("/")
         start = f"{start}/" if start else ""
         items = [entry(path, data) for path, data in files.items() if path.startswith(start)]
@@ -249,10 +402,11 @@ def serve() -> None:
         repository = found("datasets" if prefix else "models", unquote(name))
         if isinstance(repository, Response):
             return repository
-        if revision not in ("main", repository["sha"]):
+        aside = repository.get("aside", {})
+        if revision not in ("main", repository["sha"], *aside):
             return error(404, "RevisionNotFound", "Invalid rev id")
         commit = {"X-Repo-Commit": repository["sha"]}
-        data = repository["files"].get(unquote(path))
+        data = aside.get(revision, repository["files"]).get(unquote(path))
         if data is None:
             missing = error(404, "EntryNotFound", "Entry not found")
             missing.headers.update(commit)

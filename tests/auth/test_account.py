@@ -166,7 +166,8 @@ HURRIED = """
 import time
 from tt_cli.auth import account
 from tt_cli.errors import TTError
-account.TIMEOUT = 0.3
+from tt_cli.run import hub
+hub.TIMEOUT = 0.3
 start = time.monotonic()
 try:
     account.whoami()

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.run.hub import TIMEOUT, hub_errors
+from tt_cli.run.hub import hub_errors, quiet_and_bounded
 
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
@@ -58,7 +58,7 @@ def login(token: str | None = None) -> None:
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.run.hub
 
     action = "cannot log in"
-    with _quiet_and_bounded(), hub_errors(action), _refused_token(action):
+    with quiet_and_bounded(), hub_errors(action), _refused_token(action):
         try:
             huggingface_hub.login(token=token, skip_if_logged_in=False)
         except DeviceCodeError as error:
@@ -79,7 +79,7 @@ def logout() -> bool:
 
     files = (HF_TOKEN_PATH, HF_STORED_TOKENS_PATH)
     stored = any(os.path.exists(file) for file in files)
-    with _quiet_and_bounded():
+    with quiet_and_bounded():
         try:
             huggingface_hub.logout()
         except OSError as error:
@@ -96,7 +96,7 @@ def whoami() -> User:
     if token_source() is None:
         raise TTError("nobody is logged in here: run `tt login`")
     action = "cannot ask the Hub who you are"
-    with _quiet_and_bounded(), hub_errors(action), _refused_token(action):
+    with quiet_and_bounded(), hub_errors(action), _refused_token(action):
         try:
             return User.model_validate(huggingface_hub.whoami(cache=True))
         except (ValidationError, ValueError) as error:
@@ -120,19 +120,3 @@ def _refused_token(action: str) -> Iterator[None]:
         if error.response.status_code == 429:
             raise TTError(f"{action}: the Hub limits how often that is asked; wait a few minutes") from error
         raise
-
-
-@contextmanager
-def _quiet_and_bounded() -> Iterator[None]:
-    """Silence the library's own remarks, which this room words itself, and give its requests a time limit."""
-    from huggingface_hub import get_session
-    from huggingface_hub.utils import logging
-
-    session, verbosity = get_session(), logging.get_verbosity()
-    timeout, session.timeout = session.timeout, TIMEOUT
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        session.timeout = timeout
-        logging.set_verbosity(verbosity)

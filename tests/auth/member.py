@@ -1,0 +1,63 @@
+"""A volunteer's supervisor without worker and screen: enters `Admission` as `tt join` does, and tells what happens.
+
+    python member.py RUN.toml [NAME] [--send-token] [--here] [--poll SECONDS]
+
+One JSON object a line: said, admitted, refused (exit code 2), failed (1). It leaves when standard input closes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+
+from tt_cli.auth import keeper
+from tt_cli.auth.admission import Admission
+from tt_cli.errors import TTError
+from tt_cli.run import load_run
+
+
+def say(kind: str, **what: object) -> None:
+    print(json.dumps({"kind": kind, **what}), flush=True)
+
+
+def main() -> int:
+    flags = sys.argv[2:]
+    if "--poll" in flags:
+        at = flags.index("--poll")
+        keeper.POLL_SECONDS = float(flags.pop(at + 1))
+        keeper.FIRST_WAITS = (0.1, 0.1)
+    names = [flag for flag in flags if not flag.startswith("--")]
+    over = threading.Event()
+
+    class Worker:
+        def leave(self) -> None:
+            over.set()
+
+    def follow() -> None:
+        sys.stdin.read()
+        over.set()
+
+    try:
+        admission = Admission(
+            load_run(sys.argv[1]),
+            names[0] if names else "trainer",
+            lambda line, level: say("said", words=line, level=level),
+            send_token="--send-token" in flags,
+            here="--here" in flags,
+        )
+        with admission as admitted:
+            text = admitted.key_file.with_suffix(".pass")
+            say("admitted", user=admitted.user, text=text.read_text().strip() if text.exists() else "")
+            admitted.attach(Worker())
+            threading.Thread(target=follow, daemon=True).start()
+            over.wait()
+            admitted.check()
+    except TTError as error:
+        say("refused" if error.exit_code == 2 else "failed", words=str(error))
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

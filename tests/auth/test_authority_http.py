@@ -1,0 +1,293 @@
+"""The authority over HTTP: as its own description says, with distinct answers, within limits, and secrets kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import schemathesis
+from auth.peers import START, Clock, Peer, closed_run
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+
+from tt_cli.auth.authority import app as room
+from tt_cli.auth.authority import bodies, serve
+from tt_cli.auth.authority.app import Limits, make_app
+from tt_cli.auth.authority.keys import AuthorityFolder
+from tt_cli.auth.authority.limits import RateLimit, address_key
+from tt_cli.auth.authority.service import Authority
+from tt_cli.auth.authority.store import metadata
+from tt_cli.errors import TTError
+from tt_cli.run import folders
+from tt_cli.run.passes import encode, read_pass
+
+UNLIMITED = RateLimit(burst=10**9, per_second=1e9)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
+    """One for the module; its Hub is out of reach, so what would need it is a 503."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TT_HOME", str(tmp_path_factory.mktemp("authority")))
+        run = closed_run()
+        serve.found(run)
+        folder = AuthorityFolder(run)
+        assert folders.home() in folder.path.parents
+        store = serve.open_store(folder)
+        yield Authority(run, folder, store, clock=Clock())
+        store.close()
+
+
+def asked(
+    authority: Authority, limits: Limits, *requests: tuple[str, str, Any], client: str = "192.0.2.7"
+) -> list[Any]:
+    """The answers of the service to requests one after the other (method, path, JSON)."""
+
+    async def ask() -> list[httpx2.Response]:
+        transport = httpx2.ASGITransport(make_app(authority, limits), client=(client, 4711))
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as http:
+            return [await http.request(method, path, json=body) for method, path, body in requests]
+
+    return asyncio.run(ask())
+
+
+def unlimited() -> Limits:
+    return Limits(asking=UNLIMITED, proving=UNLIMITED, user=UNLIMITED)
+
+
+OPERATIONS = [
+    ("/v1/facts", "GET"),
+    ("/v1/notice", "GET"),
+    ("/v1/challenge", "POST"),
+    ("/v1/join", "POST"),
+    ("/v1/renew", "POST"),
+    ("/v1/accuse", "POST"),
+    ("/v1/proofs", "POST"),
+    ("/v1/login", "POST"),
+    ("/v1/login/poll", "POST"),
+]
+
+
+def test_all_that_it_does_is_tested(authority: Authority) -> None:
+    described = make_app(authority).openapi()["paths"]
+    assert [(path, method.upper()) for path in described for method in described[path]] == OPERATIONS
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "mode"),
+    [
+        (path, method, mode)
+        for path, method in OPERATIONS
+        for mode in GenerationMode
+        if (path, mode) != ("/v1/facts", GenerationMode.NEGATIVE)  # it takes nothing that could be wrong
+    ],
+)
+def test_it_does_what_its_description_says(authority: Authority, path: str, method: str, mode: GenerationMode) -> None:
+    """Whatever is sent: no crash, no answer that the description does not know, none of another form."""
+    schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(authority, unlimited()))
+    refusals = schema.config.checks.negative_data_rejection
+    refusals.expected_statuses = [*refusals.expected_statuses, "413"]  # too long is a refusal too
+
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(case=schema[path][method].as_strategy(generation_mode=mode))
+    def try_it(case: schemathesis.Case) -> None:
+        case.call_and_validate()
+
+    try_it()
+
+
+def challenge(authority: Authority, peer: Peer, purpose: str = "join") -> dict[str, Any]:
+    body = {"peer_id": peer.peer_id, "purpose": purpose}
+    answer = asked(authority, unlimited(), ("POST", "/v1/challenge", body))[0]
+    assert answer.status_code == 200
+    content: dict[str, Any] = answer.json()
+    return content
+
+
+def test_a_pass_is_renewed_over_http(authority: Authority) -> None:
+    peer, run = Peer(), authority.run.identity
+    held = authority.issue_here(peer.peer_id, "ada")
+    body = peer.body("renew", challenge(authority, peer, "renew"), run, {"pass": held})
+    first, again = asked(authority, unlimited(), ("POST", "/v1/renew", body), ("POST", "/v1/renew", body))
+    assert read_pass(first.json()["pass"], authority.folder.settings().line(), run, START).user == "ada"
+    assert (again.status_code, again.json()) == (401, {"detail": "the nonce has been used already"})
+
+
+def test_the_facts_and_the_notice(authority: Authority) -> None:
+    facts, notice = asked(authority, unlimited(), ("GET", "/v1/facts", None), ("GET", "/v1/notice", None))
+    assert facts.json() == {
+        "run": authority.run.identity,
+        "organisation": "acme",
+        "authority_key": authority.folder.settings().line(),
+        "ways": ["hub", "token"],
+        "pass_seconds": 3600.0,
+        "time": START,
+    }
+    assert notice.text == authority.notice()[1]
+    assert notice.headers["ETag"] == f'"{authority.notice()[0]}"'
+    assert notice.headers["content-type"].startswith("text/plain")
+
+
+def test_answers_are_distinct_and_in_words(authority: Authority) -> None:
+    peer, run = Peer(3), authority.run.identity
+    proof = {"proof": {"way": "hub", "user": "ada"}}
+    no_hub = peer.body("join", challenge(authority, peer), run, proof)
+    unsigned = {**no_hub, "signature": encode(b"x" * 256)}
+    banned = peer.body(
+        "renew", challenge(authority, peer, "renew"), run, {"pass": authority.issue_here(peer.peer_id, "eve")}
+    )
+    authority.store.ban("user", "eve", "", START)
+    long = {**no_hub, "nonce": "n" * 20_000}
+    wrong = {**no_hub, "proof": {"way": "token", "token": ["hf_secret"]}}
+    answers = asked(
+        authority,
+        unlimited(),
+        ("POST", "/v1/join", no_hub),
+        ("POST", "/v1/join", no_hub),
+        ("POST", "/v1/join", unsigned),
+        ("POST", "/v1/renew", banned),
+        ("POST", "/v1/join", long),
+        ("POST", "/v1/join", wrong),
+        ("POST", "/v1/login", {"key": encode(peer.public)}),
+        ("POST", "/v1/login/poll", {"handle": "A" * 40}),
+        ("POST", "/v1/login", {"key": encode(b"no key of a peer")}),
+        ("GET", "/v1/nothing", None),
+    )
+    authority.store.unban("user", "eve", START)
+    assert [answer.status_code for answer in answers] == [503, 503, 401, 403, 413, 422, 403, 401, 401, 404]
+    details = [answer.json()["detail"] for answer in answers]
+    assert details[0].startswith("the Hugging Face Hub cannot be reached")
+    assert details[2] == "the signature is not that of the peer's key"
+    assert details[3] == "user eve is banned from this run: ask the run's organiser"
+    assert details[4] == "the body is longer than 16384 bytes"
+    assert details[5].startswith("proof.token.token: ") and "hf_secret" not in details[5]
+    assert answers[0].headers["Retry-After"] == "5"
+
+
+def test_who_asks_too_often_waits(authority: Authority) -> None:
+    clock = Clock()
+    limits = Limits(
+        asking=UNLIMITED,
+        proving=RateLimit(burst=3, per_second=0.5, clock=clock),
+        user=RateLimit(burst=2, per_second=0.1, clock=clock),
+    )
+    peer, run = Peer(), authority.run.identity
+    one = ("POST", "/v1/challenge", {"peer_id": peer.peer_id})
+    answers = asked(authority, limits, one, one, one, one)
+    assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+    assert (answers[3].json(), answers[3].headers["Retry-After"]) == ({"detail": "asked too often: wait 2 s"}, "2")
+    assert asked(authority, limits, one, client="192.0.2.8")[0].status_code == 200
+    clock.now += 2
+    assert asked(authority, limits, one)[0].status_code == 200
+
+    join = peer.body("join", challenge(authority, peer), run, {"proof": {"way": "hub", "user": "Ada"}})
+    clients = [f"198.51.100.{number}" for number in range(3)]
+    codes = [asked(authority, limits, ("POST", "/v1/join", join), client=client)[0].status_code for client in clients]
+    assert codes == [503, 503, 429]  # from wherever somebody tries as ada
+
+
+def test_the_limits_own_memory_is_limited() -> None:
+    clock = Clock(0.0)
+    limit = RateLimit(burst=1, per_second=1.0, most=10, clock=clock)
+    for number in range(1000):
+        assert limit.wait(str(number)) == 0.0
+    assert len(limit) == 10
+    assert limit.wait("999") == 1.0
+    clock.now = 0.25
+    assert limit.wait("999") == 0.75
+    clock.now = -5.0  # a clock that goes back
+    assert limit.wait("999") >= 0.75
+
+
+def test_an_address_of_ipv6_counts_with_its_neighbours() -> None:
+    assert address_key("2001:db8:1:2::1") == address_key("2001:db8:1:2:ffff::9") == "2001:db8:1:2::/64"
+    assert address_key("2001:db8:1:3::1") != address_key("2001:db8:1:2::1")
+    assert address_key("::ffff:192.0.2.7") == address_key("192.0.2.7") == "192.0.2.7"
+    assert address_key(None) == address_key("nonsense") == "unknown"
+
+
+class Running:
+    """A real server in this process."""
+
+    def __init__(self, trusted_proxy: str = "", pass_seconds: float = 3600.0):
+        run = closed_run()
+        options = serve.ServeOptions(run.to_toml(), "127.0.0.1", 0, trusted_proxy, pass_seconds)
+        self.server = serve.Server(options)
+        self.thread = threading.Thread(target=self.server.run)
+        self.thread.start()
+        self.url = f"http://127.0.0.1:{self.server.port}"
+
+    def end(self) -> None:
+        self.server.stop()
+        self.thread.join(20)
+        assert not self.thread.is_alive()
+
+
+@pytest.mark.parametrize("trusted", ["", "127.0.0.1"])
+def test_a_forwarded_address_counts_only_from_the_trusted_proxy(trusted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "Limits", lambda: Limits(proving=RateLimit(burst=1, per_second=0.001)))
+    running = Running(trusted)
+    try:
+        with httpx2.Client(base_url=running.url, trust_env=False) as http:
+            codes = [
+                http.post(
+                    "/v1/challenge",
+                    json={"peer_id": Peer().peer_id},
+                    headers={"X-Forwarded-For": f"203.0.113.{number}"},
+                ).status_code
+                for number in range(3)
+            ]
+    finally:
+        running.end()
+    assert codes == ([200, 200, 200] if trusted else [200, 429, 429])
+
+
+def test_a_body_that_does_not_end_or_come_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.3)
+    running = Running()
+    try:
+        with socket.create_connection(("127.0.0.1", running.server.port)) as slow:
+            slow.sendall(b"POST /v1/join HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
+        with socket.create_connection(("127.0.0.1", running.server.port)) as endless:
+            endless.sendall(b"POST /v1/join HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
+            endless.sendall(b"".join(b"1000\r\n" + b"x" * 4096 + b"\r\n" for _ in range(5)))
+            assert endless.recv(100).startswith(b"HTTP/1.1 413 ")
+    finally:
+        running.end()
+
+
+def test_a_database_that_breaks_is_a_503_in_one_line() -> None:
+    running = Running()
+    try:
+        with running.server.authority.store._database.engine.begin() as connection:
+            metadata.drop_all(connection)
+        with httpx2.Client(base_url=running.url, trust_env=False) as http:
+            answer = http.get("/v1/notice")
+    finally:
+        running.end()
+    assert answer.status_code == 503
+    assert answer.json()["detail"].startswith("the authority's database does not answer (no such table")
+
+
+def test_a_port_in_use_is_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        options = serve.ServeOptions(closed_run().to_toml(), "127.0.0.1", taken.getsockname()[1])
+        with pytest.raises(TTError, match="cannot listen on 127.0.0.1 port .*: Address already in use"):
+            serve.Server(options)
+
+
+def test_the_description_names_every_answer(authority: Authority) -> None:
+    described: dict[str, Any] = make_app(authority).openapi()
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            assert {"200", "429", "503"} <= set(operation["responses"]), (path, method)
+    assert "hf_" not in json.dumps(described)
+    assert not list(Path(authority.folder.path).glob("*.new"))

@@ -1,0 +1,232 @@
+"""The supervisor's side: passes are renewed, bans and orders arrive, and what goes wrong is said once."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from auth.peers import closed_run, pointed
+from auth.running import LIFE, MOST, Running, Told, begun, key_file
+
+from tt_cli.auth import keeper as room
+from tt_cli.auth.admission import UNGUARDED, Admission, is_here
+from tt_cli.auth.authority.keys import AuthorityFolder
+from tt_cli.auth.authority.organiser import Organiser
+from tt_cli.auth.client import Client, Refused
+from tt_cli.auth.keeper import Keeper, OnThisHost
+from tt_cli.errors import TTError, UsageError
+from tt_cli.run import folders
+from tt_cli.run.identities import free_identity
+from tt_cli.run.passes import read_notice, read_pass
+from tt_cli.supervisor.slot import AUX, TRAINER, claim_slot, identity_name
+from tt_cli.swarm.identity import claim_identity
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(room, "FIRST_WAITS", (0.05, 0.05))
+    monkeypatch.setattr(room, "NEARLY_OVER", 0.2)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+@pytest.fixture
+def running() -> Iterator[Running]:
+    one = Running()
+    yield one
+    if one._thread.is_alive():
+        one.end()
+
+
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def pass_now(running: Running) -> tuple[str, float]:
+    text = key_file(running.run).with_suffix(".pass").read_text().strip()
+    found = read_pass(text, running.key, running.run.identity, time.time(), leeway=1e6)
+    return found.user, found.expires
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """For what no event tells: a file that another thread replaces."""
+    deadline = time.monotonic() + MOST
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.02)
+
+
+def notice_number(running: Running) -> int:
+    text = key_file(running.run).with_name("notice").read_text().strip()
+    return read_notice(text, running.key, running.run.identity, 4e9).number
+
+
+def test_a_pass_is_renewed_before_it_ends(running: Running, told: Told) -> None:
+    with begun(running, told) as keeper:
+        assert keeper.user == "ada"
+        expired = [pass_now(running)[1]]
+        for _ in range(3):
+            wait_for(lambda: pass_now(running)[1] > expired[-1])
+            user, expires = pass_now(running)
+            assert user == "ada"
+            assert expires - expired[-1] >= LIFE / 2 - 0.01  # at half of its life, not all the time
+            expired.append(expires)
+        folder = folders.run_folder(running.run)
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir() if path.is_file()}
+        assert modes == {"trainer.key": 0o600, "trainer.pass": 0o600, "notice": 0o600}
+    assert told.lines == []
+    before = pass_now(running)
+    threading.Event().wait(LIFE)
+    assert pass_now(running) == before  # nobody renews any more
+
+
+@pytest.mark.parametrize("kind", ["user", "peer"])
+def test_a_ban_ends_it_within_a_poll(running: Running, told: Told, kind: str) -> None:
+    with begun(running, told) as keeper:
+        name = "ADA" if kind == "user" else keeper._source.peer_id
+        with Organiser.at_work(running.run) as organiser:
+            organiser.ban(kind, name, "poison")
+        assert told.refused.wait(MOST)
+        assert "is banned from this run" in keeper.refusal and "\n" not in keeper.refusal
+        assert not key_file(running.run).with_suffix(".pass").exists()
+    again = Keeper(running.run, key_file(running.run), Client(running.run, key_file(running.run), print), told)
+    with pytest.raises(Refused):
+        again.__enter__()
+
+
+def test_an_authority_that_is_down_is_said_once_and_outlived(running: Running, told: Told) -> None:
+    with begun(running, told):
+        running.end()
+        told.wait("the pass is not renewed: the authority at http://127.0.0.1:")
+        told.wait("it counts for 0 min more, trying again")
+        _, expires = pass_now(running)
+        told.wait("no news of bans and orders")
+        wait_for(lambda: time.time() > expires)  # it has run out meanwhile
+        again = Running(running.port)
+        try:
+            told.wait("the pass is renewed")
+            told.wait("the authority answers again")
+            assert pass_now(running)[1] > expires
+            assert told.count("no news of bans and orders") == 1
+            assert told.count("the pass is not renewed") <= 2  # once, and once more when it had ended
+        finally:
+            again.end()
+    assert not told.refused.is_set()
+
+
+def test_without_a_pass_and_without_an_authority_it_is_one_line(running: Running, told: Told) -> None:
+    running.end()
+    keeper = Keeper(running.run, key_file(running.run), Client(running.run, key_file(running.run), print), told)
+    with pytest.raises(TTError, match="cannot be reached .*; no pass, no entry: try again later") as caught:
+        keeper.__enter__()
+    assert caught.value.exit_code == 1 and "\n" not in str(caught.value)
+    assert [level for _, level in told.lines] == ["warning", "warning"]
+
+
+def test_orders_are_told_and_the_notice_only_gets_newer(running: Running, told: Told) -> None:
+    with begun(running, told):
+        with Organiser.at_work(running.run) as organiser:
+            organiser.pause("the data set is broken")
+            told.wait("the organiser has paused the run: the data set is broken")
+            organiser.roll_back(1200, "3f8a" * 16, "acme/checkpoints")
+            told.wait("the organiser takes the run back to step 1200")
+            organiser.resume()
+            told.wait("the organiser lets the run go on")
+        file = key_file(running.run).with_name("notice")
+        number = notice_number(running)
+        old = file.read_text()
+        with Organiser.at_work(running.run) as organiser:
+            organiser.ban("user", "mallory", "")
+        wait_for(lambda: notice_number(running) > number)
+        newest = notice_number(running)
+        file.write_text(old)  # somebody puts an older one back
+        with Organiser.at_work(running.run) as organiser:
+            organiser.ban("user", "eve", "")
+        wait_for(lambda: notice_number(running) > newest)
+
+
+def test_a_notice_that_is_not_signed_is_said(running: Running, told: Told) -> None:
+    other = "ed25519:" + "A" * 43
+    run = pointed(closed_run(), f"http://127.0.0.1:{running.port}", other)
+    run = run.replaced({"membership.kind": "open", "membership.organisation": None})
+    with begun(running, told, run):
+        told.wait("the authority's notice does not count (forged notice")
+        assert not key_file(run).with_name("notice").exists()
+
+
+def test_an_open_run_has_bans_and_orders_and_no_pass(running: Running, told: Told) -> None:
+    run = running.run.replaced({"membership.kind": "open", "membership.organisation": None})
+    with begun(running, told, run) as keeper:
+        assert keeper.user == ""
+        with Organiser.at_work(running.run) as organiser:
+            organiser.ban("user", "anybody", "")
+            organiser.ban("peer", keeper._source.peer_id, "")
+        assert told.refused.wait(MOST)
+    assert not list(folders.run_folder(run).glob("*.pass"))
+
+
+def test_the_organisers_own_peer_needs_no_hub(running: Running, told: Told) -> None:
+    aux = folders.run_folder(running.run) / "aux.key"
+    with Admission(running.run, "aux", told, here=True) as admitted:
+        assert admitted.user == "organiser"
+        text = aux.with_suffix(".pass").read_text().strip()
+        assert read_pass(text, running.key, running.run.identity, time.time()).user == "organiser"
+        with Organiser.at_work(running.run) as organiser:
+            assert [one.way for one in organiser.members()] == ["organiser"]
+    # An authority here whose key is not the run file's is another one.
+    run = pointed(running.run, running.run.membership.authority or "", "ed25519:" + "A" * 43)
+    assert is_here(running.run) and not is_here(run)
+    source = OnThisHost(running.run, aux, "ada")
+    text = source.notice(-1)
+    assert text is not None
+    assert source.notice(read_notice(text, running.key, running.run.identity, 4e9).number) is None
+    source.close()
+
+
+def test_a_run_without_an_authority_says_what_that_means(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="admits members of acme on the Hub only, and nobody is logged in"):
+        Admission(closed_run(), "trainer", told).__enter__()
+    assert told.lines == [(UNGUARDED, "warning")]
+    with Admission(closed_run(), "aux", told, here=True) as admitted:
+        assert admitted.user == ""
+        admitted.check()
+    run = closed_run().replaced({"membership.kind": "open", "membership.organisation": None})
+    with pytest.raises(UsageError, match="--send-token: this run asks for no pass"):
+        Admission(run, "trainer", told, send_token=True)
+    assert not AuthorityFolder(run).exists
+
+
+def test_a_full_disk_is_one_line(running: Running, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = begun(running, told)
+    key_file(running.run).with_suffix(".pass").unlink()
+    keeper._source = OnThisHost(running.run, key_file(running.run), "ada")
+
+    def full(*arguments: object, **named: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "open", full)
+    with pytest.raises(TTError, match="cannot write .*: No space left on device; free space"):
+        keeper.__enter__()
+
+
+def test_the_pass_is_that_of_the_key_which_the_worker_claims(running: Running, told: Told) -> None:
+    """Two trainers on one machine: each supervisor's slot has a name of its own, and so have key and pass."""
+    folder = folders.run_folder(running.run)
+    slots = [claim_slot(folder, TRAINER), claim_slot(folder, TRAINER), claim_slot(folder, AUX)]
+    assert [identity_name(slot) for slot in slots] == ["trainer", "trainer-2", "aux"]
+    free = []
+    kept = []  # a lock ends with its file
+    for name in map(identity_name, slots):
+        with Admission(running.run, name, told, here=True):
+            kept.append(claim_identity(folder, "trainer", name))
+            text = (folder / f"{name}.pass").read_text().strip()
+            assert read_pass(text, running.key, running.run.identity, time.time()).peer_id == kept[-1].peer_id
+            free.append(free_identity(running.run, "trainer"))
+    assert free == ["trainer-2", "trainer-3", "trainer-3"]
+    for identity in kept:
+        identity.lock.close()

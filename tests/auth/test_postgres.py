@@ -1,0 +1,77 @@
+"""The authority's database in PostgreSQL: a real server, for this test alone."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from auth.peers import Clock, Peer, closed_run
+from postgres_server import postgres_server
+
+from tt_cli.auth.authority import serve
+from tt_cli.auth.authority.backup import back_up, restore
+from tt_cli.auth.authority.keys import AuthorityFolder
+from tt_cli.auth.authority.organiser import Organiser
+from tt_cli.auth.authority.service import Authority, Refused
+from tt_cli.auth.authority.store import DatabaseDown, Store, metadata
+
+pytestmark = pytest.mark.debian
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """The URL of a database in a server of this module's own."""
+    with postgres_server() as url:
+        yield url
+
+
+def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> None:
+    run, clock, ada = closed_run(), Clock(), Peer()
+    serve.found(run, postgres)
+    authority = Authority(run, AuthorityFolder(run), serve.open_store(AuthorityFolder(run)), clock=clock)
+    text = authority.issue_here(ada.peer_id, "ada")
+    clock.now += 1800
+    text = ada.renewal(authority, text)
+    before = authority.notice()[0]
+    authority._notice = None
+    with Organiser.at_work(run) as organiser:
+        organiser.ban("user", "Mallory", "poison")
+        organiser.pause("why")
+        organiser.roll_back(3, "d" * 64, "s")
+        assert [one.user for one in organiser.members()] == ["ada"]
+        assert len(organiser.audit(10)) == 3
+    assert authority.notice()[0] > before
+    file = tmp_path / "backup.json"
+    back_up(run, file, clock.now)
+    with authority.store._database.engine.begin() as connection:
+        metadata.drop_all(connection)
+    with pytest.raises(DatabaseDown, match="does not answer"):
+        authority.store.member(ada.peer_id)
+    restore(run, file, clock.now)
+    assert ada.renewal(authority, text)
+    with pytest.raises(Refused, match="Mallory is banned"):
+        authority.issue_here(Peer(1).peer_id, "Mallory")
+    authority.store.close()
+    assert not list(authority.folder.path.glob("*.db"))
+
+
+def test_of_many_at_the_same_time_one_gets_the_nonce(postgres: str) -> None:
+    stores = [Store(postgres), Store(postgres)]
+    stores[0].found(0.0)
+    won: list[bool] = []
+    gate = threading.Barrier(10, timeout=30)
+
+    def use(store: Store) -> None:
+        gate.wait()
+        won.append(store.use_nonce("n", 100.0, 50.0))
+
+    threads = [threading.Thread(target=use, args=(stores[number % 2],)) for number in range(10)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for store in stores:
+        store.close()
+    assert sorted(won) == [False] * 9 + [True]

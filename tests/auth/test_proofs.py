@@ -1,0 +1,166 @@
+"""A member that reduced wrongly loses its pass: the proof goes to the authority, which computes the sum again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+
+import httpx2
+import pytest
+import torch
+from auth.peers import Peer, closed_run
+from auth.running import Running, Told, begun
+from hivemind.utils.crypto import RSAPrivateKey
+
+from tt_cli.auth import keeper as room
+from tt_cli.auth.authority import judge
+from tt_cli.auth.authority.judge import MOST_PROOF, NoProof, judged
+from tt_cli.auth.authority.organiser import Organiser
+from tt_cli.auth.authority.service import CONVICTED, MOST_WRONG
+from tt_cli.auth.client import Client, Rejected
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.run import RunConfig, folders
+from tt_cli.swarm.aggregation import average_part
+from tt_cli.swarm.clipping import Contribution
+from tt_cli.swarm.signed import Accusation, Commitment, Inputs, Opening, RoundName, Rules, Signer, input_hash
+from tt_cli.swarm.store import HASH_BYTES, part_hash
+
+
+@cache
+def signer(number: int) -> Signer:
+    return Signer(RSAPrivateKey())
+
+
+def proof(run: RunConfig, reducer: Signer, *, honest: bool = False) -> bytes:
+    """Of one part of a round in which `reducer` reduced what one other member sent."""
+    with torch.device("meta"):
+        model = Dalle(DalleConfig.from_run(run))
+    rules = Rules.of(run, {name: parameter.shape for name, parameter in model.named_parameters()})
+    parts, sender = rules.layout.parts(1), signer(0)
+    name, weight, spread = RoundName(run.identity, "5_abc", b"group"), 8.0, 0.01
+    first = parts[0]
+    sent = bytes(rules.codec.encode_part(torch.full((first.elements,), 0.01), first.large).buffer)
+    hashes = (input_hash(sent), *(bytes(32) for _ in parts[1:]))
+    opening = Opening(name, sender.peer_id, reducer.peer_id, weight, spread, hashes).sign(sender)
+    inputs = Inputs((opening,), (1,)).pack()
+    contribution = Contribution(sender.peer_id, sent, weight, spread)
+    right = average_part(rules.codec, rules.aggregation, [contribution], first.elements, first.large)
+    outputs = (part_hash(right.encoded) if honest else bytes(HASH_BYTES), *(bytes(HASH_BYTES) for _ in parts[1:]))
+    digest = hashlib.sha256(inputs).digest()
+    commitment = Commitment(name, reducer.peer_id, 1, 0, 0, digest, outputs).sign(reducer)
+    return Accusation(commitment, inputs, 0, (sent,)).pack()
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
+    monkeypatch.setattr(room, "POLL_SECONDS", 0.1)
+    one = Running(life=3600.0)
+    yield one
+    one.end()
+
+
+def banned(running: Running) -> dict[str, str]:
+    return {ban["name"]: ban["reason"] for ban in running.authority.store.bans()}
+
+
+def heard(run: RunConfig, packed: bytes) -> dict[str, str]:
+    """What the judge's process prints, in this one."""
+    return judge.main(BytesIO(json.dumps(run.to_toml()).encode() + b"\n" + packed))
+
+
+def test_the_judge_computes_the_sum_again() -> None:
+    run, guilty = closed_run(), {"guilty": signer(1).peer_id}
+    assert heard(run, proof(run, signer(1))) == guilty
+    assert heard(run, proof(run, signer(1), honest=True)) == {"reason": "the average is right"}
+    for nothing in (b"", b"\xff" * 1000):
+        assert heard(run, nothing) == {"reason": "no accusation"}
+    other = run.replaced({"run.name": "other"})
+    assert heard(other, proof(run, signer(1))) == {"reason": "an accusation of another run"}
+    assert judged(run, proof(run, signer(1))) == signer(1).peer_id  # in a process of its own
+
+
+def test_a_judge_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(judge, "JUDGE_SECONDS", 0.01)
+    with pytest.raises(NoProof, match="it took more than"):
+        judged(closed_run(), b"")
+
+
+def test_who_is_proven_guilty_is_banned(running: Running) -> None:
+    """By the file that a peer's process keeps, without anybody's help; the second peer of a user bans the user."""
+    told = Told()
+    folder = folders.accusations(running.run)
+    folder.mkdir()
+    for number in (1, 2):
+        guilty = signer(number).peer_id
+        running.authority.issue_here(guilty, "Mallory")
+        (folder / f"{guilty}.accusation").write_bytes(proof(running.run, signer(number)))
+        if number == 1:
+            with begun(running, told):
+                told.wait(f"peer {guilty} made a wrong average; the authority has the proof and banned it")
+            assert banned(running) == {guilty: CONVICTED}
+            assert guilty in running.notice().banned_peers
+    with begun(running, told):
+        told.wait(f"peer {signer(2).peer_id} made a wrong average")
+    assert banned(running).keys() == {signer(1).peer_id, signer(2).peer_id, "mallory"}
+    kept = running.authority.folder.path / "proofs" / f"{signer(1).peer_id}.accusation"
+    assert kept.read_bytes() == proof_of(folder, 1) and kept.stat().st_mode & 0o777 == 0o600
+    with Organiser.at_work(running.run) as organiser:
+        proved = [entry["peer_id"] for entry in organiser.audit(10) if entry["what"] == "proved"]
+    assert proved == [signer(1).peer_id, signer(2).peer_id, signer(2).peer_id]  # the last is for the user
+
+
+def proof_of(folder: Path, number: int) -> bytes:
+    return (folder / f"{signer(number).peer_id}.accusation").read_bytes()
+
+
+def test_what_proves_nothing_bans_nobody(running: Running, tmp_path: Path) -> None:
+    client = Client(running.run, tmp_path / "trainer.key", lambda line: None)
+    held = running.authority.issue_here(client.peer_id, "ada")
+    running.authority.issue_here(signer(1).peer_id, "bob")
+    with pytest.raises(Rejected, match="that proves nothing: the average is right"):
+        client.accuse(proof(running.run, signer(1), honest=True), held)
+    with pytest.raises(Rejected, match="never had a pass"):  # a key of the accuser's own making
+        client.accuse(proof(running.run, signer(3)), held)
+    assert not banned(running)
+    assert [entry["who"] for entry in running.authority.store.trail(9) if entry["what"] == "accused wrongly"] == ["ada"]
+    running.authority._wrong["ada"] = MOST_WRONG
+    with pytest.raises(Rejected, match="ada has handed in 3 proofs that prove nothing"):
+        client.accuse(proof(running.run, signer(1)), held)
+    client.close()
+
+
+def test_only_members_hand_in_proofs_and_only_what_they_announced(running: Running) -> None:
+    peer, run = Peer(), running.run.identity
+    packed = b"x" * 100
+    said = {"pass": "none.at.all", "proof": hashlib.sha256(packed).hexdigest()}
+    with httpx2.Client(base_url=f"http://127.0.0.1:{running.port}", trust_env=False, timeout=60) as http:
+
+        def announced() -> httpx2.Response:
+            made = http.post("/v1/challenge", json={"peer_id": peer.peer_id, "purpose": "accuse"}).json()
+            return http.post("/v1/accuse", json=peer.body("accuse", made, run, said))
+
+        assert announced().status_code == 401
+        said["pass"] = running.authority.issue_here(Peer(1).peer_id, "ada")  # another's: passes are no secret
+        assert announced().status_code == 401
+        said["pass"] = running.authority.issue_here(peer.peer_id, "ada")
+        ticket = {"TT-Ticket": announced().json()["ticket"]}
+        for body, code in ((b"y" * 100, 401), (b"x" * 101, 401), (bytes(MOST_PROOF + 1), 413), (packed, 403)):
+            assert http.post("/v1/proofs", content=body, headers=ticket).status_code == code
+        assert http.post("/v1/proofs", content=packed, headers={"TT-Ticket": "A" * 40}).status_code == 401
+        with judge._at_work:
+            busy = http.post("/v1/proofs", content=packed, headers=ticket)
+        assert busy.status_code == 429 and busy.headers["Retry-After"] == "10"
+        running.authority.store.ban("peer", peer.peer_id, "", 0.0)
+        assert announced().status_code == 403
+
+
+def test_the_organisers_own_peer_hands_in_without_the_network(running: Running, tmp_path: Path) -> None:
+    here = room.OnThisHost(running.run, tmp_path / "aux.key", "organiser")
+    running.authority.issue_here(signer(1).peer_id, "bob")
+    assert here.accuse(proof(running.run, signer(1)), "") == signer(1).peer_id
+    assert banned(running) == {signer(1).peer_id: CONVICTED}
+    here.close()

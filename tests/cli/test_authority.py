@@ -1,0 +1,161 @@
+"""`tt authority` and `tt identity` as an organiser and a volunteer use them, and `tt join` where it is refused."""
+
+from __future__ import annotations
+
+import json
+import stat
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from auth.peers import closed_run, pointed
+
+from tt_cli.auth.client import made_key
+from tt_cli.cli.main import main
+from tt_cli.run import RunConfig, folders, load_run
+from tt_cli.run.passes import authority_keys
+
+Answer = subprocess.CompletedProcess[str]
+Tt = Callable[..., Answer]
+NO_KEY = "ed25519:" + "A" * 43
+
+
+@pytest.fixture
+def here(capsys: pytest.CaptureFixture[str]) -> Tt:
+    """`tt` in this process, which takes no second to start."""
+
+    def run(*arguments: str) -> Answer:
+        code = main(arguments)
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
+
+    return run
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "run.toml"
+    path.write_text(closed_run().to_toml())
+    return str(path)
+
+
+def ok(answer: subprocess.CompletedProcess[str]) -> str:
+    assert (answer.returncode, answer.stderr) == (0, "")
+    return answer.stdout
+
+
+def test_from_the_first_key_to_a_change_of_keys(
+    here: Tt, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tt = here
+    said = ok(tt("authority", "init", file, "--url", "https://passes.example.org"))
+    lines = said[said.index("authority = ") :].splitlines()
+    path = Path(file)
+    path.write_text(path.read_text().replace('organisation = "acme"', "\n".join(['organisation = "acme"', *lines])))
+    run = load_run(file)
+    assert run.membership.closed and run.membership.authority == "https://passes.example.org"
+    again = tt("authority", "init", file)
+    assert again.returncode == 2 and again.stderr.count("\n") == 1 and "has its key already" in again.stderr
+
+    assert ok(tt("authority", "ban", file, "Mallory", "--reason", "poison")).startswith("Banned user Mallory.")
+    assert ok(tt("authority", "ban", file, "--peer", "QmPeer")).startswith("Banned peer QmPeer.")
+    bans = [json.loads(line) for line in ok(tt("authority", "bans", file, "--json")).splitlines()]
+    assert [(one["kind"], one["name"], one["reason"]) for one in bans] == [
+        ("user", "mallory", "poison"),
+        ("peer", "QmPeer", ""),
+    ]
+    assert ok(tt("authority", "unban", file, "mallory")) == "User mallory may join again.\n"
+    assert ok(tt("authority", "members", file)) == "None.\n"
+    assert "pauses within a minute" in ok(tt("authority", "pause", file, "no disk"))
+    assert "goes on" in ok(tt("authority", "resume", file))
+    missing = tt("authority", "rollback", file, "12")
+    assert missing.returncode == 2 and "(there is none): name one of those, or DIGEST and --source" in missing.stderr
+    digest = "3f8a" * 16
+    words = ok(tt("authority", "rollback", file, "12", digest, "--source", "acme/checkpoints"))
+    assert "goes back to step 12" in words
+
+    key = run.membership.authority_key or ""
+    until = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 5 * 86400))
+    line = ok(tt("authority", "rotate", file, "--until", until)).split('"')[1]
+    assert line.endswith(f" {key} until {until}") and len(authority_keys(line)) == 2
+    trail = [json.loads(line) for line in ok(tt("authority", "audit", file, "--json")).splitlines()]
+    assert [one["what"] for one in trail] == ["ban", "ban", "unban", "pause", "resume", "rollback", "rotate"]
+    assert set(trail[0]) == {"at", "who", "what", "peer_id", "detail"}
+
+    backup = tmp_path / "backup.json"
+    ok(tt("authority", "backup", file, str(backup)))
+    assert stat.S_IMODE(backup.stat().st_mode) == 0o600
+    monkeypatch.setenv("TT_HOME", str(tmp_path / "elsewhere"))
+    assert ok(tt("authority", "restore", file, str(backup))).startswith("Restored as of ")
+    assert "QmPeer" in ok(tt("authority", "bans", file))
+    assert tt("authority", "restore", file, str(backup)).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["members"], "the following arguments are required: RUN"),
+        (["unheard", "FILE"], "invalid choice: 'unheard'"),
+        (["bans", "FILE"], "there is no authority in"),
+        (["backup", "FILE", "x.json"], "there is no authority in"),
+        (["ban", "FILE"], "one of the arguments USER --peer is required"),
+        (["serve", "FILE", "--pass-minutes", "0"], "must be 1 to 1440 minutes"),
+        (["rotate", "FILE"], "one of the arguments --until --now is required"),
+        (["init", "FILE", "--database", "mysql://x"], "--database:"),
+    ],
+)
+def test_what_is_wrong_is_one_line(here: Tt, file: str, arguments: list[str], words: str) -> None:
+    answer = here("authority", *[file if one == "FILE" else one for one in arguments])
+    assert answer.returncode == 2
+    assert words in answer.stderr and answer.stderr.count("\n") == 1
+
+
+def test_identities_go_to_another_machine(here: Tt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tt = here
+    assert "No identity of run emoji here yet" in ok(tt("identity", "show", "emoji"))
+    ok(tt("authority", "init", "emoji"))  # its keys are none of a peer's
+    assert json.loads(ok(tt("identity", "show", "emoji", "--json"))) == {}
+    nothing = tt("identity", "export", "emoji", "mine.json")
+    assert nothing.returncode == 2 and "join it first" in nothing.stderr
+    made_key(folders.run_folder(load_run("emoji")) / "trainer.key")
+    shown = json.loads(ok(tt("identity", "show", "emoji", "--json")))
+    exported = str(tmp_path / "mine.json")
+    assert shown["trainer"] in ok(tt("identity", "export", "emoji", exported))
+    monkeypatch.setenv("TT_HOME", str(tmp_path / "elsewhere"))
+    assert shown["trainer"] in ok(tt("identity", "import", "emoji", exported))
+    assert json.loads(ok(tt("identity", "show", "emoji", "--json"))) == shown
+
+
+def member_file(run: RunConfig, path: Path, url: str) -> str:
+    path.write_text(pointed(run, url, NO_KEY).to_toml())
+    return str(path)
+
+
+def test_joining_a_closed_run_without_a_login_is_one_line(tt: Tt, tmp_path: Path) -> None:
+    file = member_file(closed_run(), tmp_path / "closed.toml", "http://127.0.0.1:9")
+    for command in (("join", file, "--new-swarm"), ("monitor", file, "--peer", "/ip4/127.0.0.1/tcp/9/p2p/" + PEER)):
+        answer = tt(*command, env={"HF_HOME": str(tmp_path / "hf")})
+        assert answer.returncode == 2, answer.stderr
+        assert answer.stderr == (
+            "tt: the run emoji admits members of acme on the Hub only, and nobody is logged in here: run `tt login`\n"
+        )
+
+
+def test_an_authority_beside_an_aux_peer_is_the_run_files(here: Tt, file: str, tmp_path: Path) -> None:
+    closed = member_file(closed_run(), tmp_path / "closed.toml", "http://127.0.0.1:9")
+    for wrong, words in (
+        (file, "the run file names none; `tt authority init"),
+        (closed, "there is none on this machine: make one with `tt authority init"),
+    ):
+        answer = here("aux-peer", wrong, "--authority", "--port", "0", "--plain")
+        assert answer.returncode == 2
+        assert words in answer.stderr and answer.stderr.count("\n") == 1
+    ok(here("authority", "init", file))
+    answer = here("aux-peer", closed, "--authority", "--port", "0", "--plain")
+    assert answer.returncode == 2
+    assert "this machine's authority has another key than the run file" in answer.stderr
+
+
+PEER = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"

@@ -1,0 +1,99 @@
+"""What the organiser does on the authority's host: bans, orders, lists. Each writes its line into the audit trail."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tt_cli.auth.authority.keys import AuthorityFolder, Settings
+from tt_cli.auth.authority.serve import open_store
+from tt_cli.auth.authority.store import Member, Store
+from tt_cli.errors import UsageError
+from tt_cli.run import RunConfig
+
+WHO = "organiser"
+MOST_BANS = 8000  # of names of up to 128 characters, within the length of a notice
+
+
+class Organiser:
+    """For the authority in this run's folder. Use `at_work` to get one."""
+
+    def __init__(self, folder: AuthorityFolder, store: Store):
+        self._folder, self._store = folder, store
+
+    @classmethod
+    @contextmanager
+    def at_work(cls, run: RunConfig) -> Iterator[Organiser]:
+        """Raises UsageError where there is no authority, TTError when its database is lost."""
+        folder = AuthorityFolder(run)
+        folder.settings()
+        store = open_store(folder)
+        try:
+            yield cls(folder, store)
+        finally:
+            store.close()
+
+    def ban(self, kind: str, name: str, reason: str) -> None:
+        """Ban a "user" (in all their peers) or a "peer". Raises UsageError for what cannot be a name."""
+        now = time.time()
+        if not re.fullmatch(r"[\w.-]{1,128}", name):
+            raise UsageError(f"'{name[:60]}' is no {kind}'s name")
+        if len(self._store.bans()) >= MOST_BANS:
+            raise UsageError(f"there are {MOST_BANS} bans: take some back first, the list of a peer holds no more")
+        self._store.ban(kind, _name(kind, name), reason, now)
+        self._store.write_down(now, WHO, "ban", name if kind == "peer" else "", f"{kind} {name} {reason}".strip())
+
+    def unban(self, kind: str, name: str) -> None:
+        """Take it back. Raises UsageError where there was no such ban."""
+        now = time.time()
+        if not self._store.unban(kind, _name(kind, name), now):
+            raise UsageError(f"{kind} {name} is not banned; `tt authority bans` lists those who are")
+        self._store.write_down(now, WHO, "unban", name if kind == "peer" else "", f"{kind} {name}")
+
+    def pause(self, reason: str) -> None:
+        """Have the swarm wait. Raises UsageError without a reason."""
+        if not reason.strip():
+            raise UsageError("say why: every screen shows it")
+        self._store.pause(" ".join(reason.split())[:500], time.time())
+        self._store.write_down(time.time(), WHO, "pause", detail=reason)
+
+    def resume(self) -> None:
+        """Have it go on."""
+        self._store.pause("", time.time())
+        self._store.write_down(time.time(), WHO, "resume")
+
+    def roll_back(self, step: int, digest: str, source: str) -> int:
+        """Have the swarm go back to a checkpoint. source: where it lies beside members' own disks; may be "".
+
+        Returns the order's number. Raises UsageError.
+        """
+        if step < 0 or not re.fullmatch(r"[0-9a-f]{64}", digest) or len(source) > 500:
+            raise UsageError("name a checkpoint by its step and its digest, 64 hex digits")
+        order = self._store.roll_back(step, digest, source, time.time())
+        self._store.write_down(time.time(), WHO, "rollback", detail=f"order {order}: step {step}, {digest}, {source}")
+        return order
+
+    def rotate(self, until: str | None) -> Settings:
+        """Make the next key. Raises UsageError."""
+        settings = self._folder.rotate(time.time(), until)
+        self._store.write_down(time.time(), WHO, "rotate", detail=f"old key until {until or 'now'}")
+        return settings
+
+    def members(self) -> list[Member]:
+        """All peers that have had a pass."""
+        return self._store.members()
+
+    def bans(self) -> list[dict[str, Any]]:
+        """Who is banned, since when and why."""
+        return self._store.bans()
+
+    def audit(self, last: int) -> list[dict[str, Any]]:
+        """The last entries of the trail, oldest first."""
+        return self._store.trail(last)
+
+
+def _name(kind: str, name: str) -> str:
+    return name.lower() if kind == "user" else name  # the Hub's names ignore case
