@@ -12,21 +12,28 @@ import numpy
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils.crypto import RSAPrivateKey
 from optim.settings import normal
 
 from tt_cli.run import load_run
+from tt_cli.swarm.aggregation import Aggregation
 from tt_cli.swarm.codec import codec_of
 from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer
 from tt_cli.swarm.fetch import answer, read_request
 from tt_cli.swarm.layout import Layout
 from tt_cli.swarm.runner import Runner
 from tt_cli.swarm.settle import Agreement, Settlement, group_of
+from tt_cli.swarm.signed import RoundName, Signer
 from tt_cli.swarm.store import AverageStore
 
 SHAPES = {"weight": torch.Size([1600, 1600]), "small": torch.Size([30, 40]), "bias": torch.Size([7])}
 WEIGHTS = [10.0, 20.0, 70.0, 30.0]
-PEERS = [PeerID(bytes([18, 32, *([number] * 32)])) for number in range(4)]
+SIGNERS = sorted(
+    (Signer(RSAPrivateKey()) for _ in range(4)), key=lambda one: PeerID.from_base58(one.peer_id).to_bytes()
+)
+PEERS = [PeerID.from_base58(signer.peer_id) for signer in SIGNERS]
 GROUP = b"group"
+NAME = RoundName("tiny-12345678", "5_abc", GROUP)
 CODEC = codec_of(load_run("emoji").replaced({"swarm.large_tensor": 4096}))
 LAYOUT = Layout(SHAPES, 4096, CODEC.block)
 
@@ -68,7 +75,9 @@ class Member:
     def __init__(self, number: int):
         self.number, self.peer = number, PEERS[number]
         self.everybody: dict[PeerID, Member] = {}
-        self.patience = 1.0
+        self.patience, self.longest = 1.0, 10.0
+        self.aggregation: Aggregation = "mean"
+        self.allowed: dict[str, float] = {}
 
     def gradients(self) -> dict[str, torch.Tensor]:
         return {name: normal(10 * self.number + index, *shape) for index, (name, shape) in enumerate(SHAPES.items())}
@@ -82,19 +91,24 @@ class Member:
             local.encode(name, gradient)
         traffic = torch.zeros(2, dtype=torch.int64)
         common: dict[str, Any] = dict(
-            group_id=GROUP, me=self.peer, members=members, stub_of=self.stub, traffic=traffic, patience=self.patience
+            me=self.peer, members=members, stub_of=self.stub, traffic=traffic, patience=self.patience
         )
         self.runner = self.runner_type(
+            name=NAME,
+            signer=SIGNERS[self.number],
             listening=listening,
             local=local,
             weight=WEIGHTS[self.number],
             max_weight=100.0,
             store=self.store,
+            longest=self.longest,
+            aggregation=self.aggregation,
+            allowed=self.allowed,
             **common,
         )
         said = {"samples": int(WEIGHTS[self.number]), "loss": 1.0}
         self.settlement = self.settlement_type(
-            listening=listening, parts=len(self.runner.parts), store=self.store, said=said, **common
+            group_id=GROUP, listening=listening, parts=len(self.runner.parts), store=self.store, said=said, **common
         )
 
     def stub(self, peer: PeerID) -> Any:
@@ -123,7 +137,7 @@ class Member:
         return await self.settlement.answer(context.remote_id, message)
 
     async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        key, parts = read_request(message)
+        key, parts, *_ = read_request(message)
         assert key == GROUP
         async for part in answer(self.store, parts, self.settlement.holds):
             yield part
@@ -131,6 +145,8 @@ class Member:
     async def take_part(self) -> Outcome | None:
         """The whole round; None from a member that does not come to its end."""
         await self.runner.run()
+        self.settlement.commitment = self.runner.commitment
+        self.settlement.clipped = dict(self.runner.reducer.clipped)
         agreement = await self.settlement.run(self.runner.gone())
         return Outcome(self.runner, agreement, self.settlement, self.store)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hivemind.averaging.group_info import GroupInfo
 from swarm_units.made import record
 from swarm_units.rounds import PEERS
 
+from tt_cli.swarm.allowances import SharedAllowances, allowances
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.gathering import Gathering, Members
 from tt_cli.swarm.meeting import Meeting
@@ -42,12 +44,34 @@ class Control:
         self.cancelled = True
 
 
-def average(samples: int, control: Control) -> RoundResult:
+def average(samples: int, control: Control, overtaken: Callable[[], bool] = lambda: False) -> RoundResult:
     said = torch.zeros(2, dtype=torch.float64)
-    averager: Any = SimpleNamespace(max_weight=384.0, _allreduce_timeout=10.0, _said=said)
-    result = Averager.average(averager, control, samples, 2.5)
+    allowed = SharedAllowances()
+    averager: Any = SimpleNamespace(
+        max_weight=384.0, _allreduce_timeout=10.0, _said=said, _allowed=allowed, _judged=lambda result: result
+    )
+    result = Averager.average(averager, control, samples, 2.5, overtaken, {"c": 5.5})
     assert said.tolist() == [samples, 2.5] and control.triggered
+    assert allowed.read() == {"c": 5.5} and allowed.read(64.0) == {"c": 69.5}
     return result
+
+
+def test_a_member_may_claim_what_it_published_and_what_it_can_have_computed_since() -> None:
+    records = [
+        record(peer_id="a", samples=100, samples_per_second=10.0, micro_batch=4, time=50.0),
+        record(peer_id="b", samples=0, samples_per_second=10.0, time=50.0),
+        record(peer_id="c", samples=100, samples_per_second=0.0, time=50.0),
+    ]
+    assert allowances(records, 52.0) == {"a": 2 * (100 + 20 + 4)}
+    assert allowances(records, 40.0) == {"a": 2 * (100 + 4)}, "clocks differ"
+    assert Members.of(records) == Members(frozenset("abc"), "a", 0), "two of the same members are equal"
+
+
+def test_more_allowances_than_there_is_room_for_are_none() -> None:
+    allowed = SharedAllowances()
+    assert allowed.read() == {}
+    allowed.write({f"peer {number}": 1.0 for number in range(10**4)})
+    assert allowed.read() == {}
 
 
 @pytest.mark.parametrize(("samples", "weight"), [(0, 0.0), (96, 96.0), (384, 384.0), (620, 384.0)])
@@ -64,6 +88,23 @@ def test_a_broken_round_is_a_result_with_its_reason(error: Exception, words: str
     result = average(1, control)
     assert (result.complete, result.problem) == (False, words)
     assert control.cancelled == isinstance(error, TimeoutError)
+
+
+class Seeking(Control):
+    """A group that nobody comes to."""
+
+    def __init__(self) -> None:
+        super().__init__(TimeoutError(), began=False)
+
+    def result(self, timeout: float) -> RoundResult:
+        assert timeout < 1.0
+        raise TimeoutError
+
+
+def test_a_group_for_a_step_that_the_others_have_made_is_given_up() -> None:
+    control, looks = Seeking(), iter([False, False, True])
+    result = average(1, control, lambda: next(looks))
+    assert result.overtaken and not result.complete and not result.problem and control.cancelled
 
 
 def test_samples_and_loss_of_a_round_are_those_of_whoever_said_them() -> None:
@@ -127,12 +168,13 @@ ALL = Members(frozenset("bcd"), "b", 3)
         (RoundResult(problem="no group"), False, "b", {"c", "d"}),
         (RoundResult(problem="no group"), False, "c", {"c"}),
         (RoundResult(problem="it broke"), True, "c", set()),
+        (RoundResult(overtaken=True), False, "c", set()),
     ],
 )
 def test_who_did_not_come_is_told(outcome: RoundResult, began: bool, leader: str, missed: set[str]) -> None:
     state: Any = SimpleNamespace(key="5_aa")
     rounds: Any = Rounds(outcome, began)
-    result, absent = Gathering(rounds, state, 3.0).average(Members(ALL.peer_ids, leader, 3), 5, 1.0, ())
+    result, absent = Gathering(rounds, state, 3.0).average(Members(ALL.peer_ids, leader, 3), 5, 1.0, (), lambda: False)
     assert result is outcome and absent == missed
 
 

@@ -24,11 +24,11 @@ def test_the_average_of_a_swarm_is_that_by_samples_but_for_the_codec() -> None:
             gradient = torch.randn(shape, generator=generator)
             exact[name] += gradient.double() * (size / sum(sizes))
             buffer.encode(name, gradient * size, size)
-    average = swarm_average(buffers, sizes, order=[2, 0, 3, 1])
+    average = swarm_average(buffers, sizes, order=[2, 0, 3, 1], aggregation="mean")
     for name, mean in DecodedGradients(average).items():
         error = float((mean - exact[name]).norm() / exact[name].norm())
         assert (1e-5 if name == "small" else 1e-3) < error < (1e-3 if name == "small" else 0.02), name
-    again = swarm_average(buffers, sizes, order=[2, 0, 3, 1])
+    again = swarm_average(buffers, sizes, order=[2, 0, 3, 1], aggregation="mean")
     for start, stop in ((0, layout.boundary), (layout.boundary, layout.size)):
         assert average.read(start, stop) == again.read(start, stop)
 

@@ -11,6 +11,7 @@ from swarm_units.made import record
 from tt_cli.run import load_run
 from tt_cli.swarm import board as room
 from tt_cli.swarm.board import Board
+from tt_cli.swarm.membership import Open
 from tt_cli.swarm.records import PeerRecord
 
 
@@ -31,8 +32,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def board(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Board:
     monkeypatch.setattr(room, "RSASignatureValidator", lambda key: SimpleNamespace(local_public_key=b""))
-    identity: Any = SimpleNamespace(key=None)
-    return Board(load_run("emoji").replaced({"swarm.statistics_expiration": 60.0}), SimpleNamespace(), identity)  # type: ignore[arg-type]
+    identity: Any = SimpleNamespace(key=None, peer_id="me")
+    run = load_run("emoji").replaced({"swarm.statistics_expiration": 60.0})
+    dht: Any = SimpleNamespace(membership=Open(run))
+    return Board(run, dht, identity)
 
 
 def see(board: Board, *records: PeerRecord) -> None:

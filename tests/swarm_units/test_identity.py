@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import base64
 import stat
 from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
-from hivemind.p2p import PeerID
+from hivemind.p2p import P2P, PeerID
 from hivemind.proto import crypto_pb2
 
 from tt_cli.errors import TTError
+from tt_cli.run import peer_key
 from tt_cli.swarm import identity as room
 from tt_cli.swarm.identity import Identity, claim_identity, peer_id_of
 
@@ -138,11 +140,38 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
         claim_identity(tmp_path / "missing", "trainer")
 
 
+def test_a_supervisor_may_name_it(tmp_path: Path, kept: tuple[Path, Identity]) -> None:
+    place_key(tmp_path, kept, "trainer-2.key")
+    named = claim_identity(tmp_path, "trainer", "trainer-2")
+    assert (named.path.name, named.peer_id) == ("trainer-2.key", kept[1].peer_id)
+    with pytest.raises(TTError, match="another peer of this machine uses .*trainer-2.key: stop it first"):
+        claim_identity(tmp_path, "trainer", "trainer-2")
+    release(named)
+
+
+def test_the_key_file_is_libp2ps_own_form(tmp_path: Path, kept: tuple[Path, Identity]) -> None:
+    P2P.generate_identity(str(tmp_path / "theirs.key"))
+    theirs, ours = (tmp_path / "theirs.key").read_bytes(), kept[1].path.read_bytes()
+    for data in (theirs, ours):
+        der = crypto_pb2.PrivateKey.FromString(data).data
+        assert crypto_pb2.PrivateKey(key_type=crypto_pb2.RSA, data=der).SerializeToString() == data
+        key = peer_key.private_key(data)
+        assert key.key_size == 2048
+        public = peer_key.public_der(key.public_key())
+        assert peer_key.peer_id(public) == str(PeerID.from_identity(data))
+        assert peer_key.public_key(public) == key.public_key()
+    signature = peer_key.sign(peer_key.private_key(ours), b"words")
+    assert kept[1].key.get_public_key().verify(b"words", base64.b64encode(signature))
+    theirs_signed = base64.b64decode(kept[1].key.sign(b"words"))
+    assert peer_key.signed(peer_key.private_key(ours).public_key(), theirs_signed, b"words")
+    assert not peer_key.signed(peer_key.private_key(ours).public_key(), theirs_signed, b"other words")
+
+
 def test_a_disk_without_room_for_the_key_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: str) -> None:
+    def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(room.P2P, "generate_identity", full)
+    monkeypatch.setattr(room, "make_key_file", full)
     with pytest.raises(TTError, match="cannot keep this peer's identity in .*trainer.key: No space left on device"):
         claim_identity(tmp_path, "trainer")
     assert not (tmp_path / "trainer.key").exists()

@@ -256,16 +256,10 @@ class Huge(Member):
     """Finite numbers that no gradient has."""
 
     class Big(Runner):
-        async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
-            for index in indexes:
-                part = self.parts[index]
-                values = torch.full((part.elements,), 1e30 if part.large else 6e4)
-                yield averaging_pb2.AveragingData(
-                    code=averaging_pb2.PART_FOR_AVERAGING,
-                    group_id=self.group_id,
-                    tensor_part=self.codec.encode_part(values, part.large),
-                    weight=self.weight,
-                )
+        def encoded(self, index: int) -> bytes:
+            part = self.parts[index]
+            values = torch.full((part.elements,), 1e30 if part.large else 6e4)
+            return bytes(self.codec.encode_part(values, part.large).buffer)
 
     runner_type = Big
 
@@ -336,6 +330,19 @@ def test_more_parts_than_there_are_and_parts_of_another_size_are_refused() -> No
         asyncio.run(send(extra=True))
     with pytest.raises(ValueError, match="shape"):
         asyncio.run(send(extra=False))
+
+
+def test_who_is_out_is_not_blamed_for_the_parts_that_it_still_sends() -> None:
+    """They were on their way when it was given up."""
+    made, names = reducer()
+
+    async def send() -> None:
+        await made.fail(names[1], "did not answer")
+        for part in made.parts:
+            await made.take(names[1], CODEC.encode_part(torch.ones(part.elements), part.large), 3.0)
+
+    asyncio.run(send())
+    assert made.failed == {names[1]: "did not answer"} and made.rejected == {}
 
 
 def test_nobody_outside_the_group_sends_and_nobody_twice() -> None:

@@ -59,20 +59,68 @@ def test_what_becomes_of_a_part(column: list[bytes], outcome: str) -> None:
     assert bool(found.differing) == (A in column and B in column)
 
 
+@pytest.mark.parametrize(
+    ("column", "silent", "commits"),
+    [
+        ([A], 1, False),
+        ([A], 2, False),
+        ([A, A], 1, True),
+        ([A, A], 2, False),
+        ([A, A, B], 1, False),  # the silent one may hold B too
+        ([A, A, A, B], 1, True),
+        ([A, A, A, B], 2, False),
+        ([A, A, MISSING], 2, True),
+    ],
+)
+def test_who_did_not_hear_enough_commits_nothing(column: list[bytes], silent: int, commits: bool) -> None:
+    others = {str(number): [one] for number, one in enumerate(column[1:])}
+    found = agree([column[0]], others, silent)
+    assert (not (found.disputed or found.lost or found.unheard)) is commits
+
+
+@given(st.lists(st.sampled_from([A, B]), min_size=2, max_size=7), st.data())
+@settings(deadline=None)
+def test_whoever_hears_whom_no_two_commit_other_bytes(column: list[bytes], data: st.DataObject) -> None:
+    ends = set()
+    for me, own in enumerate(column):
+        heard = data.draw(st.sets(st.sampled_from([one for one in range(len(column)) if one != me])))
+        found = agree([own], {str(one): [column[one]] for one in heard}, len(column) - 1 - len(heard))
+        if not (found.disputed or found.unheard):
+            ends.add(found.wanted[0][0] if found.wanted else own)
+    assert len(ends) <= 1
+
+
 def message(value: object) -> runtime_pb2.ExpertInfo:
     return runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps(value))
 
 
 def test_a_status_arrives_as_it_was() -> None:
     said = {"samples": 5, "loss": 2.5}
-    sent = Status((A, MISSING), said).pack(GROUP)
+    sent = Status((A, MISSING), said, b"signed", {"x": 2}).pack(GROUP)
     assert group_of(sent) == GROUP
-    assert read_status(sent, 2) == Status((A, MISSING), said)
+    assert read_status(sent, 2) == Status((A, MISSING), said, b"signed", {"x": 2})
+
+
+@pytest.mark.parametrize("clipped", [{"x": 3}, {"x": 0}, {"x": "1"}, {"x": 1.5}])
+def test_nonsense_about_who_was_clipped_is_not_shown(clipped: dict[object, object]) -> None:
+    assert read_status(message([GROUP, A + B, {}, b"", clipped]), 2).clipped == {}
 
 
 @pytest.mark.parametrize(
     "value",
-    [[GROUP, A, {}], [GROUP, A + B + A, {}], [GROUP, "words", {}], [GROUP, A + B, 5], [GROUP, A + B], {}, 7, None],
+    [
+        [GROUP, A, {}, b"", {}],
+        [GROUP, A + B + A, {}, b"", {}],
+        [GROUP, "words", {}, b"", {}],
+        [GROUP, A + B, 5, b"", {}],
+        [GROUP, A + B, {}, "words", {}],
+        [GROUP, A + B, {}, b"", []],
+        [GROUP, A + B, {}],
+        [GROUP, A + B],
+        {},
+        7,
+        None,
+    ],
     ids=str,
 )
 def test_what_is_no_status_of_this_round_is_refused(value: object) -> None:
@@ -82,12 +130,12 @@ def test_what_is_no_status_of_this_round_is_refused(value: object) -> None:
 
 @pytest.mark.parametrize("said", [{"samples": -1, "loss": 1.0}, {"samples": 10**13, "loss": 1.0}, {"samples": "9"}])
 def test_nonsense_about_samples_is_not_shown(said: dict[str, object]) -> None:
-    assert read_status(message([GROUP, A, said]), 1).said == {}
+    assert read_status(message([GROUP, A, said, b"", {}]), 1).said == {}
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), "low", None])
 def test_nonsense_about_the_loss_is_not_shown(loss: object) -> None:
-    assert read_status(message([GROUP, A, {"samples": 4, "loss": loss}]), 1).said == {}
+    assert read_status(message([GROUP, A, {"samples": 4, "loss": loss}, b"", {}]), 1).said == {}
 
 
 @pytest.mark.parametrize("value", [None, [1, None], ["key"], ["key", [-1]], ["key", ["0"]], ["key", 5]], ids=str)
@@ -97,8 +145,8 @@ def test_what_is_no_request_is_refused(value: object) -> None:
 
 
 def test_a_request_arrives_as_it_was() -> None:
-    assert read_request(request("3_abc", None)) == ("3_abc", None)
-    assert read_request(request(GROUP, [4, 2])) == (GROUP, [4, 2])
+    assert read_request(request("3_abc", None, "pass")) == ("3_abc", None, "pass")
+    assert read_request(request(GROUP, [2, 4])) == (GROUP, [2, 4], "")
 
 
 def donor_stub(messages: list[runtime_pb2.ExpertInfo]) -> Any:

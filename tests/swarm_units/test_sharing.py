@@ -193,7 +193,15 @@ def test_an_averagers_process_shows_that_it_lives(
         dht = start_dht(run, identity, initial_peers=addresses_of(first), host="127.0.0.1", client_mode=client_mode)
         stack.callback(stop_dht, dht)
         source, read_tree = partial(StateBuffer.new), partial(StateTree.parse, identity=run.identity, shapes=SHAPES)
-        averager = Averager(run, dht, {}, source=source, read_tree=read_tree, client_mode=client_mode)  # type: ignore[arg-type]
+        averager = Averager(
+            run,
+            dht,
+            identity.key,
+            {},
+            source=source,  # type: ignore[arg-type]
+            read_tree=read_tree,
+            client_mode=client_mode,
+        )
         stack.callback(averager.shutdown)
         before = float(averager.pulse[0])
         there_and_back = (averager.fetch_average([], "5_aa", timeout=60.0) for _ in range(1000))

@@ -25,6 +25,8 @@ class NobodyGives:
     def fetch_average(self, *asked: object) -> None:
         return None
 
+    def drop_fetch(self) -> None: ...
+
     def take_state(self, *asked: object) -> None:
         raise NoState("no peer handed over a state that can be used (a: it did not answer)")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,16 +14,17 @@ from tt_cli.swarm.averager import RoundResult
 from tt_cli.swarm.board import View
 from tt_cli.swarm.shared import StepFacts
 from tt_cli.swarm.spikes import CALM, LossWatch
-from tt_cli.swarm.telling import OFTEN, Teller
+from tt_cli.swarm.telling import OFTEN, UNANSWERED, Teller
 
 SECONDS = {"whole": 1.0}
 FACTS = StepFacts(1e-3, 2.0)
 
 
-def teller(*users: str) -> tuple[Teller, list[Event]]:
-    """Of peer "p0" of "anna"; the others are "p1" … of `users`."""
+def teller(*users: str, epochs: dict[str, int] | None = None) -> tuple[Teller, list[Event]]:
+    """Of peer "p0" of "anna"; the others are "p1" … of `users`. epochs: of whose record names a later one."""
     told: list[Event] = []
-    records = [record(f"p{number}", user=user) for number, user in enumerate(("anna", *users))]
+    at = dict.fromkeys(users, 0) | (epochs or {})
+    records = [record(f"p{number}", user=user, epoch=at.get(user, 0)) for number, user in enumerate(("anna", *users))]
     return Teller("p0", told.append, lambda: View.of(records)), told
 
 
@@ -117,3 +119,65 @@ def test_a_loss_that_falls_is_no_spike(ratios: list[float]) -> None:
     for ratio in ratios:
         assert not watch.look(loss)
         loss *= ratio
+
+
+def clipped_rounds(tell: Teller, count: int, *peers: str) -> None:
+    for epoch in range(count):
+        tell.committed(epoch, result("p0", "p1", "p2", clipped=dict.fromkeys(peers, 0.8) | {"p2": 0.4}), 96, SECONDS)
+
+
+def test_a_member_that_is_clipped_again_and_again_is_named_and_published() -> None:
+    tell, told = teller("ben", "cleo")
+    clipped_rounds(tell, OFTEN - 1, "p1")
+    assert not tell.clipped and not [event for event in told if isinstance(event, Trouble)]
+    clipped_rounds(tell, 1, "p1")
+    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    assert "ben spoiled 3 of the last 3 rounds" in trouble.words and "clipped" in trouble.words
+    assert "the organiser" in trouble.remedy
+    assert tell.published()["clipped"] == ["p1"], "cleo was clipped in few parts"
+    rounds = [event for event in told if isinstance(event, Round)]
+    assert rounds[-1].clipped == {"p1": 0.8, "p2": 0.4}
+
+
+def test_who_is_clipped_itself_hears_so_and_names_nobody() -> None:
+    tell, told = teller("ben")
+    clipped_rounds(tell, OFTEN, "p0")
+    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    assert trouble.words.startswith("this peer's gradient is unlike") and tell.published()["clipped"] == []
+
+
+def test_who_is_proven_guilty_is_told_once_and_published() -> None:
+    tell, told = teller("ben")
+    for epoch in range(3):
+        tell.committed(epoch, result("p0", "p1", guilty=frozenset({"p1"})), 96, SECONDS)
+    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    assert "ben (p1) made a wrong average" in trouble.words and "accusations/" in trouble.remedy
+    assert tell.published()["accused"] == ["p1"]
+
+
+def test_who_leaves_audits_without_answers_is_named_when_no_busy_machine_explains_it() -> None:
+    tell, told = teller("ben")
+    for epoch in range(UNANSWERED):
+        assert not [event for event in told if isinstance(event, Trouble)]
+        tell.committed(epoch, result("p0", "p1", doubts={"p1": "did not show what it sent"}), 96, SECONDS)
+    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    assert "left an audit without an answer" in trouble.words
+
+
+def test_whose_record_names_a_step_to_which_nobody_came_is_named() -> None:
+    tell, told = teller("ben", "cleo", epochs={"cleo": 10**9})
+    for epoch in range(OFTEN):
+        assert not [event for event in told if isinstance(event, Trouble)]
+        tell.committed(epoch, result("p0", "p1"), 64, SECONDS)
+    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    assert "cleo" in trouble.words and "its record names a step to which nobody came" in trouble.words
+
+
+def test_whose_record_names_a_step_that_the_run_does_not_have_is_named_too() -> None:
+    told: list[Event] = []
+    view = replace(View.of([record("p0", epoch=0), record("p1", epoch=0)]), claiming=frozenset({"p2"}))
+    tell = Teller("p0", told.append, lambda: view)
+    for epoch in range(OFTEN):
+        tell.committed(epoch, result("p0", "p1"), 64, SECONDS)
+    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    assert trouble.words.startswith("…p2") and "to which nobody came" in trouble.words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgpack
@@ -20,11 +21,14 @@ from swarm_units.made import record
 from tt_cli.run import RunConfig, load_run
 from tt_cli.swarm.board import read_history, read_records
 from tt_cli.swarm.identity import Identity, claim_identity
+from tt_cli.swarm.membership import Open
 from tt_cli.swarm.records import HistoryRecord, history_key, peers_key
-from tt_cli.swarm.validator import RecordValidator
+from tt_cli.swarm.validator import MAX_LIFE, RecordValidator
 
 RUN = "emoji-00000000"
-HISTORY = HistoryRecord(steps=[(1, 2.5, 1000.0)]).model_dump()
+ANYBODY = Open(load_run("emoji"))
+VALIDATOR = RecordValidator(RUN, ANYBODY)
+EXPIRES = 1600.0  # records are of the time 1000
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +56,7 @@ def dht_record(key: str, subkey: Any, value: Any, signer: Identity | None = None
         key=DHTID.generate(source=key).to_bytes(),
         subkey=MSGPackSerializer.dumps(subkey),
         value=value if isinstance(value, bytes) else MSGPackSerializer.dumps(value),
-        expiration_time=2e9,
+        expiration_time=EXPIRES,
     )
     if signer is None:
         return bare
@@ -62,7 +66,7 @@ def dht_record(key: str, subkey: Any, value: Any, signer: Identity | None = None
 
 def accepted(one: DHTRecord, reader: Identity) -> bool:
     """As a node of the run decides, with both validators in hivemind's order."""
-    return CompositeValidator([RecordValidator(RUN), RSASignatureValidator(reader.key)]).validate(one)
+    return CompositeValidator([VALIDATOR, RSASignatureValidator(reader.key)]).validate(one)
 
 
 def test_a_signed_record_of_its_owner_is_kept(alice: Identity, mallory: Identity) -> None:
@@ -70,8 +74,15 @@ def test_a_signed_record_of_its_owner_is_kept(alice: Identity, mallory: Identity
     assert accepted(dht_record(peers_key(RUN), owner_of(alice), value, alice), mallory)
 
 
-def test_a_history_is_kept(alice: Identity, mallory: Identity) -> None:
-    assert accepted(dht_record(history_key(RUN), owner_of(alice), HISTORY, alice), mallory)
+def history_of(identity: Identity) -> dict[str, Any]:
+    return HistoryRecord(peer_id=identity.peer_id, time=1000.0, steps=[(1, 2.5, 1000.0)]).model_dump()
+
+
+def test_a_history_is_kept_of_the_peer_that_it_names(alice: Identity, mallory: Identity) -> None:
+    assert accepted(dht_record(history_key(RUN), owner_of(alice), history_of(alice), alice), mallory)
+    assert not accepted(dht_record(history_key(RUN), owner_of(mallory), history_of(alice), mallory), alice)
+    trainers = {**history_of(alice), "role": "trainer"}
+    assert not accepted(dht_record(history_key(RUN), owner_of(alice), trainers, alice), mallory)
 
 
 def test_nobody_speaks_for_another_peer_id(alice: Identity, mallory: Identity) -> None:
@@ -98,19 +109,19 @@ def test_a_signature_is_for_one_expiration_time(alice: Identity) -> None:
 @pytest.mark.parametrize("subkey", ["x", b"x", 7, None, [b"[owner:x]"], b"[owner:]", b"[owner:ssh-rsa AAAA]"])
 def test_a_record_without_an_owner_is_refused(subkey: object, alice: Identity) -> None:
     value = record(alice.peer_id).model_dump()
-    assert not RecordValidator(RUN).validate(dht_record(peers_key(RUN), subkey, value))
+    assert not VALIDATOR.validate(dht_record(peers_key(RUN), subkey, value))
 
 
 def test_a_record_outside_a_dictionary_is_refused(alice: Identity) -> None:
     value = MSGPackSerializer.dumps(record(alice.peer_id).model_dump())
-    plain = DHTRecord(DHTID.generate(source=peers_key(RUN)).to_bytes(), b"", value, 2e9)
-    assert not RecordValidator(RUN).validate(plain)
+    plain = DHTRecord(DHTID.generate(source=peers_key(RUN)).to_bytes(), b"", value, EXPIRES)
+    assert not VALIDATOR.validate(plain)
 
 
 def test_a_record_of_two_owners_is_refused(alice: Identity, mallory: Identity) -> None:
     value = record(alice.peer_id).model_dump()
     both = owner_of(alice) + owner_of(mallory)
-    assert not RecordValidator(RUN).validate(dht_record(peers_key(RUN), both, value))
+    assert not VALIDATOR.validate(dht_record(peers_key(RUN), both, value))
 
 
 def test_a_key_of_another_kind_is_refused(alice: Identity) -> None:
@@ -118,31 +129,30 @@ def test_a_key_of_another_kind_is_refused(alice: Identity) -> None:
     text = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     value = record(alice.peer_id).model_dump()
     for owner in (b"[owner:" + text + b"]", b"[owner:ssh-unheard-of AAAA]"):
-        assert not RecordValidator(RUN).validate(dht_record(peers_key(RUN), owner, value))
+        assert not VALIDATOR.validate(dht_record(peers_key(RUN), owner, value))
 
 
 @pytest.mark.parametrize(
     "value",
-    [b"", b"\xc1", b"\x81", b"\xff" * 40, b"\xd9\xff", "words", [1], 5, {}, HISTORY, {"steps": []}],
+    [b"", b"\xc1", b"\x81", b"\xff" * 40, b"\xd9\xff", "words", [1], 5, {}, {"steps": []}],
     ids=lambda value: str(value)[:20],
 )
 def test_a_malformed_record_is_refused(value: object, alice: Identity) -> None:
-    assert not RecordValidator(RUN).validate(dht_record(peers_key(RUN), owner_of(alice), value))
+    assert not VALIDATOR.validate(dht_record(peers_key(RUN), owner_of(alice), value))
 
 
 def test_a_record_under_the_other_key_is_refused(alice: Identity) -> None:
     value = record(alice.peer_id).model_dump()
-    assert not RecordValidator(RUN).validate(dht_record(history_key(RUN), owner_of(alice), value))
-    assert not RecordValidator(RUN).validate(
-        dht_record(peers_key(RUN), owner_of(alice), {**value, "extra": "x" * 10**6})
-    )
+    assert not VALIDATOR.validate(dht_record(history_key(RUN), owner_of(alice), value))
+    assert not VALIDATOR.validate(dht_record(peers_key(RUN), owner_of(alice), history_of(alice)))
+    assert not VALIDATOR.validate(dht_record(peers_key(RUN), owner_of(alice), {**value, "extra": "x" * 10**6}))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=60), st.binary(max_size=60))
 def test_random_bytes_raise_nothing(subkey: bytes, value: bytes) -> None:
     key = DHTID.generate(source=peers_key(RUN)).to_bytes()
-    assert not RecordValidator(RUN).validate(DHTRecord(key, subkey, value, 2e9))
+    assert not VALIDATOR.validate(DHTRecord(key, subkey, value, EXPIRES))
 
 
 @settings(max_examples=100, deadline=None)
@@ -150,22 +160,48 @@ def test_random_bytes_raise_nothing(subkey: bytes, value: bytes) -> None:
 def test_extension_types_raise_nothing(code: int, content: bytes) -> None:
     value = msgpack.packb({"peer_id": msgpack.ExtType(code, content) if code >= 0 else content})
     key = DHTID.generate(source=peers_key(RUN)).to_bytes()
-    assert not RecordValidator(RUN).validate(DHTRecord(key, MSGPackSerializer.dumps(b"x"), value, 2e9))
+    assert not VALIDATOR.validate(DHTRecord(key, MSGPackSerializer.dumps(b"x"), value, EXPIRES))
 
 
-def test_keys_of_other_programs_are_not_judged(alice: Identity) -> None:
-    for key in ("emoji-00000000_peer", "emoji-11111111_peers", "anything"):
-        assert RecordValidator(RUN).validate(dht_record(key, b"x", b"\xc1"))
+def test_no_other_keys_are_kept(alice: Identity) -> None:
+    """A node's memory is for its run; what is under another key nobody could bound."""
+    value = record(alice.peer_id).model_dump()
+    for key in ("emoji-00000000_peer", "emoji-11111111_peers", "anything", f"{RUN}.all_averagers"):
+        assert not accepted(dht_record(key, owner_of(alice), value, alice), alice)
+        assert not VALIDATOR.validate(dht_record(key, b"x", 1.0))
+
+
+def test_one_key_has_one_record(alice: Identity) -> None:
+    """The same key under another subkey would be another entry in every node's memory."""
+    value = record(alice.peer_id).model_dump()
+    again = owner_of(alice)[:-1] + b" a comment]"
+    for subkey in (owner_of(alice) + b"2", b"2" + owner_of(alice), again):
+        assert not VALIDATOR.validate(dht_record(peers_key(RUN), subkey, value))
+
+
+@pytest.mark.parametrize(("time", "kept"), [(1600.0, True), (1601.0, False), (1e12, False), (-85000.0, False)])
+def test_a_record_is_of_a_time_before_its_end_and_does_not_last(time: float, kept: bool, alice: Identity) -> None:
+    value = record(alice.peer_id).model_dump() | {"time": time}
+    assert accepted(dht_record(peers_key(RUN), owner_of(alice), value, alice), alice) == kept
+
+
+@pytest.mark.parametrize("life", [MAX_LIFE + 1, float("inf"), float("nan")])
+def test_no_record_lives_for_ever(life: float, alice: Identity) -> None:
+    value = record(alice.peer_id).model_dump()
+    eternal = replace(dht_record(peers_key(RUN), owner_of(alice), value), expiration_time=1000.0 + life)
+    assert not VALIDATOR.validate(eternal)
 
 
 def test_validators_of_one_run_are_one(alice: Identity) -> None:
-    assert RecordValidator(RUN).merge_with(RecordValidator(RUN))
-    assert not RecordValidator(RUN).merge_with(RecordValidator("other-00000000"))
-    assert not RecordValidator(RUN).merge_with(RSASignatureValidator(alice.key))
+    assert VALIDATOR.merge_with(RecordValidator(RUN, ANYBODY))
+    assert not VALIDATOR.merge_with(RecordValidator("other-00000000", ANYBODY))
+    assert not VALIDATOR.merge_with(RSASignatureValidator(alice.key))
 
 
 class Found:
     """A DHT that finds what it is given: {subkey: value}, or anything else as it is."""
+
+    membership = ANYBODY
 
     def __init__(self, answer: object) -> None:
         self.answer = answer
@@ -179,8 +215,8 @@ class Found:
             raise self.answer
         if not isinstance(self.answer, dict):
             return self.answer
-        entries = {subkey: ValueWithExpiration(value, 2e9) for subkey, value in self.answer.items()}
-        return ValueWithExpiration(entries, 2e9)
+        entries = {subkey: ValueWithExpiration(value, EXPIRES) for subkey, value in self.answer.items()}
+        return ValueWithExpiration(entries, EXPIRES)
 
 
 def test_everybodys_newest_record_is_read(run: RunConfig, alice: Identity, mallory: Identity) -> None:
@@ -223,13 +259,15 @@ def test_what_should_not_be_there_is_passed_over(run: RunConfig, alice: Identity
     assert len(read_records(Found({**nonsense, owner_of(alice): value}), run)) == 1
 
 
-@pytest.mark.parametrize("answer", [None, TimeoutError(), ValueWithExpiration(b"plain", 2e9)], ids=str)
+@pytest.mark.parametrize("answer", [None, TimeoutError(), ValueWithExpiration(b"plain", EXPIRES)], ids=str)
 def test_a_dht_without_an_answer_gives_nothing(answer: object, run: RunConfig) -> None:
     assert read_records(Found(answer), run) == []
     assert read_history(Found(answer), run) is None
 
 
 def test_the_longest_history_is_read(run: RunConfig) -> None:
-    longer = {"steps": [(1, 2.5, 1000.0), (2, 2.25, 1001.0)]}
-    history = read_history(Found({b"a": HISTORY, b"b": longer, b"c": {"steps": "many"}, b"d": None}), run)
+    one, longer = {"steps": [(1, 2.5, 1000.0)]}, {"steps": [(1, 2.5, 1000.0), (2, 2.25, 1001.0)]}
+    impossible = {"steps": [(1, 2.5, 1000.0), (2, 2.25, 1001.0), (10**9, 2.0, 1002.0)]}
+    said = {b"a": one, b"b": longer, b"c": {"steps": "many"}, b"d": None, b"e": impossible}
+    history = read_history(Found(said), run)
     assert history is not None and [step[0] for step in history.steps] == [1, 2]

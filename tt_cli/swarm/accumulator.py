@@ -100,6 +100,12 @@ class Accumulator:
                 self.new.merge(self.held)
             self.held = LossSums()
 
+    def forget(self) -> None:
+        """What was accumulated belongs to a state that is given up."""
+        with self._lock:
+            self.held, self.new = LossSums(), LossSums()
+            self._clear()
+
     def release(self) -> LossSums:
         """The gradient held has entered a step. Returns its losses."""
         with self._lock:

@@ -13,8 +13,8 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 import torch
@@ -28,67 +28,53 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import MPFuture, get_dht_time, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
+from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import release_freed_memory
-from tt_cli.swarm.codec import codec_of
+from tt_cli.swarm import clipping, streams
+from tt_cli.swarm.allowances import SharedAllowances
+from tt_cli.swarm.audit import Audits
 from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.fetch import answer, fetch_whole, read_request
 from tt_cli.swarm.handover import StateSharing, StateSource, TreeReader
-from tt_cli.swarm.layout import PART_ELEMENTS, Layout
-from tt_cli.swarm.meeting import KEPT_GROUPS, Meeting, MeetingPoint
+from tt_cli.swarm.layout import PART_ELEMENTS
+from tt_cli.swarm.limits import Crowded, Places, Rate
+from tt_cli.swarm.meeting import KEPT_GROUPS, Meeting, MeetingPoint, member_in
+from tt_cli.swarm.membership import NotAdmitted, admits, membership_at
+from tt_cli.swarm.outcome import RoundResult, is_whole, outcome_of
 from tt_cli.swarm.runner import Runner
-from tt_cli.swarm.settle import Agreement, Settlement, group_of
-from tt_cli.swarm.shaping import OVERHEAD, Line
-from tt_cli.swarm.store import AverageStore
+from tt_cli.swarm.settle import Settlement, group_of
+from tt_cli.swarm.shaping import Line
+from tt_cli.swarm.signed import RoundName, Rules, Signer
+from tt_cli.swarm.store import AverageStore, KeptAverage, KeptAverages
+
+__all__ = ["Averager", "RoundResult"]
 
 logger = get_logger(__name__)
 
 MAX_WEIGHT_IN_TARGETS = 4
 PULSE_SECONDS = 2.0
+LOOK_SECONDS = 0.25
+JOINS, JOINS_AT_ONCE = 20.0, 200.0  # of one peer: a second; a member asks ten times a second until there is a group
+SETTLING, MOST_SETTLING = 4, 512  # questions of one peer at once, and of all
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """How one round went, as this member saw it.
-
-    complete: the average in the store is whole and finite, this peer may step. members: peer id → what it said about
-    itself (samples, loss; {} when that got lost). received: what came from the reducers, 0 to 1. mended: parts that
-    came from other members. differing: parts in whose bytes members differed. rejected: peer id → why what it sent was
-    refused. failed: peer id → why its parts of the average did not all come. disputed: reducers of parts of which no
-    bytes had a majority. seconds: of each phase.
-    """
-
-    complete: bool = False
-    members: dict[str, dict[str, Any]] = field(default_factory=dict)
-    received: float = 0.0
-    mended: int = 0
-    differing: int = 0
-    rejected: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, str] = field(default_factory=dict)
-    disputed: frozenset[str] = frozenset()
-    problem: str = ""
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def samples_and_loss(self) -> tuple[int, float | None]:
-        """Samples of all members and their mean loss, from what they said."""
-        said = [each for each in self.members.values() if each.get("samples")]
-        samples = sum(each["samples"] for each in said)
-        return samples, sum(each["loss"] for each in said) / samples if samples else None
+SENDING = 0.5  # of the time for a round: so long a sender may take at most
 
 
 class Averager(StateSharing, DecentralizedAverager):
     """The process that speaks for this peer in averaging rounds and hands out its state.
 
-    shapes: name → shape of the gradients; empty for a peer that only hands out state. local: this peer's mean gradient.
-    store: the last average. source, read_tree: see StateSharing. max_upload, max_download: bits a second on the line.
+    key: of this peer, with which it signs what it sends and what it reduces. shapes: name → shape of the gradients;
+    empty for a peer that only hands out state. local: this peer's mean gradient. store: the last average. source,
+    read_tree: see StateSharing. max_upload, max_download: bits a second on the line.
     """
 
     def __init__(
         self,
         run: RunConfig,
         dht: DHT,
+        key: RSAPrivateKey,
         shapes: Mapping[str, torch.Size],
         *,
         source: StateSource,
@@ -97,9 +83,10 @@ class Averager(StateSharing, DecentralizedAverager):
         max_upload: float | None = None,
         max_download: float | None = None,
     ):
-        codec = codec_of(run)
+        rules = Rules.of(run, shapes)
+        codec = rules.codec
         self._line = Line(max_upload, max_download)
-        self.layout = Layout(shapes, run.swarm.large_tensor, codec.block)
+        self.layout = rules.layout
         self.local = EncodedBuffer(self.layout, codec)
         self.store = AverageStore(self.layout, codec)
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
@@ -112,7 +99,13 @@ class Averager(StateSharing, DecentralizedAverager):
         self._begun = asyncio.Condition()  # a round began, or will not
         self._given_up: set[bytes] = set()  # groups that this peer was in and left before their round
         self._runners: dict[bytes, tuple[Runner, Settlement]] = {}
-        self._committed: tuple[str, Settlement] | None = None
+        self._averages = KeptAverages(self.store)
+        self._fetches: set[asyncio.Task[None]] = set()
+        self._joins, self._places = Rate(JOINS, JOINS_AT_ONCE), Places(SETTLING, MOST_SETTLING)
+        self._allowed = SharedAllowances()  # for the next round
+        self.signer, self.audits = Signer(key), Audits(run, rules, self._runners, membership_at(dht))
+        if shapes:
+            clipping.implementation()  # compiled or loaded before the fork: later it would delay a round
         self.share_state(run, dht, str(dht.peer_id), source, read_tree)
         super().__init__(
             averaged_tensors=[torch.zeros(1)],  # hivemind's own rounds, which never run
@@ -136,51 +129,63 @@ class Averager(StateSharing, DecentralizedAverager):
     def slow_line(self) -> str:
         """Words about caps on traffic with which this peer cannot keep up; "" if it can."""
         most = 2 * self.local.nbytes  # of a reducer in a large group, each way: gradients and averages
-        seconds, limit = self._line.seconds(most, most), self._allreduce_timeout or math.inf
-        if seconds <= limit / 2:
-            return ""
-        return (
-            f"with these caps on traffic a round may take this peer {seconds:.0f} s, and the others wait {limit:.0f} s "
-            f"at most: allow {most * OVERHEAD * 16 / limit / 1e6:.1f} Mbit/s each way, or use --client-mode, which "
-            "halves what travels"
-        )
+        return self._line.too_slow(most, self._allreduce_timeout or math.inf)
 
-    def seek(
-        self, state_key: str, members: Collection[str], leader: str, swarm: int, avoided: Collection[str] = ()
-    ) -> StepControl:
+    def seek(self, meeting: Meeting) -> StepControl:
         """Begin to look for the members that hold the same state; they wait for each other's `average`.
 
-        state_key: epoch and digest. members: peer ids of those who should come, this peer included. leader: the one at
-        whom they meet. The group is complete when all are there, else after the matchmaking time with those who came.
-        swarm: trainers that there are; without more than half of them there is no round. avoided: peer ids with which
-        no group is formed.
+        The group is complete when all that are expected are there, else after the matchmaking time with those who came.
         """
-        meeting = Meeting(state_key, len(members), leader, max(swarm, len(members)), frozenset(avoided))
         self._outer_pipe.send(("_prepare_round", [meeting], {}))
         now, longest = get_dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
         timeout = 2 * longest + 1.0
         # a leader takes in who waits longer than itself, whoever of the two began earlier
-        until = now + longest if leader == str(self.peer_id) else now + timeout - 0.1
-        return self.step(timeout=timeout, scheduled_time=until, allow_retries=False, require_trigger=True, wait=False)
+        until = now + longest if meeting.leader == str(self.peer_id) else now + timeout - 0.1
+        return self.step(
+            gather=self._membership.mine(),  # for the leader, and through it for all members
+            timeout=timeout,
+            scheduled_time=until,
+            allow_retries=False,
+            require_trigger=True,
+            wait=False,
+        )
 
-    def average(self, control: StepControl, samples: int, loss: float) -> RoundResult:
+    def average(
+        self,
+        control: StepControl,
+        samples: int,
+        loss: float,
+        overtaken: Callable[[], bool] = lambda: False,
+        allowed: Mapping[str, float] | None = None,
+    ) -> RoundResult:
         """Average `local` in the group that `control` seeks. Never raises for the swarm's faults.
 
-        samples: behind `local`. loss: summed over them.
+        samples: behind `local`. loss: summed over them. overtaken: asked while the group is sought; True when the
+        others have made the step: nobody would come to the group. allowed: peer id → samples that it may claim.
         """
         started = time.monotonic()
+        self._allowed.write(allowed or {})
         self._said.copy_(torch.tensor([samples, loss], dtype=torch.float64))
         try:
             # more piles up while rounds fail; the others would refuse it
             control.weight = min(float(samples), self.max_weight)
             control.allow_allreduce()
-            limit = control.get_timeout() + (self._allreduce_timeout or 0.0) + 10.0
-            return control.result(timeout=limit)
+            limit = started + control.get_timeout() + (self._allreduce_timeout or 0.0) + 10.0
+            while time.monotonic() < limit and not (control.done() or control.began_allreduce):
+                with contextlib.suppress(TimeoutError):
+                    return self._judged(control.result(timeout=LOOK_SECONDS))
+                if overtaken():
+                    control.cancel()
+                    return RoundResult(overtaken=True)
+            return self._judged(control.result(timeout=limit - time.monotonic()))
         except Exception as error:  # hivemind passes on whatever broke in the averager's process
             if not control.done():
                 control.cancel()
             words = " ".join(str(error).split()) or type(error).__name__
             return RoundResult(problem=words, seconds={"matchmaking": time.monotonic() - started})
+
+    def _judged(self, result: RoundResult) -> RoundResult:
+        return replace(result, guilty=self.audits.proofs.guilty())
 
     def fetch_average(self, donors: Sequence[str], state_key: str, timeout: float) -> str | None:
         """The average that others stepped with from the state `state_key`, into the store: the donor; None: no luck.
@@ -193,7 +198,25 @@ class Averager(StateSharing, DecentralizedAverager):
             return future.result(timeout=timeout)
         except Exception as error:  # a time-out, or whatever broke in the averager's process
             logger.info(f"no average was fetched: {error!r}")
+            self.drop_fetch()
             return None
+
+    def drop_fetch(self) -> None:
+        """Give up the average that is being fetched, if there is one: it must not get between a round's parts."""
+        self._outer_pipe.send(("_drop_fetches", [], {}))
+
+    def show_proofs(self, lacking: dict[str, list[str]]) -> None:
+        """Show the proof against each of these peers to others who lack it."""
+        self._outer_pipe.send(("_show_proofs", [lacking], {}))
+
+    async def _show_proofs(self, lacking: dict[str, list[str]]) -> None:
+        self.audits.show(lacking, self._auditor)
+
+    def end(self) -> None:
+        """End its process, within a bound."""
+        self.shutdown()
+        if self.is_alive():
+            self.kill()
 
     # ---------------------------------------------------------------- in the averager's process
 
@@ -209,6 +232,17 @@ class Averager(StateSharing, DecentralizedAverager):
     def _p2p(self, p2p: P2P) -> None:
         self._node = self._line.pace(p2p)
         self._beating = asyncio.get_running_loop().create_task(self._beat())
+        if self.client_mode:  # nothing else is served then
+            self._serving = asyncio.get_running_loop().create_task(self._serve_audits())
+
+    async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
+        """As hivemind's, and those of audits."""
+        await super().add_p2p_handlers(p2p, *args, **kwargs)
+        await self.audits.add_p2p_handlers(p2p, namespace=self.prefix)
+
+    async def _serve_audits(self) -> None:
+        streams.guard(self._node, self._membership)
+        await self.audits.add_p2p_handlers(self._node, namespace=self.prefix)
 
     async def _beat(self) -> None:
         while True:
@@ -217,6 +251,9 @@ class Averager(StateSharing, DecentralizedAverager):
 
     def _stub(self, peer: PeerID) -> Any:
         return self.get_stub(self._p2p, peer, namespace=self.prefix)
+
+    def _auditor(self, peer: PeerID) -> Any:
+        return Audits.get_stub(self._p2p, peer, namespace=self.prefix)
 
     async def _prepare_round(self, meeting: Meeting) -> None:
         self._keys().meeting = self._meeting = meeting
@@ -234,8 +271,16 @@ class Averager(StateSharing, DecentralizedAverager):
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """As hivemind's, but who spoiled a round is not taken into the next one."""
-        if str(context.remote_id) in self._meeting.avoided:
+        """As hivemind's, but only members are taken into a group, and not who spoiled a round into the next one."""
+        try:
+            self._joins.charge(str(context.remote_id))
+            member_in(request.gather, context.remote_id, self._membership)
+        except (Crowded, NotAdmitted, ValueError) as error:
+            logger.info(f"{context.remote_id} was not taken into the group: {error}")
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        peer_id = str(context.remote_id)
+        if not self._meeting.takes(peer_id) or peer_id in self.audits.proofs.guilty():
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
         async for message in super().rpc_join_group(request, context):
@@ -267,44 +312,30 @@ class Averager(StateSharing, DecentralizedAverager):
                     del self._runners[old]
                 self._begun.notify_all()
             await runner.run()
+            settlement.commitment, settlement.clipped = runner.commitment, dict(runner.reducer.clipped)
             transferred, received = time.monotonic(), self.store.received
             agreement = await settlement.run(runner.gone())
         except Exception as error:
             raise MatchmakingException(f"the round failed: {error}") from error
-        ended = time.monotonic()
-        whole = not (agreement.lost or agreement.disputed or self.store.missing())
-        if whole:
-            self._committed = (self._meeting.state_key, settlement)
-        statuses = settlement.statuses | {str(self.peer_id): settlement.status()}
-        return RoundResult(
-            complete=whole,
-            members={str(peer): statuses[str(peer)].said if str(peer) in statuses else {} for peer in runner.members},
-            received=received,
-            mended=settlement.mended,
-            differing=len(agreement.differing),
-            rejected=runner.rejected | runner.reducer.rejected,
-            failed=dict(runner.failed),
-            disputed=_disputed(runner, agreement),
-            problem="" if whole else _problem(runner, agreement, received),
-            seconds={
-                "transfer": transferred - began,
-                "reduce": runner.reducer.seconds,
-                "commit": ended - transferred,
-            },
-        )
+        seconds = {"transfer": transferred - began, "commit": time.monotonic() - transferred}
+        unsigned, doubts = dict[str, str](), dict[str, str]()
+        if is_whole(runner, agreement) and not (unsigned := self.audits.unsigned(runner, settlement)):
+            self._averages.committed(self._meeting.state_key)
+            doubts = self.audits.begin(runner, settlement, self._auditor)
+        return outcome_of(runner, settlement, agreement, received, unsigned, doubts, seconds)
 
     def _begin(self, group_info: GroupInfo, weight: float) -> tuple[Runner, Settlement]:
         """What this member does in the round of this group. Raises ValueError or TypeError for nonsense from it."""
         listening = []
         for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True):
-            _, mode, _ = self.serializer.loads(data)
-            if AveragingMode(mode) != AveragingMode.CLIENT:
+            if member_in(data, peer, self._membership) != AveragingMode.CLIENT:
                 listening.append(peer)
         samples, loss = self._said.tolist()
         busy = 2 * (len(group_info.peer_ids) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
         patience = self.next_chunk_timeout + self._line.seconds(busy, busy)
         runner = Runner(
-            group_id=group_info.group_id,
+            name=RoundName(self.audits.rules.run, self._meeting.state_key, group_info.group_id),
+            signer=self.signer,
             me=self.peer_id,
             members=group_info.peer_ids,
             listening=listening,
@@ -315,6 +346,10 @@ class Averager(StateSharing, DecentralizedAverager):
             stub_of=self._stub,
             traffic=self.traffic,
             patience=patience,
+            longest=SENDING * (self._allreduce_timeout or math.inf),
+            aggregation=self.audits.rules.aggregation,
+            allowed=self._allowed.read(self.max_weight / 2 / len(group_info.peer_ids)),
+            usual=self.audits.usual,
         )
         settlement = Settlement(
             group_id=group_info.group_id,
@@ -356,23 +391,28 @@ class Averager(StateSharing, DecentralizedAverager):
 
     async def rpc_settle(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of the group says what it received, and is told what this peer has."""
-        found = await self._round_of(group_of(request))
-        if found is None:
-            raise ValueError("no such round here")
-        return await found[1].answer(context.remote_id, request)
+        with self._places.one(str(context.remote_id)):
+            found = await self._round_of(group_of(request))
+            if found is None:
+                raise ValueError("no such round here")
+            return await found[1].answer(context.remote_id, request)
 
     async def rpc_fetch_average(
         self, request: runtime_pb2.ExpertInfo, context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        """Parts of the last average, as they travelled."""
-        key, parts = read_request(request)
-        if isinstance(key, str):
-            settlement = self._committed[1] if self._committed is not None and self._committed[0] == key else None
-        else:
-            settlement = self._runners[key][1] if key in self._runners else None
-        if settlement is None or not settlement.holds():
+        """Parts of an average, as they travelled: of a round that is being settled, or of one of the last steps."""
+        key, parts, pass_text = read_request(request)
+        if isinstance(key, str) and not admits(self._membership, pass_text, str(context.remote_id)):
             return
-        async for message in answer(self.store, parts, settlement.holds):
+        found: AverageStore | KeptAverage | None = self._averages.find(key) if isinstance(key, str) else None
+        settlement = self._runners[key][1] if isinstance(key, bytes) and key in self._runners else None
+        if settlement is not None:
+            found = self.store
+            if context.remote_id not in settlement.members:
+                return
+        if found is None or (settlement is not None and not settlement.holds()):
+            return
+        async for message in answer(found, parts, lambda: settlement is None or settlement.holds()):
             self.traffic[0] += len(message.serialized_info)
             yield message
         await asyncio.sleep(self.next_chunk_timeout)  # the other side hangs up: see Runner.rpc_aggregate_part
@@ -381,12 +421,15 @@ class Averager(StateSharing, DecentralizedAverager):
         def count(size: int) -> None:
             self.traffic[1] += size
 
-        found = None
+        found, fetch = None, asyncio.current_task()
+        assert fetch is not None
+        self._fetches.add(fetch)
         try:
             for donor in donors:
                 try:
                     stub = self._stub(PeerID.from_base58(donor))
-                    whole = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, count)
+                    mine = self._membership.mine()
+                    whole = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, count, mine)
                 except Exception as error:  # a donor may fail in any way; the next one is asked
                     logger.info(f"fetching the average from {donor} failed: {error!r}")
                     continue
@@ -394,19 +437,14 @@ class Averager(StateSharing, DecentralizedAverager):
                     found = donor
                     return
         finally:
+            self._fetches.discard(fetch)
             if not future.done():
                 future.set_result(found)
 
+    async def _drop_fetches(self) -> None:
+        for fetch in self._fetches:
+            fetch.cancel()
 
-def _disputed(runner: Runner, agreement: Agreement) -> frozenset[str]:
-    """Reducers of parts about which members disagree, but for this peer."""
-    reducers = {runner.reducers[runner.parts[index].reducer] for index in agreement.disputed}
-    return frozenset(str(reducer) for reducer in reducers if reducer != runner.me)
-
-
-def _problem(runner: Runner, agreement: Agreement, received: float) -> str:
-    if agreement.disputed:
-        return f"members hold unlike bytes of {len(agreement.disputed)} parts of the average"
-    part = math.floor(received * 1000) / 10
-    reasons = "; ".join(f"{peer}: {why}" for peer, why in runner.failed.items())
-    return f"only {part} % of the average arrived ({reasons or 'a reducer left'}), and no member has the rest"
+    def taking_may_wait(self) -> bool:
+        """A state that is taken over leaves the line to an average, which the others will not keep for long."""
+        return bool(self._fetches)

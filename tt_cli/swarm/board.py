@@ -6,22 +6,28 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 from hivemind.dht import DHT, DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.p2p import PeerID
-from hivemind.utils import get_dht_time, get_logger
+from hivemind.utils import MPFuture, get_dht_time, get_logger
 from hivemind.utils.timed_storage import ValueWithExpiration
 from pydantic import ValidationError
 
 from tt_cli.run import RunConfig
+from tt_cli.run.passes import CLOCK_LEEWAY, era_of
 from tt_cli.swarm.identity import Identity, peer_id_of
+from tt_cli.swarm.membership import Membership, NotAdmitted, admits, membership_at
+from tt_cli.swarm.notices import Notices
+from tt_cli.swarm.plausible import Accounts
 from tt_cli.swarm.records import HistoryRecord, PeerRecord, history_key, peers_key
 from tt_cli.swarm.validator import owners_of
+from tt_cli.swarm.view import View, Vote
+
+__all__ = ["Board", "View", "read_history", "read_records"]
 
 logger = get_logger(__name__)
 
@@ -31,83 +37,57 @@ DHT_SECONDS = 10.0
 TELL_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class View:
-    """The swarm as its members' records tell it. (epoch, digest): the state that most of the foremost hold."""
-
-    records: tuple[PeerRecord, ...]
-    epoch: int
-    digest: str
-
-    @classmethod
-    def of(cls, records: Iterable[PeerRecord]) -> View:
-        """The foremost epoch of those who can hand their state over, and the digest that most of them hold there.
-
-        At one epoch trainers outvote auxiliary peers, which only hold what a trainer gave them. Peers in client
-        mode cannot hand over; they count when there is nobody else.
-        """
-        records = tuple(records)
-        states = [record for record in records if record.digest]
-        holders = [r for r in states if not r.client_mode] or [r for r in states if r.role == "trainer"]
-        if not holders:
-            return cls(records, 0, "")
-        epoch = max(record.epoch for record in holders)
-        foremost = [record for record in holders if record.epoch == epoch]
-        voters = [record for record in foremost if record.role == "trainer"] or foremost
-        votes = Counter(record.digest for record in voters)
-        digest = min(votes, key=lambda candidate: (-votes[candidate], candidate))
-        return cls(records, epoch, digest)
-
-    def members(self, epoch: int, digest: str) -> list[PeerRecord]:
-        """Trainers that hold exactly this state: those who can average together."""
-        return [r for r in self.records if r.role == "trainer" and r.epoch == epoch and r.digest == digest]
-
-    def late(self, epoch: int) -> list[PeerRecord]:
-        """Trainers exactly one step behind: most likely about to finish the step that others have finished."""
-        return [r for r in self.records if r.role == "trainer" and r.epoch == epoch - 1]
-
-    def samples_per_second(self) -> float:
-        """Of all trainers together."""
-        return sum(record.samples_per_second for record in self.records if record.role == "trainer")
-
-    def donors(self) -> list[str]:
-        """Peer ids that can hand over the state (epoch, digest), trainers first."""
-        able = [r for r in self.records if not r.client_mode and (r.epoch, r.digest) == (self.epoch, self.digest)]
-        return [record.peer_id for record in sorted(able, key=lambda record: record.role == "aux")]
-
-
 def read_records(dht: DHT, run: RunConfig) -> list[PeerRecord]:
     """Everybody's newest valid record. Empty when the DHT does not answer in time."""
+    return _read(dht, run)[0]
+
+
+def _read(dht: DHT, run: RunConfig) -> tuple[list[PeerRecord], frozenset[str]]:
+    """The records, and the peer ids of those that claim a step which the run does not have."""
     found = dht.get(peers_key(run.identity), latest=True, return_future=True)
     newest: dict[str, PeerRecord] = {}
     with contextlib.suppress(TimeoutError):
-        for record in _parse(found.result(timeout=DHT_SECONDS), run):
+        for record in _parse(found.result(timeout=DHT_SECONDS), run, membership_at(dht)):
             known = newest.setdefault(record.peer_id, record)  # one key can sign under more than one subkey
             newest[record.peer_id] = max(known, record, key=lambda one: one.time)
-    return list(newest.values())
+    possible = [record for record in newest.values() if record.epoch <= run.schedule.total_steps]
+    return possible, frozenset(newest) - {record.peer_id for record in possible}
 
 
-def _parse(found: object, run: RunConfig) -> Iterable[PeerRecord]:
+def _parse(found: object, run: RunConfig, membership: Membership) -> Iterable[PeerRecord]:
     entries = found.value if isinstance(found, ValueWithExpiration) else None
     for subkey, entry in entries.items() if isinstance(entries, dict) else ():
         try:
             record = PeerRecord.model_validate(entry.value)
-            if [record.peer_id] == [peer_id_of(owner) for owner in owners_of(subkey)]:
-                yield record
+            if [record.peer_id] != [peer_id_of(owner) for owner in owners_of(subkey)]:
+                continue
+            if record.time > get_dht_time() + CLOCK_LEEWAY:
+                continue
+            if record.era != era_of(membership.notice()):
+                continue  # the organiser has taken the run back since, or this peer has not heard of it yet
+            if user := membership.admit(record.pass_text, record.peer_id):
+                record = record.model_copy(update={"user": user[:80]})  # its pass knows better than itself
+            yield record
+        except NotAdmitted as error:
+            logger.info(f"ignored the record of {record.peer_id}: {error}")
         except (ValidationError, ValueError, AttributeError) as error:
             logger.warning(f"ignored a malformed record of run {run.identity}: {error}")
 
 
 def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
     """The longest history that an auxiliary peer published."""
+    membership = membership_at(dht)
     found = dht.get(history_key(run.identity), latest=True, return_future=True)
     with contextlib.suppress(TimeoutError):
         answer = found.result(timeout=DHT_SECONDS)
         entries = answer.value if isinstance(answer, ValueWithExpiration) and isinstance(answer.value, dict) else {}
         histories = []
         for entry in entries.values():
-            with contextlib.suppress(ValidationError):
-                histories.append(HistoryRecord.model_validate(entry.value))
+            with contextlib.suppress(ValidationError, NotAdmitted):
+                history = HistoryRecord.model_validate(entry.value)
+                membership.admit(history.pass_text, history.peer_id)
+                if all(epoch <= run.schedule.total_steps for epoch, _, _ in history.steps):
+                    histories.append(history)
         return max(histories, key=lambda history: len(history.steps), default=None)
     return None
 
@@ -140,7 +120,7 @@ class Board(threading.Thread):
         super().__init__(name="board", daemon=True)
         self._tell, self._told = tell, -float("inf")
         self._run, self._dht = run, dht
-        self._owner = RSASignatureValidator(identity.key).local_public_key
+        self._owner, self._peer_id = RSASignatureValidator(identity.key).local_public_key, identity.peer_id
         self._lock = threading.Condition()
         self._record: PeerRecord | None = None
         self._changed = False
@@ -152,7 +132,12 @@ class Board(threading.Thread):
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
         self._parted: set[str] = set()
+        self._refused: set[str] = set()  # whose passes do not count any more
         self._pinged = time.monotonic()
+        self._membership = membership_at(dht)
+        self._notices = Notices(run, dht)
+        self._accounts = Accounts()
+        self._vote = Vote(run.swarm.statistics_expiration)
         self.pace = QUICK_SECONDS
 
     def expect(self, seconds: float) -> None:
@@ -162,18 +147,25 @@ class Board(threading.Thread):
     def publish(self, record: PeerRecord) -> None:
         """Make this the peer's record; sent with the next renewal, at once when its epoch or digest is new."""
         with self._lock:
+            record = record.model_copy(update={"vote": self._vote.of(record)})
             previous, self._record = self._record, record
             self._changed = True
             if previous is None or (previous.epoch, previous.digest) != (record.epoch, record.digest):
                 self._urgent = True
                 self._lock.notify_all()
 
+    def stepped(self, epoch: int, digest: str) -> None:
+        """This peer made a step, with others or as the only one, and holds this state now."""
+        with self._lock:
+            self._vote.stepped(epoch, digest)
+
     def publish_history(self, history: HistoryRecord) -> None:
         """Replace this auxiliary peer's history (kept ten minutes)."""
+        mine = {"peer_id": self._peer_id, "pass_text": self._membership.mine(), "time": get_dht_time()}
         self._dht.store(
             history_key(self._run.identity),
             subkey=self._owner,
-            value=history.model_dump(),
+            value=history.model_copy(update=mine).model_dump(),
             expiration_time=get_dht_time() + 600,
             return_future=True,
         )
@@ -185,7 +177,7 @@ class Board(threading.Thread):
             return self._view
 
     def trainers(self) -> frozenset[str]:
-        """Peer ids of all trainers of which this peer heard lately, that have the newest step or the one before it.
+        """Peer ids of all trainers of which this peer heard lately, not more than a step from what most hold.
 
         They count for as long again as their records do: a DHT that loses sight of half a swarm must not make the other
         half think that it is the whole. Who said goodbye does not count.
@@ -202,6 +194,7 @@ class Board(threading.Thread):
         """These were in a round with this peer."""
         until = time.monotonic() + self._run.swarm.statistics_expiration
         with self._lock:
+            self._accounts.met(peer_ids)
             self._heard.update(dict.fromkeys(peer_ids, until))
 
     def fresh_view(self, timeout: float = DHT_SECONDS) -> View:
@@ -231,13 +224,16 @@ class Board(threading.Thread):
                 published_at = time.monotonic()
             with self._lock:
                 self._reads_begun += 1
-            found: list[PeerRecord] = []
+            found, claiming = list[PeerRecord](), frozenset[str]()
             with self._failures_told():
-                found = read_records(self._dht, self._run)
-            view = View.of(self._remember(found))
+                found, claiming = _read(self._dht, self._run)
+            records = self._remember(found)
+            with self._lock:
+                view = replace(View.of(self._accounts.bounded(records, self._peer_id)), claiming=claiming)
             self._count_trainers(view)
             with self._failures_told():
                 self._keep_in_touch()
+                self._notices.look()
             with self._lock:
                 self._view, self._reads_ended, self.read_at = view, self._reads_begun, time.monotonic()
                 self._lock.notify_all()
@@ -264,18 +260,23 @@ class Board(threading.Thread):
             known = self._known.get(record.peer_id)
             if known is None or record.time > known[0].time:
                 self._known[record.peer_id] = (record, now + self._run.swarm.statistics_expiration)
-        self._known = {peer_id: known for peer_id, known in self._known.items() if known[1] > now}
+        era = era_of(self._membership.notice())
+        counting = {peer: known for peer, known in self._known.items() if known[1] > now and known[0].era == era}
+        passes = {peer_id: record.pass_text for peer_id, (record, _) in counting.items()}
+        self._refused = {peer_id for peer_id, text in passes.items() if not admits(self._membership, text, peer_id)}
+        self._known = {peer_id: known for peer_id, known in counting.items() if peer_id not in self._refused}
         with self._lock:
             own = self._record
         others = [record for record, _ in self._known.values() if own is None or record.peer_id != own.peer_id]
-        return ([] if own is None else [own]) + [record for record in others if not record.left]
+        mine = [own] if own is not None and own.era == era else []
+        return mine + [record for record in others if not record.left]
 
     def _count_trainers(self, view: View) -> None:
         now = time.monotonic()
         until = now + self._run.swarm.statistics_expiration
-        newest = max((record.epoch for record in view.records if record.role == "trainer"), default=0)
-        here = [r.peer_id for r in view.records if r.role == "trainer" and r.epoch >= newest - 1]
-        gone = {record.peer_id for record, _ in self._known.values() if record.left or record.epoch < newest - 1}
+        here = {record.peer_id for record in view.trainers()}
+        gone = {record.peer_id for record, _ in self._known.values() if record.left or record.peer_id not in here}
+        gone |= self._refused
         with self._lock:
             self._parted -= {record.peer_id for record in view.records}
             self._parted |= {record.peer_id for record, _ in self._known.values() if record.left}
@@ -294,14 +295,21 @@ class Board(threading.Thread):
         self._dht.run_coroutine(partial(_ping, peers=tuple(peers[:MOST_PINGED])), return_future=True)
 
     def _store(self, record: PeerRecord) -> None:
-        future = self._dht.store(
+        with self._lock:
+            self._vote.about_to_store()
+            record = record.model_copy(update={"vote": self._vote.of(record)})
+        if self._send(record).result(timeout=DHT_SECONDS):
+            with self._lock:
+                self._vote.stored()
+
+    def _send(self, record: PeerRecord) -> MPFuture[bool]:
+        return self._dht.store(
             peers_key(self._run.identity),
             subkey=self._owner,
-            value=record.model_dump(),
+            value=record.model_copy(update={"pass_text": self._membership.mine()}).model_dump(),
             expiration_time=get_dht_time() + self._run.swarm.statistics_expiration,
             return_future=True,
         )
-        future.result(timeout=DHT_SECONDS)
 
     def stop(self) -> None:
         """Withdraw the record, so that the others do not wait for this peer, and end the thread."""
@@ -311,12 +319,6 @@ class Board(threading.Thread):
         self.join(timeout=2.0)
         if self._record is None or not self._dht.is_alive():
             return
-        gone = self._dht.store(
-            peers_key(self._run.identity),
-            subkey=self._owner,
-            value=self._record.model_copy(update={"left": True, "time": get_dht_time()}).model_dump(),
-            expiration_time=get_dht_time() + self._run.swarm.statistics_expiration,
-            return_future=True,
-        )
+        gone = self._send(self._record.model_copy(update={"left": True, "time": get_dht_time()}))
         with contextlib.suppress(TimeoutError):
             gone.result(timeout=1.0)

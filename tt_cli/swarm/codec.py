@@ -86,6 +86,25 @@ class GradientCodec(SizeAdaptiveCompression):
             return b"".join((scales, codes))
         return b"".join((_head(len(scales) // 4), scales, codebook(), codes))
 
+    def most_norm(self, encoded: bytes, elements: int, large: bool) -> float:
+        """What the norm of a checked part is at most: that of its blocks' largest magnitudes. A few times the norm."""
+        if not large:
+            return float(np.linalg.norm(np.frombuffer(encoded, "<f2").astype(np.float64)))
+        scales, _ = self.take_apart(encoded, elements)
+        if self.scale_bytes == 2:
+            largest = 127.0 * (np.frombuffer(scales, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
+        else:
+            largest = np.abs(np.frombuffer(scales, "<f4"))
+        return float(np.linalg.norm(largest.astype(np.float64)) * self.block**0.5)
+
+    def cut(self, encoded: bytes, elements: int, large: bool, start: int, stop: int) -> bytes:
+        """Elements `start` to `stop` of an encoded part of so many; `start` begins a block where tensors are large."""
+        if not large:
+            return encoded[2 * start : 2 * stop]
+        scales, codes = self.take_apart(encoded, elements)
+        first, last = start // self.block * self.scale_bytes, -(-stop // self.block) * self.scale_bytes
+        return self.put_together(scales[first:last], codes[start:stop])
+
     def read_part(self, message: runtime_pb2.Tensor, elements: int, large: bool) -> bytes:
         """The bytes of a part that another peer sent. What they decode to is finite.
 

@@ -27,17 +27,21 @@ from hivemind.dht import DHT
 from hivemind.utils import get_dht_time
 
 from tt_cli.run import RunConfig
+from tt_cli.run.passes import RollBack
 from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.board import Board, View
+from tt_cli.swarm.company import Company
 from tt_cli.swarm.contact import Contacts
 from tt_cli.swarm.encoded import DecodedGradients
 from tt_cli.swarm.gathering import Gathering, Members
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.identity import Identity
+from tt_cli.swarm.membership import membership_at
 from tt_cli.swarm.records import About, PeerRecord
 from tt_cli.swarm.shared import RolledBack, SharedState
+from tt_cli.swarm.steering import Steering
 from tt_cli.swarm.takeover import Publisher, TakeOver
 from tt_cli.swarm.telling import PHASES, Teller
 from tt_cli.swarm.throughput import Throughput
@@ -45,7 +49,6 @@ from tt_cli.swarm.throughput import Throughput
 __all__ = ["About", "Collaboration"]
 
 LOOK_SECONDS = 0.25
-AVOIDED_STEPS = 10
 SUSPICIOUS = 3  # micro-batches in a row that were not finite: the device gets its parameters again
 IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on while the round is repeated
 
@@ -56,6 +59,7 @@ class Collaboration:
     It forks when it is made: make it before other threads and before CUDA is touched. Then call `synchronise`
     once, `step` after every micro-batch, and `close`. The DHT stays the caller's. max_upload, max_download: bits a
     second on its line at most. published: where the run publishes checkpoints. initial_peers: those it joined through.
+    steering: follows the organiser's orders.
     """
 
     def __init__(
@@ -72,7 +76,9 @@ class Collaboration:
         max_download: float | None = None,
         published: Publisher | None = None,
         initial_peers: Sequence[str] = (),
+        steering: Steering | None = None,
     ):
+        self.steering = steering or Steering(membership_at(dht), identity.path.with_suffix(".era"))
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, client_mode
         self._state = GuardedState(shared)
@@ -81,14 +87,10 @@ class Collaboration:
         self._throughput = Throughput()
         self._total_samples = self._rejected = self._rejected_in_row = 0
         self._last_loss = LossSums()
-        self._contributed = False
-        self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
-        self._absent: dict[str, float] = {}  # peer id → time of its record when it did not come
-        self._avoided: dict[str, int] = {}  # peer id → the epoch until which no round includes it
+        self._contributed = self._stood_by = False
 
         self._changed = threading.Condition()
         self._closing = False
-        self._again = threading.Event()
         self._broken: BaseException | None = None
 
         shapes = shared.shapes()
@@ -96,6 +98,7 @@ class Collaboration:
         self.averager = Averager(
             run,
             dht,
+            identity.key,
             shapes,
             source=self._state.snapshot,
             read_tree=shared.read_tree,
@@ -104,10 +107,14 @@ class Collaboration:
             max_download=max_download,
         )
         self._gathering = Gathering(self.averager, self._state, run.swarm.matchmaking_time)
-        self.take_over = TakeOver(self.peer_id, self.averager, self._state, emit, published)
+        self.take_over = TakeOver(
+            self.peer_id, self.averager, self._state, emit, published, lambda: self.board.view, self.steering.ways_back
+        )
         self.contacts = Contacts(dht, initial_peers)
         self.tell = Teller(self.peer_id, emit, lambda: self.board.view)
         self.board = Board(run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT"))
+        guilty = self.averager.audits.proofs.guilty
+        self._company = Company(self.peer_id, self.board, guilty, self._gathering.drop, self.averager.show_proofs)
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
     # ------------------------------------------------------------------ for the training loop
@@ -132,6 +139,8 @@ class Collaboration:
         self._publish()  # before looking: of two peers that start together at least one sees the other
         self.board.start()
         view = self.board.fresh_view()
+        while (order := self.steering.due) and not self._closing:
+            self._go_back(order)
         if self.take_over.begin(view, self.tell.phase):
             self._publish()
         self._catch_up(view)
@@ -148,6 +157,9 @@ class Collaboration:
         """
         if self._broken is not None:
             raise self._broken
+        if self._stood_by:
+            self._stood_by = False
+            self.tell.phase("training", f"towards step {self.epoch + 1}")
         finite = math.isfinite(total) and all_finite(gradients)
         if finite:
             self._rejected_in_row = 0
@@ -159,8 +171,7 @@ class Collaboration:
             self._rejected_in_row += 1
             if self._rejected_in_row % SUSPICIOUS == 0:
                 self._state.fresh = True  # the device's own copy of the parameters may be damaged
-            words = f"left out a micro-batch: its loss or gradients are not finite ({self._rejected} so far)"
-            self.emit(Log(words, "warning"))
+            self.emit(Log(f"left out a micro-batch that is not finite ({self._rejected} so far)", "warning"))
         self._publish()
         with self._changed:
             self._changed.notify_all()
@@ -175,7 +186,15 @@ class Collaboration:
         """
         if self._broken is not None:
             raise self._broken
+        if self.paused:
+            self._stood_by = True
+            self.tell.phase("waiting", self.paused)
         self._publish()
+
+    @property
+    def paused(self) -> str:
+        """Words about why the organiser has paused the run; "" while it goes on."""
+        return self.steering.paused
 
     @property
     def fresh(self) -> bool:
@@ -214,11 +233,11 @@ class Collaboration:
     def missing(self) -> list[str]:
         """Names of trainers that count as part of the swarm and hold another state, or are not seen."""
         here = {record.peer_id for record in self.board.view.members(*self._state.position)}
-        return sorted(map(self.tell.name, self._other_trainers() - here))
+        return sorted(map(self.tell.name, self._company.other_trainers(self.epoch) - here))
 
     def seek_anew(self) -> None:
         """Give up the group that is sought, and try those again who did not come or spoiled a round."""
-        self._again.set()
+        self._company.seek_anew()
 
     def close(self) -> None:
         """Leave: withdraw the record, end the averager's process. The others do not wait for this peer."""
@@ -228,16 +247,14 @@ class Collaboration:
         self._gathering.drop()
         if self.board.is_alive():
             self.board.stop()
-        self.averager.shutdown()
-        if self.averager.is_alive():
-            self.averager.kill()
+        self.averager.end()
 
     def _publish(self) -> None:
         shown = self._last_loss if self._last_loss.samples else self._accumulator.new
         self.board.publish(
             PeerRecord(
                 peer_id=self.peer_id,
-                role="trainer",
+                role=self.about.role,
                 user=self.about.user[:80],
                 version=self.about.version[:80],
                 device=self.about.device[:80],
@@ -251,11 +268,12 @@ class Collaboration:
                 loss=shown.mean(shown.total),
                 text_loss=shown.mean(shown.text),
                 image_loss=shown.mean(shown.image),
-                round=self.tell.last_round[:80],
+                **self.tell.published(),
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 rejected_micro_batches=self._rejected,
                 resynced_chunks=self._state.resynced,
+                era=self.steering.era,
                 time=get_dht_time(),
             )
         )
@@ -270,16 +288,23 @@ class Collaboration:
         return not self.finished and self._samples_of_swarm(view) >= self._target
 
     def _behind(self, view: View) -> bool:
-        """Others hold a later state, or most of those at this epoch hold another one."""
-        if view.epoch != self.epoch:
-            return view.epoch > self.epoch and bool(view.donors())
-        return bool(view.digest) and view.digest != self.digest and bool(view.donors())
+        """Most of the others hold a later state, or another one at this epoch."""
+        return view.leads(*self._state.position)
+
+    def _overtaken(self) -> bool:
+        """What this peer is about to do is in vain: the others have done it, or the organiser takes the run back."""
+        return self._behind(self.board.view) or self.steering.due is not None
+
+    def _members(self, view: View) -> Members:
+        return self._company.members(view, *self._state.position)
 
     def _work(self) -> None:
         try:
             while not self._closing:
                 view = self.board.view
-                if self._behind(view):
+                if order := self.steering.due:
+                    self._go_back(order)
+                elif self._behind(view):
                     self._catch_up(self.board.fresh_view())
                 elif self._due(view):
                     self._make_step()
@@ -287,8 +312,8 @@ class Collaboration:
                     missing = self._target - self._samples_of_swarm(view)
                     seconds = missing / max(view.samples_per_second(), 1e-9)
                     self.board.expect(seconds)
-                    if not view.late(self.epoch):
-                        self._gathering.prepare(self._members(view), seconds, self._avoided)
+                    if not self._company.late(view, self.epoch):
+                        self._gathering.prepare(self._members(view), seconds, self._company.avoided)
                     with self._changed:
                         self._changed.wait(timeout=LOOK_SECONDS)
         except BaseException as error:  # handed to the training thread, which ends the peer with it
@@ -303,29 +328,31 @@ class Collaboration:
         self._hold()
         held = time.monotonic() - started
         view = self.board.view if self._gathering.found else self._wait_for_late(started)
-        while not self._closing:
+        while not self._closing and self.steering.due is None:
             if self._behind(view):
                 self._gathering.drop()
                 self.tell.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
                 self._accumulator.give_back(self.averager.local)
                 return
             members = self._members(view)
-            if not members.enough:
-                self._wait_for_others(members)
+            if not members.enough:  # the missing live as far as anyone knows: until their records expire
+                self._company.forgive(self.epoch)
+                self._wait("waiting", f"for more than {len(members)} of {members.swarm} trainers")
             elif not members.leader:
                 self._wait("waiting", "in client mode, for a trainer that accepts connections")
             elif len(members) > 1:
                 self.contacts.accompanied(members.peer_ids - {self.peer_id})
                 self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
                 mine = self._accumulator.held
-                result, missed = self._gathering.average(members, mine.samples, mine.total, self._avoided)
-                self._absent = {r.peer_id: r.time for r in view.records if r.peer_id in missed}
+                result, missed = self._gathering.average(
+                    members, mine.samples, mine.total, self._company.avoided, self._overtaken
+                )
+                self._company.ended(result, missed, view.records, self.epoch)
                 if result.complete:
                     self.board.met(result.members)
                     result.seconds["encode"] = held
                     self._commit(started, result)
                     return
-                self._avoid(result)
                 self.tell.failed(self.epoch, result, missed, mine.samples, started)
             elif not self._accumulator.held.samples:
                 self._hold()
@@ -344,59 +371,15 @@ class Collaboration:
         except ValueError as error:
             self.emit(Log(f"left out the gradient of this step: {error}", "warning"))
 
-    def _members(self, view: View) -> Members:
-        """Who should average with this peer, itself included.
-
-        Without those who did not come to the last round, until they renew their records: they may be dead.
-        """
-        if self._again.is_set():
-            self._again.clear()
-            self._gathering.drop()
-            self._forgive()
-        own = [record for record in view.records if record.peer_id == self.peer_id]
-        others = [
-            record
-            for record in view.members(*self._state.position)
-            if record.peer_id not in {self.peer_id, *self._avoided}
-            and record.time > self._absent.get(record.peer_id, -math.inf)
-        ]
-        return Members.of([*own, *others], swarm=len(self._other_trainers()) + 1)
-
     def _wait_for_late(self, started: float) -> View:
         """Give those who are finishing the step before the time that matchmaking would take; then go without them."""
         view = self.board.fresh_view()
-        while view.late(self.epoch) and time.monotonic() < started + self.run.swarm.matchmaking_time:
-            if self._closing:
+        while late := self._company.late(view, self.epoch):
+            if self._closing or time.monotonic() > started + self.run.swarm.matchmaking_time:
+                self._company.waited_for(late)
                 break
             view = self.board.fresh_view()
         return view
-
-    def _avoid(self, result: RoundResult) -> None:
-        """Repeat the round without those who spoiled it; who sent what must be refused stays out for longer.
-
-        Who is at fault where two disagree is not known: they try once more.
-        """
-        again, self._disputed = result.disputed & self._disputed, result.disputed
-        for peer_id in result.failed.keys() | again:
-            self._avoided[peer_id] = self.epoch
-        for peer_id in result.rejected:
-            self._avoided[peer_id] = self.epoch + AVOIDED_STEPS
-        self._avoided.pop(self.peer_id, None)
-
-    def _wait_for_others(self, members: Members) -> None:
-        """Too few for a step. The missing live as far as anyone knows: try them again, until their records expire."""
-        self._forgive()
-        self._wait("waiting", f"for more than {len(members)} of {members.swarm} trainers")
-
-    def _forgive(self) -> None:
-        """Try those again who did not come or spoiled a round, but for those whose gradients had to be refused."""
-        self._absent = {}
-        self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch > self.epoch}
-
-    def _other_trainers(self) -> frozenset[str]:
-        """All that may be training, but for this peer and those whose gradients must be refused."""
-        refused = {peer_id for peer_id, epoch in self._avoided.copy().items() if epoch > self.epoch}
-        return self.board.trainers() - refused - {self.peer_id}
 
     def _wait(self, phase: str, reason: str) -> None:
         self.tell.phase(phase, reason)
@@ -417,8 +400,8 @@ class Collaboration:
             self._publish()
             return
         stepped = time.monotonic()
-        self._disputed = frozenset()
-        self._avoided = {peer_id: epoch for peer_id, epoch in self._avoided.items() if epoch >= self.epoch}
+        self.board.stepped(*self._state.position)
+        self._company.stepped(self.epoch)
         held = self._accumulator.held
         samples, loss = (held.samples, held.mean(held.total)) if result is None else result.samples_and_loss()
         self._last_loss = self._accumulator.release()
@@ -433,6 +416,19 @@ class Collaboration:
         self.tell.phase("training", f"towards step {self.epoch + 1}")
         with self._changed:
             self._changed.notify_all()
+
+    def _go_back(self, order: RollBack) -> None:
+        """Come to the state that the organiser ordered; what was computed since belongs to another one."""
+        self._gathering.drop()
+        self._accumulator.forget()
+        self.tell.phase("syncing", f"the organiser takes the run back to step {order.step}")
+        if self.take_over.go_back(order, self.board.fresh_view()):
+            self.steering.done(order)
+            self._publish()
+            self.tell.phase("training", f"towards step {self.epoch + 1}")
+        else:  # nobody has it yet
+            with self._changed:
+                self._changed.wait(timeout=1.0)
 
     def _catch_up(self, view: View) -> None:
         """Come to the state that most of the foremost hold; returns when this peer is no longer behind."""

@@ -19,11 +19,14 @@ from hivemind.utils import get_dht_time
 
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.processes import alive, children_of
+from tt_cli.supervisor.processes import alive, children_of, keep_objects_shared
 from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.swarm import door, streams
 from tt_cli.swarm.addresses import listen_and_announce, moved
+from tt_cli.swarm.door import DhtDoor
 from tt_cli.swarm.failures import classify
 from tt_cli.swarm.identity import Identity
+from tt_cli.swarm.membership import NoPass, check_own_pass, membership_of
 from tt_cli.swarm.validator import RecordValidator
 
 __all__ = [
@@ -39,6 +42,7 @@ __all__ = [
 ]
 
 START_SECONDS = 30.0
+END_SECONDS = 3.0  # for a process that failed
 READY_SECONDS = 90.0  # for the daemon, and after it for the initial peers to answer
 ADDRESS_SECONDS, ADDRESS_QUESTIONS = 5.0, 4
 ANSWER_SECONDS = 8.0  # hivemind waits for 3: on a slow line that is full of gradients answers take longer
@@ -64,22 +68,28 @@ def start_dht(
 
     identity: None for an observer, which publishes nothing. initial_peers: multiaddrs with /p2p/…; empty for the
     first peer of a run. host, port: the address to listen on (port 0: any free one); nothing in client mode.
-    Raises TTError when the port is taken or none of the initial peers answers.
+    Raises TTError when the port is taken or none of the initial peers answers, NoPass where this peer is not admitted.
     """
-    validators = [RecordValidator(run.identity)]
+    membership = membership_of(run, None if identity is None else identity.path)
+    validators = [RecordValidator(run.identity, membership, run.membership.authority_key or "")]
     if identity is not None:
         validators.insert(0, RSASignatureValidator(identity.key))
     else:
         validators.insert(0, RSASignatureValidator())
+    if identity is not None:
+        check_own_pass(membership, identity.peer_id, run)
     if not client_mode and port:
         _check_port_free(host, port)
     listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port)
-    dht = None
+    dht, guard = None, DhtDoor(membership)
+    door.install()
+    streams.install()
     try:
         dht = DHT(
             initial_peers=list(initial_peers) or None,
             start=False,
             record_validators=validators,
+            authorizer=guard,
             client_mode=client_mode,
             host_maddrs=listen,
             announce_maddrs=list(announce) or announced or None,
@@ -92,13 +102,21 @@ def start_dht(
             startup_timeout=START_SECONDS,
             wait_timeout=ANSWER_SECONDS,
         )
+        keep_objects_shared()
+        dht.membership = membership  # which the averager's process gets too, when it forks
         # Bounded, for a node that dies, or fails with what cannot be pickled, never says so.
         dht.run_in_background(timeout=READY_SECONDS)
         dht.listening = [] if client_mode else listen
         return dht
     except Exception as error:  # hivemind passes on whatever its node or daemon raised
-        if dht is not None and dht.is_alive():
-            dht.kill()
+        if dht is not None:
+            # It has just told why it failed, with a lock that all of hivemind's processes share: killed before it let
+            # go of that, it would keep every later one from ever being ready.
+            dht.join(END_SECONDS)
+            if dht.is_alive():
+                dht.kill()
+        if guard.refusal:
+            raise NoPass(f"the peers of run {run.identity} do not admit this one: {guard.refusal}") from error
         raise _explain(error, run, initial_peers, port) from error
 
 

@@ -18,7 +18,9 @@ from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
+from tt_cli.run.passes import MAX_PASS
 from tt_cli.swarm.buffer import StateBuffer
+from tt_cli.swarm.membership import Membership, NotAdmitted, shown_in
 from tt_cli.swarm.shared import Tree, TreeReader
 
 logger = get_logger(__name__)
@@ -41,10 +43,20 @@ class Unavailable(Exception):
 
 
 class StateDonor(ServicerBase):
-    """The libp2p service. offer: makes the copy. read_tree: its manifest's tree. on_sent: told of bytes sent."""
+    """The libp2p service. offer: makes the copy. read_tree: its manifest's tree. on_sent: told of bytes sent.
 
-    def __init__(self, offer: Offer, read_tree: TreeReader, on_sent: Callable[[int], None] = lambda count: None):
+    membership: who may take it, looked at with every request; None for anybody.
+    """
+
+    def __init__(
+        self,
+        offer: Offer,
+        read_tree: TreeReader,
+        on_sent: Callable[[int], None] = lambda count: None,
+        membership: Membership | None = None,
+    ):
         self._offer, self._read_tree, self._on_sent = offer, read_tree, on_sent
+        self._membership = membership
         self._snapshot: _Snapshot | None = None
         self._making: asyncio.Task[_Snapshot | None] | None = None
         self._takers: Counter[str] = Counter()
@@ -59,14 +71,26 @@ class StateDonor(ServicerBase):
             return
         self._takers[taker] += 1
         try:
-            if (first := await _next_request(requests)) is not None:
+            admitted = self._admitted(requests, taker)
+            if (first := await _next_request(admitted)) is not None:
                 snapshot = await self._snapshot_for(first[0])
-                async for answer in snapshot.answers(*first, requests, self._on_sent):
+                async for answer in snapshot.answers(*first, admitted, self._on_sent):
                     yield answer
-        except Unavailable as error:
+        except (Unavailable, NotAdmitted) as error:
             yield _message({"refused": str(error)})
         finally:
             self._takers[taker] -= 1
+
+    async def _admitted(
+        self, requests: AsyncIterator[runtime_pb2.ExpertInfo], taker: str
+    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        """The requests of a member: its pass comes with the first one. Raises NotAdmitted when it counts no more."""
+        text = None
+        async for request in requests:
+            if self._membership is not None:
+                text = shown_in(request.serialized_info[:MAX_REQUEST]) if text is None else text
+                self._membership.admit(text, taker)
+            yield request
 
     async def _snapshot_for(self, digest: str) -> _Snapshot:
         """The copy with this digest; or the one that is being read; or a new one of the present state."""
@@ -189,8 +213,8 @@ def request_in(data: bytes) -> tuple[str, list[int]]:
     try:
         if len(data) > MAX_REQUEST:
             raise ValueError("too long")
-        match msgpack.unpackb(data, max_map_len=2, max_ext_len=0, max_bin_len=0, max_str_len=64):
-            case {"digest": str(digest), "chunks": list(runs)} if _rising(runs):
+        match msgpack.unpackb(data, max_map_len=3, max_ext_len=0, max_bin_len=0, max_str_len=MAX_PASS):
+            case {"digest": str(digest), "chunks": list(runs)} if len(digest) <= 64 and _rising(runs):
                 return digest, runs
     except (ValueError, msgpack.UnpackException):
         pass

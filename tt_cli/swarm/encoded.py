@@ -29,9 +29,17 @@ class EncodedBuffer:
         self.layout, self.codec = layout, codec
         scales = layout.boundary // codec.block * codec.scale_bytes
         self.nbytes = scales + layout.boundary + 2 * (layout.size - layout.boundary)
-        memory = shared_bytes(self.nbytes)
+        self._memory = memory = shared_bytes(self.nbytes)
         self._scales, self._codes = memory[:scales], memory[scales : scales + layout.boundary]
         self._small = memory[scales + layout.boundary :]
+
+    def dump(self) -> bytes:
+        """A copy of all of it."""
+        return bytes(self._memory)
+
+    def load(self, dumped: bytes) -> None:
+        """Become what was dumped from a buffer of the same layout and codec."""
+        self._memory[:] = dumped
 
     def write(self, start: int, stop: int, encoded: bytes) -> None:
         """Keep the checked bytes of elements `start` to `stop`. `start` begins a block where tensors are large."""

@@ -11,37 +11,43 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any
 
+import msgpack
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import aiter_with_timeout
 
+from tt_cli.run.passes import MAX_PASS
 from tt_cli.swarm.codec import MalformedPart
 from tt_cli.swarm.layout import Part
-from tt_cli.swarm.store import HASH_BYTES, MISSING, AverageStore, part_hash
+from tt_cli.swarm.store import HASH_BYTES, MISSING, AverageStore, KeptAverage, part_hash
 
 
-def request(key: bytes | str, parts: Sequence[int] | None) -> runtime_pb2.ExpertInfo:
-    """key: group id, or the state key of a round that was committed."""
+def request(key: bytes | str, parts: Sequence[int] | None, pass_text: str = "") -> runtime_pb2.ExpertInfo:
+    """key: group id, or the state key of a round that was committed; then with the pass of the one who asks."""
     return runtime_pb2.ExpertInfo(
-        serialized_info=MSGPackSerializer.dumps([key, None if parts is None else list(parts)])
+        serialized_info=MSGPackSerializer.dumps([key, None if parts is None else list(parts), pass_text])
     )
 
 
-def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes | str, list[int] | None]:
-    """Raises ValueError for anything else than a request."""
+def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes | str, list[int] | None, str]:
+    """Key, parts (in rising order, each once) and pass. Raises ValueError for anything else than a request."""
     try:
-        key, parts = MSGPackSerializer.loads(message.serialized_info)
+        key, parts, pass_text = msgpack.unpackb(message.serialized_info, max_ext_len=0)
     except Exception as error:  # msgpack raises many types
         raise ValueError(f"no request: {error}") from error
     if not isinstance(key, (bytes, str)) or not (parts is None or isinstance(parts, list)):
         raise ValueError("no request for parts")
-    if parts is not None and not all(isinstance(index, int) and index >= 0 for index in parts):
+    if not isinstance(pass_text, str) or len(pass_text) > MAX_PASS:
+        raise ValueError("a request without a pass")
+    if parts is not None and not all(type(index) is int and index >= 0 for index in parts):
         raise ValueError("a request for parts that cannot be")
-    return key, parts
+    if parts is not None and not all(one < two for one, two in zip(parts, parts[1:], strict=False)):
+        raise ValueError("a request for parts more than once")
+    return key, parts, pass_text
 
 
 async def answer(
-    store: AverageStore, parts: Iterable[int] | None, holds: Callable[[], bool]
+    store: AverageStore | KeptAverage, parts: Iterable[int] | None, holds: Callable[[], bool]
 ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
     """What a member sends. It ends early when `holds` says that the store went on to another round."""
     hashes = store.hashes
@@ -72,13 +78,13 @@ async def fetch_parts(
 
 
 async def fetch_whole(
-    stub: Any, key: str, store: AverageStore, patience: float, on_bytes: Callable[[int], None]
+    stub: Any, key: str, store: AverageStore, patience: float, on_bytes: Callable[[int], None], pass_text: str = ""
 ) -> bool:
     """Replace what is in the store by the average of a committed round; False when this member does not have it.
 
     Raises ValueError for what does not fit, and whatever the connection raises.
     """
-    async with aclosing(await stub.rpc_fetch_average(request(key, None))) as answers:
+    async with aclosing(await stub.rpc_fetch_average(request(key, None, pass_text))) as answers:
         stream = aiter_with_timeout(answers, patience)
         try:
             parts, hashes = _read_header(await anext(stream), store)
@@ -91,10 +97,10 @@ async def fetch_whole(
 
 def _read_header(header: runtime_pb2.ExpertInfo, store: AverageStore) -> tuple[tuple[Part, ...], list[bytes]]:
     try:
-        reducers, joined = MSGPackSerializer.loads(header.serialized_info)
+        reducers, joined = msgpack.unpackb(header.serialized_info, max_ext_len=0)
     except Exception as error:  # msgpack raises many types
         raise ValueError(f"no header: {error}") from error
-    if not isinstance(reducers, int) or not isinstance(joined, bytes):
+    if type(reducers) is not int or not isinstance(joined, bytes):
         raise ValueError("a header without reducers or hashes")
     parts = store.layout.parts(reducers)
     if len(joined) != HASH_BYTES * len(parts):

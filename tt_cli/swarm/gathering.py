@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.utils import get_dht_time
 
+from tt_cli.swarm.allowances import allowances
 from tt_cli.swarm.averager import Averager, RoundResult
 from tt_cli.swarm.guarded import GuardedState
+from tt_cli.swarm.meeting import Meeting
 from tt_cli.swarm.records import PeerRecord
 
 FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0
@@ -19,19 +22,23 @@ FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0
 class Members:
     """Who should average together. leader: where they meet; "" when nobody of them accepts connections.
 
-    swarm: how many trainers there are, with those that hold another state or did not come the last time.
+    swarm: how many trainers there are, with those that hold another state or did not come the last time. allowed: peer
+    id → samples that it may claim. welcome: trainers whose records name no later state.
     """
 
     peer_ids: frozenset[str]
     leader: str
     swarm: int
+    allowed: Mapping[str, float] = field(default_factory=dict, compare=False, hash=False)
+    welcome: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
-    def of(cls, records: Iterable[PeerRecord], swarm: int = 0) -> Members:
+    def of(cls, records: Iterable[PeerRecord], swarm: int = 0, welcome: Iterable[str] = ()) -> Members:
         """The trainers of these records; the smallest peer id that accepts connections leads."""
         records = list(records)
         listening = [record.peer_id for record in records if not record.client_mode]
-        return cls(frozenset(record.peer_id for record in records), min(listening, default=""), swarm)
+        everybody, leader = frozenset(record.peer_id for record in records), min(listening, default="")
+        return cls(everybody, leader, swarm, allowances(records, get_dht_time()), frozenset(welcome))
 
     def __len__(self) -> int:
         return len(self.peer_ids)
@@ -75,16 +82,18 @@ class Gathering:
             self._seek(members, avoided)
 
     def average(
-        self, members: Members, samples: int, loss: float, avoided: Iterable[str]
+        self, members: Members, samples: int, loss: float, avoided: Iterable[str], overtaken: Callable[[], bool]
     ) -> tuple[RoundResult, frozenset[str]]:
         """The round itself, with `averager.local`, and who should have come to it and did not.
 
-        loss: summed over the samples.
+        loss: summed over the samples. overtaken: see `Averager.average`.
         """
         self._drop_outdated(members)
         sought, self._sought = self._sought or self._seek(members, avoided), None
         started = time.monotonic()
-        result = self._averager.average(sought.control, samples, loss)
+        result = self._averager.average(sought.control, samples, loss, overtaken, members.allowed)
+        if result.overtaken:  # this peer was late, not the others
+            return result, frozenset()
         waited = time.monotonic() - started - result.seconds.get("transfer", 0.0) - result.seconds.get("commit", 0.0)
         result.seconds["matchmaking"] = waited
         self.lead = min(self._longest, SPARE_SECONDS + self.lead / 2 + waited)
@@ -106,9 +115,9 @@ class Gathering:
             sought.control.cancel()
 
     def _seek(self, members: Members, avoided: Iterable[str]) -> Sought:
-        key = self._state.key
-        control = self._averager.seek(key, members.peer_ids, members.leader, members.swarm, frozenset(avoided))
-        self._sought = Sought(key, members, control)
+        key, there_are = self._state.key, max(members.swarm, len(members))
+        meeting = Meeting(key, len(members), members.leader, there_are, frozenset(avoided), members.welcome)
+        self._sought = Sought(key, members, self._averager.seek(meeting))
         return self._sought
 
     def _drop_outdated(self, members: Members) -> None:

@@ -20,10 +20,13 @@ from hivemind.p2p import P2P
 from hivemind.utils import MPFuture
 
 from tt_cli.run import RunConfig
+from tt_cli.supervisor.processes import keep_objects_shared
+from tt_cli.swarm import streams
 from tt_cli.swarm.asking import connect_over
 from tt_cli.swarm.board import read_records
 from tt_cli.swarm.buffer import Passage, StateBuffer
 from tt_cli.swarm.donor import StateDonor
+from tt_cli.swarm.membership import membership_at
 from tt_cli.swarm.reachability import DialBack
 from tt_cli.swarm.shared import Tree, TreeReader
 from tt_cli.swarm.signatures import Signatures
@@ -86,6 +89,7 @@ async def take_over(
         timeout=PATIENCE * run.swarm.next_chunk_timeout,
         select=select,
         on_bytes=on_bytes,
+        mine=membership_at(dht).mine,
     )
     tree, indexes = await taker.take()
     return Taken(tree, Chunks(tree, indexes, buffer), donors_of(taker), taker.received, taker.refused)
@@ -116,10 +120,12 @@ class StateSharing:
         """
         self._run, self._dht_of_run, self._own_id = run, dht, peer_id
         self._source, self._read_tree = source, read_tree
+        self._membership = membership_at(dht)
         self._passage = Passage()
-        self._donor = StateDonor(self._offer, read_tree, self._count_sent)
+        self._donor = StateDonor(self._offer, read_tree, self._count_sent, self._membership)
         self._taking: dict[int, asyncio.Task[None]] = {}
         self._progress = torch.zeros(3, dtype=torch.int64).share_memory_()  # bytes that came, all, donors giving
+        keep_objects_shared()
 
     # ---------------------------------------------------------------- in the host process
 
@@ -173,10 +179,11 @@ class StateSharing:
     # ---------------------------------------------------------------- in the averager's process
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, namespace: str | None = None, **kwargs: Any) -> None:
-        """As hivemind's, those of the donor, and of those who dial back."""
+        """As hivemind's, those of the donor, and of those who dial back; all their streams are guarded."""
+        streams.guard(p2p, self._membership)
         await super().add_p2p_handlers(p2p, *args, namespace=namespace, **kwargs)  # type: ignore[misc]
         await self._donor.add_p2p_handlers(p2p, namespace=namespace)
-        self._dial_back = DialBack()
+        self._dial_back = DialBack(self._membership)
         await self._dial_back.add_p2p_handlers(p2p, namespace=namespace)
 
     async def remove_p2p_handlers(self, p2p: P2P, *, namespace: str | None = None) -> None:
@@ -187,6 +194,10 @@ class StateSharing:
 
     def _count_sent(self, count: int) -> None:
         self.traffic[0] += count
+
+    def taking_may_wait(self) -> bool:
+        """Whether a state that is taken over leaves the line to something else for now."""
+        return False
 
     async def _offer(self) -> tuple[bytes, StateBuffer] | None:
         metadata, _, _ = await self._get_current_state_from_host_process()  # type: ignore[attr-defined]
@@ -213,6 +224,8 @@ class StateSharing:
                 own=self._read_tree(own) if own else None,
                 on_bytes=count,
                 at_once=at_once,
+                mine=self._membership.mine,
+                hold=self.taking_may_wait,
             )
             tree, indexes = await taker.take()
             future.set_result(

@@ -17,11 +17,12 @@ import multihash
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import PeerID
 from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.errors import TTError
+from tt_cli.run.peer_key import make_key_file
 
 MAX_PEERS_PER_MACHINE = 64
 
@@ -53,12 +54,19 @@ def peer_id_of(public_key: bytes) -> str:
     return str(PeerID(digest))
 
 
-def claim_identity(folder: Path, role: str) -> Identity:
-    """The first identity of `role` in `folder` that no living process uses; made when there is none.
+def claim_identity(folder: Path, role: str, name: str = "") -> Identity:
+    """The identity called `name` in `folder`, else the first of `role` that no living process uses; made if missing.
 
     A second trainer on one machine gets an identity of its own (`trainer-2.key`); an auxiliary peer's identity
-    is fixed, so a second one is refused. Files are readable by their owner alone.
+    is fixed, so a second one is refused. A supervisor names the one that it holds a pass for. Files are readable by
+    their owner alone.
     """
+    if name:
+        path = folder / f"{name}.key"
+        lock = _try_lock(path.with_suffix(".lock"))
+        if lock is None:
+            raise TTError(f"another peer of this machine uses {path}: stop it first")
+        return _load(path, lock)
     slots = 1 if role == "aux" else MAX_PEERS_PER_MACHINE
     for slot in range(1, slots + 1):
         path = folder / (f"{role}.key" if slot == 1 else f"{role}-{slot}.key")
@@ -88,11 +96,7 @@ def _try_lock(path: Path) -> IO[str] | None:
 def _load(path: Path, lock: IO[str]) -> Identity:
     try:
         if not path.exists():
-            unfinished = path.with_suffix(".new")
-            unfinished.unlink(missing_ok=True)
-            P2P.generate_identity(str(unfinished))
-            unfinished.chmod(0o600)
-            unfinished.rename(path)
+            make_key_file(path)
         data = path.read_bytes()
     except OSError as error:
         raise TTError(f"cannot keep this peer's identity in {path}: {error.strerror}") from error

@@ -12,13 +12,19 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgpack
+from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.dht import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
+from tt_cli.run.passes import MAX_PASS
+from tt_cli.swarm.membership import Membership, NotAdmitted
+
 POLL_SECONDS = 0.1
+MAX_GATHERED = MAX_PASS + 256  # bytes that a member tells about itself
 KEPT_GROUPS = 2  # that others may still ask about
 
 
@@ -26,7 +32,8 @@ KEPT_GROUPS = 2  # that others may still ask about
 class Meeting:
     """state_key: epoch and digest from which the round starts. expected: members that should come. leader: a peer id.
 
-    swarm: trainers that there are, whatever they hold. avoided: peer ids with which no group is formed.
+    swarm: trainers that there are, whatever they hold. avoided: peer ids with which no group is formed. welcome: those
+    that a leader takes in, None for all: whose records say that they may start from this state.
     """
 
     state_key: str = ""
@@ -34,6 +41,11 @@ class Meeting:
     leader: str = ""
     swarm: int = 2
     avoided: frozenset[str] = frozenset()
+    welcome: frozenset[str] | None = None
+
+    def takes(self, peer_id: str) -> bool:
+        """Whether a leader lets it into the group."""
+        return peer_id not in self.avoided and (self.welcome is None or peer_id in self.welcome)
 
     def check(self, group: GroupInfo) -> None:
         """Raise ValueError for a group in which no round may begin.
@@ -44,6 +56,28 @@ class Meeting:
             raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, who spoiled a round")
         if 2 * len(group.peer_ids) <= self.swarm:
             raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} trainers came")
+
+
+def member_in(gathered: bytes, peer: PeerID, membership: Membership) -> AveragingMode:
+    """How a member of a group takes part, by what it told the leader: its bandwidth, its mode and its pass.
+
+    Raises ValueError for anything else, NotAdmitted for who is no member of the run.
+    """
+    if len(gathered) > MAX_GATHERED:
+        raise ValueError("a member that says too much")
+    try:
+        _, mode, told = msgpack.unpackb(gathered, max_ext_len=0)
+        pass_text = msgpack.unpackb(told, max_ext_len=0)
+        if not isinstance(pass_text, str):
+            raise ValueError("no pass")
+        found = AveragingMode(mode)
+    except Exception as error:  # msgpack raises many types
+        raise ValueError(f"a member that says something else than it should: {error}") from error
+    try:
+        membership.admit(pass_text, str(peer))
+    except NotAdmitted as error:
+        raise NotAdmitted(f"{peer} is no member: {error}") from None
+    return found
 
 
 class MeetingPoint(GroupKeyManager):

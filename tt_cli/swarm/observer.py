@@ -1,4 +1,8 @@
-"""A client of a run's DHT that only reads: the way to the swarm for whoever is no peer."""
+"""A client of a run's DHT that only reads: the way to the swarm for whoever is no peer.
+
+A closed run shows itself to members only. There an observer has a key of its own on this machine (`observer.key` in the
+run's folder), and a pass for it beside that; in an open run it is nobody, with a new key each time.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +12,30 @@ from types import TracebackType
 from typing import Any
 
 from tt_cli.errors import TTError
-from tt_cli.run import RunConfig
+from tt_cli.run import RunConfig, folders
 from tt_cli.swarm.board import read_history, read_records
 from tt_cli.swarm.dht import start_dht, stop_dht
 from tt_cli.swarm.handover import NoState, Taken, TreeReader, take_over
+from tt_cli.swarm.identity import claim_identity
 from tt_cli.swarm.records import HistoryRecord, PeerRecord
+
+ROLE = "observer"
 
 
 class Observer:
-    """A context manager. initial_peers: multiaddrs with /p2p/…, of which at least one must answer."""
+    """A context manager. initial_peers: multiaddrs with /p2p/…, of which at least one must answer.
+
+    Raises NoPass where the run is closed and this machine has no pass to look at it with.
+    """
 
     def __init__(self, run: RunConfig, initial_peers: Sequence[str]):
         self._run = run
-        self._dht = start_dht(run, None, initial_peers=initial_peers, client_mode=True)
+        self._identity = claim_identity(folders.run_folder(run), ROLE) if run.membership.closed else None
+        try:
+            self._dht = start_dht(run, self._identity, initial_peers=initial_peers, client_mode=True)
+        except BaseException:
+            self._release()
+            raise
 
     def __enter__(self) -> Observer:
         return self
@@ -71,3 +86,8 @@ class Observer:
     def close(self) -> None:
         """End the client and its daemon."""
         stop_dht(self._dht)
+        self._release()
+
+    def _release(self) -> None:
+        if self._identity is not None:
+            self._identity.lock.close()

@@ -25,11 +25,13 @@ from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
 from tt_cli.run import RunConfig
+from tt_cli.run.passes import MAX_PASS
 from tt_cli.supervisor.events import Choice, Emit, Log
 from tt_cli.swarm.addresses import announceable, default_gateway, steps_to_be_reached, tcp_addresses
 from tt_cli.swarm.board import read_records
 from tt_cli.swarm.dht import addresses_of, start_dht, stop_dht
 from tt_cli.swarm.identity import Identity
+from tt_cli.swarm.membership import Membership, NotAdmitted, membership_at, shown_in
 
 logger = get_logger(__name__)
 
@@ -41,9 +43,13 @@ MAPPING_SECONDS = 6.0  # a router takes to open a port when it is asked to
 
 
 class DialBack(ServicerBase):
-    """The libp2p service. One probe runs at a time, and a peer is probed again after some seconds."""
+    """The libp2p service. One probe runs at a time, and a peer is probed again after some seconds.
 
-    def __init__(self) -> None:
+    membership: for whom; None for anybody.
+    """
+
+    def __init__(self, membership: Membership | None = None) -> None:
+        self._membership = membership
         self._probing = asyncio.Lock()
         self._waiting = 0
         self._asked: dict[str, float] = {}
@@ -57,9 +63,11 @@ class DialBack(ServicerBase):
     async def rpc_dial_back(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """{"ports"} → {"seen": address, "reached": ports of it that this peer could dial}, or {"refused": words}."""
         try:
+            if self._membership is not None:
+                self._membership.admit(shown_in(request.serialized_info), str(context.remote_id))
             ports = ports_in(request.serialized_info)
             answer: dict[str, Any] = await self._dial(context.remote_id, ports)
-        except ValueError as error:
+        except (ValueError, NotAdmitted) as error:
             answer = {"refused": str(error)}
         return runtime_pb2.ExpertInfo(serialized_info=msgpack.packb(answer))
 
@@ -81,7 +89,7 @@ class DialBack(ServicerBase):
 def ports_in(request: bytes) -> list[int]:
     """Raises ValueError for anything else than a few ports."""
     try:
-        match msgpack.unpackb(request, max_array_len=MOST_PORTS, max_map_len=1, max_str_len=8, max_bin_len=0):
+        match msgpack.unpackb(request, max_array_len=MOST_PORTS, max_map_len=2, max_str_len=MAX_PASS, max_bin_len=0):
             case {"ports": [*ports]} if ports and all(type(port) is int and 0 < port < 2**16 for port in ports):
                 return ports
     except (ValueError, msgpack.UnpackException):
@@ -159,9 +167,12 @@ class Reachability:
         return None if not self.answered else 2 * self.times > self.answered
 
 
-async def _ask(_: DHT, node: DHTNode, peers: Sequence[str], namespace: str, ports: Sequence[int]) -> list[bytes]:
+async def _ask(
+    _: DHT, node: DHTNode, peers: Sequence[str], namespace: str, ports: Sequence[int], pass_text: str
+) -> list[bytes]:
     """In the DHT's process: the answers of those who answer."""
-    request = runtime_pb2.ExpertInfo(serialized_info=msgpack.packb({"ports": list(ports)}))
+    shown = {"pass": pass_text} if pass_text else {}
+    request = runtime_pb2.ExpertInfo(serialized_info=msgpack.packb({"ports": list(ports)} | shown))
 
     async def ask(peer: str) -> bytes:
         stub = DialBack.get_stub(node.protocol.p2p, PeerID.from_base58(peer), namespace=namespace)
@@ -180,7 +191,8 @@ def dialled_back(run: RunConfig, dht: DHT, ports: Sequence[int]) -> Reachability
     asked = [r.peer_id for r in sorted(able, key=lambda record: record.role != "aux")][:MOST_ASKED]
     if not asked or not ports:
         return Reachability()
-    ask = partial(_ask, peers=asked, namespace=run.identity, ports=list(ports)[:MOST_PORTS])
+    mine = membership_at(dht).mine()
+    ask = partial(_ask, peers=asked, namespace=run.identity, ports=list(ports)[:MOST_PORTS], pass_text=mine)
     try:
         answers = dht.run_coroutine(ask, return_future=True).result(timeout=ANSWER_SECONDS + 5.0)
     except concurrent.futures.TimeoutError:

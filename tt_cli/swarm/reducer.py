@@ -1,9 +1,9 @@
 """Averages the parts that this peer is responsible for.
 
 The members' parts are kept as they came, a byte for each element, until all members that are still there have sent the
-same part. Then they are added up in one pass, in the order of the members, so that the same contributions give the same
-bytes; and the average is encoded once, for all. It lies in the store, of which the answers are read: nothing of a round
-stays here.
+same part. Then they are averaged (aggregation.py), in the order of the members, so that the same contributions give the
+same bytes; and the average is encoded once, for all. It lies in the store, of which the answers are read: nothing of a
+round stays here.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
-import torch
 from hivemind.proto import runtime_pb2
 
+from tt_cli.swarm.aggregation import LARGEST, Aggregation, average_part
+from tt_cli.swarm.clipping import Contribution
 from tt_cli.swarm.codec import GradientCodec, MalformedPart
 from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.layout import Part
 
 AHEAD = 32  # parts that a sender may be ahead of the slowest: bounds what a reducer keeps
-LARGEST = 1e18  # magnitude: beyond it no gradient is meant, and below it no weighted sum overflows
 
 
 class Reducer:
@@ -30,8 +31,10 @@ class Reducer:
     it is made, its place in `parts` and its bytes.
 
     senders: all members that send, in their order, this peer among them. max_weight: the largest weight (samples) that
-    a member may claim. failed: senders that are out, with the reason; what they sent before counts. rejected: senders
-    some of whose numbers were left out, with the reason. seconds: spent on sums and on encoding them.
+    a member may claim; allowed: that some may claim, from the samples they published. spread: of this peer's gradient.
+
+    failed: senders that are out, with the reason; what they sent before counts. rejected: senders some of whose numbers
+    were left out, with the reason. clipped: sender → parts in which it was clipped. seconds: spent on averages.
     """
 
     def __init__(
@@ -44,10 +47,17 @@ class Reducer:
         senders: Sequence[str],
         max_weight: float,
         keep: Callable[[int, bytes], None],
+        *,
+        aggregation: Aggregation = "mean",
+        allowed: Mapping[str, float] | None = None,
+        spread: float = 0.0,
     ):
         self.codec, self.parts, self.senders = codec, parts, list(senders)
-        self.max_weight = max_weight
+        self.max_weight, self.allowed = max_weight, allowed or {}
+        self.aggregation = aggregation
         self._keep = keep
+        self.clipped: Counter[str] = Counter()
+        self.spreads: dict[str, float] = {me: spread}
         self.failed: dict[str, str] = {}
         self.rejected: dict[str, str] = {}
         self.weights: dict[str, float] = {me: weight}
@@ -59,20 +69,32 @@ class Reducer:
         self._ended = False
         self.seconds = 0.0
 
-    async def take(self, sender: str, message: runtime_pb2.Tensor, weight: float) -> None:
+    async def take(
+        self,
+        sender: str,
+        message: runtime_pb2.Tensor,
+        weight: float,
+        check: Callable[[int, bytes], None] = lambda index, encoded: None,
+    ) -> None:
         """The next part of one sender; returns when there is room for another.
 
-        Raises MalformedPart, with nothing changed, for what must not enter an average.
+        check: gets the part's place and its bytes, and may refuse them too. Raises MalformedPart, with nothing changed,
+        for what must not enter an average.
         """
+        if sender in self.failed:
+            return  # nothing more of it counts, so nothing of it is counted to be out of place
         index = self._counts[sender]
         if index >= len(self.parts):
             raise MalformedPart("more parts than it was asked for")
-        if not math.isfinite(weight) or not 0.0 <= weight <= self.max_weight:
-            raise MalformedPart(f"weight {weight} outside 0 to {self.max_weight:g}")
-        if self.weights.setdefault(sender, weight) != weight:
+        most = min(self.max_weight, self.allowed.get(sender, self.max_weight))
+        if not math.isfinite(weight) or not 0.0 <= weight <= most:
+            raise MalformedPart(f"weight {weight} outside 0 to {most:g}, which its samples allow")
+        if self.weights.get(sender, weight) != weight:
             raise MalformedPart("a weight that changes between parts")
         part = self.parts[index]
         encoded = self.codec.read_part(message, part.elements, part.large)
+        check(index, encoded)
+        self.weights[sender] = weight
         async with self._changed:
             if sender in self.failed:
                 return
@@ -87,6 +109,12 @@ class Reducer:
             if self._counts[sender] < len(self.parts):
                 self.failed.setdefault(sender, reason)
             self._changed.notify_all()
+
+    def holding_up(self) -> list[str]:
+        """Senders without whose next part the next average cannot be made."""
+        if self.made == len(self.parts):
+            return []
+        return [each for each in self.senders if self._counts[each] <= self.made and each not in self.failed]
 
     async def run(self) -> None:
         """Average all parts, one after the other."""
@@ -115,33 +143,21 @@ class Reducer:
     def _ready(self, index: int) -> bool:
         return all(self._counts[sender] > index or sender in self.failed for sender in self.senders)
 
+    def used(self, sender: str) -> int:
+        """How many of its parts are in the averages: the first ones. Final when all averages are made."""
+        return self._counts[sender]
+
     def _average(self, index: int) -> bytes:
-        contributions = {sender: self._received[sender].pop(index, None) for sender in self.senders}
-        contributions[self._me] = self._own.read(self.parts[index].start, self.parts[index].stop)
-        summed = self._sum(index, contributions)
-        if not summed.abs().max() <= LARGEST:
-            self._leave_out_the_huge(index, contributions)
-            summed = self._sum(index, contributions)
-        return self.codec.encode_part(summed, self.parts[index].large).buffer
-
-    def _sum(self, index: int, contributions: Mapping[str, bytes | None]) -> torch.Tensor:
-        """The mean over the samples of those who contributed; zeros when nobody has any."""
-        part, total = self.parts[index], 0.0
-        summed = torch.zeros(part.elements)
-        for sender, encoded in contributions.items():
-            weight = self.weights.get(sender, 0.0)
-            if encoded is not None:
-                self.codec.add(encoded, part.large, summed, weight)
-                total += weight
-        return summed.div_(total) if total > 0 else summed
-
-    def _leave_out_the_huge(self, index: int, contributions: dict[str, bytes | None]) -> None:
         part = self.parts[index]
-        for sender, encoded in contributions.items():
-            if encoded is None:
-                continue
-            decoded = torch.empty(part.elements)
-            self.codec.decode_into(encoded, part.large, decoded)
-            if decoded.abs().max() > LARGEST:
-                contributions[sender] = None
-                self.rejected[sender] = f"sent values beyond {LARGEST:.0e}"
+        found = {sender: self._received[sender].pop(index, None) for sender in self.senders}
+        found[self._me] = self._own.read(part.start, part.stop)
+        contributions = [
+            Contribution(sender, encoded, self.weights.get(sender, 0.0), self.spreads.get(sender, 0.0))
+            for sender, encoded in found.items()
+            if encoded is not None
+        ]
+        made = average_part(self.codec, self.aggregation, contributions, part.elements, part.large)
+        self.clipped.update(made.clipped)
+        for sender in made.huge:
+            self.rejected[sender] = f"sent values beyond {LARGEST:.0e}"
+        return made.encoded

@@ -3,14 +3,18 @@
 hivemind's runner sends each member its own quantised *difference* from the average, so members end with unlike tensors
 and drift apart, and puts a member's local gradient where a part of the average did not come. Here the reducer of a part
 encodes the average once and sends those bytes to all; what did not come stays missing, and `settle.py` sees to it. The
-messages are hivemind's; what comes in is checked before it changes anything.
+messages are hivemind's; what comes in is checked before it changes anything. What a member sends it has signed, and a
+reducer signs what it made of it (signed.py): see audit.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import hashlib
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,14 +23,19 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
+from tt_cli.swarm.aggregation import Aggregation
+from tt_cli.swarm.clipping import spread
 from tt_cli.swarm.codec import MalformedPart
 from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.reducer import Reducer
+from tt_cli.swarm.signed import Commitment, Inputs, NotProven, Opening, RoundName, Signer, input_hash
 from tt_cli.swarm.store import MISSING, AverageStore
 
 logger = get_logger(__name__)
 
 SENT, AVERAGED = averaging_pb2.PART_FOR_AVERAGING, averaging_pb2.AVERAGED_PART
+BEYOND = 1e3  # times the norm of this peer's gradient or of the last average: no part of an average is so large
+ANSWERING = 1.4  # times as long as senders may send, a reducer may answer
 
 
 class BrokenTransfer(Exception):
@@ -36,18 +45,22 @@ class BrokenTransfer(Exception):
 class Runner:
     """One member's side of one transfer.
 
-    me, members: peer ids; members in any order. listening: those of them that accept connections, who are the reducers.
-    local: this peer's mean gradient. weight: the samples behind it. stub_of: peer id → hivemind
-    stub. store: receives the average. traffic: int64 (2,), bytes sent and received, counted up. patience: seconds to
-    wait for a sender's next part; a reducer gets twice as long, for it waits for the others.
+    name: of the round. signer: signs for this peer. me, members: peer ids; members in any order. listening: those of
+    them that accept connections, who are the reducers. local: this peer's mean gradient. weight: the samples behind it.
+    max_weight, aggregation, allowed: see Reducer. usual: norm of the last average, 0 when there is none. stub_of: peer
+    id → hivemind stub. store: receives the average. traffic: int64 (2,), bytes sent and received, counted up.
+    patience: seconds to wait for a sender's next part; a reducer gets twice as long, for it waits for the others.
+    longest: seconds for all parts of a sender.
 
-    rejected: peer id → why what it sent was refused. failed: reducer → why its averages did not all come.
+    rejected: peer id → why what it sent was refused. failed: reducer → why its averages did not all come. inputs,
+    commitment: what this peer reduced, packed, and its signed commitment to it; b"" where it reduced nothing.
     """
 
     def __init__(
         self,
         *,
-        group_id: bytes,
+        name: RoundName,
+        signer: Signer,
         me: PeerID,
         members: Sequence[PeerID],
         listening: Sequence[PeerID],
@@ -58,8 +71,13 @@ class Runner:
         stub_of: Callable[[PeerID], Any],
         traffic: torch.Tensor,
         patience: float,
+        longest: float,
+        aggregation: Aggregation = "mean",
+        allowed: Mapping[str, float] | None = None,
+        usual: float = 0.0,
     ):
-        self.group_id, self.me, self.weight, self.patience = group_id, me, weight, patience
+        self.name, self.group_id, self._signer = name, name.group_id, signer
+        self.me, self.weight, self.patience, self.longest = me, weight, patience, longest
         self.members = sorted(members, key=PeerID.to_bytes)
         self.reducers = [member for member in self.members if member in listening]
         if not self.reducers:
@@ -73,7 +91,7 @@ class Runner:
         self.rejected: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self._started: set[PeerID] = set()
-        own = self._of(me)
+        own = self.parts_of(me)
         self.reducer = Reducer(
             store.codec,
             [self.parts[index] for index in own],
@@ -83,18 +101,26 @@ class Runner:
             [str(member) for member in self.members],
             max_weight,
             lambda position, encoded: store.put(own[position], encoded),
+            aggregation=aggregation,
+            allowed=allowed,
         )
-        self._own = own
+        self._own, self._usual = own, usual
+        self._norms: dict[int, float] = {}  # of the averages
+        self._openings: dict[str, bytes] = {}  # of the senders to this peer: envelopes
+        self.inputs = self.commitment = b""
         self._round: list[bytes] | None = None  # the store's hashes while it holds this round's average
 
-    def _of(self, reducer: PeerID) -> list[int]:
+    def parts_of(self, reducer: PeerID) -> list[int]:
+        """The indexes of its parts, none for who is no reducer."""
         return self._indexes[self.reducers.index(reducer)] if reducer in self.reducers else []
 
     async def run(self) -> None:
         """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised."""
         self.store.open(self.parts)
         self._round = self.store.hashes
-        others = [reducer for reducer in self.reducers if reducer != self.me and self._of(reducer)]
+        self._spread = spread(self.codec, self.parts, self.encoded)
+        self.reducer.spreads[str(self.me)] = self._spread
+        others = [reducer for reducer in self.reducers if reducer != self.me and self.parts_of(reducer)]
         watch = asyncio.create_task(self._miss_senders()) if self._own else None
         try:
             async with asyncio.TaskGroup() as together:
@@ -104,6 +130,27 @@ class Runner:
         finally:
             if watch is not None:
                 watch.cancel()
+        if self._own and self.reducer.made == len(self._own):
+            await self._commit()
+
+    async def _commit(self) -> None:
+        """Sign what this peer reduced."""
+        self._openings[str(self.me)] = (await self._opening(self.me)).sign(self._signer)
+        senders = [str(member) for member in self.members if self.reducer.used(str(member))]
+        inputs = Inputs(
+            tuple(self._openings[sender] for sender in senders), tuple(self.reducer.used(sender) for sender in senders)
+        )
+        self.inputs = inputs.pack()
+        commitment = Commitment(
+            self.name,
+            str(self.me),
+            len(self.reducers),
+            self.reducers.index(self.me),
+            inputs.used.count(len(self._own)),
+            hashlib.sha256(self.inputs).digest(),
+            tuple(self.store.hashes[index] for index in self._own),
+        )
+        self.commitment = commitment.sign(self._signer)
 
     def gone(self) -> set[str]:
         """Members that seem to be away: they stopped sending, and did not answer if they are reducers."""
@@ -114,10 +161,11 @@ class Runner:
 
     async def _exchange(self, reducer: PeerID) -> None:
         """Send this peer's share of the gradient to one reducer and take its averages, checked."""
-        indexes, received = self._of(reducer), 0
+        indexes, received = self.parts_of(reducer), 0
         try:
-            stream = await self._stub_of(reducer).rpc_aggregate_part(self._outgoing(indexes))
-            async with aclosing(stream):
+            opening = (await self._opening(reducer)).sign(self._signer)
+            stream = await self._stub_of(reducer).rpc_aggregate_part(self._opened(opening, self._outgoing(indexes)))
+            async with aclosing(stream), asyncio.timeout(ANSWERING * self.longest):
                 async for message in aiter_with_timeout(stream, 2 * self.patience):
                     self._keep(indexes[received], message)
                     received += 1
@@ -138,12 +186,43 @@ class Runner:
             raise BrokenTransfer(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
         part = self.parts[index]
         self.traffic[1] += len(message.tensor_part.buffer)
-        self.store.put(index, self.codec.read_part(message.tensor_part, part.elements, part.large))
+        encoded = self.codec.read_part(message.tensor_part, part.elements, part.large)
+        most = BEYOND * max(self._usual, self._spread * math.sqrt(self.store.layout.size))
+        self._norms[index] = self.codec.most_norm(encoded, part.elements, part.large)
+        if most and not self._norms[index] <= most:
+            raise MalformedPart(f"an average beyond {BEYOND:g} times what is usual")
+        self.store.put(index, encoded)
+
+    def encoded(self, index: int) -> bytes:
+        """A part of this peer's gradient, as it signs and sends it."""
+        return self._local.read(self.parts[index].start, self.parts[index].stop)
+
+    def norm_of_average(self) -> float:
+        """Of the whole average in the store, at most."""
+        for index, part in enumerate(self.parts):
+            if index not in self._norms:
+                self._norms[index] = self.codec.most_norm(self.store.get(index), part.elements, part.large)
+        return math.sqrt(sum(each * each for each in self._norms.values()))
+
+    async def _opening(self, reducer: PeerID) -> Opening:
+        hashes = []
+        for index in self.parts_of(reducer):
+            hashes.append(input_hash(self.encoded(index)))
+            await asyncio.sleep(0)  # let others in
+        return Opening(self.name, str(self.me), str(reducer), float(self.weight), self._spread, tuple(hashes))
+
+    async def _opened(
+        self, opening: bytes, outgoing: AsyncIterator[averaging_pb2.AveragingData]
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """The signed opening travels with the first part, in hivemind's field for who sends it."""
+        async for message in outgoing:
+            message.peer_id, opening = opening, b""
+            yield message
 
     async def _outgoing(self, indexes: Sequence[int]) -> AsyncIterator[averaging_pb2.AveragingData]:
         for index in indexes:
             part = self.parts[index]
-            encoded = self.codec.message(self._local.read(part.start, part.stop), part.elements, part.large)
+            encoded = self.codec.message(self.encoded(index), part.elements, part.large)
             self.traffic[0] += len(encoded.buffer)
             yield averaging_pb2.AveragingData(
                 code=SENT, group_id=self.group_id, tensor_part=encoded, weight=self.weight
@@ -152,11 +231,17 @@ class Runner:
     # ---------------------------------------------------------------- as a reducer
 
     async def _miss_senders(self) -> None:
-        """Who has not begun to send when patience ends is left out."""
+        """Who has not begun to send when patience ends is left out, and whoever holds up the others for too long."""
         await asyncio.sleep(self.patience)
         for member in self.members:
             if member != self.me and member not in self._started:
                 await self.reducer.fail(str(member), "did not begin to send")
+        await asyncio.sleep(self.longest - self.patience)
+        while True:
+            for sender in self.reducer.holding_up():
+                self.rejected[sender] = f"took more than {self.longest:.0f} s for its parts"
+                await self.reducer.fail(sender, self.rejected[sender])
+            await asyncio.sleep(self.patience / 2)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
@@ -206,15 +291,40 @@ class Runner:
     async def _take(self, stream: AsyncIterator[averaging_pb2.AveragingData], sender: str) -> None:
         """Take a sender's parts. A sender that stops half way is left out of the rest, and still gets the averages."""
         try:
+            opening: Opening | None = None
             async with asyncio.timeout(None) as limit:
                 for _ in self._own:
                     limit.reschedule(asyncio.get_running_loop().time() + self.patience)
                     message = await anext(stream)
                     limit.reschedule(None)
                     self.traffic[1] += len(message.tensor_part.buffer)
-                    await self.reducer.take(sender, message.tensor_part, message.weight)
+                    opening = opening or self._read_opening(sender, message)
+                    check = partial(_signed, opening, message.weight)
+                    await self.reducer.take(sender, message.tensor_part, message.weight, check)
         except MalformedPart as error:
             await self.reducer.fail(sender, str(error))
             raise
         except (StopAsyncIteration, TimeoutError):
             await self.reducer.fail(sender, "stopped sending")
+
+    def _read_opening(self, sender: str, message: averaging_pb2.AveragingData) -> Opening:
+        """What this sender signed for this peer. Raises MalformedPart."""
+        try:
+            opening = Opening.read(message.peer_id)
+        except NotProven as error:
+            raise MalformedPart(f"parts without a signature ({error})") from error
+        if (opening.name, opening.sender, opening.reducer) != (self.name, sender, str(self.me)):
+            raise MalformedPart("parts signed for another round or by somebody else")
+        if len(opening.hashes) != len(self._own):
+            raise MalformedPart("a signature for another number of parts")
+        self._openings[sender] = message.peer_id
+        self.reducer.spreads[sender] = opening.spread
+        return opening
+
+
+def _signed(opening: Opening, weight: float, index: int, encoded: bytes) -> None:
+    """Raise MalformedPart for what the sender did not sign."""
+    if weight != opening.weight:
+        raise MalformedPart("another weight than it signed")
+    if input_hash(encoded) != opening.hashes[index]:
+        raise MalformedPart("a part that it did not sign")

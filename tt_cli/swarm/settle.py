@@ -4,10 +4,13 @@
    is told theirs as soon as their transfers are over.
 2. A part that it lacks it fetches from a member that has it. Where hashes differ, the bytes that more than half of the
    members with this part hold are the average; who holds others fetches those.
-3. It commits when it then has every part. It drops the round when nobody has some part, or no bytes have a majority.
+3. It commits when it then has every part, and has heard from more than half of those whom it can hear. It drops the
+   round when nobody has some part, or no bytes have a majority whatever the others hold from whom it heard nothing.
 
-Who hears less than the others (a lost message, a member that died) may drop a round that others commit. It then sees
-that they are a step ahead and takes the average over from them; it never steps on anything else.
+A member that is not heard and one that was sent other bytes must not commit two different steps: so a lost word costs
+who did not hear it the round. Who hears less than the others (a lost message, a member that died) may drop a round that
+others commit. It then sees that they are a step ahead and takes the average over from them; it never steps on anything
+else.
 """
 
 from __future__ import annotations
@@ -35,22 +38,29 @@ RETRY_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Status:
-    """What one member says of a round. hashes: of its parts, MISSING where it has none. said: samples and loss."""
+    """What one member says of a round. hashes: of its parts, MISSING where it has none. said: samples and loss.
+
+    commitment: to what it reduced (signed.py), b"" without. clipped: peer id → of how many parts it clipped them.
+    """
 
     hashes: tuple[bytes, ...]
     said: dict[str, Any]
+    commitment: bytes = b""
+    clipped: dict[str, int] = field(default_factory=dict)
 
     def pack(self, group_id: bytes) -> runtime_pb2.ExpertInfo:
         """As a message."""
         return runtime_pb2.ExpertInfo(
-            serialized_info=MSGPackSerializer.dumps([group_id, b"".join(self.hashes), self.said])
+            serialized_info=MSGPackSerializer.dumps(
+                [group_id, b"".join(self.hashes), self.said, self.commitment, self.clipped]
+            )
         )
 
 
 def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
     """Raises ValueError for anything else than the status of a round with so many parts."""
     try:
-        _, joined, said = MSGPackSerializer.loads(message.serialized_info)
+        _, joined, said, commitment, clipped = MSGPackSerializer.loads(message.serialized_info)
     except Exception as error:  # msgpack raises many types
         raise ValueError(f"no status: {error}") from error
     if not isinstance(joined, bytes) or len(joined) != HASH_BYTES * parts or not isinstance(said, dict):
@@ -58,13 +68,18 @@ def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
     samples, loss = said.get("samples"), said.get("loss")
     honest = isinstance(samples, int) and 0 <= samples <= 10**12 and isinstance(loss, float) and math.isfinite(loss)
     hashes = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
-    return Status(hashes, {"samples": samples, "loss": loss} if honest else {})
+    if not isinstance(commitment, bytes) or not isinstance(clipped, dict):
+        raise ValueError("a status without what was reduced")
+    counted = all(
+        isinstance(peer, str) and isinstance(count, int) and 0 < count <= parts for peer, count in clipped.items()
+    )
+    return Status(hashes, {"samples": samples, "loss": loss} if honest else {}, commitment, clipped if counted else {})
 
 
 def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
     """The round that a status belongs to. Raises ValueError for anything else than a status."""
     try:
-        group_id, _, _ = MSGPackSerializer.loads(message.serialized_info)
+        group_id, *_ = MSGPackSerializer.loads(message.serialized_info)
     except Exception as error:  # msgpack raises many types
         raise ValueError(f"no status: {error}") from error
     if not isinstance(group_id, bytes):
@@ -77,17 +92,24 @@ class Agreement:
     """wanted: part → (hash, members that hold it) of what must be fetched. lost: parts that nobody has.
 
     disputed: parts of which no bytes have a majority. differing: parts in whose bytes some members differed.
+    unheard: words where too few members were heard, "" else.
     """
 
     wanted: dict[int, tuple[bytes, list[str]]] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     disputed: list[int] = field(default_factory=list)
     differing: list[int] = field(default_factory=list)
+    unheard: str = ""
 
 
-def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]]) -> Agreement:
-    """What follows from this member's hashes and the others' (peer id → hashes)."""
-    found = Agreement()
+def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: int = 0) -> Agreement:
+    """What follows from this member's hashes and the others' (peer id → hashes).
+
+    silent: how many more there are from whom nothing was heard. More than half must be heard; and where members differ,
+    the majority must be one whatever the silent ones hold.
+    """
+    heard = 1 + len(others)
+    found = Agreement(unheard=f"heard from {heard - 1} of {heard + silent - 1} others" if heard <= silent else "")
     for index, mine in enumerate(own):
         votes = Counter(hashes[index] for hashes in (own, *others.values()) if hashes[index] != MISSING)
         if not votes:
@@ -96,7 +118,7 @@ def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]]) -> Agreem
         best, count = votes.most_common(1)[0]
         if len(votes) > 1:
             found.differing.append(index)
-        if 2 * count <= votes.total():
+        if 2 * count <= votes.total() + (silent if len(votes) > 1 else 0):
             found.disputed.append(index)
         elif best != mine:
             found.wanted[index] = (best, [peer for peer, hashes in others.items() if hashes[index] == best])
@@ -109,7 +131,7 @@ class Settlement:
     parts: of the average, how many. said: what this member says about itself. traffic: as the runner's. stub_of: peer
     id → hivemind stub. patience: seconds to wait for another member's transfer to end, and for a part that is fetched.
 
-    statuses: what the others said. mended: parts that were fetched.
+    statuses: what the others said. mended: parts that were fetched. commitment, clipped: to be said, set before `run`.
     """
 
     def __init__(
@@ -130,6 +152,8 @@ class Settlement:
         self.store, self.traffic, self.patience = store, traffic, patience
         self.statuses: dict[str, Status] = {}
         self.mended = 0
+        self.commitment: bytes = b""
+        self.clipped: dict[str, int] = {}
         self._parts, self._said, self._stub_of = parts, said, stub_of
         self._hashes: list[bytes] | None = None
         self._over = asyncio.Event()
@@ -152,18 +176,22 @@ class Settlement:
         self._hashes = self.store.hashes
         self._over.set()
         asking = [self._ask(member) for member in self.listening if member != self.me and str(member) not in gone]
-        calling = {str(member) for member in self.members if member not in self.listening and member != self.me} - gone
-        await asyncio.gather(self._wait_for(calling), *asking)
-        agreement = agree(self._hashes, {peer: status.hashes for peer, status in self.statuses.items()})
+        calling = {str(member) for member in self.members if member not in self.listening}
+        if self.me not in self.listening:  # nobody can call this member
+            calling = set()
+        await asyncio.gather(self._wait_for(calling - gone), *asking)
+        others = {peer: status.hashes for peer, status in self.statuses.items()}
+        hearable = {str(member) for member in self.listening if member != self.me} | calling
+        agreement = agree(self._hashes, others, len(hearable - others.keys()))
         for index in agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
-        if not agreement.lost and not agreement.disputed:
+        if not (agreement.lost or agreement.disputed or agreement.unheard):
             await self._mend(agreement)
         return agreement
 
     def status(self) -> Status:
         """What this member says now."""
-        return Status(tuple(self._hashes or ()), self._said)
+        return Status(tuple(self._hashes or ()), self._said, self.commitment, self.clipped)
 
     async def _hear(self, peer: str, status: Status) -> None:
         async with self._heard:

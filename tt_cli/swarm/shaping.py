@@ -66,6 +66,17 @@ class Line:
         """What so many bytes each way take at least because of the caps; 0 without any."""
         return max(pace.seconds(count) for pace, count in self._with((up, down))) if self.capped else 0.0
 
+    def too_slow(self, most: int, limit: float) -> str:
+        """Words about caps with which so many bytes each way do not fit into a round of `limit` seconds, or ""."""
+        seconds = self.seconds(most, most)
+        if seconds <= limit / 2:
+            return ""
+        return (
+            f"with these caps on traffic a round may take this peer {seconds:.0f} s, and the others wait {limit:.0f} s "
+            f"at most: allow {most * OVERHEAD * 16 / limit / 1e6:.1f} Mbit/s each way, or use --client-mode, which "
+            "halves what travels"
+        )
+
     async def send(self, count: int) -> None:
         """Wait until `count` bytes may go out."""
         await self._carry(count * OVERHEAD, count * ACKNOWLEDGED)

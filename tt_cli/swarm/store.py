@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import time
+from dataclasses import dataclass
 
 from tt_cli.swarm.codec import GradientCodec
 from tt_cli.swarm.encoded import EncodedBuffer
@@ -10,6 +12,7 @@ from tt_cli.swarm.layout import Layout, Part
 
 HASH_BYTES = 16
 MISSING = bytes(HASH_BYTES)
+KEPT_AVERAGES, WANTED_SECONDS = 2, 300.0
 
 
 class AverageStore:
@@ -47,6 +50,54 @@ class AverageStore:
     def received(self) -> float:
         """The share of the elements that is there, 0 to 1."""
         return 1.0 - sum(self.parts[index].elements for index in self.missing()) / max(1, self.layout.size)
+
+
+@dataclass(frozen=True)
+class KeptAverage:
+    """A copy of a whole average: its parts, their hashes and bytes."""
+
+    parts: tuple[Part, ...]
+    hashes: list[bytes]
+    encoded: list[bytes]
+
+    def get(self, index: int) -> bytes:
+        """The bytes of one part."""
+        return self.encoded[index]
+
+
+class KeptAverages:
+    """Copies of the newest averages that led to a step, made only while somebody catches up.
+
+    Who takes a state over on a slow line needs the average of a step longer than the next round leaves it in the store.
+    """
+
+    def __init__(self, store: AverageStore):
+        self._store, self._asked = store, -float("inf")
+        self._newest: tuple[str, list[bytes]] = ("", [])
+        self._kept: dict[str, KeptAverage] = {}
+
+    def committed(self, state_key: str) -> None:
+        """The store holds the average with which members step from this state."""
+        self._newest = (state_key, self._store.hashes)
+        if time.monotonic() < self._asked + WANTED_SECONDS:
+            self._copy()
+        else:
+            self._kept.clear()
+
+    def find(self, state_key: str) -> KeptAverage | None:
+        """The average with which members stepped from this state, if it is still here. More are kept from now on."""
+        self._asked = time.monotonic()
+        if state_key not in self._kept and state_key == self._newest[0]:
+            self._copy()
+        return self._kept.get(state_key)
+
+    def _copy(self) -> None:
+        key, hashes = self._newest
+        if self._store.hashes is hashes:  # no other round has begun since
+            pieces = [self._store.get(index) for index in range(len(hashes))]
+            self._kept[key] = KeptAverage(self._store.parts, list(hashes), pieces)
+            for old in list(self._kept)[:-KEPT_AVERAGES]:
+                del self._kept[old]
 
 
 def part_hash(encoded: bytes) -> bytes:

@@ -2,7 +2,8 @@
 
 Who is one step behind and held the same state before asks for the average that the others stepped with: a byte for
 each parameter instead of six, and the step is made here. Everybody else takes over the state, of which only the chunks
-travel whose hashes differ. Both end in a state whose digest most of the foremost members signed.
+travel whose hashes differ, and makes the steps that the others make meanwhile. Both end in a state whose digest most of
+the foremost members signed.
 
 The checkpoint that the run publishes on the Hub is believed only where its digest is that of the state which most of
 the foremost hold; and by the first peer of a swarm, who begins with it.
@@ -14,10 +15,11 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tt_cli.errors import TTError
+from tt_cli.run.passes import RollBack
 from tt_cli.supervisor.events import Download, Emit, Log, Synchronised, Trouble
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import View
@@ -25,7 +27,8 @@ from tt_cli.swarm.encoded import DecodedGradients
 from tt_cli.swarm.failures import classify
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.handover import Chunks, NoState, StateBuffer, Taken
-from tt_cli.swarm.shared import RolledBack
+from tt_cli.swarm.missed import MissedSteps
+from tt_cli.swarm.shared import RolledBack, Tree
 
 STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
 RATE_SECONDS = 5.0
@@ -36,7 +39,11 @@ Publisher = Callable[[], tuple[Any, StateBuffer, str]]
 
 
 class TakeOver:
-    """Brings `state` to what the others hold; `averager` asks them. published: None where a run publishes nothing."""
+    """Brings `state` to what the others hold; `averager` asks them.
+
+    published: None where a run publishes nothing. look: the newest view of the swarm. ways_back: places where the state
+    of an order may lie.
+    """
 
     def __init__(
         self,
@@ -45,7 +52,10 @@ class TakeOver:
         state: GuardedState,
         emit: Emit,
         published: Publisher | None = None,
+        look: Callable[[], View] = lambda: View.of(()),
+        ways_back: Callable[[RollBack], Iterable[Publisher]] = lambda order: (),
     ):
+        self._look, self._ways_back = look, ways_back
         self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
         self._published, self._looked = published, -math.inf
         self._anew = threading.Event()
@@ -72,6 +82,19 @@ class TakeOver:
         tell("syncing", "looking for a published checkpoint: nobody else is here")
         return self._take_published(lambda step, digest: step > self._state.epoch)
 
+    def go_back(self, order: RollBack, view: View) -> bool:
+        """One attempt to come to the state that the organiser ordered, or to what the others made of it since."""
+        for found in self._ways_back(order):
+            if self._become(found, lambda step, digest: (step, digest) == (order.step, order.digest)):
+                return True
+
+        def of_this_era(tree: Tree) -> bool:
+            """The averager's process may not know of the order yet, and believe those who do not either."""
+            digests = {record.digest for record in (*view.records, *self._look().records)}
+            return tree.digest in digests | {order.digest}
+
+        return bool(view.donors()) and self._take_state(of_this_era)
+
     def _may_repeat_step(self, view: View) -> bool:
         """The others are one step ahead. If they were elsewhere before, they have no average for this peer's state."""
         return self._state.epoch > 0 and view.epoch == self._state.epoch + 1
@@ -93,15 +116,21 @@ class TakeOver:
         self._tell(donor, started, int(self._averager.traffic[1]) - before)
         return True
 
-    def _take_state(self) -> bool:
+    def _take_state(self, wanted: Callable[[Tree], bool] = lambda tree: True) -> bool:
         started = time.monotonic()
         self._anew.clear()
         try:
             progress = DownloadProgress(self._emit, self._anew)
-            taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress)
-            with taken.chunks:
-                self._state.patch(taken)
-                self._tell(taken.donors[0], started, taken.received, len(taken.chunks), taken.names())
+            with MissedSteps(self._averager, self._look, self._peer_id) as missed:
+                taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress)
+                with taken.chunks:
+                    if not wanted(taken.tree):
+                        return False
+                    self._state.patch(taken)
+                    chunks, names = len(taken.chunks), taken.names()
+                if made := missed.replay(self._state):
+                    self._emit(Log(f"made {made} steps here that the others made meanwhile"))
+            self._tell(taken.donors[0], started, taken.received, chunks, names)
         except (NoState, ValueError) as error:
             found = classify(error, "state")
             words = f"could not take over the others' state: {found.words}"
@@ -117,9 +146,13 @@ class TakeOver:
         """Become the published state, if it is wanted: (step, digest) → whether it is."""
         if self._published is None or time.monotonic() < self._looked + HUB_SECONDS:
             return False
-        self._looked = started = time.monotonic()
+        self._looked = time.monotonic()
+        return self._become(self._published, wanted)
+
+    def _become(self, published: Publisher, wanted: Callable[[int, str], bool]) -> bool:
+        started = time.monotonic()
         try:
-            tree, buffer, place = self._published()
+            tree, buffer, place = published()
             if not wanted(tree.step, tree.digest):
                 self._emit(Log(f"{place} holds step {tree.step}: not what is needed"))
                 buffer.close()

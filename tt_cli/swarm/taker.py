@@ -135,6 +135,7 @@ class Taker:
     own: the tree of what the taker holds itself. select: which chunks of a tree it wants, all when None.
     timeout: seconds to wait for each chunk. on_bytes: called with the bytes of chunks that came so far, and those that
     will have come when it is done. buffer: where the chunks go, each at its place in the tree. at_once: donors at most.
+    hold: while it is True, nothing more is asked for.
 
     donors: who gave it, with their bytes. giving: who does now. refused: who sent what must be refused, and why.
     problems: why others gave nothing, or no more.
@@ -152,10 +153,12 @@ class Taker:
         select: Callable[[Any], Iterable[int]] | None = None,
         on_bytes: Callable[[int, int], None] = lambda received, total: None,
         at_once: int = STREAMS,
+        mine: Callable[[], str] = str,
+        hold: Callable[[], bool] = lambda: False,
     ):
         self._connect, self._signatures, self._read_tree, self._buffer = connect, signatures, read_tree, buffer
         self._timeout, self._own, self._select, self._on_bytes = timeout, own, select, on_bytes
-        self._at_once = at_once
+        self._at_once, self._hold, self._mine = at_once, hold, mine
         self._target: _Target | None = None
         self.problems: dict[str, str] = {}
         self._asking: set[str] = set()  # whose manifest has not come
@@ -265,7 +268,7 @@ class Taker:
         async with AsyncExitStack() as open_until_the_end:
             async with asyncio.timeout(HEAD_SECONDS):
                 stream = await open_until_the_end.enter_async_context(self._connect(donor))
-                await stream.ask(request_of(wanted, []))
+                await stream.ask(request_of(wanted, [], self._mine()))
                 head = await stream.answer()
             tree = await self._manifest_in(head)
             if not await self._signatures.look_for(tree):
@@ -331,9 +334,11 @@ class Taker:
         verifying: asyncio.Future[None] | None = None
         try:
             while not target.complete:
-                if run := target.next_for(donor, min(MOST_AHEAD, max(LEAST_AHEAD, AHEAD_SECONDS / per_byte))):
+                if self._hold():
+                    self._news = time.monotonic()  # nobody is slow
+                elif run := target.next_for(donor, min(MOST_AHEAD, max(LEAST_AHEAD, AHEAD_SECONDS / per_byte))):
                     await stream.ask(request_of(target.tree.digest, run))
-                owed = target.asked[donor]
+                owed = target.asked.setdefault(donor, deque())
                 message = None
                 if len(owed) > (verifying is not None):
                     async with asyncio.timeout(self._timeout):

@@ -1,0 +1,102 @@
+"""With whom a trainer averages, when others stay away or send what must be refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swarm_units.made import record
+
+from tt_cli.swarm import company as company_room
+from tt_cli.swarm.board import View
+from tt_cli.swarm.company import Company
+from tt_cli.swarm.outcome import RoundResult
+
+HERE = (5, "aa")
+
+
+def company(*others: str, guilty: tuple[str, ...] = ()) -> Company:
+    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", *others}))
+    return Company("me", board, lambda: guilty)
+
+
+def view(*peer_ids: str, time: float = 1000.0, **changes: object) -> View:
+    return View.of([record(peer_id, time=time, **changes) for peer_id in ("me", *peer_ids)])
+
+
+def test_two_that_refuse_each_other_do_not_both_step_alone() -> None:
+    """Nor does one that refuses all others: it is likelier wrong itself."""
+    for others in (("b",), ("b", "c")):
+        mine = company(*others)
+        mine.ended(RoundResult(rejected=dict.fromkeys(others, "sent nonsense")), (), (), 5)
+        found = mine.members(view(*others), *HERE)
+        assert found.peer_ids == {"me"} and not found.enough
+        mine.forgive(5)
+        assert mine.members(view(*others), *HERE).enough, "they are tried again"
+
+
+def test_a_majority_goes_on_without_whom_it_refuses() -> None:
+    mine = company("b", "c")
+    mine.ended(RoundResult(rejected={"c": "sent nonsense"}), (), (), 5)
+    found = mine.members(view("b", "c"), *HERE)
+    assert found.peer_ids == {"me", "b"} and found.enough
+
+
+def test_against_whom_there_is_a_proof_does_not_count() -> None:
+    mine = company("b", guilty=("b",))
+    found = mine.members(view("b"), *HERE)
+    assert found.peer_ids == {"me"} and found.enough
+    mine.forgive(5)
+    assert mine.members(view("b"), *HERE).peer_ids == {"me"}
+
+
+def test_a_leader_that_never_comes_is_not_asked_every_time() -> None:
+    mine, asked = company("a", "b"), 0
+    for number in range(40):
+        seen = view("a", "b", time=1000.0 + number)
+        found = mine.members(seen, *HERE)
+        assert found.enough
+        if found.leader == "a":
+            asked += 1
+            mine.ended(RoundResult(problem="no group"), {"a"}, seen.records, 5)
+        else:
+            mine.ended(RoundResult(complete=True, members={"me": {}, "b": {}}), (), seen.records, 5)
+    assert asked == 6
+
+
+def test_nobody_waits_for_ever_for_one_that_stays_a_step_behind() -> None:
+    mine = company("b")
+    waits = 0
+    for number in range(30):
+        behind = View.of([record("me"), record("b", epoch=4, time=1000.0 + number)])
+        if late := mine.late(behind, 5):
+            waits += 1
+            mine.waited_for(late)
+        mine.ended(RoundResult(complete=True, members={"me": {}}), (), behind.records, 5)
+    assert waits <= 6
+
+
+def test_who_claims_to_be_ahead_takes_nobodys_place() -> None:
+    """A step ahead others may be rightly; nobody who is two steps ahead has a reason to come."""
+    mine = company("b", "c", "d")
+    records = [record("me"), record("b"), record("c", epoch=HERE[0] + 1), record("d", epoch=10**9)]
+    found = mine.members(View.of(records), *HERE)
+    assert found.peer_ids == {"me", "b"} and found.welcome == {"me", "b", "c"}
+
+
+def test_a_proof_is_shown_to_whoever_does_not_say_that_it_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, list[str]]] = []
+    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "liar"}))
+    mine = Company("me", board, lambda: ["liar"], show=shown.append)
+    records = [record("me", accused=["liar"]), record("b", accused=["liar"]), record("c"), record("liar")]
+    found = mine.members(View.of(records), *HERE)
+    assert found.peer_ids == {"me", "b", "c"} and found.swarm == 3
+    assert shown == [{"liar": ["c"]}]
+    mine.members(View.of(records), *HERE)
+    assert len(shown) == 1, "not all the time"
+    monkeypatch.setattr(company_room, "SHOW_SECONDS", 0.0)
+    mine.members(View.of(records), *HERE)
+    assert len(shown) == 2
+    mine.members(View.of([*records[:2], record("liar")]), *HERE)
+    assert len(shown) == 2, "all have it"
