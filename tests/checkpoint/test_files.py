@@ -18,10 +18,12 @@ from tt_cli.checkpoint import (
     CheckpointError,
     CorruptCheckpoint,
     TrainingState,
+    find,
     load,
     load_model,
     newest,
     save,
+    set_aside_after,
 )
 from tt_cli.run import load_run
 
@@ -258,3 +260,39 @@ def test_kill_9_while_writing_loses_nothing(tmp_path: Path) -> None:
     assert said == []
     save(tmp_path, state_at(found[1].step + 1))
     assert not [name for name in names(tmp_path) if name.endswith(".tmp")]
+
+
+def test_the_checkpoint_of_one_state_is_found_and_no_other(tmp_path: Path) -> None:
+    state = state_at(7)
+    path = save(tmp_path, state)
+    found = find(tmp_path, RUN.identity, 7, state.digest())
+    assert found is not None and found[0] == path and found[1].digest() == state.digest()
+    assert find(tmp_path, RUN.identity, 8, state.digest()) is None
+    assert find(tmp_path, RUN.identity, 7, state_at(8).digest()) is None
+    assert find(tmp_path, "another-00000000", 7, state.digest()) is None
+    damage(path, b"weight")
+    assert find(tmp_path, RUN.identity, 7, state.digest()) is None
+
+
+def test_later_checkpoints_are_set_aside(tmp_path: Path) -> None:
+    for step in (5, 6, 7):
+        save(tmp_path, state_at(step))
+    aside = set_aside_after(tmp_path, 5, "before-order-3")
+    assert sorted(path.name for path in aside) == [
+        "step-00000006.safetensors.before-order-3",
+        "step-00000007.safetensors.before-order-3",
+    ]
+    found = newest(tmp_path)
+    assert found is not None and found[1].step == 5
+    assert set_aside_after(tmp_path, 5, "before-order-3") == []
+    assert load(aside[0]).step in (6, 7)
+
+
+def test_older_checkpoints_are_kept_ever_fewer_the_older_they_are(tmp_path: Path) -> None:
+    for step in range(0, 400, 4):
+        save(tmp_path, state_at(step, elements=1), keep=2, spread=True)
+        kept = sorted(int(name[5:13]) for name in names(tmp_path))
+        behind = [step - one for one in kept]
+        assert kept[0] == 0 and len(kept) <= 2 + step.bit_length()
+        assert all(older <= 4 * newer for older, newer in zip(behind[:-2], behind[1:-1], strict=True)), behind
+    assert 6 <= len(kept) <= 10

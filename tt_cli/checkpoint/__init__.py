@@ -1,6 +1,17 @@
 """Weights at rest: the state of training as one safetensors file with the run file inside."""
 
-from tt_cli.checkpoint.files import load, load_model, newest, save, write
+from tt_cli.checkpoint.files import (
+    checkpoints_in,
+    find,
+    load,
+    load_model,
+    newest,
+    save,
+    set_aside_after,
+    step_of,
+    write,
+    written_whole,
+)
 from tt_cli.checkpoint.published import is_checkpoint, read_published, write_published
 from tt_cli.checkpoint.state import (
     CheckpointError,
@@ -20,6 +31,8 @@ __all__ = [
     "StateTree",
     "TrainingState",
     "bytes_of",
+    "checkpoints_in",
+    "find",
     "is_checkpoint",
     "load",
     "load_model",
@@ -29,7 +42,10 @@ __all__ = [
     "received_state",
     "save",
     "serialised",
+    "set_aside_after",
+    "step_of",
     "unpack",
     "write",
     "write_published",
+    "written_whole",
 ]

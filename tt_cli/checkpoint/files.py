@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,8 +25,8 @@ from tt_cli.checkpoint.state import (
 )
 from tt_cli.checkpoint.tree import tensor_digest
 from tt_cli.run import RunConfig
+from tt_cli.run.saved import name_of, outdated, step_in
 
-_NAME = re.compile(r"step-(\d{8,15})\.safetensors")
 _CHUNK = 1 << 24
 _FULL = {
     errno.ENOSPC: "free some space",
@@ -38,13 +37,14 @@ _ADVICE = {number: f"{advice} or set TT_HOME to a larger disk" for number, advic
 _ADVICE[errno.EFBIG] = _FULL[errno.EFBIG]
 
 
-def save(folder: Path, state: TrainingState, keep: int = 3) -> Path:
+def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = False) -> Path:
     """Write `state` into `folder`, remove all but the `keep` newest checkpoints, return the new file's path.
 
+    spread: keep older ones too, ever fewer the older they are, to which a run can go back: see `saved.outdated`.
     The file appears under its name only when all of it is on the disk. Raises CheckpointError when it cannot
     be written; checkpoints already there are then untouched.
     """
-    path = folder / f"step-{state.step:08d}.safetensors"
+    path = folder / name_of(state.step)
     pieces = serialised(state)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,10 +59,15 @@ def save(folder: Path, state: TrainingState, keep: int = 3) -> Path:
             f"cannot save a checkpoint of {size:.1f} MB in {folder}: {error.strerror or error}; "
             f"earlier checkpoints are untouched; {advice}"
         ) from error
-    for old in _checkpoints(folder)[keep:]:
-        if old != path:
-            old.unlink(missing_ok=True)
+    there = {step_of(old): old for old in checkpoints_in(folder)}
+    for step in outdated(list(there), keep, spread) - {state.step}:
+        there[step].unlink(missing_ok=True)
     return path
+
+
+def step_of(path: Path) -> int:
+    """The step that the name of a checkpoint's file gives."""
+    return int(path.stem.removeprefix("step-"))
 
 
 def write(path: Path, pieces: Iterable[bytes | memoryview], on_bytes: Callable[[int], None] | None = None) -> None:
@@ -120,7 +125,7 @@ def newest(
     another run (when `identity` is given) or of a later version of tt is left as it is and passed over, and so
     are weights without an optimizer's state when it is `to_train`.
     """
-    for path in _checkpoints(folder):
+    for path in checkpoints_in(folder):
         try:
             state = load(path)
         except CorruptCheckpoint as error:
@@ -142,15 +147,38 @@ def newest(
     return None
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """The checkpoints of `folder`, newest first."""
+def find(folder: Path, identity: str, step: int, digest: str) -> tuple[Path, TrainingState] | None:
+    """The checkpoint of exactly this state, with its path; None where it is not there or cannot be used."""
+    path = folder / name_of(step)
+    try:
+        state = load(path)
+    except CheckpointError:
+        return None
+    fits = state.identity == identity and bool(state.optimizer) and state.digest() == digest
+    return (path, state) if fits else None
+
+
+def set_aside_after(folder: Path, step: int, ending: str) -> list[Path]:
+    """Rename the checkpoints of later steps, so that none of them counts as the newest. Returns their new paths."""
+    aside = []
+    for path in checkpoints_in(folder):
+        if step_of(path) > step:
+            to = path.with_name(f"{path.name}.{ending}")
+            with refusals(to):
+                os.replace(path, to)
+            aside.append(to)
+    return aside
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints of `folder`, newest first. Raises CheckpointError where it cannot be read."""
     try:
         names = os.listdir(folder)
     except FileNotFoundError:
         return []
     except OSError as error:
         raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
-    found = [(int(match[1]), folder / name) for name in names if (match := _NAME.fullmatch(name))]
+    found = [(step, folder / name) for name in names if (step := step_in(name)) is not None]
     return [path for _, path in sorted(found, reverse=True)]
 
 

@@ -10,7 +10,6 @@ Notable:
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -22,8 +21,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
-from tt_cli.checkpoint.tree import DTYPES, FORMAT, StateTree, bytes_of
+from tt_cli.checkpoint.tree import DTYPES, StateTree, bytes_of
 from tt_cli.errors import TTError
+from tt_cli.run.saved import FORMAT, metadata_digest
 
 PARAMETERS, OPTIMIZER = "parameters.", "optimizer."  # how tensor names start in a file
 _METADATA = {"format", "step", "identity", "digest", "parameters_digest", "run", "metadata_digest"}
@@ -103,7 +103,7 @@ def serialised(state: TrainingState) -> list[bytes | memoryview]:
         "parameters_digest": tree.parameters_digest,
         "run": state.run_toml,
     }
-    return file_pieces(named, {**metadata, "metadata_digest": _metadata_digest(metadata)})
+    return file_pieces(named, {**metadata, "metadata_digest": metadata_digest(metadata)})
 
 
 def file_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
@@ -170,7 +170,7 @@ def checked_step(metadata: Mapping[str, str], origin: str) -> int:
         raise CheckpointError(f"{origin} has format {found}; this version of tt reads {FORMAT}: {advice}")
     if found != FORMAT or metadata.keys() != _METADATA:
         raise CorruptCheckpoint(f"{origin} is no checkpoint of tt: its header does not say so")
-    if metadata["metadata_digest"] != _metadata_digest(metadata):
+    if metadata["metadata_digest"] != metadata_digest(metadata):
         raise CorruptCheckpoint(f"{origin} is damaged: its header's digest does not match")
     if not re.fullmatch(r"[0-9]{1,15}", metadata["step"]):
         raise CorruptCheckpoint(f"{origin} is damaged: step '{metadata['step'][:40]}' is no number")
@@ -184,8 +184,3 @@ def check_finite(tensors: Mapping[str, Tensor], origin: str) -> None:
             low, high = torch.aminmax(tensor)  # passes NaN on, needs no memory
             if not (torch.isfinite(low) and torch.isfinite(high)):
                 raise CorruptCheckpoint(f"{origin} is unusable: '{name[:80]}' holds NaN or infinity")
-
-
-def _metadata_digest(metadata: Mapping[str, str]) -> str:
-    fields = sorted((key, value) for key, value in metadata.items() if key != "metadata_digest")
-    return hashlib.sha256(json.dumps(fields).encode()).hexdigest()

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-FORMAT = "tt-2"
+from tt_cli.run.saved import FORMAT
+
 CHUNK = 1 << 20
 """Bytes of a chunk; a multiple of every dtype's size."""
 LEAF = 32

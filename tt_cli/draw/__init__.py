@@ -4,7 +4,7 @@ clip.py (ranking) is imported by whoever ranks: transformers is optional.
 """
 
 from tt_cli.draw.drawing import Drawing, cut_prompts, draw
-from tt_cli.draw.files import output_folder, save_drawings
+from tt_cli.draw.files import output_folder, save_drawings, text_chunks
 from tt_cli.draw.neighbours import NeighbourScore, nearest_neighbour_score
 from tt_cli.draw.preview import preview, way_to_show
 from tt_cli.draw.recall import recall
@@ -27,5 +27,6 @@ __all__ = [
     "preview",
     "recall",
     "save_drawings",
+    "text_chunks",
     "way_to_show",
 ]

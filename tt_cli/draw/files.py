@@ -100,10 +100,16 @@ def save_drawings(
     return paths, sheet
 
 
-def _write(picture: Image.Image, folder: Path, stem: str, chunks: Mapping[str, str]) -> Path:
+def text_chunks(facts: Mapping[str, str]) -> PngInfo:
+    """Facts as text chunks of a PNG file, to be given to Pillow as `pnginfo`."""
     info = PngInfo()
-    for key, value in chunks.items():
+    for key, value in facts.items():
         info.add_itxt(key, value)
+    return info
+
+
+def _write(picture: Image.Image, folder: Path, stem: str, chunks: Mapping[str, str]) -> Path:
+    info = text_chunks(chunks)
     for number in itertools.count(1):
         path = folder / (f"{stem}.png" if number == 1 else f"{stem}-{number:03}.png")
         try:
