@@ -155,3 +155,16 @@ def test_a_damaged_note_of_the_seed_is_no_great_loss(backups: Backups, damage: b
     backups.write(trained(steps=1).snapshot(), wait=True)
     (folders.checkpoints(small_run()) / "own.json").write_bytes(damage)
     assert backups.choose_seed(7) == 7
+
+
+def test_going_back_sets_later_backups_aside_and_writes_new_ones(backups: Backups, told: list[Event]) -> None:
+    for step in (3, 5):
+        backups.write(state(step), wait=True)
+    backups.go_back(3, 1)
+    assert [event.message for event in told if isinstance(event, Log)] == [
+        "set aside as step-00000005.safetensors.before-order-1: the organiser took the run back to step 3"
+    ]
+    again = Backups(small_run(), told.append).newest()
+    assert again is not None and again.step == 3
+    backups.write(state(4), wait=True)
+    assert [event.epoch for event in told if isinstance(event, Saved)] == [3, 5, 4]

@@ -11,7 +11,7 @@ from pathlib import Path
 from hub_standin import HubStandin
 from peer.states import small_run, trained
 
-from tt_cli.checkpoint import pack
+from tt_cli.checkpoint import pack, save
 from tt_cli.peer.shared import TrainedState
 
 TAKE = """
@@ -58,3 +58,45 @@ def test_what_is_no_checkpoint_of_this_run_is_refused_in_one_line(hub: HubStandi
     torn[-1] ^= 1
     hub.put("model", "acme/run", {"step-00000001.safetensors": bytes(torn)})
     assert "its digest does not match its content" in str(take(hub, tmp_path))
+
+
+BACK = """
+import json, sys
+from peer.states import small_run, trained
+from tt_cli.errors import TTError
+from tt_cli.peer.published import ways_back
+from tt_cli.run.passes import RollBack
+found = []
+for way in ways_back(small_run(), trained().read_tree, RollBack(**json.loads(sys.argv[1]))):
+    try:
+        tree, buffer, place = way()
+        found.append([tree.step, tree.digest, place])
+    except TTError as error:
+        found.append(str(error))
+print(json.dumps(found))
+"""
+
+
+def back(hub: HubStandin, home: Path, step: int, digest: str, source: str) -> list[object]:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2])])
+    environment = {**os.environ, **hub.environment(home), "PYTHONPATH": path, "TT_HOME": str(home / "tt")}
+    order = json.dumps({"step": step, "digest": digest, "source": source, "order": 1})
+    command = [sys.executable, "-c", BACK, order]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    found: list[object] = json.loads(done.stdout)
+    return found
+
+
+def test_the_checkpoint_of_an_order_is_found_where_it_lies(hub: HubStandin, tmp_path: Path) -> None:
+    then = trained(steps=2)
+    hub.put("model", "acme/run", {"step-00000002.safetensors": file_of(then)})
+    ((step, digest, place),) = back(hub, tmp_path, 2, then.digest, "acme/run")  # type: ignore[misc]
+    assert (step, digest, place) == (2, then.digest, "acme/run/step-00000002.safetensors at main")
+    (words,) = back(hub, tmp_path, 3, then.digest, "acme/run")
+    assert "step-00000003.safetensors" in str(words)
+    assert back(hub, tmp_path, 2, then.digest, "the cupboard") == []
+    file = tmp_path / "kept.safetensors"
+    file.write_bytes(file_of(then))
+    assert back(hub, tmp_path, 2, then.digest, str(file)) == [[2, then.digest, str(file)]]
+    own = save(tmp_path / "tt" / "runs" / small_run().identity / "checkpoints", then.snapshot())
+    assert back(hub, tmp_path, 2, then.digest, "acme/run") == [[2, then.digest, str(own)]]

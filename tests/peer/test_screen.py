@@ -40,7 +40,7 @@ TRAINING_LINES = f"""\
 00:00:06 phase        training: towards step 12
 00:00:16 step         12 of 2,000, loss 3.250, 3 peers, 256 samples, 10.4 s, digest 3fa9c1d2
 00:00:16 contributed  100 samples of this peer went into step 12
-00:00:26 round        no group formed within 5 s; trying again
+00:00:26 trouble      round repeated: no group formed in time: it is sought again
 00:00:30 round        step 13 made with 2 others, 256 samples; refused …badbad (not finite)
 00:00:30 step         13 of 2,000, loss –, 3 peers, 256 samples, 13.6 s, digest 3fa9c1d2
 00:00:37 progress     90 of 256 samples to step 14; 3 peers; 12.1 samples/s here (34 %); loss 3.500; \
@@ -115,7 +115,7 @@ def test_no_message_can_write_to_the_terminal() -> None:
         e.Log(evil, at=0.0),
         e.Phase(evil, evil, at=0.0),
         e.Choice(evil, evil, evil, at=0.0),
-        made(0.0, 1, "failed", words=evil),
+        made(0.0, 1, "dropped", words=evil),
         made(0.0, 1, rejected={evil: evil}),
         e.Synchronised(1, evil, evil, 1.0, 1, at=0.0),
         e.Saved(1, evil, at=0.0),

@@ -257,6 +257,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     collaboration = SimpleNamespace(
         peer_id="a",
         client_mode=False,
+        paused="",
         board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab"), read_at=math.inf),
         contacts=Contacts(),
         tell=Teller("a", heard, lambda: view),

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tt_cli.checkpoint import TrainingState, newest, save, write
+from tt_cli.checkpoint import TrainingState, newest, save, set_aside_after, write
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Log, Saved
@@ -58,6 +58,14 @@ class Backups:
             return None
         self._written_step = found[1].step
         return found[1]
+
+    def go_back(self, step: int, order: int) -> None:
+        """Later steps are no longer the run's: set their backups aside. Raises TTError."""
+        if self._writer is not None:
+            self._writer.join()
+        for path in set_aside_after(self._folder, step, f"before-order-{order}"):
+            self._emit(Log(f"set aside as {path.name}: the organiser took the run back to step {step}", "warning"))
+        self._written_step = min(self._written_step, step)
 
     def due(self, step: int) -> bool:
         """True once a minute, when there is something new and the last one is written."""

@@ -185,7 +185,7 @@ def _state(facts: Facts) -> Diagnosis | None:
 def _rounds(facts: Facts) -> Diagnosis | None:
     if facts.waits and facts.client_mode and not facts.listening:
         words = "this peer is in client mode, and no trainer that accepts connections is there to average with"
-        advice = "make one peer reachable: see `tt doctor`"
+        advice = "make one peer reachable (see `tt doctor`), or ask the organiser for `tt aux-peer --assist`"
         return Diagnosis("averaging", words, (Remedy.REJOIN,), advice)
     if facts.waits and facts.missing:
         more = f" and {len(facts.missing) - NAMED} others" if len(facts.missing) > NAMED else ""

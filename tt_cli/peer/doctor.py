@@ -256,7 +256,7 @@ def account(asked: Asked) -> Check:
         user = asked.login()
         asked.member()
     except TTError as error:
-        return _failed("account", error, "run `tt login`")
+        return of_error("account", error, "run `tt login`")
     if user is None:
         return Check("account", "pass", "nobody is logged in; nothing here asks for it")
     return Check("account", "pass", f"logged in as {user}")
@@ -267,11 +267,11 @@ def limits(asked: Asked) -> Check:
     try:
         asked.limits()
     except TTError as error:
-        return _failed("limits", error, "correct the settings file")
+        return of_error("limits", error, "correct the settings file")
     return Check("limits", "pass", "those of the settings file can be watched here")
 
 
-def _failed(name: str, error: TTError, fix: str) -> Check:
+def of_error(name: str, error: TTError, fix: str) -> Check:
     """Of an error whose line ends in what to do, after its last colon or semicolon."""
     found = re.fullmatch(r"(.*)[:;] (.+)", str(error))
     return Check(name, "fail", found[1], found[2]) if found else Check(name, "fail", str(error), fix)

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, Field, ValidationError
 
 from tt_cli.errors import UsageError
 from tt_cli.memory import parse_size
+from tt_cli.peer.sinks import check_sink
 from tt_cli.run import check_multiaddr
 from tt_cli.run.parts import Part
 from tt_cli.run.toml import parse_toml, wrong_value
@@ -81,6 +82,7 @@ class JoinSettings(Part):
     idle_only: bool | None = None
     max_upload: float | None = Field(None, gt=0)
     max_download: float | None = Field(None, gt=0)
+    log_to: Annotated[str, AfterValidator(check_sink)] | None = None
 
 
 @dataclass(frozen=True)

@@ -175,7 +175,7 @@ class StuckWatch:
     def _facts(self) -> Facts:
         heard, collaboration, now = self._heard, self._collaboration, time.monotonic()
         view = collaboration.board.view
-        trainers = [record for record in view.records if record.role == "trainer"]
+        trainers = [record for record in view.records if record.averages]
         if self._phase != (phase := collaboration.tell.now.phase):
             heard.begin_phase(self._phase)
             self._phase, self._phase_at = phase, now
@@ -193,7 +193,7 @@ class StuckWatch:
             samples_per_second=heard.rate,
             since_growth=now - heard.grown_at,
             reading=self._reading,
-            held=bool(self._orders.hold),
+            held=bool(self._orders.hold or self._collaboration.paused),
             since_batch=now - self._batch_at if self._batch_at else 0.0,
             usual_batch=statistics.median(self._batches) if self._batches else FIRST_BATCH,
             since_read=now - collaboration.board.read_at,

@@ -33,7 +33,7 @@ from tt_cli.peer.batch import (
 from tt_cli.peer.device import Device, choose_device
 from tt_cli.peer.fit import RoomMemory, check_host, check_room, choose_activation_budget
 from tt_cli.peer.memory_watch import MemoryWatch
-from tt_cli.peer.published import newest_published
+from tt_cli.peer.published import newest_published, ways_back
 from tt_cli.peer.shared import StateLost, TrainedState, move_into_mapping
 from tt_cli.peer.stuck import Heard, StuckWatch
 from tt_cli.run import RunConfig, folders
@@ -46,7 +46,9 @@ from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
 from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, has_moved, stop_dht
 from tt_cli.swarm.identity import claim_identity
+from tt_cli.swarm.membership import membership_at
 from tt_cli.swarm.reachability import start_reachable_dht
+from tt_cli.swarm.steering import Steering
 
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
@@ -74,6 +76,7 @@ class Options:
     max_download: float | None = None
     user: str = ""
     seed: int | None = None
+    identity: str = ""  # name of its key file, "trainer-2"; else the first free one
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
@@ -111,7 +114,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     )
 
     release_freed_memory()
-    identity = claim_identity(folders.run_folder(run), "trainer")
+    identity = claim_identity(folders.run_folder(run), "trainer", opts.identity)
     emit(Phase("starting", "joining the DHT"))
     dht, client_mode = start_reachable_dht(
         run,
@@ -140,6 +143,12 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             max_download=opts.max_download,
             published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
             initial_peers=opts.initial_peers,
+            steering=Steering(
+                membership_at(dht),
+                identity.path.with_suffix(".era"),
+                partial(ways_back, run, shared.read_tree),
+                lambda order: backups.go_back(order.step, order.order),
+            ),
         )
         closing.callback(collaboration.close)
         if words := collaboration.averager.slow_line():
@@ -276,7 +285,7 @@ def _train(
     last: int | None = None  # the step to finish with
     for batch in stuck.over(stream.batches(batches.size)):
         watch.relieve(batches)
-        if orders.hold:
+        if orders.hold or collaboration.paused:
             collaboration.stand_by()
             orders.leave.wait(REPORT_SECONDS)
         else:
@@ -316,8 +325,8 @@ def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:
     deadline = time.monotonic() + HAND_OVER_SECONDS
     while time.monotonic() < deadline and not leave.is_set():
         view = collaboration.board.fresh_view()
-        late = any(record.role == "trainer" and record.epoch < collaboration.epoch for record in view.records)
+        late = any(record.averages and record.epoch < collaboration.epoch for record in view.records)
         holders = [r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.digest)]
-        kept = any(record.role == "aux" for record in holders) or len(view.records) <= 1
+        kept = any(record.role != "trainer" for record in holders) or len(view.records) <= 1
         if not late and (kept or not collaboration.finished):
             return

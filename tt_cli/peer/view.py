@@ -196,7 +196,8 @@ class View:
         words = clean(event.words) or clean(event.outcome)
         if event.outcome in NOT_STEPPED:
             self._step_round = None
-            return [Line(event.at, "round", words, "warning")]
+            told = event.outcome == "failed"  # as trouble, with what is done about it
+            return [] if told else [Line(event.at, "round", words, "warning")]
         self._step_round = event
         if event.rejected:
             refused = ", ".join(f"{short_id(peer)} ({clean(why)})" for peer, why in event.rejected.items())

@@ -1,0 +1,186 @@
+"""A peer that computes no gradients and takes part in every round: what `tt aux-peer --assist` starts.
+
+It holds the run's state, reduces its share of each average, makes each step as all others do, and hands the state to
+who asks. Peers in client mode, such as notebooks, need others who accept connections: with an assistant they can train
+where there is nobody else. It says nothing about which state is the swarm's (`tt_cli.swarm.view`): those who train do.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tt_cli import __version__
+from tt_cli.errors import TTError
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.allocator import keep_freed_memory
+from tt_cli.optim import warm_up
+from tt_cli.peer.backup import Backups
+from tt_cli.peer.published import newest_published, ways_back
+from tt_cli.peer.shared import TrainedState
+from tt_cli.peer.stuck import Heard, StuckWatch
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Round, Trouble
+from tt_cli.supervisor.processes import alive, release_freed_memory
+from tt_cli.supervisor.worker import Orders, WorkerBroken, run_worker
+from tt_cli.swarm import linear8
+from tt_cli.swarm.codec import codec_of, self_test
+from tt_cli.swarm.collaboration import About, Collaboration
+from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, start_dht, stop_dht
+from tt_cli.swarm.identity import claim_identity
+from tt_cli.swarm.membership import membership_at
+from tt_cli.swarm.steering import Steering
+
+ROLE = "assistant"
+LOOK_SECONDS = 1.0
+FIRST_SECONDS, TOLD_SECONDS = 15.0, 60.0
+ADDRESS_SECONDS = 120.0  # for the coordinator beside it to come up
+
+
+@dataclass(frozen=True)
+class Options:
+    """What `tt aux-peer --assist` hands the process, beside the run (TOML text)."""
+
+    run: str
+    host: str = "0.0.0.0"
+    port: int = 0
+    announce: list[str] = field(default_factory=list)
+    user: str = ""
+
+
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """Take part until it is asked to leave."""
+    opts = Options(**options)
+    run = RunConfig.from_toml(opts.run, "the run file")
+    emit = heard = Heard(report := Report(emit))
+    orders.hold = "it assists"  # the watch expects no micro-batches
+    if run.swarm.compression == "linear8":
+        linear8.warm_up()
+    warm_up()
+    self_test(codec_of(run))
+    shared = _state(run, emit)
+    release_freed_memory()
+    identity = claim_identity(folders.run_folder(run), ROLE, ROLE)
+    beside = _coordinator(folders.run_folder(run) / "address", orders)
+    if not beside:
+        return
+    dht = start_dht(run, identity, initial_peers=beside, host=opts.host, port=opts.port, announce=opts.announce)
+    with ExitStack() as closing:
+        closing.callback(stop_dht, dht)
+        closing.enter_context(daemon_watched(dht))
+        collaboration = Collaboration(
+            run,
+            dht,
+            identity,
+            shared,
+            About(role=ROLE, user=opts.user, version=__version__),
+            heard,
+            client_mode=False,
+            published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
+            initial_peers=beside,
+            steering=Steering(
+                membership_at(dht), identity.path.with_suffix(".era"), partial(ways_back, run, shared.read_tree)
+            ),
+        )
+        closing.callback(collaboration.close)
+        keep_freed_memory()
+        marker = folders.run_folder(run) / "assistant-restarted-when-stuck"
+        stuck = closing.enter_context(StuckWatch(run, collaboration, heard, orders, marker, lambda: None))
+        collaboration.synchronise()
+        report.tell(Log(f"assists from step {collaboration.epoch}, at {', '.join(addresses_of(dht))}"))
+        daemon = daemon_pid(dht)
+        while not orders.leave.wait(LOOK_SECONDS):
+            collaboration.stand_by()
+            collaboration.report()
+            stuck.check()
+            if not collaboration.averager.is_alive() or (daemon is not None and not alive(daemon)):
+                raise WorkerBroken("a process that the assistant needs was ended by something else")
+            report.look(collaboration)
+
+
+def _state(run: RunConfig, emit: Emit) -> TrainedState:
+    """The newest of this machine's checkpoints, else the run's first weights; the swarm's replaces it."""
+    model = Dalle(DalleConfig.from_run(run))
+    model.initialise(run.run.seed)
+    backups = Backups(run, emit)  # the coordinator writes them
+    return TrainedState(run, model, backups.newest(), backups.newest)
+
+
+def _coordinator(file: Path, orders: Orders) -> list[str]:
+    """The addresses that the coordinator on this machine has written; none when it is asked to leave meanwhile."""
+    deadline = time.monotonic() + ADDRESS_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            if found := file.read_text(encoding="utf-8").split():
+                return found
+        except OSError:
+            pass  # it does not listen yet
+        if orders.leave.wait(LOOK_SECONDS):
+            return []
+    raise TTError(f"the coordinator on this machine has not written its addresses to {file}")
+
+
+class Report:
+    """Passes on what a person beside the aux peer should read, and sums the rest up. emit: takes the lines."""
+
+    def __init__(self, emit: Emit):
+        self._emit = emit
+        self._rounds = self._told_rounds = 0
+        self._due_at = float("inf")
+        self._first: dict[str, int] = {}  # peer id → bytes that it had sent and received when it was first seen
+        self._last: dict[str, int] = {}
+
+    def __call__(self, event: Event, /) -> None:
+        if isinstance(event, Failure):
+            self._emit(event)
+        elif isinstance(event, Round) and event.outcome == "committed":
+            self._rounds += 1
+        elif isinstance(event, Log) and event.level != "info":
+            self.tell(event)
+        elif isinstance(event, Trouble):
+            self.tell(Log(event.words, "warning"))
+        elif isinstance(event, Phase) and event.phase == "waiting" and event.reason.startswith("the organiser"):
+            self.tell(Log(event.reason))
+
+    def tell(self, line: Log) -> None:
+        """Pass a line on, with who says it."""
+        self._emit(Log(f"assistant: {line.message}", line.level))
+
+    def look(self, collaboration: Collaboration) -> None:
+        """Count the traffic of all who average, and tell now and then what this peer's part in it is."""
+        for record in collaboration.board.view.records:
+            if record.averages and record.peer_id != collaboration.peer_id:
+                self._count(record.peer_id, record.bytes_sent + record.bytes_received)
+        self._count(collaboration.peer_id, int(collaboration.averager.traffic.sum()))
+        now = time.monotonic()
+        if self._rounds and self._due_at == float("inf"):
+            self._due_at = now + FIRST_SECONDS  # what the others say of their traffic comes a little late
+        if self._rounds > self._told_rounds and now >= self._due_at:
+            self._due_at, self._told_rounds = now + TOLD_SECONDS, self._rounds
+            sent, received = (int(each) for each in collaboration.averager.traffic)
+            self.tell(
+                Log(
+                    f"assisted {self._rounds:,} rounds, step {collaboration.epoch:,}: {sent / 1e6:,.1f} MB sent, "
+                    f"{received / 1e6:,.1f} MB received, {self.share(collaboration.peer_id):.0%} of the swarm's traffic"
+                )
+            )
+
+    def _count(self, peer_id: str, traffic: int) -> None:
+        if traffic < self._last.get(peer_id, 0):  # it was started anew
+            self._first[peer_id] = self._first[peer_id] - self._last[peer_id]
+        self._first.setdefault(peer_id, traffic)
+        self._last[peer_id] = traffic
+
+    def share(self, peer_id: str) -> float:
+        """Of all bytes that those who average moved since they were seen, those of one peer: 0 to 1."""
+        moved = {peer: self._last[peer] - self._first[peer] for peer in self._last}
+        return moved.get(peer_id, 0) / max(1, sum(moved.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(main))

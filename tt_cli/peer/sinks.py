@@ -1,0 +1,157 @@
+"""Where a researcher may have this peer's curves too: TensorBoard, Weights & Biases, trackio. Off by default.
+
+    with Logged(screen, open_sink("tensorboard:logs", run)) as logged:
+        supervise(start, logged, …)
+
+One `Sink` is one method. What goes wrong there never touches training: a thread of its own writes, what it cannot take
+is dropped, and the first failure is told and ends the logging.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from tt_cli.errors import UsageError
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor import events
+
+KINDS = ("tensorboard", "wandb", "trackio")
+MOST_DUE = 1000  # steps that wait for a sink that is slow
+CLOSE_SECONDS = 10.0
+
+
+class Shows(Protocol):
+    """What takes a peer's events."""
+
+    def show(self, event: events.Event) -> None: ...
+
+
+class Sink(Protocol):
+    """Takes the values of one global step, by name; may raise anything. `close` writes what is left."""
+
+    def log(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def check_sink(wanted: str) -> str:
+    """KIND or KIND:WHERE. Raises ValueError."""
+    kind, colon, where = wanted.partition(":")
+    if kind not in KINDS or (colon and not where.strip()):
+        raise ValueError(f"must be one of {', '.join(KINDS)}, each with :DIR or :PROJECT if you like")
+    return wanted
+
+
+def open_sink(wanted: str, run: RunConfig) -> Callable[[], Sink]:
+    """What opens the sink, in the thread that will use it. Raises UsageError where its package is not installed."""
+    kind, _, where = wanted.partition(":")
+    if importlib.util.find_spec(kind) is None:
+        raise UsageError(f"--log-to {kind}: {kind} is not installed: pip install 'tt-cli[{kind}]'")
+    if kind == "tensorboard":
+        folder = Path(where).expanduser() if where else folders.run_folder(run) / "tensorboard"
+        return lambda: TensorBoard(folder)
+    return lambda: Project(kind, where or run.run.name, run)
+
+
+class TensorBoard:
+    """Event files in a folder, by TensorBoard's own writer: torch is not needed here."""
+
+    def __init__(self, folder: Path):
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._writer = EventFileWriter(str(folder))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Write one event."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=found)))
+        self._writer.flush()
+
+    def close(self) -> None:
+        """End the file."""
+        self._writer.close()
+
+
+class Project:
+    """A run in a project of wandb, or of trackio, whose functions are the same."""
+
+    def __init__(self, kind: str, project: str, run: RunConfig):
+        self._library: Any = importlib.import_module(kind)
+        with redirect_stdout(sys.stderr):  # they greet, and standard output may be JSON lines
+            self._library.init(project=project, name=run.identity, config=run.model_dump(mode="json"))
+
+    def log(self, step: int, values: Mapping[str, float]) -> None:
+        """Hand it over; the library sends it."""
+        self._library.log(dict(values), step=step)
+
+    def close(self) -> None:
+        """Send what is left."""
+        with redirect_stdout(sys.stderr):
+            self._library.finish()
+
+
+class Logged:
+    """Shows everything on `screen`, and logs each global step. A context manager; `open` is called in its thread."""
+
+    def __init__(self, screen: Shows, open: Callable[[], Sink]):
+        self._screen, self._open = screen, open
+        self._latest: dict[str, float] = {}
+        self._due: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MOST_DUE)
+        self._thread = threading.Thread(target=self._write, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._due.put(None, timeout=CLOSE_SECONDS)
+        except queue.Full:
+            return
+        self._thread.join(CLOSE_SECONDS)
+
+    def show(self, event: events.Event) -> None:
+        """Take one event; never waits for the sink."""
+        self._screen.show(event)
+        match event:
+            case events.Progress():
+                self._latest |= {
+                    "peers": event.peers,
+                    "samples per second/swarm": event.swarm_samples_per_second,
+                    "samples per second/mine": event.my_samples_per_second,
+                    "share": event.my_share,
+                    "bytes/sent": event.bytes_sent,
+                    "bytes/received": event.bytes_received,
+                }
+            case events.Round():
+                self._latest |= {"round/received": event.received, "round/seconds": sum(event.seconds.values())}
+            case events.Step():
+                values = {"learning rate": event.learning_rate, "gradient norm": event.gradient_norm, **self._latest}
+                if event.loss is not None:
+                    values["loss"] = event.loss
+                if self._thread.is_alive() and not self._due.full():
+                    self._due.put_nowait((event.epoch, values))
+
+    def _write(self) -> None:
+        try:
+            sink = self._open()
+            while (one := self._due.get()) is not None:
+                sink.log(*one)
+            sink.close()
+        except Exception as error:  # three libraries, the disk and the network have no common error
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            self._screen.show(events.Log(f"logging has ended, training goes on: {reason}", "warning"))
