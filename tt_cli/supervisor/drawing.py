@@ -36,7 +36,8 @@ LEVEL_STYLES: Mapping[str, str] = {"info": "", "warning": "yellow", "error": "re
 
 def clean(text: str) -> str:
     """`text` on one line without control, escape or direction characters (they become "?")."""
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    text = " ".join(text.split())
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def short_id(peer_id: str) -> str:

@@ -108,7 +108,8 @@ class Round(Event):
     the gradients still held), "dropped" (others stepped without this peer: it synchronises).
     received: part of the averaged gradient that arrived, 0 to 1. rejected: members whose parts were refused,
     with the reason. words: for the screen. mended: parts that came from another member than their reducer. differing:
-    parts in whose bytes members differed.
+    parts in whose bytes members differed. clipped: members whose gradient was moved towards the others', and in which
+    share of its parts.
 
     seconds, by phase: encode (this peer's gradient), matchmaking, transfer (of which reduce is this peer's CPU time),
     commit (comparing, mending), apply (decoding, the optimizer's step, the digest), whole.
@@ -125,6 +126,7 @@ class Round(Event):
     rejected: dict[str, str] = field(default_factory=dict)
     mended: int = 0
     differing: int = 0
+    clipped: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,15 @@ def clock(at: float) -> str:
 
 
 class LiveView:
-    """Redraws `frame` four times a second. `whole` takes the alternate screen; else it stays in the scroll.
+    """Redraws `frame` four times a second, where the terminal's lines end.
 
     `frame` is called from Rich's refresh thread, which holds Rich's lock: a caller that guards its state
     with a lock of its own must not hold it while it calls `print_above`.
     """
 
-    def __init__(self, stream: TextIO, frame: Frame, *, whole: bool = False) -> None:
+    def __init__(self, stream: TextIO, frame: Frame) -> None:
         self.console = Console(file=stream, highlight=False)
         self._frame = frame
-        self._whole = whole
         self._above: list[str] = []
         self._size = self.console.size
         self._height = 0
@@ -56,7 +55,6 @@ class LiveView:
         self._live = Live(
             console=self.console,
             get_renderable=self._renderable,
-            screen=whole,
             refresh_per_second=4,
             vertical_overflow="crop",
         )
@@ -70,8 +68,6 @@ class LiveView:
     ) -> None:
         try:
             self._live.stop()
-            if self._whole:  # the alternate screen is gone: leave the last view to read
-                self.console.print(self._renderable())
         except OSError as gone:
             if gone.errno != errno.EIO:  # what a terminal says that has been closed
                 raise
@@ -83,11 +79,11 @@ class LiveView:
 
     def _renderable(self) -> Group:
         size = self.console.size
-        if size != self._size and not self._whole:
+        if size != self._size:
             self._size, self._afresh = size, 2
         if self._afresh:
             self._start_afresh()
-        above = 0 if self._whole else 1 + sum(-(-len(line) // size.width) for line in self._above)
+        above = 1 + sum(-(-len(line) // size.width) for line in self._above)
         lines = self._frame(size.width, max(4, size.height - above))
         self._height = len(lines)
         return Group(*lines)

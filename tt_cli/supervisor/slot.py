@@ -67,6 +67,11 @@ def claim_slot(folder: Path, kind: str) -> Slot:
     raise TTError(f"{slots} peers of this run already work on this machine: stop one first")
 
 
+def identity_name(slot: Slot) -> str:
+    """The name of the key of the peer that works in this slot: "trainer", "trainer-2" …, "aux"."""
+    return "aux" if slot.name == AUX else f"trainer{slot.name.removeprefix(TRAINER)}"
+
+
 @dataclass(frozen=True)
 class Seen:
     """What another process can see of a slot. running: somebody supervises. answers: and says so."""

@@ -36,7 +36,7 @@ Curve = Sequence[tuple[int, float]]
 
 PEER_COLUMNS = (
     Column("peer", 14, 24, 9),
-    Column("role", 4, 7, 4),
+    Column("role", 4, 9, 4),
     Column("device", 12, 24, 1),
     Column("samples/s", 9, 9, 8, right=True),
     Column("share", 5, 5, 7, right=True),
