@@ -16,6 +16,7 @@ from tt_cli.checkpoint import StateTree, TrainingState, load, received_state, sa
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.peer.shared import TrainedState
 from tt_cli.run import folders
+from tt_cli.run.passes import RollBack
 from tt_cli.supervisor.events import Event, Log, Saved, Synchronised
 from tt_cli.swarm.board import View
 from tt_cli.swarm.handover import Chunks, NoState, StateBuffer, Taken
@@ -90,6 +91,14 @@ def keeper(told: list[Event]) -> Keeper:
 
 def test_without_a_state_it_hands_nothing_over(keeper: Keeper, told: list[Event]) -> None:
     assert (keeper.epoch, keeper.digest, keeper.hand_over(), told) == (0, "", None, [])
+
+
+def test_a_models_size_counts_shared_weights_once_or_in_every_layer() -> None:
+    """Layers that share weights are as many as layers that do not; all that is shared is there once."""
+    shared, deep = small_run(**{"model.depth": 6}), small_run(**{"model.depth": 6, "model.shared_layer_groups": 8})
+    found, all_distinct = Keeper(shared, [].append).sizes(), Keeper(deep, [].append).sizes()
+    assert all_distinct["effective"] == all_distinct["parameters"] == found["effective"]
+    assert found["parameters"] == sum(one.numel() for one in Dalle(DalleConfig.from_run(shared)).parameters())
 
 
 def test_it_holds_the_newest_state_of_the_disk_again(told: list[Event]) -> None:
@@ -190,7 +199,29 @@ def test_a_full_disk_leaves_the_state_in_memory(keeper: Keeper, told: list[Event
     assert isinstance(told[-1], Log) and told[-1].message.startswith("the state is kept in memory only: cannot save")
 
 
-def test_only_the_newest_are_kept_on_the_disk(keeper: Keeper) -> None:
-    for step in range(1, room.KEPT + 3):
+def test_the_newest_are_kept_on_the_disk_and_a_few_older_ones(keeper: Keeper) -> None:
+    for step in range(1, room.KEPT + 13):
         fetch(keeper, state(step))
-    assert len(list(folders.checkpoints(RUN).iterdir())) == room.KEPT
+    kept = sorted(int(path.name[5:13]) for path in folders.checkpoints(RUN).iterdir())
+    assert kept[-room.KEPT :] == list(range(13, room.KEPT + 13))
+    assert 2 <= len(kept) - room.KEPT <= 4, "older ones, to which the organiser may take the run back"
+
+
+def test_it_goes_back_to_the_checkpoint_of_an_order(keeper: Keeper, told: list[Event]) -> None:
+    for step in (3, 4):
+        save(folders.checkpoints(RUN), state(step))
+    fetch(keeper, state(5))
+    keeper.go_back(RollBack(3, state(3).digest(), "", order=1))
+    assert (keeper.epoch, keeper.digest) == (3, state(3).digest()) == (3, handed_over(keeper).digest())
+    assert Keeper(RUN, told.append).epoch == 3
+    later = View.of([record("a", epoch=4, digest="aa")])
+    assert keeper.wants(later)
+
+
+def test_without_the_checkpoint_of_an_order_it_holds_nothing_until_somebody_has_it(keeper: Keeper) -> None:
+    fetch(keeper, state(5))
+    keeper.go_back(RollBack(3, state(3).digest(), "", order=1))
+    assert keeper.hand_over() is None and keeper.epoch == 0
+    assert keeper.wants(View.of([record("a", epoch=3, digest=state(3).digest())]))
+    fetch(keeper, state(3))
+    assert keeper.epoch == 3

@@ -1,52 +1,104 @@
-"""The steps of a run as an auxiliary peer records them."""
+"""The steps of a run as an auxiliary peer records them, whatever happens to its database."""
 
 from __future__ import annotations
 
 import json
 import math
-import resource
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from swarm_units.made import record
 
+from tt_cli.auxiliary import recorder as room
+from tt_cli.auxiliary.reader import Reader
 from tt_cli.auxiliary.recorder import HISTORY_STEPS, Recorder
+from tt_cli.auxiliary.store import OtherDatabase, Store, database_url
 from tt_cli.errors import TTError
-from tt_cli.swarm.board import View
+from tt_cli.run import load_run
 from tt_cli.swarm.records import HistoryRecord
+from tt_cli.swarm.view import View
+
+RUN = load_run("emoji")
 
 
 def view(step: int, **changes: object) -> View:
     return View.of([record(epoch=step, **{"loss": 2.5, **changes})])
 
 
-def test_each_step_is_recorded_once(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+class Told:
+    """Lines for a person, to be waited for."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+
+    def __call__(self, line: str, level: str) -> None:
+        with self._news:
+            self.lines.append(line)
+            self._news.notify_all()
+
+    def wait(self, words: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: any(words in line for line in self.lines), 30), self.lines
+
+
+Open = Callable[..., Recorder]
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
+    """Recorders over the database in this folder; at the end all are closed."""
+    monkeypatch.setattr(room, "AGAIN_SECONDS", 0.05)
+    made: list[Recorder] = []
+
+    def open_one(told: Told | None = None, folder: Path = tmp_path) -> Recorder:
+        made.append(Recorder(RUN, folder, database_url(folder), told or Told()))
+        return made[-1]
+
+    yield open_one
+    for recorder in made:
+        recorder.close()
+
+
+def test_each_step_is_recorded_once(opened: Open, tmp_path: Path) -> None:
+    recorder = opened()
     assert recorder.step == 0 and recorder.history().steps == []
     assert recorder.record(view(1))
     assert not recorder.record(view(1))
     assert not recorder.record(View.of([]))
-    assert recorder.record(view(4, user="anna"))
+    assert recorder.record(view(4, user="anna", round="step 4 made alone"))
     assert not recorder.record(view(3))
-    rows = [json.loads(line) for line in recorder.path.read_text().splitlines()]
-    assert [(row["step"], row["loss"], row["peers"], row["users"]) for row in rows] == [
-        (1, 2.5, 1, ["a"]),
-        (4, 2.5, 1, ["anna"]),
+    recorder.put("snapshot", {"time": 7.0})
+    recorder.close()
+    reader = Reader(database_url(tmp_path))
+    assert [(step, loss, trainers) for step, _, loss, trainers, _ in reader.steps_after(0)] == [
+        (1, 2.5, 1),
+        (4, 2.5, 1),
     ]
-    again = Recorder(tmp_path)
+    assert [(row["user"], row["samples"]) for row in reader.leaderboard()] == [("a", 100), ("anna", 100)]
+    assert [row["words"] for row in reader.rounds()] == ["anna: step 4 made alone"]
+    assert reader.newest("snapshot") is not None and len(reader.activity(0.0)) == 1
+    again = opened()
     assert (again.step, again.history()) == (4, recorder.history())
     assert not again.record(view(4)) and again.record(view(5))
 
 
-def test_a_step_without_a_loss_waits_for_one(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+def test_a_step_without_a_loss_waits_for_one(opened: Open) -> None:
+    recorder = opened()
     assert not recorder.record(view(1, loss=None))
     assert not recorder.record(View.of([record("x", role="aux", epoch=1, loss=9.0)]))
     assert recorder.record(view(1))
 
 
-def test_the_loss_is_weighted_by_speed_and_of_those_at_the_step(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+def test_the_loss_is_weighted_by_speed_and_of_those_at_the_step(opened: Open) -> None:
+    recorder = opened()
     recorder.record(
         View.of(
             [
@@ -60,57 +112,45 @@ def test_the_loss_is_weighted_by_speed_and_of_those_at_the_step(tmp_path: Path) 
     assert recorder.history().steps[-1][:2] == (7, pytest.approx(2.0))
 
 
-def test_peers_that_have_no_speed_yet_count_alike(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+def test_peers_that_have_no_speed_yet_count_alike(opened: Open) -> None:
+    recorder = opened()
     recorder.record(
         View.of([record(peer, loss=loss, samples_per_second=0.0) for peer, loss in (("a", 1.0), ("b", 3.0))])
     )
     assert recorder.history().steps[-1][1] == pytest.approx(2.0)
 
 
-def test_the_wildest_records_that_may_be_published_leave_it_finite(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    wild = [record(peer, loss=1e39, samples_per_second=1e12) for peer in "abc"]
+def test_the_wildest_records_that_may_be_published_leave_it_finite(opened: Open) -> None:
+    recorder = opened()
+    text = "\x00\x1b" * 40
+    wild = [
+        record(peer, loss=1e39, samples_per_second=1e12, total_samples=10**12, user=text, device=text, round=text)
+        for peer in ("a", "b", text)
+    ]
     assert recorder.record(View.of(wild))
     assert math.isfinite(recorder.history().steps[-1][1])
-    assert Recorder(tmp_path).step == 5
+    recorder.close()
+    assert opened().step == 5
 
 
-@pytest.mark.parametrize("torn", [b"", b'{"step": 3, "loss": 2.', b'{"step": 3}', b"\xff\xfe"])
-def test_a_torn_last_line_is_dropped_and_the_next_one_is_whole(torn: bytes, tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    for step in (1, 2):
-        recorder.record(view(step))
-    whole = recorder.path.read_bytes()
-    recorder.path.write_bytes(whole + torn)
-    again = Recorder(tmp_path)
-    assert again.step == 2
-    assert again.path.read_bytes() == whole
-    again.record(view(3))
-    assert [json.loads(line)["step"] for line in again.path.read_text().splitlines()] == [1, 2, 3]
-
-
-def test_a_first_line_that_is_torn_leaves_an_empty_file(tmp_path: Path) -> None:
-    (tmp_path / "steps.jsonl").write_bytes(b'{"step": 1')
-    recorder = Recorder(tmp_path)
-    assert recorder.step == 0
-    assert recorder.path.read_bytes() == b""
-
-
-def test_damaged_lines_do_not_stop_the_others(tmp_path: Path) -> None:
-    good = '{"step": 2, "loss": 2.5, "time": 1000.0}'
+def test_what_earlier_versions_wrote_is_read_once(opened: Open, tmp_path: Path) -> None:
+    good = '{"step": 2, "loss": 2.5, "time": 1000.0, "peers": 3, "samples_per_second": 5.0, "users": []}'
     lines = ["", "null", "[]", '"x"', "{}", '{"step": "many", "loss": 1, "time": 1}', good]
     lines += [good.replace("2.5", bad) for bad in ("NaN", "Infinity", "null", "1e999")]
     lines += [good.replace("2,", bad) for bad in ("-1,", "1e999,", "NaN,")]
-    (tmp_path / "steps.jsonl").write_text("\n".join(lines) + "\n")
-    assert Recorder(tmp_path).history().steps == [(2, 2.5, 1000.0)]
+    lines += [good.replace("2,", "3,"), '{"back_to": 2, "order": 7, "time": 1.0}', '{"step": 4, "loss": 2.']
+    (tmp_path / "steps.jsonl").write_text("\n".join(lines))
+    assert opened().history().steps == [(2, 2.5, 1000.0)]
+    assert Reader(database_url(tmp_path)).steps_after(0) == [(2, 1000.0, 2.5, 3, 5.0)]
+    (tmp_path / "steps.jsonl").write_text(good.replace("2,", "5,") + "\n")
+    assert opened().step == 2
 
 
 @pytest.mark.parametrize("steps", [255, 256, 257, 1000, 5111])
-def test_a_long_history_is_thinned_evenly_and_the_last_step_stays(steps: int, tmp_path: Path) -> None:
+def test_a_long_history_is_thinned_evenly_and_the_last_step_stays(steps: int, opened: Open, tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "loss": 2.5, "time": 1000.0 + step}) for step in range(1, steps + 1)]
     (tmp_path / "steps.jsonl").write_text("\n".join(lines) + "\n")
-    history = Recorder(tmp_path).history()
+    history = opened().history()
     kept = [step for step, _, _ in history.steps]
     assert len(kept) == min(steps, HISTORY_STEPS)
     assert (kept[0], kept[-1]) == (1, steps)
@@ -119,33 +159,136 @@ def test_a_long_history_is_thinned_evenly_and_the_last_step_stays(steps: int, tm
     assert HistoryRecord.model_validate(history.model_dump()) == history
 
 
-def test_a_folder_that_cannot_be_written_is_one_line_and_the_step_stays_due(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "missing")
-    with pytest.raises(TTError, match="^cannot record step 1 in .*steps.jsonl: No such file or directory$"):
-        recorder.record(view(1))
-    assert recorder.step == 0
-    (tmp_path / "missing").mkdir()
-    assert recorder.record(view(1))
+def test_a_database_of_another_run_is_refused(opened: Open, tmp_path: Path) -> None:
+    Store(database_url(tmp_path), "other-00000000").close()
+    with pytest.raises(OtherDatabase):
+        opened()
 
 
-def test_a_record_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "steps.jsonl").mkdir()
-    with pytest.raises(TTError, match="^cannot read .*steps.jsonl: Is a directory") as caught:
-        Recorder(tmp_path)
-    assert "\n" not in str(caught.value)
+def test_a_database_that_is_away_stops_nothing(opened: Open, tmp_path: Path) -> None:
+    """It is told once; what was seen meanwhile is written when it is back, and what it held is known then."""
+    told, folder = Told(), tmp_path / "away"
+    folder.mkdir()
+    for step in (1, 2):
+        before = opened(folder=folder)
+        before.record(view(step, total_samples=50 + 50 * step))
+        before.close()  # it is written then
+    folder.rename(tmp_path / "there")
+    recorder = opened(told, folder)
+    for step in range(3, 6):
+        assert recorder.record(view(step, total_samples=100 + 100 * step))
+    told.wait("does not answer")
+    with pytest.raises(TTError, match="cannot record an order: "):
+        recorder.go_back(1, 3)
+    assert recorder.step == 5
+    (tmp_path / "there").rename(folder)
+    told.wait("the history is written again")
+    assert [line for line in told.lines if "does not answer" in line] == told.lines[:1]
+    recorder.go_back(1, 3)
+    assert [step for step, _, _ in recorder.history().steps] == [1]
+    recorder.record(view(2, loss=9.0, era=3, total_samples=700))
+    recorder.close()
+    reader = Reader(database_url(folder))
+    assert [step[:1] + step[2:3] for step in reader.steps_after(0)] == [(1, 2.5), (2, 9.0)]
+    assert reader.leaderboard()[0]["samples"] == 700
 
 
-def test_a_line_for_which_the_space_does_not_suffice_leaves_nothing_of_itself(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+def test_a_database_that_others_hold_is_waited_for(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorder = opened()
+    other = sqlite3.connect(tmp_path / "history.db", isolation_level=None)
+    other.execute("begin immediate")
+    started = time.monotonic()
+    assert all(recorder.record(view(step)) for step in range(1, 50))
+    assert time.monotonic() - started < 1.0
+    other.execute("commit")
+    other.close()
+    recorder.close()
+    assert opened().step == 49
+
+
+def test_what_waits_is_bounded(opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MOST_DUE", 10)
+    told, folder = Told(), tmp_path / "away"
+    recorder = opened(told, folder)
+    for step in range(1, 31):
+        recorder.record(view(step))
+    folder.mkdir()
+    told.wait("the history is written again; 22 steps and counts had to be dropped")
+    recorder.close()
+    assert [step for step, _, _ in opened(folder=folder).history().steps] == list(range(21, 31))
+
+
+def test_a_database_that_is_damaged_at_work_is_set_aside(opened: Open, tmp_path: Path) -> None:
+    told = Told()
+    recorder = opened(told)
     recorder.record(view(1))
-    whole = recorder.path.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 20, hard))
-    try:
-        with pytest.raises(TTError, match="^cannot record step 2 in .*steps.jsonl: File too large$"):
-            recorder.record(view(2))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert recorder.path.read_bytes() == whole
-    assert recorder.record(view(2))
-    assert Recorder(tmp_path).history() == recorder.history()
+    recorder.close()
+    recorder = opened(told)
+    (tmp_path / "history.db").write_bytes(b"no database at all" * 1000)
+    recorder.record(view(2))
+    told.wait("history.db was damaged: it is history.db.damaged-")
+    told.wait("the history is written again")
+    recorder.close()
+    assert Reader(database_url(tmp_path)).steps_after(0)[-1][0] == 2
+
+
+def test_steps_that_the_organiser_took_back_are_no_part_of_the_history(opened: Open) -> None:
+    recorder = opened()
+    for step in (1, 2, 3, 4):
+        recorder.record(view(step))
+    recorder.go_back(2, 1)
+    assert recorder.step == 2 and [step for step, _, _ in recorder.history().steps] == [1, 2]
+    assert recorder.record(view(3, loss=9.0, era=1))
+    recorder.close()
+    again = opened()
+    assert [(step, loss) for step, loss, _ in again.history().steps] == [(1, 2.5), (2, 2.5), (3, 9.0)]
+    assert again.history() == recorder.history()
+
+
+KILLED = """
+import itertools, sys, threading
+from pathlib import Path
+from auxiliary.test_recorder import RUN, view
+from tt_cli.auxiliary.recorder import Recorder
+from tt_cli.auxiliary.store import Store, database_url
+folder = Path(sys.argv[1])
+committed, record_step = threading.Semaphore(2), Store.record_step
+def told(store, made, seen, target):
+    record_step(store, made, seen, target)
+    print("step", made.step, flush=True)
+    committed.release()
+Store.record_step = told
+recorder = Recorder(RUN, folder, database_url(folder), print)
+for step in itertools.count(recorder.step + 1):
+    committed.acquire()
+    recorder.record(view(step, total_samples=10 * step))
+"""
+
+
+def test_killed_while_it_writes_it_loses_no_step_that_it_had_told(opened: Open, tmp_path: Path) -> None:
+    last = 0
+    for _ in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", KILLED, str(tmp_path)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": f"{Path(__file__).parents[1]}:{Path(__file__).parents[2]}"},
+            text=True,
+        )
+        assert process.stdout is not None
+        try:
+            for _ in range(3):
+                last = int(process.stdout.readline().removeprefix("step "))
+        finally:
+            process.kill()
+        whole = process.stdout.read().rpartition("\n")[0].splitlines()
+        process.wait()
+        last = int(whole[-1].removeprefix("step ")) if whole else last
+    steps = [step for step, _, _ in opened().history().steps]
+    assert steps[-1] >= last
+    with sqlite3.connect(tmp_path / "history.db") as plain:
+        assert plain.execute("pragma integrity_check").fetchone() == ("ok",)
+        count, newest = plain.execute("select count(*), max(step) from steps").fetchone()
+        assert count == newest, "a step is missing"
+    plain.close()

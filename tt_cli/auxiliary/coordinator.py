@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import threading
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tt_cli import __version__
 from tt_cli.auxiliary.keeper import Keeper
+from tt_cli.auxiliary.lease import LEASE_SECONDS, Lease, LeaseFile
 from tt_cli.auxiliary.recorder import Recorder
+from tt_cli.auxiliary.store import DATABASE, database_url
 from tt_cli.errors import TTError
 from tt_cli.monitor import take_snapshot
 from tt_cli.run import RunConfig, folders
+from tt_cli.run.passes import RollBack
 from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
 from tt_cli.supervisor.processes import alive
 from tt_cli.supervisor.worker import Orders, WorkerBroken
@@ -31,11 +37,14 @@ from tt_cli.swarm.dht import (
     stop_dht,
 )
 from tt_cli.swarm.identity import Identity, claim_identity
+from tt_cli.swarm.membership import membership_at
 from tt_cli.swarm.records import PeerRecord
+from tt_cli.swarm.steering import Steering
 
 LOOK_SECONDS = 0.5
 AUX_LOOK_SECONDS = 3.0  # nothing waits for an auxiliary peer
 SNAPSHOT_SECONDS = 2.0
+LARGE_SNAPSHOT_PEERS, LARGE_SNAPSHOT_SECONDS = 200, 10.0  # so many are written less often
 HISTORY_SECONDS = 5.0
 
 
@@ -57,13 +66,17 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     run = RunConfig.from_toml(opts.run, "the run file")
     folder = folders.run_folder(run)
     identity = claim_identity(folder, "aux")
-    keeper, recorder = Keeper(run, emit), Recorder(folder)
+    keeper = Keeper(run, emit)
+    database = database_url(folder, os.environ.get(DATABASE, ""))
+    recorder = Recorder(run, folder, database, lambda words, level: emit(Log(words, level)))
     emit(Phase("starting", "joining the DHT"))
     dht = _join(run, identity, opts, emit)
     with ExitStack() as closing:
+        closing.callback(recorder.close)
         closing.callback(stop_dht, dht)
         closing.enter_context(daemon_watched(dht))
-        averager = Averager(run, dht, {}, source=keeper.hand_over, read_tree=keeper.read_tree, client_mode=False)
+        hand_over, read_tree = keeper.hand_over, keeper.read_tree
+        averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree, client_mode=False)
         board = Board(run, dht, identity)
         closing.callback(_close, board, averager)
         board.expect(AUX_LOOK_SECONDS)
@@ -71,8 +84,19 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         closing.callback(_forget, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
         _write_addresses(folder / "address", addresses, emit)
-        serve = _Service(run, emit, keeper, recorder, board, averager, identity.peer_id, opts.user)
+        steering = Steering(
+            membership_at(dht),
+            identity.path.with_suffix(".era"),
+            leave=partial(_leave, keeper, recorder),
+        )
+        named = [address.rpartition("/p2p/")[2] for address in run.peers.initial if "/p2p/" in address]
+        lasts = min(LEASE_SECONDS, run.swarm.statistics_expiration)
+        lease = Lease(identity.peer_id, named, lasts), LeaseFile(folder)
+        closing.callback(lease[1].forget)
+        serve = _Service(run, emit, keeper, recorder, board, averager, steering, lease, identity.peer_id, opts.user)
         board.start()
+        recorder.put("model", keeper.sizes())
+        recorder.put("addresses", addresses)
         emit(Phase("waiting", "for trainers"))
         daemon = daemon_pid(dht)
         while not orders.leave.wait(LOOK_SECONDS):
@@ -105,6 +129,12 @@ def _forget(address_file: Path) -> None:
         address_file.unlink(missing_ok=True)
 
 
+def _leave(keeper: Keeper, recorder: Recorder, order: RollBack) -> None:
+    """What came after the step of an order is no part of the run any more."""
+    keeper.go_back(order)
+    recorder.go_back(order.step, order.order)
+
+
 class _Service:
     """One look at the swarm after the other."""
 
@@ -116,29 +146,58 @@ class _Service:
         recorder: Recorder,
         board: Board,
         averager: Averager,
+        steering: Steering,
+        lease: tuple[Lease, LeaseFile],
         peer_id: str,
         user: str,
     ):
         self._run, self._emit, self._keeper, self._recorder = run, emit, keeper, recorder
         self._board, self._averager, self._peer_id, self._user = board, averager, peer_id, user
-        self._told_at = self._remembered_at = -float("inf")
-        self._trainers = 0
-        self._not_recorded = ""
+        self._told_at = self._remembered_at = self._written_at = -float("inf")
+        self._steering = steering
+        self._lease, self._lease_file = lease
+        self._leader = ""
+        self._fetching: threading.Thread | None = None
+        self._phase: tuple[str, str] = ("waiting", "for trainers")
+        self._failed = ""
 
     def look(self) -> None:
         """Record, fetch and tell what is due."""
-        self._publish()
+        busy = self._fetching is not None and self._fetching.is_alive()
+        if (order := self._steering.due) and not busy:
+            self._go_back(order)
         view = self._board.view
-        try:
-            self._recorder.record(view)
-        except TTError as error:  # it stays due, and is tried at every look: told once for each step
-            if str(error) != self._not_recorded:
-                self._not_recorded = str(error)
-                self._emit(Log(str(error), "error"))
-        if self._keeper.wants(view):
-            self._keeper.fetch(self._averager)
-            self._publish()
+        self._look_for_leader(view)
+        self._publish()
+        self._recorder.record(view)
+        if not busy and self._keeper.wants(view):  # it may take minutes
+            self._fetching = threading.Thread(target=self._keeper.fetch, args=(self._averager,), daemon=True)
+            self._fetching.start()
         self._tell(view)
+
+    def _look_for_leader(self, view: View) -> None:
+        now = dht_time()
+        fresh = [one for one in view.records if one.role == "aux" and one.time > now - self._lease.lasts]
+        self._lease.look({one.peer_id: one.lease for one in fresh}, now)
+        self._lease_file.write(self._lease.holder, self._lease.holder == self._peer_id)
+        holder = self._lease.holder
+        if holder and holder != self._leader and (self._leader or len(fresh) > 1):  # of one alone there is no word
+            words = "this auxiliary peer" if holder == self._peer_id else f"…{holder[-6:]}"
+            self._emit(Log(f"{words} leads: it publishes for all auxiliary peers of the run"))
+            self._leader = holder
+
+    def _go_back(self, order: RollBack) -> None:
+        try:
+            self._steering.done(order)
+            self._emit(Log(f"the organiser took the run back to step {order.step}; holding step {self._keeper.epoch}"))
+        except (TTError, OSError) as error:
+            self._fail(f"cannot go back to step {order.step}, as the organiser ordered: {error}")
+
+    def _fail(self, words: str) -> None:
+        """Tell what stays due, and is tried at every look, once."""
+        if words != self._failed:
+            self._failed = words
+            self._emit(Log(words, "error"))
 
     def _publish(self) -> None:
         self._board.publish(
@@ -153,6 +212,8 @@ class _Service:
                 samples=0,
                 samples_per_second=0.0,
                 total_samples=0,
+                era=self._steering.era,
+                lease=self._lease.since if self._lease.candidate else None,
                 bytes_sent=int(self._averager.traffic[0]),
                 bytes_received=int(self._averager.traffic[1]),
                 time=dht_time(),
@@ -168,12 +229,19 @@ class _Service:
             return
         self._told_at = now
         snapshot = take_snapshot(self._run, list(view.records), self._recorder.history(), dht_time())
-        self._emit(Snapshot(snapshot.to_json()))
+        told = snapshot.to_json()
+        self._emit(Snapshot(told))
+        if now >= self._written_at + (LARGE_SNAPSHOT_SECONDS if len(view.records) > LARGE_SNAPSHOT_PEERS else 0.0):
+            self._written_at = now
+            self._recorder.put("snapshot", {key: value for key, value in told.items() if key != "history"})
         trainers = sum(record.role == "trainer" for record in view.records)
-        if trainers != self._trainers:
-            self._trainers = trainers
-            reason = f"{trainers} trainer{'' if trainers == 1 else 's'}" if trainers else "for trainers"
-            self._emit(Phase("serving" if trainers else "waiting", reason))
+        reason = f"{trainers} trainer{'' if trainers == 1 else 's'}" if trainers else "for trainers"
+        phase = ("serving" if trainers else "waiting", reason)
+        if paused := self._steering.paused:
+            phase = "waiting", paused
+        if phase != self._phase:
+            self._phase = phase
+            self._emit(Phase(*phase))
 
 
 def _check_alive(averager: Averager, daemon: int | None) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import torch
 
-from tt_cli.checkpoint import StateTree, TrainingState, newest, received_state, save
+from tt_cli.checkpoint import StateTree, TrainingState, find, newest, received_state, save, set_aside_after
 from tt_cli.errors import TTError
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, folders
+from tt_cli.run.passes import RollBack
 from tt_cli.supervisor.events import Emit, Log, Saved, Synchronised
 from tt_cli.swarm.board import View
 from tt_cli.swarm.handover import NoState, StateBuffer, StateSharing, Taken
@@ -17,14 +19,14 @@ from tt_cli.swarm.handover import NoState, StateBuffer, StateSharing, Taken
 MIN_FETCH_SECONDS = 3.0
 SHARE_OF_TIME = 0.1  # of the auxiliary peer's time goes into fetching at most
 DOWNLOAD_SECONDS = 180.0  # without a chunk
-KEPT = 5
+KEPT = 5  # the newest checkpoints; older ones too, ever fewer the older they are
 
 
 class Keeper:
     """The state of one run, in memory once, for the takers too, and on the disk as checkpoints.
 
-    hand_over and read_tree are called from other threads, and read_tree in the averager's process; everything else
-    from the coordinator's loop.
+    hand_over and read_tree are called from other threads, and read_tree in the averager's process; fetch from a thread
+    of its own, while nothing else changes what is held; everything else from the coordinator's loop.
     """
 
     def __init__(self, run: RunConfig, emit: Emit):
@@ -32,16 +34,13 @@ class Keeper:
         self._folder = folders.checkpoints(run)
         with torch.device("meta"):
             model = Dalle(DalleConfig.from_run(run))
+        self._weight_sets = [model.config.weight_set(layer) for layer in range(model.config.depth)]
         self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
         self._held: tuple[StateTree, StateBuffer] | None = None
         self._fetch_again_at = 0.0
         found = newest(self._folder, run.identity, lambda words: emit(Log(words, "warning")), to_train=True)
         if found is not None:
-            path, state = found
-            tree, buffer = state.tree(), StateBuffer.new()
-            state.write_into(tree, buffer.write)
-            self._held = tree, buffer
-            emit(Log(f"holding step {self.epoch} from {path}"))
+            self._hold(*found)
 
     @property
     def epoch(self) -> int:
@@ -52,6 +51,34 @@ class Keeper:
     def digest(self) -> str:
         """Of the state held, empty without one."""
         return self._held[0].digest if self._held else ""
+
+    def sizes(self) -> dict[str, int]:
+        """{"parameters": distinct ones, "effective": counted in every layer that uses them} of the run's model."""
+        found = {"parameters": 0, "effective": 0}
+        for name, shape in self._shapes.items():
+            room, _, rest = name.partition(".")
+            shared = room in ("attention", "feed_forward")
+            uses = self._weight_sets.count(int(rest.partition(".")[0])) if shared else 1
+            found["parameters"] += shape.numel()
+            found["effective"] += uses * shape.numel()
+        return found
+
+    def _hold(self, path: Path, state: TrainingState) -> None:
+        tree, buffer = state.tree(), StateBuffer.new()
+        state.write_into(tree, buffer.write)
+        self._held = tree, buffer
+        self._emit(Log(f"holding step {self.epoch} from {path}"))
+
+    def go_back(self, order: RollBack) -> None:
+        """Hold the state that the organiser ordered if a checkpoint of it is here, else none. Later ones do not count.
+
+        Raises TTError when they cannot be set aside.
+        """
+        for path in set_aside_after(self._folder, order.step, f"before-order-{order.order}"):
+            self._emit(Log(f"set aside as {path.name}: the organiser took the run back to step {order.step}"))
+        self._held, self._fetch_again_at = None, 0.0
+        if found := find(self._folder, self._run.identity, order.step, order.digest):
+            self._hold(*found)
 
     def hand_over(self) -> tuple[bytes, StateBuffer] | None:
         """For a peer that asks for the state: it reads the very memory that is held here."""
@@ -97,6 +124,6 @@ class Keeper:
 
     def _save(self, state: TrainingState) -> None:
         try:
-            self._emit(Saved(state.step, str(save(self._folder, state, keep=KEPT))))
+            self._emit(Saved(state.step, str(save(self._folder, state, keep=KEPT, spread=True))))
         except TTError as error:
             self._emit(Log(f"the state is kept in memory only: {error}", "error"))

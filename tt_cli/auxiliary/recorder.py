@@ -1,85 +1,127 @@
-"""Records what the swarm did: one line of JSON for each step, and the history that others read from the DHT."""
+"""Records what the swarm did: every step, who gave what for it, how many train. Others read it from the database.
+
+Notable:
+- a thread of its own writes; a database that is locked, full or out of reach never stops the coordinator: what is due
+  stays in memory, within bounds, and is written when it is back;
+- the history for the DHT is in memory, read once at the start;
+- of the peers' records only the newest is kept until it is written, for their totals only grow.
+"""
 
 from __future__ import annotations
 
 import json
-import os
+import threading
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Literal
 
+from tt_cli.auxiliary.store import MadeStep, Seen, Store
+from tt_cli.database import DatabaseDamaged, DatabaseDown
 from tt_cli.errors import TTError
-from tt_cli.swarm.board import View
-from tt_cli.swarm.records import HistoryRecord
+from tt_cli.run import RunConfig
+from tt_cli.swarm.records import HistoryRecord, PeerRecord
+from tt_cli.swarm.view import View
 
 HISTORY_STEPS = 256
+ACTIVITY_SECONDS = 30.0
+TIDY_SECONDS = 3600.0
+AGAIN_SECONDS = 5.0
+MOST_DUE = 20_000  # writes that wait for the database
+ORDER_SECONDS = 12.0  # for an organiser's order to be written: as long as SQLite waits for a lock, and a moment
+CLOSE_SECONDS = 5.0
+OLD_FILE = "steps.jsonl"  # what earlier versions wrote
+
+Kind = Literal["step", "activity", "other"]  # the first two write down the peers
+Write = Callable[[Store, list[Seen], int], None]  # with the peers since the last write, and steps since then
 
 
 class Recorder:
-    """Appends to `steps.jsonl` in the run's folder; survives a kill at any instant (a torn last line is dropped).
+    """Of one run, into the database at this URL. tell: takes a line and "info", "warning" or "error".
 
-    A line: {"step", "loss", "time" (Unix seconds), "peers", "samples_per_second", "users"}.
+    folder: where earlier versions left steps.jsonl. Raises OtherDatabase, for a database that is not this run's.
+    All methods are for one thread.
     """
 
-    def __init__(self, folder: Path):
-        self.path = folder / "steps.jsonl"
-        self._steps: list[tuple[int, float, float]] = self._read()
-
-    def _read(self) -> list[tuple[int, float, float]]:
-        steps = []
-        if self.path.exists():
-            try:
-                whole, newline, torn = self.path.read_bytes().rpartition(b"\n")
-                if torn:
-                    os.truncate(self.path, len(whole + newline))
-            except OSError as error:
-                raise TTError(f"cannot read {self.path}: {error.strerror}: move it away or set TT_HOME") from error
-            for line in whole.decode("utf-8", "replace").splitlines():
-                try:
-                    row = json.loads(line)
-                    step = (int(row["step"]), float(row["loss"]), float(row["time"]))
-                    steps += HistoryRecord(steps=[step]).steps
-                except (ValueError, KeyError, TypeError, OverflowError):
-                    continue  # damaged on the disk; one line must not stop the others
-        return steps
+    def __init__(self, run: RunConfig, folder: Path, url: str, tell: Callable[[str, str], None]):
+        self._run, self._folder, self._url, self._tell = run, folder, url, tell
+        self._lock = threading.Lock()
+        self._due: deque[tuple[Kind, Write]] = deque()
+        self._due_steps = 0  # of them of steps
+        self._order: tuple[int, threading.Event] | None = None  # that is to be written, and whether it has been
+        self._latest: dict[str, tuple[str, float]] = {}  # key of Store.put → value, time
+        self._seen: dict[tuple[str, str], Seen] = {}
+        self._steps: list[tuple[int, float, float]] = []
+        self._news, self._leaving = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None  # made later: a process that is forked here must not inherit it
+        self._down = ""
+        self._lost = 0
+        self._recorded_at = self._tidied_at = -float("inf")
+        self._store: Store | None = None
+        try:
+            self._open().close()  # a process that is forked here inherits no connection; the next use makes another
+        except DatabaseDown as error:
+            self._fail(error)
 
     @property
     def step(self) -> int:
         """The last step recorded, 0 before the first."""
         return self._steps[-1][0] if self._steps else 0
 
-    def record(self, view: View) -> bool:
-        """Record the swarm's step if it is new and its loss is known. Raises TTError when it cannot be written."""
-        at_step = [r for r in view.records if r.role == "trainer" and r.epoch == view.epoch and r.loss is not None]
-        if view.epoch <= self.step or not at_step:
-            return False
-        weights = [max(record.samples_per_second, 1e-9) for record in at_step]
-        loss = sum(w * (r.loss or 0.0) for w, r in zip(weights, at_step, strict=True)) / sum(weights)
-        now = time.time()
-        row = {
-            "step": view.epoch,
-            "loss": loss,
-            "time": now,
-            "peers": len(at_step),
-            "samples_per_second": view.samples_per_second(),
-            "users": sorted({record.user or record.peer_id for record in at_step}),
-        }
-        try:
-            self._append(json.dumps(row) + "\n")
-        except OSError as error:
-            raise TTError(f"cannot record step {view.epoch} in {self.path}: {error.strerror}") from error
-        self._steps.append((view.epoch, loss, now))
-        return True
+    # ---------------------------------------------------------------- what is seen
 
-    def _append(self, line: str) -> None:
-        """All of `line` or nothing of it: half a line would spoil the next one."""
-        with self.path.open("ab", buffering=0) as file:
-            before, data = file.tell(), line.encode()
-            try:
-                while data:  # a disk that is almost full takes a part, and refuses the rest with its reason
-                    data = data[file.write(data) :]
-            except OSError:
-                file.truncate(before)
-                raise
+    def record(self, view: View) -> bool:
+        """One look at the swarm. True when it shows a new step whose loss is known."""
+        now, trainers = time.time(), [record for record in view.records if record.role == "trainer"]
+        with self._lock:
+            for one in view.records:
+                self._seen[one.peer_id, one.user] = Seen(one.peer_id, one.user, one.role, one.device, one.total_samples)
+        at_step = [r for r in trainers if r.epoch == view.epoch and r.loss is not None]
+        speed, target = view.samples_per_second(), self._run.swarm.target_batch_size
+        new = view.epoch > self.step and bool(at_step)
+        if new:
+            weights = [max(record.samples_per_second, 1e-9) for record in at_step]
+            loss = sum(w * (r.loss or 0.0) for w, r in zip(weights, at_step, strict=True)) / sum(weights)
+            made = MadeStep(view.epoch, at_step[0].era, now, loss, len(at_step), speed, _round_of(at_step))
+            with self._lock:
+                self._steps.append((view.epoch, loss, now))
+            self._write("step", lambda store, seen, steps: store.record_step(made, seen, target * steps))
+        if now >= self._recorded_at + ACTIVITY_SECONDS:
+            self._recorded_at = now
+            count, towards = sum(not record.left for record in trainers), max(self.step, view.epoch) + 1
+
+            def activity(store: Store, seen: list[Seen], steps: int) -> None:
+                store.record_activity(now, towards, count, speed, seen, target * steps)
+
+            self._write("activity", activity)
+        if now >= self._tidied_at + TIDY_SECONDS:
+            self._tidied_at = now
+            self._write("other", lambda store, seen, steps: store.tidy(now))
+        return new
+
+    def put(self, key: str, content: Any) -> None:
+        """The newest of something that changes, as JSON: see Store.put."""
+        with self._lock:
+            self._latest[key] = json.dumps(content, separators=(",", ":"), allow_nan=False), time.time()
+        self._wake()
+
+    def go_back(self, step: int, order: int) -> None:
+        """What came after this step is no part of the run any more. Raises TTError when it is not written in time."""
+        if self._order is None or self._order[0] != order:
+            written = threading.Event()
+            self._order = order, written
+
+            def back(store: Store, seen: list[Seen], steps: int) -> None:
+                store.go_back(step, order)
+                written.set()
+
+            self._write("other", back)
+        if not self._order[1].wait(0.0 if self._down else ORDER_SECONDS):
+            raise TTError(f"cannot record an order: {self._down or 'the database of the history is busy'}")
+        self._order = None  # the same may come again, after a process that ended in between
+        with self._lock:
+            self._steps = [known for known in self._steps if known[0] <= step]
 
     def history(self) -> HistoryRecord:
         """The recorded steps, thinned evenly to at most 256; the last one is always among them."""
@@ -88,3 +130,138 @@ class Recorder:
             scale = (len(steps) - 1) / (HISTORY_STEPS - 1)
             steps = [steps[round(index * scale)] for index in range(HISTORY_STEPS)]
         return HistoryRecord(steps=steps)
+
+    def close(self) -> None:
+        """Write what is due, for some seconds."""
+        self._leaving.set()
+        self._wake()
+        if self._thread is not None:
+            self._thread.join(CLOSE_SECONDS)
+        if self._store is not None:
+            self._store.close()
+
+    # ---------------------------------------------------------------- writing, in a thread
+
+    def _write(self, kind: Kind, write: Write) -> None:
+        with self._lock:
+            self._due.append((kind, write))
+            self._due_steps += kind == "step"
+            if len(self._due) > MOST_DUE:
+                self._drop()
+                self._lost += 1
+        self._wake()
+
+    def _drop(self) -> None:
+        """The first of what is due."""
+        kind, _ = self._due.popleft()
+        self._due_steps -= kind == "step"
+
+    def _wake(self) -> None:
+        if self._thread is None or not self._thread.is_alive():
+            if self._thread is not None and self._due:  # a bug, whose traceback is in the log
+                self._drop()
+            self._thread = threading.Thread(target=self._keep_writing, name="recorder", daemon=True)
+            self._thread.start()
+        self._news.set()
+
+    def _keep_writing(self) -> None:
+        while True:
+            self._news.wait()
+            self._news.clear()
+            try:
+                self._write_all(self._store or self._open())
+                if self._down:
+                    lost = f"; {self._lost} steps and counts had to be dropped" if self._lost else ""
+                    self._tell(f"the history is written again{lost}", "info")
+                    self._down, self._lost = "", 0
+            except DatabaseDamaged as error:
+                self._fail(error)
+                if self._store is not None:
+                    self._store.close()
+                    self._store = None  # to be opened anew, which sets it aside
+                self._news.set()
+                self._leaving.wait(1.0)
+            except TTError as error:
+                self._fail(error)
+                self._news.set()
+                if self._leaving.wait(AGAIN_SECONDS):
+                    return
+            if self._leaving.is_set() and not self._news.is_set():
+                return
+
+    def _write_all(self, store: Store) -> None:
+        while True:
+            with self._lock:
+                latest, due = dict(self._latest), self._due[0] if self._due else None
+                steps = max(1, self._due_steps)
+                seen = dict(self._seen)
+            for key, (value, at) in latest.items():
+                store.put(key, value, at)
+                with self._lock:
+                    if self._latest.get(key) == (value, at):
+                        del self._latest[key]
+            if due is None:
+                return
+            due[1](store, list(seen.values()), steps)
+            with self._lock:
+                if self._due and self._due[0] is due:
+                    self._drop()
+                if due[0] != "other":
+                    self._seen = {peer: one for peer, one in self._seen.items() if seen.get(peer) != one}
+
+    def _open(self) -> Store:
+        """The database, with what it and earlier versions' file know. Raises DatabaseDown, OtherDatabase."""
+        store = Store(self._url, self._run.identity, lambda words: self._tell(words, "warning"))
+        try:
+            store.add_steps(earlier_steps(self._folder / OLD_FILE), OLD_FILE)
+            known = {step: (step, loss, at) for step, loss, at in store.losses()}
+        except TTError:
+            store.close()
+            raise
+        with self._lock:  # those in memory came while it could not be read
+            first = self._steps[0][0] if self._steps else float("inf")
+            self._steps = [row for step, row in known.items() if step < first] + self._steps
+        self._store = store
+        return store
+
+    def _fail(self, error: TTError) -> None:
+        """Tell what keeps it from writing, once."""
+        if not self._down:
+            self._tell(f"{error}; the run goes on, and what is to be recorded waits in memory", "error")
+        self._down = str(error)
+
+
+def _round_of(at_step: list[PeerRecord]) -> str:
+    """What the fastest that tells of its round says of it."""
+    telling = [record for record in at_step if record.round]
+    if not telling:
+        return ""
+    teller = max(telling, key=lambda record: record.samples_per_second)
+    return f"{teller.user or teller.peer_id[-6:]}: {teller.round}"
+
+
+def earlier_steps(file: Path) -> list[dict[str, Any]]:
+    """The steps in a steps.jsonl, as rows of `steps`; damaged lines, and those taken back, are left out."""
+    rows: list[dict[str, Any]] = []
+    era = 0
+    try:
+        lines = file.read_bytes().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    for line in lines:
+        try:
+            row = json.loads(line)
+            if "back_to" in row:
+                rows, era = [step for step in rows if step["step"] <= int(row["back_to"])], int(row.get("order", 0))
+                continue
+            (step, loss, at) = HistoryRecord(steps=[(int(row["step"]), float(row["loss"]), float(row["time"]))]).steps[
+                0
+            ]
+            numbers = {
+                "trainers": int(row.get("peers", 0)),
+                "samples_per_second": float(row.get("samples_per_second", 0)),
+            }
+        except (ValueError, KeyError, TypeError, OverflowError):
+            continue
+        rows.append({"undone": 0, "step": step, "era": era, "time": at, "loss": loss, "samples": 0, **numbers})
+    return rows

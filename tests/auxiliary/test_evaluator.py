@@ -1,0 +1,299 @@
+"""Checkpoints are measured and drawn from along training: once each, comparably, whatever happens in between."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from draw.tiny import Tiny, tiny_run
+from PIL import Image
+
+from tt_cli.auxiliary import evaluator as room
+from tt_cli.auxiliary.evaluator import Evaluator, spread
+from tt_cli.auxiliary.evaluator_part import (
+    EMOJI_PROMPTS,
+    GENERAL_PROMPTS,
+    SamplesOptions,
+    checked_prompts,
+    evaluator_part,
+)
+from tt_cli.auxiliary.reader import Reader
+from tt_cli.auxiliary.store import Store, database_url
+from tt_cli.checkpoint import load
+from tt_cli.data import builtin
+from tt_cli.errors import TTError, UsageError
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor import part as part_room
+from tt_cli.supervisor.events import Event, Log
+
+RUN = tiny_run()
+PROMPTS = ["sailboat", "red apple"]
+WITHOUT_WEIGHTS = RUN.replaced({"vqgan.source": "hub", "vqgan.name": "org/x", "vqgan.filename": "x.safetensors"})
+
+
+@pytest.fixture(autouse=True)
+def little_to_do(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few examples, on one thread, as in its process: small models draw many times slower where two wait for a core."""
+    monkeypatch.setattr(room, "MOST_EXAMPLES", 20)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def folder() -> Path:
+    return folders.run_folder(RUN)
+
+
+@pytest.fixture
+def tiny() -> Tiny:
+    return Tiny.new(RUN)
+
+
+Open = Callable[..., Evaluator]
+
+
+@pytest.fixture
+def opened() -> Iterator[Open]:
+    """Evaluators of a run in its folder; at the end their databases are closed."""
+    closing: list[Store | Reader] = []
+
+    def open_one(run: RunConfig = RUN, told: list[str] | None = None, every: int = 10) -> Evaluator:
+        folder = folders.run_folder(run)
+        store, reader = Store(database_url(folder), run.identity, mends=False), Reader(database_url(folder))
+        closing.extend((store, reader))
+        lines = [] if told is None else told
+        return Evaluator(run, folder, store, reader, every, PROMPTS, lambda words, level: lines.append(words))
+
+    yield open_one
+    for one in closing:
+        one.close()
+
+
+def rows(run: RunConfig = RUN) -> list[dict[str, object]]:
+    reader = Reader(database_url(folders.run_folder(run)))
+    found = reader.checkpoints()
+    reader.close()
+    return found
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted((folder / "pictures").iterdir())}
+
+
+def save(tiny: Tiny, step: int) -> Path:
+    return tiny.save(folders.checkpoints(tiny.run), step)
+
+
+def test_two_checkpoints_are_measured_and_drawn_from(tiny: Tiny, folder: Path, opened: Open) -> None:
+    told: list[str] = []
+    evaluator = opened(told=told)
+    assert not evaluator.look() and evaluator.words == "waits for the first checkpoint"
+    save(tiny, 3)
+    assert evaluator.look() and not evaluator.look()
+    tiny.train(2)
+    path = save(tiny, 13)
+    assert evaluator.look()
+    first, second = rows()
+    assert (first["step"], second["step"], second["bytes"]) == (3, 13, path.stat().st_size)
+    assert second["digest"] == load(path).digest()
+    examples = builtin.examples("emoji", "heldout")[:20]
+    text = tiny.tokenizer.encode([example.caption for example in examples])
+    image = torch.stack([torch.from_numpy(example.codes.astype("int64")) for example in examples])
+    with torch.no_grad():
+        expected = tiny.model.loss(text, image).total.item()
+    assert second["heldout_loss"] == pytest.approx(expected, rel=1e-6) != first["heldout_loss"]
+    mark = str(second["digest"])[:8]
+    named = [("red apple", f"00000013-{mark}-1.png"), ("sailboat", f"00000013-{mark}-0.png")]
+    assert second["pictures"] == [{"prompt": prompt, "file": file} for prompt, file in named]
+    assert len(files(folder)) == 4
+    for prompt, file in named:
+        with Image.open(folder / "pictures" / file) as picture:
+            assert (picture.format, picture.size, picture.mode) == ("PNG", (64, 64), "RGB")
+            assert {"prompt": prompt, "step": "13", "seed": "0"}.items() <= picture.info.items()
+    assert told[-1] == evaluator.words == f"step 13: held-out loss {expected:.4f}, 2 pictures"
+
+
+def test_nothing_is_done_twice_and_what_was_cut_short_comes_out_the_same(
+    tiny: Tiny, folder: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(tiny, 3)
+
+    def killed(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Store, "add_checkpoint", killed)
+        opened().look()
+    (folder / "pictures" / ".00000003-0a0a0a0a-0.png.99.tmp").write_bytes(b"half")
+    assert rows() == []
+    half = files(folder)
+    assert opened().look()
+    (row,) = rows()
+    assert {**files(folder), ".00000003-0a0a0a0a-0.png.99.tmp": b"half"} == half, "the same names and bytes"
+    assert not opened().look()
+    assert rows() == [row]
+
+
+def test_it_waits_for_steps_takes_the_newest_and_the_last(tiny: Tiny, opened: Open) -> None:
+    evaluator = opened()
+    for step, due in ((5, True), (14, False), (15, True)):
+        save(tiny, step)
+        assert evaluator.look() is due
+    for step in (25, 35, 36):
+        save(tiny, step)
+    assert evaluator.look()
+    last = RUN.schedule.total_steps
+    save(tiny, last - 1)
+    assert evaluator.look()
+    save(tiny, last)
+    assert evaluator.look()
+    assert [row["step"] for row in rows()] == [5, 15, 36, last - 1, last]
+
+
+def test_what_is_damaged_or_of_another_run_is_passed_over(tiny: Tiny, opened: Open) -> None:
+    told: list[str] = []
+    evaluator = opened(told=told)
+    path = save(tiny, 3)
+    path.write_bytes(path.read_bytes()[:-9])
+    assert not evaluator.look() and not evaluator.look()
+    assert len(told) == 1 and "damaged" in told[0] and told[0].endswith("; passed over")
+    assert path.exists(), "whose it is sets it aside"
+    save(Tiny.new(tiny_run(5)), 4).rename(path.with_name("step-00000004.safetensors"))
+    assert not evaluator.look() and "is of step 4 of the run tiny-" in told[-1]
+    save(tiny, 5)
+    assert evaluator.look() and [row["step"] for row in rows()] == [5]
+
+
+def test_what_is_gone_or_taken_back_meanwhile_leaves_no_row(
+    tiny: Tiny, folder: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    evaluator = opened(told=told)
+    path = save(tiny, 3)
+    read = room.load
+
+    def gone(named: Path) -> object:
+        named.unlink()
+        return read(named)
+
+    def taken_back(named: Path) -> object:
+        state = read(named)
+        named.rename(named.with_name(f"{named.name}.before-order-1"))
+        return state
+
+    monkeypatch.setattr(room, "load", gone)
+    assert not evaluator.look() and told[-1].startswith(f"cannot read the checkpoint {path}: ")
+    save(tiny, 4)
+    monkeypatch.setattr(room, "load", taken_back)
+    assert not evaluator.look() and rows() == []
+    assert not (folder / "pictures").exists()
+
+
+def test_without_the_vqgans_weights_the_loss_is_measured_alone(opened: Open) -> None:
+    run, told = WITHOUT_WEIGHTS, list[str]()
+    plain = Tiny.new(RUN)
+    Tiny(run, plain.model, plain.vqgan, plain.tokenizer).save(folders.checkpoints(run), 3)
+    assert opened(run, told).look()
+    (row,) = rows(run)
+    assert row["heldout_loss"] is not None and row["pictures"] == []
+    assert len(told) == 2 and told[0].startswith("no pictures are drawn: ") and "\n" not in told[0]
+    assert not opened(run).look()
+
+
+def test_with_nothing_to_tell_it_waits_all_the_same(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MOST_EXAMPLES", 0)
+    run, plain = WITHOUT_WEIGHTS, Tiny.new(RUN)
+    tiny, evaluator = Tiny(run, plain.model, plain.vqgan, plain.tokenizer), opened(WITHOUT_WEIGHTS)
+    for step, due in ((3, True), (4, False), (13, True), (8, True)):  # the last after an order to go back
+        for old in folders.checkpoints(run).iterdir():
+            old.unlink()
+        save(tiny, step)
+        assert evaluator.look() is due
+    assert evaluator.words == "step 8: nothing to measure and to draw with"
+    assert {(row["heldout_loss"], len(row["pictures"])) for row in rows(run)} == {(None, 0)}
+
+
+def test_only_so_many_steps_keep_their_pictures(
+    tiny: Tiny, folder: Path, opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "KEPT_STEPS", 3)
+    evaluator = opened(every=1)
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "of-somebody-else.png").write_bytes(b"")
+    for step in range(1, 7):
+        save(tiny, step)
+        assert evaluator.look()
+    shown = [row["step"] for row in rows() if row["pictures"]]
+    assert shown == [1, 3, 6] and all(row["heldout_loss"] for row in rows()) and len(rows()) == 6
+    left = {name.partition("-")[0] for name in files(folder)}
+    assert left == {"00000001", "00000003", "00000006", "of"}
+
+
+def test_thinned_steps_are_spread_evenly() -> None:
+    kept: list[int] = []
+    for step in range(100, 100_001, 100):
+        kept = spread([*kept, step], 200)
+    gaps = [after - before for before, after in zip(kept, kept[1:], strict=False)]
+    assert len(kept) == 200 and (kept[0], kept[-1]) == (100, 100_000)
+    assert max(gaps) <= 3 * min(gaps)
+    assert spread([3, 1, 2], 3) == [1, 2, 3]
+
+
+def test_a_disk_without_room_is_one_line_and_tried_again(tiny: Tiny, folder: Path, opened: Open) -> None:
+    evaluator = opened()
+    (folder / "pictures").write_text("a file in the folder's place")
+    save(tiny, 3)
+    with pytest.raises(TTError, match="^cannot write pictures to "):
+        evaluator.look()
+    (folder / "pictures").unlink()
+    assert evaluator.look()
+
+
+def test_prompts_suit_the_data_and_are_checked() -> None:
+    captions = {example.caption for example in builtin.examples("emoji")}
+    assert checked_prompts(RUN, []) == list(EMOJI_PROMPTS) and captions.issuperset(EMOJI_PROMPTS)
+    other = RUN.replaced({"data.source": "hub", "data.name": "org/pictures"})
+    assert checked_prompts(other, []) == list(GENERAL_PROMPTS)
+    assert checked_prompts(RUN, ["owl", "sun", "owl"]) == ["owl", "sun"]
+    for bad in ([" "], ["a\nb"], ["\x1b[31m"], ["x" * 301], [f"prompt {number}" for number in range(25)]):
+        with pytest.raises(UsageError, match="^--prompt: "):
+            checked_prompts(RUN, bad)
+
+
+def test_its_process_is_started_again_and_does_nothing_twice(
+    tiny: Tiny, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(part_room, "AGAIN_SECONDS", (0.05,))
+    save(tiny, 3)
+    lines, news = list[str](), threading.Condition()
+
+    def show(event: Event) -> None:
+        assert isinstance(event, Log)
+        with news:
+            lines.append(event.message)
+            news.notify_all()
+
+    def wait(words: str) -> None:
+        with news:
+            assert news.wait_for(lambda: any(words in line for line in lines), 60), lines
+
+    options = SamplesOptions(RUN.to_toml(), 10, ["owl"])
+    with evaluator_part(options, "", tmp_path / "evaluator.log", show) as part:
+        wait("step 3: held-out loss")
+        before = rows(), files(folder)
+        assert part._worker is not None
+        os.kill(part._worker.pid, signal.SIGKILL)
+        wait("the evaluator ended (exit code -9)")
+        save(tiny, 13)
+        wait("step 13: held-out loss")
+        last = part._worker
+    assert last.wait(10) is not None
+    assert sum("step 3:" in line for line in lines) == 1
+    assert rows()[0] == before[0][0] and files(folder).items() >= before[1].items()

@@ -1,0 +1,273 @@
+"""Checkpoints onto the Hub: the real client, in the publisher's own process, against the stand-in with its faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Self
+
+import pytest
+import torch
+from hub_standin import HubStandin
+from peer.states import small_run
+
+from tt_cli.auxiliary.lease import LeaseFile
+from tt_cli.auxiliary.publisher_part import PublisherOptions
+from tt_cli.auxiliary.reader import Reader
+from tt_cli.auxiliary.store import MadeStep, Store, database_url
+from tt_cli.checkpoint import TrainingState, save
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.peer.shared import TrainedState
+from tt_cli.run import RunConfig, folders
+from tt_cli.run.card import BEGIN, card
+from tt_cli.supervisor.events import Log
+from tt_cli.supervisor.process import Worker
+
+TINY = {"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16}
+RUN = small_run(**TINY, **{"checkpoints.repository": "acme/run", "schedule.total_steps": 100})
+WAIT = 20.0
+
+FIND = """
+import json, sys
+from pathlib import Path
+from tt_cli.draw.source import find_checkpoint
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.peer.published import newest_published
+from tt_cli.run import load_run
+from tt_cli.swarm.handover import StateBuffer
+from tt_cli.checkpoint import StateTree
+run = load_run("acme/run")
+shapes = {name: one.shape for name, one in Dalle(DalleConfig.from_run(run)).named_parameters()}
+tree, buffer, place = newest_published(run, lambda manifest: StateTree.parse(manifest, run.identity, shapes))
+source = find_checkpoint(run, "acme/run")
+print(json.dumps([tree.step, tree.digest, source.step]))
+"""
+
+
+def state(step: int, run: RunConfig = RUN) -> TrainingState:
+    """A checkpoint's content, of a tensor that says which step it is."""
+    return TrainingState(step, {"w": torch.full((8,), step)}, {"m": torch.zeros(8)}, run.to_toml(), run.identity)
+
+
+def saved(step: int, run: RunConfig = RUN) -> Path:
+    return save(folders.checkpoints(run), state(step, run), keep=5, spread=True)
+
+
+class Publishing:
+    """The publisher's process, which looks and tries again at once; ended at the end."""
+
+    def __init__(
+        self, hub: HubStandin, home: Path, token: str = "hf_write", every: float = 3600.0, run: RunConfig = RUN
+    ):
+        options = asdict(PublisherOptions(run.to_toml(), every=every, again=0.05, look=0.05))
+        environment = {**hub.environment(home), **({"HF_TOKEN": token} if token else {})}
+        self.worker = Worker("tt_cli.auxiliary.publisher_part", options, home / "publisher.log", environment)
+        self.told: list[str] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.worker.kill()
+        self.worker.wait(WAIT)
+
+    def until(self, words: str) -> str:
+        """The first line from now on with these words."""
+        for event in self.worker.events(WAIT):
+            if isinstance(event, Log):
+                self.told.append(event.message)
+                if words in event.message:
+                    return event.message
+        raise AssertionError(f"'{words}' was not told in {self.told}, {self.worker.log.read_text()}")
+
+
+def until(true: Callable[[], object]) -> None:
+    """Ask the stand-in until it is so."""
+    end = time.monotonic() + WAIT
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def sent(hub: HubStandin, begin: str, part: str) -> int:
+    return sum(line.startswith(begin) and part in line for line in hub.log())
+
+
+@pytest.fixture
+def writer(hub: HubStandin) -> HubStandin:
+    hub.add_user("hf_write", "ada", {"acme": "write"}, role="write")
+    return hub
+
+
+def test_what_is_published_is_found_by_those_who_look_for_it(writer: HubStandin, tmp_path: Path) -> None:
+    """One commit: checkpoint, run file, card with step and loss. The next waits for its time, the last does not."""
+    url = database_url(folders.run_folder(RUN))
+    store, reader = Store(url, RUN.identity), Reader(url)
+    store.record_step(MadeStep(7, 0, 1.0, 2.5, 1, 1.0), [], 100)
+    trained = TrainedState(RUN, Dalle(DalleConfig.from_run(RUN)), None).snapshot()
+    trained.step, trained.run_toml = 7, RUN.to_toml()
+    save(folders.checkpoints(RUN), trained)
+    with Publishing(writer, tmp_path) as publisher:
+        assert publisher.until("is published").startswith("step 7 (")
+        files = writer.files("acme/run")
+        assert set(files) == {"run.toml", "README.md", "step-00000007.safetensors"}
+        assert sent(writer, "POST", "/commit/") == 1
+        text = files["README.md"].decode()
+        assert "| 7 | 2.5000 | `step-00000007.safetensors` |" in text and "tt join acme/run" in text
+        found = subprocess.run(
+            [sys.executable, "-c", FIND],
+            env={**os.environ, **writer.environment(tmp_path / "other")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert found.stdout, found.stderr
+        assert json.loads(found.stdout) == [7, trained.digest(), 7]
+        (row,) = reader.checkpoints()
+        assert (row["step"], row["digest"], row["bytes"]) == (
+            7,
+            trained.digest(),
+            len(files["step-00000007.safetensors"]),
+        )
+        assert row["url"].startswith(f"{writer.url}/acme/run/blob/")
+        saved(8)
+    saved(9)
+    asked = sent(writer, "GET", "/api/models/acme/run")
+    with Publishing(writer, tmp_path) as publisher:  # the repository says when the last one was
+        until(lambda: sent(writer, "GET", "/api/models/acme/run") > asked)
+        saved(100)
+        publisher.until("step 100 (")
+        assert set(writer.files("acme/run")) == {*files, "step-00000100.safetensors"}
+        assert sent(writer, "POST", "/commit/") == 2
+        until(lambda: [one["words"] for one in reader.parts()] == ["step 100 is in acme/run"])
+    assert "hf_write" not in str(publisher.told) + (tmp_path / "publisher.log").read_text()
+    assert not any((folders.run_folder(RUN) / "publishing").iterdir())
+
+
+def test_faults_are_told_once_and_it_goes_on(writer: HubStandin, tmp_path: Path) -> None:
+    saved(5)
+    writer.fault("/commit/", status=503, times=3)
+    writer.fault("/commit/", status=429)
+    writer.fault("/commit/", status=-1)
+    writer.fault("/commit/", status=412, times=2)
+    with Publishing(writer, tmp_path) as publisher:
+        publisher.until("step 5 (")
+    told = [words.removeprefix("cannot publish step 5 in acme/run: ") for words in publisher.told[1:-1]]
+    assert [words.partition(";")[0].partition(" (")[0] for words in told] == [
+        "the Hub answered 503",
+        "the Hub answered 429",
+        "the Hugging Face Hub cannot be reached",
+    ], told
+    assert sent(writer, "POST", "/commit/") == 8 and sent(writer, "PUT", "/lfs/") == 1
+    assert "step-00000005.safetensors" in writer.files("acme/run")
+
+
+def test_killed_midway_it_goes_on_where_it_was(writer: HubStandin, tmp_path: Path) -> None:
+    saved(5)
+    writer.fault("/commit/", status=503, delay=60.0)
+    with Publishing(writer, tmp_path) as publisher:
+        until(lambda: sent(writer, "POST", "/commit/"))
+        publisher.worker.kill()
+    assert writer.files("acme/run") == {}, "whole or absent"
+    with Publishing(writer, tmp_path) as publisher:
+        publisher.until("step 5 (")
+    assert sent(writer, "PUT", "/lfs/") == 1, "what has arrived is not sent again"
+
+
+def test_a_commit_whose_answer_was_lost_is_not_made_again(writer: HubStandin, tmp_path: Path) -> None:
+    saved(5)
+    writer.fault("/commit/", status=-2)
+    with Publishing(writer, tmp_path) as publisher:
+        publisher.until("cannot be reached")
+        publisher.until("step 5 (")
+    assert sent(writer, "POST", "/commit/") == 1
+    (row,) = Reader(database_url(folders.run_folder(RUN))).checkpoints()
+    assert row["step"] == 5 and row["url"].endswith("step-00000005.safetensors")
+
+
+def test_some_are_kept_and_what_is_not_its_own_stays(writer: HubStandin, tmp_path: Path) -> None:
+    mine = card(RUN).replace("## Join", "Hello from Ada.\n\n## Join")
+    old = {f"step-{step:08d}.safetensors": f"{step}" for step in (1, 2, 30, 31, 32, 33, 34, 35)}
+    others = {"notes.txt": "mine", "old/step-00000001.safetensors": "mine", "run.toml": f"# mine\n{RUN.to_toml()}"}
+    writer.put("model", "acme/run", {**old, **others, "README.md": mine})
+    saved(36)
+    damaged = saved(40)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    with Publishing(writer, tmp_path) as publisher:
+        publisher.until("step 36 (")
+    assert "not published: cannot read the checkpoint" in publisher.told[1] and len(publisher.told) == 3
+    files = writer.files("acme/run")
+    steps = sorted(int(name[5:13]) for name in files if name.startswith("step-"))
+    assert steps == [1, 30, 32, 33, 34, 35, 36]
+    assert {name: files[name].decode() for name in others} == others
+    text = files["README.md"].decode()
+    assert "Hello from Ada." in text and text.count(BEGIN) == 1 and "| 36 |  | `step-00000036" in text
+
+
+def test_another_run_s_repository_is_left_alone(writer: HubStandin, tmp_path: Path) -> None:
+    other = small_run(**TINY, **{"run.name": "other"})
+    writer.put("model", "acme/run", {"run.toml": other.to_toml()})
+    saved(5)
+    with Publishing(writer, tmp_path) as publisher:
+        words = publisher.until("cannot publish in acme/run")
+    assert f"it holds the run {other.identity} already; name another" in words and "\n" not in words
+    assert sent(writer, "POST", "") == 0
+
+
+def test_it_waits_for_a_token_that_may_write(writer: HubStandin, tmp_path: Path) -> None:
+    writer.add_user("hf_read", "ada", {"acme": "write"}, role="read")
+    saved(5)
+    token = tmp_path / "hf" / "token"
+    token.parent.mkdir()
+    with Publishing(writer, tmp_path, token="") as publisher:
+        assert "`tt login`" in publisher.until("nobody is logged in here")
+        token.write_text("hf_read")
+        words = publisher.until("the Hub refuses access (403)")
+        assert "a `tt login` with a token that may write there" in words and "hf_read" not in words
+        token.write_text("hf_write")
+        publisher.until("step 5 (")
+    assert len(publisher.told) == 4
+
+
+def test_what_the_organiser_took_back_leaves_the_hub(writer: HubStandin, tmp_path: Path) -> None:
+    store = Store(database_url(folders.run_folder(RUN)), RUN.identity)
+    for step in range(10, 16):
+        store.record_step(MadeStep(step, 0, 1.0, 2.5, 1, 1.0), [], 100)
+    saved(11)
+    with Publishing(writer, tmp_path, every=0.0) as publisher:
+        publisher.until("step 11 (")
+        taken_back = saved(15)
+        publisher.until("step 15 (")
+        taken_back.rename(taken_back.with_name(taken_back.name + ".before-order-1"))
+        store.go_back(11, 1)
+        publisher.until("the run is back at step 11")
+        assert {name for name in writer.files("acme/run") if "step" in name} == {"step-00000011.safetensors"}
+        saved(14)
+        publisher.until("step 14 (")
+    assert "step-00000014.safetensors" in writer.files("acme/run")
+
+
+def test_another_one_that_leads_publishes_unless_it_does_not(writer: HubStandin, tmp_path: Path) -> None:
+    lease = LeaseFile(folders.run_folder(RUN))
+    lease.path.parent.mkdir(parents=True, exist_ok=True)
+    url = database_url(folders.run_folder(RUN))
+    Store(url, RUN.identity)  # makes the tables that are read
+    saved(7)
+    lease.write("QmLeader", mine=False)
+    with Publishing(writer, tmp_path) as publisher:
+        until(lambda: sent(writer, "GET", "/api/models/acme/run"))
+        reader = Reader(url)
+        until(lambda: [one["words"] for one in reader.parts()] == ["…Leader leads, and publishes"])
+        assert not sent(writer, "POST", "/commit/")
+        lease.write("QmSelf", mine=True)
+        publisher.until("step 7 (")
+    saved(8)
+    lease.write("QmLeader", mine=False)
+    with Publishing(writer, tmp_path, every=0.5) as publisher:  # the leader's next commit is overdue soon
+        publisher.until("step 8 (")

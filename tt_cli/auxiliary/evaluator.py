@@ -1,0 +1,206 @@
+"""Measures the held-out loss of checkpoints along training and draws from them: pictures that can be compared.
+
+Notable:
+- it reads the run's folder and never asks the swarm; of several checkpoints that are new it takes the newest;
+- prompts, seed and sampling are the same for all checkpoints: a picture changes because the model did;
+- the row that says that a checkpoint is done is the last thing written. What was killed midway is done again, to the
+  same bytes under the same names; what is done is never done twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from tt_cli import __version__
+from tt_cli.auxiliary.reader import Reader, Row
+from tt_cli.auxiliary.store import PICTURES, Store
+from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of, written_whole
+from tt_cli.data import Tokenizer, builtin, load_tokenizer, load_vqgan
+from tt_cli.draw import Drawing, cut_prompts, draw, load_parameters, text_chunks
+from tt_cli.errors import TTError
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.run import RunConfig, folders
+
+SEED = 0
+TEMPERATURE, TOP_P = 0.5, 0.9  # those of `tt infer`
+MOST_EXAMPLES = 512  # for the held-out loss
+BATCH = 16
+KEPT_STEPS = 200  # whose pictures are kept
+_OWN = re.compile(r"\d{8,15}-[0-9a-f]{8}-\d+\.png|\..+\.png\.\d+\.tmp")  # its files, finished or not
+
+Tell = Callable[[str, str], None]
+
+
+def use_one_thread() -> None:
+    """The coordinator on the same machine must answer in time."""
+    torch.set_num_threads(1)
+
+
+class Evaluator:
+    """Of one run. folder: the run's. every: global steps between two evaluations.
+
+    tell takes a line for a person and its level, alive what it does at the moment. words: what it did last.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        folder: Path,
+        store: Store,
+        reader: Reader,
+        every: int,
+        prompts: list[str],
+        tell: Tell = lambda words, level: None,
+        alive: Callable[[str], None] = lambda words: None,
+    ):
+        self._run, self._store, self._reader, self._every, self._prompts = run, store, reader, every, prompts
+        self._tell, self._alive = tell, alive
+        self._checkpoints, self._pictures = folders.checkpoints(run), folder / PICTURES
+        examples = builtin.examples(run.data.name, "heldout") if run.data.source == "builtin" else []
+        self._examples = examples[:MOST_EXAMPLES]
+        self._seen: tuple[Path, int] | None = None
+        self._last: int | None = None  # step that this process evaluated
+        self.words = "waits for the first checkpoint"
+        if not self._examples:
+            tell(f"the data set {run.data.name} has no held-out examples here: pictures only", "info")
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        tokenizer = load_tokenizer(self._run)
+        for prompt, read in cut_prompts(tokenizer, self._prompts).items():
+            words = f'of "{prompt}" the model reads only the first {tokenizer.text_length} tokens: "{read}"'
+            self._tell(words, "warning")
+        return tokenizer
+
+    def look(self) -> bool:
+        """Evaluate the newest checkpoint where that is due; whether it did.
+
+        Raises TTError for what may be better later: no database, no room on the disk, no Hub for the tokenizer.
+        """
+        try:
+            path = next(iter(checkpoints_in(self._checkpoints)), None)
+            found = None if path is None else path.stat()
+        except FileNotFoundError:  # removed at this moment, for a newer one
+            return False
+        if path is None or found is None or (path, found.st_mtime_ns) == self._seen:
+            return False
+        evaluated = False
+        try:
+            if self._due(step_of(path)):
+                evaluated = self._evaluate(path, found.st_mtime, found.st_size)
+                self._last = step_of(path) if evaluated else self._last
+        except CheckpointError as error:
+            self._tell(f"{error}; passed over", "warning")
+        self._seen = path, found.st_mtime_ns
+        return evaluated
+
+    def _due(self, step: int) -> bool:
+        done = [row["step"] for row in self._reader.checkpoints() if self._done(row)]
+        if self._last is not None and self._last <= step:  # one of which there was nothing to tell
+            done.append(self._last)
+        last, ends = max(done, default=None), step >= self._run.schedule.total_steps
+        return last is None or step >= last + self._every or (ends and step > last)
+
+    def _done(self, row: Row) -> bool:
+        return row["heldout_loss"] is not None if self._examples else bool(row["pictures"])
+
+    def _evaluate(self, path: Path, at: float, size: int) -> bool:
+        """Raises CheckpointError for one that cannot be used, or is gone."""
+        tokenizer, step = self._tokenizer, step_of(path)
+        self._alive(f"evaluates step {step}")
+        state = load(path)
+        if (state.identity, state.step) != (self._run.identity, step):
+            raise CheckpointError(f"{path} is of step {state.step} of the run {state.identity}")
+        digest, parameters = state.digest(), state.parameters
+        del state  # the optimizer's part is not needed
+        model = Dalle(DalleConfig.from_run(self._run))
+        load_parameters(model, parameters, str(path))
+        model.eval().requires_grad_(False)
+        loss = self._heldout_loss(model, tokenizer)
+        drawings = self._draw(model, tokenizer, step)
+        if not any(step_of(other) >= step for other in checkpoints_in(self._checkpoints)):
+            return False  # an organiser's order took the run back meanwhile
+        files = self._save(drawings, step, digest)
+        self._store.add_pictures(step, zip((drawing.prompt for drawing in drawings), files, strict=True))
+        self._store.add_checkpoint(step, at, digest, size, heldout_loss=loss)
+        self._tidy()
+        parts = [] if loss is None else [f"held-out loss {loss:.4f}"]
+        parts += [f"{len(files)} picture{'' if len(files) == 1 else 's'}"] if files else []
+        self.words = f"step {step}: {', '.join(parts) or 'nothing to measure and to draw with'}"
+        self._tell(self.words, "info")
+        return True
+
+    def _heldout_loss(self, model: Dalle, tokenizer: Tokenizer) -> float | None:
+        """Mean of `Dalle.loss` over the examples in nats, in float32; None without examples."""
+        total = 0.0
+        for first in range(0, len(self._examples), BATCH):
+            chosen = self._examples[first : first + BATCH]
+            text = tokenizer.encode([example.caption for example in chosen])
+            image = torch.stack([torch.from_numpy(example.codes.astype("int64")) for example in chosen])
+            with torch.no_grad():
+                total += model.loss(text, image).total.item() * len(chosen)
+        return total / len(self._examples) if self._examples else None
+
+    def _draw(self, model: Dalle, tokenizer: Tokenizer, step: int) -> list[Drawing]:
+        """One picture for each prompt; none without the VQGAN's weights, or the memory."""
+
+        def progress(done: int, total: int) -> None:
+            self._alive(f"draws from step {step}, {done / total:.0%} done")
+
+        try:
+            return draw(
+                self._run,
+                model,
+                load_vqgan(self._run),
+                tokenizer,
+                self._prompts,
+                samples=1,
+                temperature=TEMPERATURE,
+                top_p=TOP_P,
+                seed=SEED,
+                on_progress=progress,
+            )
+        except TTError as error:
+            self._tell(f"no pictures are drawn: {error}", "warning")
+            return []
+
+    def _save(self, drawings: list[Drawing], step: int, digest: str) -> list[str]:
+        """The names of the files, which are there whole or not at all."""
+        about = {"run": self._run.identity, "step": step, "seed": SEED, "temperature": TEMPERATURE, "top_p": TOP_P}
+        facts = {name: str(value) for name, value in about.items()} | {"software": f"tt {__version__}"}
+        # With the digest: after an order to go back a step is made again, and browsers keep pictures by name.
+        files = [f"{step:08d}-{digest[:8]}-{number}.png" for number in range(len(drawings))]
+        try:
+            self._pictures.mkdir(exist_ok=True)
+            for name, drawing in zip(files, drawings, strict=True):
+                with written_whole(self._pictures / name) as file:
+                    chunks = text_chunks({"prompt": drawing.prompt, **facts})
+                    Image.fromarray(drawing.picture).save(file, format="PNG", pnginfo=chunks)
+        except OSError as error:
+            raise TTError(f"cannot write pictures to {self._pictures}: {error.strerror or error}") from error
+        return files
+
+    def _tidy(self) -> None:
+        """Keep the pictures of so many steps, and no file that no row names."""
+        rows = [row for row in self._reader.checkpoints() if row["pictures"]]
+        kept = spread((row["step"] for row in rows), KEPT_STEPS)
+        self._store.drop_pictures({row["step"] for row in rows} - set(kept))
+        named = {picture["file"] for row in rows if row["step"] in kept for picture in row["pictures"]}
+        if self._pictures.is_dir():
+            for file in self._pictures.iterdir():
+                if _OWN.fullmatch(file.name) and file.name not in named:
+                    file.unlink(missing_ok=True)
+
+
+def spread(steps: Iterable[int], most: int) -> list[int]:
+    """At most `most` of these steps, first and last among them, with gaps as even as can be; old ones grow first."""
+    kept = sorted(steps)
+    while len(kept) > max(most, 2):
+        del kept[min(range(1, len(kept) - 1), key=lambda place: kept[place + 1] - kept[place - 1])]
+    return kept
