@@ -143,3 +143,13 @@ def test_the_json_is_what_the_help_says(run: RunConfig) -> None:
     assert list(read) == list(SNAPSHOT_FIELDS)
     assert list(read["peers"][0]) == list(PEER_FIELDS)
     assert Snapshot(**{**read, "peers": snapshot.peers, "history": [(6, 3.0, 10.0)]}) == snapshot
+
+
+def test_who_is_clipped_or_accused_is_counted_by_those_who_say_so(run: RunConfig) -> None:
+    records = [
+        record("a", clipped=["b", "a", "b"], accused=["c"]),
+        record("b", clipped=["a"], accused=["c", "nobody"]),
+        record("c"),
+    ]
+    peers = {peer.peer_id: peer for peer in take_snapshot(run, records, None, NOW).peers}
+    assert [(peers[name].clipped_by, peers[name].accused_by) for name in "abc"] == [(1, 0), (1, 0), (0, 2)]

@@ -46,7 +46,7 @@ SNAPSHOT_FIELDS: Mapping[str, str] = {
 PEER_FIELDS: Mapping[str, str] = {
     "peer_id": "text",
     "user": "text: Hugging Face user, empty where the run asks for none",
-    "role": '"trainer" or "aux"',
+    "role": '"trainer", "assistant" or "aux"',
     "device": "text",
     "client_mode": "boolean: others cannot dial this peer",
     "epoch": "integer: global steps that its parameters have seen",
@@ -60,6 +60,8 @@ PEER_FIELDS: Mapping[str, str] = {
     "digest": "text: of its parameters and optimizer state, empty before it has any",
     "in_agreement": "boolean: its digest is the majority's at its step",
     "resynced_chunks": "integer: chunks of its state that it took again, as they differed from the others' at one step",
+    "clipped_by": "integer: peers that saw its gradient clipped again and again",
+    "accused_by": "integer: peers that say that they have a proof that it made a wrong average",
     "age_s": "number: seconds since it published this",
 }
 
@@ -84,6 +86,8 @@ class PeerView:
     digest: str
     in_agreement: bool
     resynced_chunks: int
+    clipped_by: int
+    accused_by: int
     age_s: float
 
 
@@ -119,13 +123,17 @@ class Snapshot:
 def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRecord | None, now: float) -> Snapshot:
     """Work out the swarm's state from one valid record per peer. now: Unix seconds.
 
-    The swarm's epoch is the largest of any trainer, or of any auxiliary peer where nobody trains. Samples of
-    trainers behind it are not counted: they belong to a step that has been made without them.
+    The swarm's epoch is the one that most voters agree on (`tt_cli.swarm.view`); before anybody votes the largest of
+    any trainer, or of any auxiliary peer where nobody trains. Samples of trainers behind it are not counted: they
+    belong to a step that has been made without them.
     """
+    from tt_cli.swarm.view import View
+
     trainers = [record for record in records if record.role == "trainer"]
-    epoch = max((record.epoch for record in trainers or records), default=0)
+    view = View.of(records)
+    epoch = view.epoch if view.voters else max((record.epoch for record in trainers or records), default=0)
     level = [record for record in trainers if record.epoch == epoch]
-    per_second = sum(record.samples_per_second for record in trainers)
+    per_second = view.samples_per_second()
     target = run.swarm.target_batch_size
     samples = sum(record.samples for record in level)
     losses = [record.loss for record in level if record.loss is not None and _possible(record.loss)]
@@ -134,6 +142,8 @@ def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRec
         losses = [steps[-1][1]]
     eta = max(0, target - samples) / per_second if per_second else math.inf
     majority = _majorities(records)
+    clipped = Counter(peer_id for record in records for peer_id in set(record.clipped) - {record.peer_id})
+    accused = Counter(peer_id for record in records for peer_id in set(record.accused) - {record.peer_id})
     peers = [
         PeerView(
             peer_id=record.peer_id,
@@ -152,6 +162,8 @@ def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRec
             digest=record.digest,
             in_agreement=bool(record.digest) and record.digest == majority.get(record.epoch),
             resynced_chunks=record.resynced_chunks,
+            clipped_by=clipped[record.peer_id],
+            accused_by=accused[record.peer_id],
             age_s=max(0.0, now - record.time),
         )
         for record in sorted(records, key=lambda r: (r.role != "trainer", -r.total_samples, r.peer_id))

@@ -1,0 +1,95 @@
+"""What happened between two snapshots, in plain words: the lines of the monitor's log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tt_cli.monitor.snapshot import PeerView, Snapshot
+from tt_cli.supervisor.drawing import clean, loss_value, plural, short_digest
+from tt_cli.supervisor.swarm_view import peer_name
+
+NAMED = 4
+"""Of many peers to which the same happened."""
+FAR_BEHIND = 2  # steps; one is nothing: peers step one after the other
+
+
+def changes(before: Snapshot, after: Snapshot) -> list[str]:
+    """One line for each thing that happened; all text from peers is clean."""
+    old, new = _by_id(before), _by_id(after)
+    stayed = [(old[peer_id], peer) for peer_id, peer in new.items() if peer_id in old]
+    return [
+        *_told("joined", [peer for peer_id, peer in new.items() if peer_id not in old]),
+        *_told("left", [peer for peer_id, peer in old.items() if peer_id not in new]),
+        *_steps(before, after),
+        *_rounds(stayed),
+        *_standing(stayed, after.trainers),
+    ]
+
+
+def first_words(snapshot: Snapshot) -> str:
+    """What the log begins with."""
+    helpers = sum(peer.role == "aux" for peer in snapshot.peers)
+    loss = f", loss {loss_value(snapshot.loss)}" if snapshot.loss is not None else ""
+    who = plural(snapshot.trainers, "trainer") + (f" and {plural(helpers, 'aux peer')}" if helpers else "")
+    return f"watching {who} at step {snapshot.epoch:,}{loss}"
+
+
+def names(peers: Sequence[PeerView]) -> str:
+    """ada …9A2r1C, bob …77b0aa and 3 others."""
+    called = [peer_name(vars(peer)) for peer in peers]
+    if len(called) > NAMED:
+        called = [*called[: NAMED - 1], f"{len(called) - NAMED + 1} others"]
+    return " and ".join(filter(None, (", ".join(called[:-1]), called[-1])))
+
+
+def _told(what: str, peers: Sequence[PeerView]) -> list[str]:
+    return [f"{names(peers)} {what}"] if peers else []
+
+
+def _steps(before: Snapshot, after: Snapshot) -> list[str]:
+    if after.epoch < before.epoch:
+        return [f"the run went back from step {before.epoch:,} to step {after.epoch:,}"]
+    if after.epoch == before.epoch:
+        return []
+    loss = f": loss {loss_value(after.loss)}" if after.loss is not None else ""
+    if after.epoch == before.epoch + 1:
+        return [f"step {after.epoch:,} made{loss}"]
+    return [f"steps {before.epoch + 1:,} to {after.epoch:,} made{loss}"]
+
+
+def _rounds(stayed: Sequence[tuple[PeerView, PeerView]]) -> list[str]:
+    """Rounds that were no ordinary ones, as those say who were in them."""
+    said: dict[str, list[PeerView]] = {}
+    for old, peer in stayed:
+        words = clean(peer.round)
+        if words and peer.round != old.round and not (words.startswith("step ") and " made " in words):
+            said.setdefault(words, []).append(peer)
+    return [f"{words} (so {names(peers)})" for words, peers in said.items()]
+
+
+def _standing(stayed: Sequence[tuple[PeerView, PeerView]], trainers: int) -> list[str]:
+    """Who fell behind or caught up, who differs or agrees again, whom others accuse or clip."""
+    found: dict[str, list[PeerView]] = {}
+    for old, peer in stayed:
+        if peer.role != "trainer":
+            pass  # it takes the state only now and then
+        elif peer.lag >= FAR_BEHIND > old.lag:
+            found.setdefault(f"fell {plural(peer.lag, 'step')} behind", []).append(peer)
+        elif peer.lag == 0 and old.lag >= FAR_BEHIND:
+            found.setdefault("caught up", []).append(peer)
+        differs = [bool(one.digest) and not one.in_agreement for one in (old, peer)]
+        if differs == [False, True]:
+            found.setdefault(f"came to another state than most: {short_digest(peer.digest)}", []).append(peer)
+        elif differs == [True, False] and peer.in_agreement:
+            found.setdefault("agrees with most again", []).append(peer)
+        for words, count, counted in (
+            ("made a wrong average, most say", peer.accused_by, old.accused_by),
+            ("is clipped again and again, most say", peer.clipped_by, old.clipped_by),
+        ):
+            if 2 * count >= trainers and count > 0 and 2 * counted < max(1, trainers):
+                found.setdefault(words, []).append(peer)
+    return [f"{names(peers)} {words}" for words, peers in found.items()]
+
+
+def _by_id(snapshot: Snapshot) -> Mapping[str, PeerView]:
+    return {peer.peer_id: peer for peer in snapshot.peers}

@@ -1,0 +1,152 @@
+"""Everything that the screen of `tt monitor` shows, at one moment: the swarm now, its past, and who contributed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tt_cli.monitor.snapshot import PeerView, Snapshot
+from tt_cli.supervisor.drawing import duration, loss_value, plural, rate, short_digest
+from tt_cli.supervisor.screen import clock
+from tt_cli.supervisor.slot import Seen
+from tt_cli.supervisor.swarm_view import Curve
+
+SLOW = 0.25
+"""Of the speed of the trainer in the middle: who is slower is said to be slow."""
+SILENT = 60.0  # seconds after which a peer's record is old
+DAY, EVER = "day", "ever"
+
+
+class Active(NamedTuple):
+    """The swarm's size and speed at a Unix time, or their means over a stretch that ends there."""
+
+    time: float
+    trainers: float
+    samples_per_second: float
+
+
+@dataclass(frozen=True)
+class Leader:
+    """What one user gave. seconds: of compute time, None where nobody recorded it. last_seen: Unix time or None."""
+
+    user: str
+    samples: int
+    seconds: float | None
+    peers: int
+    share: float
+    last_seen: float | None
+
+
+@dataclass(frozen=True)
+class Scene:
+    """One moment. now, answered, asked_since: Unix seconds; answered: when peers were last seen, None for never.
+
+    empty: the last look found nobody; snapshot is then the last one that showed somebody. trouble: why the last look
+    failed, "" if it did not. source: where the snapshot comes from, in words; past_from: where the past does, "" where
+    nobody recorded it; past_trouble: why it could not be asked. leaders: by window. log: (Unix time, words), oldest
+    first.
+    """
+
+    run: str
+    identity: str
+    now: float
+    asked_since: float
+    answered: float | None = None
+    empty: bool = True
+    trouble: str = ""
+    source: str = ""
+    past_from: str = ""
+    past_trouble: str = ""
+    snapshot: Snapshot | None = None
+    curve: Curve = ()
+    activity: list[Active] = field(default_factory=list)
+    leaders: dict[str, list[Leader]] = field(default_factory=dict)
+    mine: list[Seen] = field(default_factory=list)
+    log: list[tuple[float, str]] = field(default_factory=list)
+    flops_per_sample: int | None = None
+
+    def alarm(self, patience: float) -> str:
+        """What keeps the screen from being true now, "" if nothing does. patience: seconds an answer may take."""
+        if self.answered is None:
+            waits = f"asking since {duration(self.now - self.asked_since)}"
+            if self.trouble:
+                return f"{self.trouble}; {waits}"
+            if self.snapshot is not None:
+                return f"no peer trains: nobody has published anything for this run; {waits}"
+            return f"looking for peers ({self.source}); {waits}" if self.now - self.asked_since > 3 else ""
+        silence = self.now - self.answered
+        if not self.empty and not self.trouble and silence <= patience:
+            return ""
+        assert self.snapshot is not None
+        seen = f"{plural(len(self.snapshot.peers), 'peer')} at step {self.snapshot.epoch:,}, {clock(self.answered)}"
+        why = f" ({self.trouble})" if self.trouble else ""
+        return f"no peer answers since {duration(silence)}; last seen: {seen}{why}"
+
+    def summary(self) -> str:
+        """One line to leave on the terminal."""
+        seen = "no peer was seen"
+        if self.answered is not None and self.snapshot is not None:
+            loss = f", loss {loss_value(self.snapshot.loss)}" if self.snapshot.loss is not None else ""
+            seen = f"step {self.snapshot.epoch:,}{loss}, {plural(self.snapshot.trainers, 'trainer')}"
+        return f"{self.identity}: {seen}; watched for {duration(self.now - self.asked_since)}"
+
+    @property
+    def flops(self) -> float | None:
+        """Of the whole swarm in FLOP/s: forward and backward pass, recomputation not counted."""
+        if self.flops_per_sample is None or self.snapshot is None:
+            return None
+        return self.flops_per_sample * self.snapshot.samples_per_second
+
+
+def flops_words(flops: float | None) -> str:
+    """45.0 GFLOP/s, 12.1 TFLOP/s, 1.20 PFLOP/s; "" for unknown."""
+    if flops is None:
+        return ""
+    for unit, size in (("G", 1e9), ("T", 1e12)):
+        if flops < 999.5 * size:
+            return f"{rate(flops / size)} {unit}FLOP/s"
+    return f"{rate(flops / 1e15)} PFLOP/s"
+
+
+def middle_speed(snapshot: Snapshot) -> float:
+    """Samples per second of the trainer in the middle of those that compute."""
+    speeds = sorted(peer.samples_per_second for peer in snapshot.peers if peer.samples_per_second > 0)
+    return speeds[len(speeds) // 2] if speeds else 0.0
+
+
+def remarks(peer: PeerView, trainers: int, middle: float) -> list[str]:
+    """What is not as it should be with a peer, in words, the worst first. trainers: how many there are."""
+    words = []
+    if peer.accused_by and 2 * peer.accused_by >= trainers:
+        words.append(f"made a wrong average, say {plural(peer.accused_by, 'peer')}")
+    elif peer.accused_by:
+        words.append(f"accused by {plural(peer.accused_by, 'peer')}")
+    if peer.digest and not peer.in_agreement:
+        words.append(f"differs: holds {short_digest(peer.digest)}")
+    if peer.clipped_by:
+        words.append(f"clipped, say {plural(peer.clipped_by, 'peer')}")
+    if peer.lag and peer.role == "trainer":  # an aux peer takes the state only now and then
+        words.append(f"{plural(peer.lag, 'step')} behind")
+    if peer.age_s > SILENT:
+        words.append(f"silent for {duration(peer.age_s)}")
+    if peer.role == "trainer" and peer.digest and peer.samples_per_second < SLOW * middle:
+        words.append("slow" if peer.samples_per_second else "computes nothing now")
+    if not peer.digest:
+        words.append("has no state yet")
+    return words
+
+
+def leaders_now(snapshot: Snapshot) -> list[Leader]:
+    """Contributions of the users who are here now, by their own account; nobody recorded the others."""
+    samples: dict[str, list[PeerView]] = defaultdict(list)
+    for peer in snapshot.peers:
+        if peer.role == "trainer":
+            samples[peer.user or peer.peer_id].append(peer)
+    whole = sum(peer.total_samples for peers in samples.values() for peer in peers)
+    rows = []
+    for user, peers in samples.items():
+        given = sum(peer.total_samples for peer in peers)
+        seen = snapshot.time - min(peer.age_s for peer in peers)
+        rows.append(Leader(user, given, None, len(peers), given / whole if whole else 0.0, seen))
+    return sorted(rows, key=lambda row: (-row.samples, row.user))
