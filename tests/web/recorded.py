@@ -1,0 +1,63 @@
+"""A short history of the built-in run, written as an auxiliary peer writes it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from tt_cli.auxiliary.store import MadeStep, Seen, Store, database_url
+from tt_cli.run import load_run
+
+RUN = load_run("emoji")
+
+
+def record(folder: Path, *, steps: int) -> None:
+    """Have the folder's history.db go up to `steps`, with one trainer, a checkpoint, and one of its two pictures."""
+    (folder / "pictures").mkdir(parents=True, exist_ok=True)
+    store = Store(database_url(folder), RUN.identity)
+    began = time.time() - 20.0 * steps
+    known = store.losses()
+    for step in range(len(known) + 1, steps + 1):
+        made = MadeStep(step, 0, began + 20.0 * step, 7.0 - step / steps, 1, 25.0, f"step {step} made by 1 peer")
+        store.record_step(made, [Seen("peer-a", "<b>ada</b>", "trainer", "cpu", 512 * step)], 512)
+        store.record_activity(began + 20.0 * step, step, 1, 25.0, [], 512)
+    peer = {
+        "peer_id": "peer-a",
+        "user": "<b>ada</b>",
+        "role": "trainer",
+        "device": "cpu",
+        "client_mode": True,
+        "epoch": steps,
+        "lag": 0,
+        "samples_per_second": 25.0,
+        "share": 1.0,
+        "samples": 3,
+        "total_samples": 512 * steps,
+        "loss": 6.0,
+        "round": "",
+        "clipped_by": 0,
+        "accused_by": 0,
+    }
+    snapshot = {
+        "run": RUN.run.name,
+        "identity": RUN.identity,
+        "time": time.time(),
+        "epoch": steps,
+        "total_steps": RUN.schedule.total_steps,
+        "target_batch_size": 512,
+        "samples": 3,
+        "samples_per_second": 25.0,
+        "eta_s": 20.0,
+        "loss": 6.0,
+        "holders": 1,
+        "agreeing": 1,
+        "trainers": 1,
+        "peers": [peer],
+    }
+    store.put("snapshot", json.dumps(snapshot), time.time())
+    store.put("addresses", json.dumps(["/ip4/203.0.113.7/tcp/31337/p2p/QmSY4bsZ"]), time.time())
+    store.add_checkpoint(steps, time.time(), "d" * 64, 1_000_000)
+    store.add_pictures(steps, [("red apple", f"{steps}-0.png"), ("sailboat", f"{steps}-1.png")])
+    store.close()
+    (folder / "pictures" / f"{steps}-0.png").write_bytes(b"picture")

@@ -1,0 +1,392 @@
+"""The page as a person meets it: a real browser, real keys and clicks, and a made run of 100,000 steps behind it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import threading
+from collections.abc import Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+
+from tests.web.recorded import RUN, record
+from tests.web.standin import HOSTILE, MadeRun, Standin
+from tt_cli.auxiliary.reader import Reader
+from tt_cli.auxiliary.store import database_url
+from tt_cli.auxiliary.web_part import WebOptions, web_part
+from tt_cli.run import folders
+from tt_cli.supervisor.events import Event, Log
+from tt_cli.web.answers import Answers
+from tt_cli.web.export import export
+
+pytestmark = pytest.mark.debian
+
+ROOT = Path(__file__).parents[2]
+AXE = ROOT / "tt_cli/web/page/node_modules/axe-core/axe.min.js"
+CHROMIUM = "/usr/bin/chromium"
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDTHS = {360: 740, 1440: 900}  # and the heights that go with them
+VIEWS = [(scheme, width) for scheme in ("light", "dark") for width in WIDTHS]
+
+expect.set_options(timeout=15_000)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    subprocess.run([ROOT / "scripts/build_page", "--packages"], check=True, timeout=120)
+    return AXE.read_text()
+
+
+@pytest.fixture(scope="module")
+def long_run() -> MadeRun:
+    return MadeRun(100_000, hostile=True)
+
+
+@pytest.fixture
+def served(long_run: MadeRun) -> Iterator[Standin]:
+    standin = Standin(long_run)
+    yield standin
+    if standin.listens:
+        standin.gone()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    yield context
+    context.close()
+
+
+def opened(context: BrowserContext, standin: Standin, *, clock: bool = False) -> Page:
+    """The page with its first answers in. Whatever goes wrong in it is in `page.complaints`."""
+    page = context.new_page()
+    complaints: list[str] = []
+    page.complaints = complaints  # type: ignore[attr-defined]
+    page.on(
+        "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
+    )
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda request: None if request.url.startswith(standin.url) else complaints.append(request.url))
+    if clock:
+        page.clock.install()
+    page.goto(standin.url)
+    expect(page.locator("#f-trainers")).to_have_text(re.compile(r"\d"))
+    expect(page.locator("#facts dt").first).to_be_visible()
+    return page
+
+
+def complaints(page: Page) -> list[str]:
+    found: list[str] = page.complaints  # type: ignore[attr-defined]
+    return found
+
+
+def violations(page: Page, axe: str, within: str = "html") -> list[Any]:
+    page.evaluate(axe)
+    found = page.evaluate("within => axe.run(within, {resultTypes: ['violations']})", within)["violations"]
+    return [(rule["id"], [node["html"][:160] for node in rule["nodes"][:3]]) for rule in found]
+
+
+def fits(page: Page) -> bool:
+    return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
+
+
+@pytest.mark.parametrize(("scheme", "width"), VIEWS)
+def test_every_view_is_accessible_and_fits(
+    browser: Browser, served: Standin, axe: str, scheme: Any, width: int
+) -> None:
+    context = browser.new_context(
+        viewport={"width": width, "height": WIDTHS[width]}, color_scheme=scheme, reduced_motion="reduce"
+    )
+    page = opened(context, served)
+    expect(page.locator("#plot-loss canvas")).to_be_visible()
+    for summary in page.locator("summary").all():
+        summary.click()
+    assert violations(page, axe) == []
+    assert fits(page)
+    page.get_by_role("radio", name="Table").check(force=True)
+    page.get_by_label("Since the start").check(force=True)
+    page.get_by_role("button", name="Show all").click()
+    assert violations(page, axe, "#swarm") == []
+    assert fits(page)
+    assert page.evaluate("getComputedStyle(document.querySelector('.ruler .now')).animationName") == "none"
+    assert complaints(page) == []
+    context.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_empty_run_says_so(browser: Browser, axe: str, scheme: Any) -> None:
+    standin = Standin(MadeRun(0, peers=0))
+    context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    page = opened(context, standin)
+    for words in ("Nobody is training", "No step is recorded", "No pictures yet", "None has been published"):
+        expect(page.get_by_text(words).first).to_be_visible()
+    expect(page.locator("#leaders-empty")).to_be_visible()
+    assert violations(page, axe) == []
+    assert fits(page)
+    assert complaints(page) == []
+    context.close()
+    standin.gone()
+
+
+def test_a_step_is_seen_as_it_is_made(context: BrowserContext, served: Standin) -> None:
+    page = opened(context, served)
+    expect(page.locator("#foot-state")).to_have_text("Live.")
+    step = served.make_step()
+    expect(page.locator("#f-step")).to_have_text(f"{step:,}")
+    expect(page.locator("#readout")).to_contain_text(f"Step {step:,}")
+    assert complaints(page) == []
+
+
+def test_without_events_it_asks_again_and_again(context: BrowserContext, long_run: MadeRun) -> None:
+    standin = Standin(long_run, events=False)
+    page = opened(context, standin, clock=True)
+    expect(page.locator("#readout")).to_contain_text("Step")
+    step = standin.make_step()
+    page.clock.run_for(6_000)
+    expect(page.locator("#f-step")).to_have_text(f"{step:,}")
+    expect(page.locator("#readout")).to_contain_text(f"Step {step:,}")
+    expect(page.locator("#foot-state")).to_have_text("Asked every few seconds.")
+    expect(page.locator("#notice")).to_be_hidden()
+    standin.gone()
+
+
+def test_a_server_that_is_gone_is_told_and_its_return_is_seen(
+    context: BrowserContext, served: Standin, axe: str
+) -> None:
+    page = opened(context, served, clock=True)
+    notice = page.locator("#notice")
+    expect(page.locator("#readout")).to_contain_text("Step")
+    served.gone()
+    page.clock.run_for(10_000)
+    expect(notice).to_contain_text(re.compile(r"last seen \d+ s ago. Trying again"))
+    page.clock.fast_forward(120_000)
+    expect(notice).to_contain_text("last seen 2 min ago")
+    assert violations(page, axe, "body") == []
+    step = served.run.make_step()["step"]  # made while nobody listened
+    served.back()
+    page.clock.run_for(6_000)
+    expect(notice).to_be_hidden()
+    expect(page.locator("#f-step")).to_have_text(f"{step:,}")
+    expect(page.locator("#readout")).to_contain_text(f"Step {step:,}")
+
+
+def test_a_closer_look_asks_for_the_steps_in_between(context: BrowserContext, served: Standin) -> None:
+    page = opened(context, served)
+    plot = page.locator("#plot-loss .u-over")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    assert box is not None
+    middle = box["y"] + box["height"] / 2
+    with page.expect_request(re.compile(r"api/history\?.*first=\d+&last=\d+")) as asked:
+        page.mouse.move(box["x"] + 0.5 * box["width"], middle)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 0.6 * box["width"], middle, steps=4)
+        page.mouse.up()
+    first, last = (int(number) for number in re.findall(r"(?:first|last)=(\d+)", asked.value.url))
+    assert abs(first - 50_000) < 500
+    assert abs(last - 60_000) < 500
+    page.mouse.move(box["x"] + 0.5 * box["width"], middle)
+    expect(page.locator("#readout")).to_contain_text(re.compile(r"Step 5[45],\d{3} ·.* loss \d\.\d+ · \d+ computers"))
+    reset = page.get_by_role("button", name="Whole run")
+    expect(reset).to_be_enabled()
+    plot.dblclick()
+    expect(reset).to_be_disabled()
+    assert complaints(page) == []
+
+
+def test_log_scale_smoothing_and_time(context: BrowserContext, served: Standin) -> None:
+    page = opened(context, served)
+    canvas = page.locator("#plot-loss canvas")
+
+    def drawn() -> str:
+        page.evaluate("() => new Promise(done => requestAnimationFrame(() => setTimeout(done)))")
+        return str(canvas.evaluate("canvas => canvas.toDataURL()"))
+
+    seen = {drawn()}
+    page.get_by_label("Log scale").check()
+    seen.add(drawn())
+    page.get_by_label("Smoothing").fill("90")
+    seen.add(drawn())
+    page.get_by_label("Time", exact=True).check(force=True)
+    seen.add(drawn())
+    page.get_by_role("button", name="Zoom in").click()
+    seen.add(drawn())
+    page.get_by_role("button", name="Earlier").click()
+    seen.add(drawn())
+    assert len(seen) == 6
+    assert complaints(page) == []
+
+
+def test_the_keyboard_goes_everywhere(context: BrowserContext, served: Standin) -> None:
+    page = opened(context, served)
+    expect(page.locator("#plot-loss canvas")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Lend your computer")).to_be_focused()
+
+    page.locator("#charts").focus()
+    page.keyboard.press("Home")
+    expect(page.locator("#readout")).to_contain_text("Step 1 ·")
+    expect(page.locator("#readout-said")).to_contain_text("Step 1 ·")
+    page.keyboard.press("+")
+    expect(page.locator("#zoom-reset")).to_be_enabled()
+    page.keyboard.press("0")
+    expect(page.locator("#zoom-reset")).to_be_disabled()
+
+    slider = page.get_by_label("Checkpoint", exact=True)
+    picture = page.locator("#pictures img").first
+    newest = picture.get_attribute("src")
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator("#samples-step")).to_contain_text("held-out loss 3.800")
+    assert picture.get_attribute("src") != newest
+    page.keyboard.press("Home")
+    expect(page.locator("#samples-step")).to_contain_text("held-out loss 6.800")
+
+    page.get_by_role("radio", name="Map").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.get_by_role("table", name="Peers")).to_be_visible()
+
+
+def test_the_leaderboard_of_a_day_and_ever(context: BrowserContext, served: Standin) -> None:
+    page = opened(context, served)
+    rows = page.locator("#leaders tbody tr")
+    expect(rows).to_have_count(15)
+    first = rows.first.inner_text()
+    page.get_by_label("Since the start").check(force=True)
+    expect(rows.first).not_to_have_text(first, use_inner_text=True)
+    expect(rows.first).to_contain_text("36M")
+    page.get_by_role("button", name="Show all").click()
+    expect(rows).to_have_count(28)
+
+
+def test_commands_are_copied_as_they_stand(context: BrowserContext, served: Standin) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page = opened(context, served)
+    box = page.locator("#join-commands .command")
+    box.get_by_role("button").click()
+    expect(box.get_by_role("button")).to_contain_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == served.run.run()["join"]["commands"][0]
+
+
+def test_names_of_peers_are_text(context: BrowserContext, served: Standin) -> None:
+    page = opened(context, served)
+    page.get_by_role("radio", name="Table").check(force=True)
+    for table in ("#leaders", "#swarm-table"):
+        names = page.locator(f"{table} .who").all_inner_texts()
+        assert HOSTILE[0] in names
+        assert "</title><script>window.hacked=1</script>" in names
+        assert not any(ord(letter) < 32 or letter in "\u202e\u202c\u200f\u2066" for name in names for letter in name)
+        assert max(map(len, names)) <= 60
+        assert page.locator(f"{table} img, {table} script").count() == 0
+    assert page.evaluate("window.hacked") is None
+    assert fits(page)
+
+
+def test_the_colours_are_kept(context: BrowserContext, served: Standin) -> None:
+    page = opened(context, served)
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(paper)
+    switch = page.get_by_role("button", name="Colours")
+    switch.click()
+    switch.click()
+    expect(switch).to_contain_text("dark")
+    dark = page.evaluate(paper)
+    assert dark != light
+    page.reload()
+    assert page.evaluate(paper) == dark
+    assert context.cookies() == []
+
+
+def test_without_scripts_it_tells_how_to_join(browser: Browser, served: Standin) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    page = context.new_page()
+    page.goto(served.url)
+    run = served.run.run()
+    assert page.title().startswith(run["title"])
+    expect(page.get_by_role("heading", level=1)).to_have_text(run["title"])
+    expect(page.locator("#join-commands code")).to_have_text(run["join"]["commands"][0])
+    expect(page.get_by_text(run["story"][0])).to_be_visible()
+    context.close()
+
+
+def test_the_real_server_tells_of_a_step(context: BrowserContext, tmp_path: Path) -> None:
+    """The process that `tt aux-peer` starts, over a history as it records it."""
+    folder = folders.run_folder(RUN)
+    record(folder, steps=30)
+    heard: SimpleQueue[str] = SimpleQueue()
+
+    def show(event: Event) -> None:
+        if isinstance(event, Log):
+            for address in re.findall(r"http://\S+", event.message):
+                heard.put(address)
+
+    with web_part(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0), "", tmp_path / "web.log", show):
+        page = context.new_page()
+        page.goto(heard.get(timeout=60))
+        expect(page.get_by_role("heading", level=1)).to_have_text("Draws emoji from their names")
+        expect(page.locator("#f-step")).to_have_text("30")
+        expect(page.locator("#readout")).to_contain_text("Step 30")
+        expect(page.locator("#leaders .who").first).to_have_text("<b>ada</b>")
+        expect(page.locator("#facts")).to_contain_text("600")
+        expect(page.locator("#foot-state")).to_have_text("Live.")
+        record(folder, steps=31)
+        expect(page.locator("#f-step")).to_have_text("31")
+        expect(page.locator("#readout")).to_contain_text("Step 31")
+
+
+def test_an_export_works_under_any_path(context: BrowserContext, tmp_path: Path) -> None:
+    record(tmp_path / "run", steps=300)
+    reader = Reader(database_url(tmp_path / "run"))
+    export(Answers(reader, RUN, "emoji"), tmp_path / "run" / "pictures", tmp_path / "www" / "some" / "where")
+    reader.close()
+    asked: list[str] = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            asked.append(self.path)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "www"))) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        page = context.new_page()
+        failed: list[str] = []
+        page.on("console", lambda message: failed.append(message.text) if message.type == "error" else None)
+        page.goto(f"http://127.0.0.1:{server.server_address[1]}/some/where/")
+        expect(page.locator("#f-step")).to_have_text("300")
+        expect(page.locator("#readout")).to_contain_text("Step 300")
+        expect(page.locator("#foot-state")).to_contain_text("A copy of")
+        expect(page.locator("#notice")).to_be_hidden()
+        expect(page.locator("#pictures figcaption")).to_have_text(["red apple"])
+        page.get_by_label("Since the start").check(force=True)
+        expect(page.locator("#leaders .who").first).to_have_text("<b>ada</b>")
+        with page.expect_request(re.compile(r"api/history-0\.json$")):
+            page.get_by_role("button", name="Zoom in").click()
+        server.shutdown()
+    assert failed == []
+    assert not [path for path in asked if not path.startswith("/some/where/")]
+    assert not [path for path in asked if "events" in path or "?" in path]

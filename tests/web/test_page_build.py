@@ -1,0 +1,58 @@
+"""What is committed is what the sources build; it is small, and needs nobody else."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tt_cli.web.index import STATIC, index_html
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "tt_cli/web/page"
+RUN = {
+    "name": "emoji",
+    "title": "Draws <b>emoji</b> & more",
+    "story": ["One \\1 <i>word</i>.", "Another."],
+    "join": {"commands": ['tt join emoji --peer "/ip4/<x>"']},
+}
+
+
+@pytest.mark.debian
+def test_what_is_committed_is_what_the_sources_build(tmp_path: Path) -> None:
+    subprocess.run([ROOT / "scripts/build_page", "--to", tmp_path], check=True, timeout=200)
+    built = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    assert built == {file.name: file.read_bytes() for file in STATIC.iterdir()}, "run scripts/build_page and commit"
+
+
+def test_the_page_is_small() -> None:
+    assert sum(file.stat().st_size for file in STATIC.iterdir()) < 300_000
+
+
+def test_the_page_and_its_build_name_no_host() -> None:
+    assert not re.search(r"https?://", (PAGE / "package-lock.json").read_text())
+    for file in STATIC.glob("*.*"):
+        if file.suffix in (".html", ".css", ".js"):
+            addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+", file.read_text()))
+            assert addresses <= {"http://www.w3.org"}, file.name  # the name of SVG's namespace; never asked
+    page = (STATIC / "index.html").read_text()
+    assert not re.search(r"<script(?![^>]*\bsrc=)|\bstyle=|\bon\w+=|<style", page), "the content policy forbids these"
+
+
+def test_the_run_is_written_into_the_page_escaped() -> None:
+    page = index_html(RUN)
+    assert "<title>Draws &lt;b&gt;emoji&lt;/b&gt; &amp; more · tt</title>" in page
+    assert "<p>One \\1 &lt;i&gt;word&lt;/i&gt;.</p><p>Another.</p>" in page
+    assert page.count("tt join emoji --peer &quot;/ip4/&lt;x&gt;&quot;") == 2
+    assert "--hours 23:00-07:00" in page
+    assert "tt-static" not in page
+    assert "tt:" not in page
+    assert '<meta name="tt-static" content="1">' in index_html(RUN, static=True)
+
+
+def test_a_run_that_says_little_keeps_the_pages_own_words() -> None:
+    page = index_html({})
+    assert "One model, trained by many" in page
+    assert "tt join RUN" in page

@@ -1,0 +1,222 @@
+"""The web page's answers: as their description says, thinned and bounded, cached, and safe to show."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+import schemathesis
+from auxiliary.test_store import made, seen
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from schemathesis import GenerationMode
+
+from tt_cli.auxiliary.reader import Reader
+from tt_cli.auxiliary.store import Store, database_url
+from tt_cli.run import load_run
+from tt_cli.web import app as room
+from tt_cli.web.answers import Answers
+from tt_cli.web.app import make_app
+from tt_cli.web.history import kept
+
+RUN = load_run("emoji")
+PEER = {
+    "peer_id": "a",
+    "user": "<b>ada</b>",
+    "role": "trainer",
+    "client_mode": True,
+    "samples_per_second": 4.0,
+    "clipped_by": 1,
+    "accused_by": 0,
+}
+SNAPSHOT = {"time": 1005.0, "epoch": 5, "samples_per_second": 4.0, "agreeing": 1, "holders": 1, "loss": 2.5}
+SNAPSHOT |= {"trainers": 1, "peers": [PEER]}
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with a history of a few steps."""
+    folder = tmp_path_factory.mktemp("web")
+    store = Store(database_url(folder), RUN.identity)
+    for step in range(1, 6):
+        store.record_step(made(step, words=f"round {step}"), [seen("a", 10 * step, "<b>ada</b>")], 100)
+        store.record_activity(1000.0 + 30 * step, step, step, 10.0, [], 100)
+    store.put("snapshot", json.dumps(SNAPSHOT), 1005.0)
+    store.put("model", json.dumps({"parameters": 1000, "effective": 3000}), 1005.0)
+    store.put("addresses", json.dumps(["/ip4/127.0.0.1/tcp/1/p2p/x", "/ip4/203.0.113.7/tcp/1/p2p/x"]), 1005.0)
+    store.add_checkpoint(5, 1005.0, "d" * 64, 1000)
+    store.add_pictures(5, [("a red apple", "5-0.png")])
+    store.tell_part("publisher", "waits")
+    store.close()
+    (folder / "pictures").mkdir()
+    (folder / "pictures" / "5-0.png").write_bytes(b"picture")
+    yield folder
+
+
+def answers_in(folder: Path, now: float = 1010.0) -> Answers:
+    return Answers(Reader(database_url(folder)), RUN, "emoji", lambda: now)
+
+
+def asked(answers: Answers, folder: Path, *paths: str, **headers: str) -> list[httpx2.Response]:
+    """What is answered to one request after the other."""
+
+    async def ask() -> list[httpx2.Response]:
+        transport = httpx2.ASGITransport(make_app(answers, folder / "pictures"), raise_app_exceptions=False)
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with httpx2.AsyncClient(transport=transport, base_url="http://test", headers=named) as http:
+            return [await http.get(path) for path in paths]
+
+    return asyncio.run(ask())
+
+
+OPERATIONS = [
+    *("/api/run", "/api/snapshot", "/api/history", "/api/activity", "/api/leaderboard", "/api/peers"),
+    *("/api/checkpoints", "/api/rounds", "/api/figures", "/metrics", "/health"),
+]
+WITH_PARAMETERS = ("/api/history", "/api/activity", "/api/leaderboard")
+
+
+def test_all_that_it_does_is_tested(filled: Path) -> None:
+    assert list(make_app(answers_in(filled), filled).openapi()["paths"]) == OPERATIONS
+
+
+@pytest.mark.parametrize("state", ["filled", "empty"])
+@pytest.mark.parametrize(
+    ("path", "mode"),
+    [
+        (path, mode)
+        for path in OPERATIONS
+        for mode in GenerationMode
+        if path in WITH_PARAMETERS or mode is GenerationMode.POSITIVE
+    ],
+)
+def test_it_does_what_its_description_says(
+    filled: Path, tmp_path: Path, state: str, path: str, mode: GenerationMode
+) -> None:
+    """Whatever is asked: no crash, no answer that the description does not know, none of another form."""
+    folder = filled if state == "filled" else tmp_path
+    if state == "empty":
+        Store(database_url(folder), RUN.identity).close()
+    schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(answers_in(folder), folder / "pictures"))
+    schema.config.checks.not_a_server_error.expected_statuses = ["2xx", "3xx", "4xx", "503"]
+
+    @settings(max_examples=15 if path in WITH_PARAMETERS else 2, suppress_health_check=list(HealthCheck))
+    @given(case=schema[path]["GET"].as_strategy(generation_mode=mode))
+    def try_it(case: schemathesis.Case) -> None:
+        case.call_and_validate()
+
+    try_it()
+
+
+def test_what_it_answers(filled: Path) -> None:
+    run, snapshot, board, day, points, made_pictures, figures = (
+        answer.json()
+        for answer in asked(
+            answers_in(filled),
+            filled,
+            *("/api/run", "/api/snapshot", "/api/leaderboard", "/api/leaderboard?window=day"),
+            *("/api/history?points=10&first=2&last=4", "/api/checkpoints", "/api/figures"),
+        )
+    )
+    assert run["join"]["commands"] == ["tt join emoji --peer /ip4/203.0.113.7/tcp/1/p2p/x"]
+    assert (run["title"], run["model"]["effective"], run["model"]["image_tokens"]) == (RUN.run.description, 3000, 64)
+    assert snapshot == {**SNAPSHOT, "age_s": 5.0}
+    assert [(row["user"], row["samples"], row["share"]) for row in board["rows"]] == [("<b>ada</b>", 50, 1.0)]
+    assert day["window"] == "day" and len(day["rows"]) == 1
+    assert (points["step"], points["last_step"], points["total"]) == ([2, 3, 4], 5, 5)
+    assert made_pictures["rows"][0]["pictures"] == [{"prompt": "a red apple", "url": "pictures/5-0.png"}]
+    assert {"label": "peers now that nobody can dial", "value": 1, "unit": "peers"} in figures["devices"]
+
+
+def test_answers_are_compressed_known_again_and_safe(filled: Path) -> None:
+    answers = answers_in(filled)
+    first = asked(answers, filled, "/api/run", accept_encoding="gzip")[0]
+    assert first.headers["content-encoding"] == "gzip" and first.headers["cache-control"] == "no-cache"
+    again = asked(answers, filled, "/api/run", if_none_match=first.headers["etag"])[0]
+    assert (again.status_code, again.content) == (304, b"")
+    plain = asked(answers, filled, "/api/run", accept_encoding="gzip;q=0")[0]
+    assert "content-encoding" not in plain.headers and plain.json() == first.json()
+    for answer in (first, again, *asked(answers, filled, "/", "/health", "/nothing", "/api/history?points=x")):
+        for name, value in room.HEADERS.items():
+            assert answer.headers[name] == value
+
+
+def test_the_page_and_its_pictures(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "STATIC", tmp_path)
+    page, picture, *others = asked(
+        answers_in(filled),
+        filled,
+        *("/", "/pictures/5-0.png", "/pictures/6-0.png", "/pictures/..%2fhistory.db", "/pictures/.5-0.png"),
+        *("/../history.db", "/%2e%2e/history.db", "/index.html"),
+    )
+    assert page.text.startswith("The page has not been built") and page.headers["content-type"].startswith("text/plain")
+    assert picture.content == b"picture" and picture.headers["content-type"] == "image/png"
+    assert [answer.status_code for answer in others] == [404] * 6
+
+
+def test_a_history_that_does_not_answer(tmp_path: Path) -> None:
+    """No tables, and then no folder: one line for everybody, and no word of where the database is."""
+    for folder in (tmp_path, tmp_path / "missing"):
+        answers = answers_in(folder)
+        found = asked(answers, folder, *OPERATIONS)
+        assert [answer.status_code for answer in found] == [503] * 9 + [200, 503]
+        assert found[0].json() == {"detail": "the run's history does not answer at the moment"}
+        assert found[0].headers["retry-after"] == "5" and "tt_database_up 0.0" in found[-2].text
+        assert found[-1].json()["problems"] == ["the run's history cannot be read and written"]
+
+
+def test_health_and_metrics(filled: Path) -> None:
+    for now, status in ((1010.0, 200), (1066.0, 503)):
+        answer = asked(answers_in(filled, now), filled, "/health")[0]
+        assert answer.status_code == status
+    assert answer.json()["problems"] == ["the coordinator takes no snapshots: the last one 61 s ago"]
+    assert [part["name"] for part in answer.json()["parts"]] == ["publisher"]
+    text = asked(answers_in(filled), filled, "/metrics")[0].text
+    for line in ("tt_step 5.0", "tt_loss 2.5", "tt_recorded_steps 5.0", "tt_snapshot_age_seconds 5.0"):
+        assert re.search(rf"^{re.escape(line)}$", text, re.MULTILINE), text
+
+
+def test_new_steps_are_seen_and_those_taken_back_are_gone(tmp_path: Path) -> None:
+    store, answers = Store(database_url(tmp_path), RUN.identity), answers_in(tmp_path)
+    store.record_step(made(1), [], 100)
+    store.record_step(made(2), [], 100)
+    assert answers.steps(10)["step"] == [1, 2]
+    store.record_step(made(3), [], 100)
+    store.go_back(1, 9)
+    answers.history._looked_at = -1e9  # as a second later
+    assert answers.steps(10)["step"] == [1]
+    store.close()
+
+
+@given(
+    arrays.arrays(np.float64, st.integers(4, 300), elements=st.floats(-1e39, 1e39)),
+    st.integers(4, 100),
+)
+def test_thinning_keeps_both_ends_and_all_extremes_of_the_loss(loss: Any, points: int) -> None:
+    found = kept(loss, points)
+    assert len(found) <= points and list(found) == sorted(set(found))
+    assert found[0] == 0 and found[-1] == len(loss) - 1
+    assert loss[found].min() == loss.min() and loss[found].max() == loss.max()
+
+
+def test_a_hundred_thousand_steps_are_thinned_at_once(tmp_path: Path) -> None:
+    store = Store(database_url(tmp_path), RUN.identity)
+    row = {"undone": 0, "era": 0, "loss": 2.0, "trainers": 1, "samples": 0, "samples_per_second": 1.0}
+    store.add_steps([{**row, "step": step, "time": float(step)} for step in range(1, 100_001)], "many")
+    store.close()
+    answers = answers_in(tmp_path)
+    assert answers.steps(1000)["total"] == 100_000
+    started = time.perf_counter()
+    for first in range(10):
+        found = answers.steps(1000, first=first)
+    assert (time.perf_counter() - started) / 10 < 0.1
+    assert len(found["step"]) <= 1000 and (found["step"][0], found["step"][-1]) == (9, 100_000)

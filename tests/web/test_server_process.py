@@ -1,0 +1,148 @@
+"""The web page as a process of its own: live updates to real clients, killed, started again."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import threading
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from auxiliary.test_store import made
+
+from tt_cli.auxiliary.store import Store, database_url
+from tt_cli.auxiliary.web_part import WebOptions, web_part
+from tt_cli.run import folders, load_run
+from tt_cli.supervisor import part as room
+from tt_cli.supervisor.events import Event, Log
+
+RUN = load_run("emoji")
+
+
+class Shown:
+    """What is told, to be waited for."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self._news = threading.Condition()
+
+    def __call__(self, event: Event) -> None:
+        assert isinstance(event, Log)
+        with self._news:
+            self.lines.append(event.message)
+            self._news.notify_all()
+
+    def port(self, count: int = 1) -> int:
+        """Of the page that has been told so many times."""
+        with self._news:
+            assert self._news.wait_for(lambda: len(self._found("web page is at")) >= count, 60), self.lines
+            found = re.search(r":(\d+)/$", self._found("web page is at")[-1])
+            assert found is not None
+            return int(found[1])
+
+    def wait(self, words: str) -> None:
+        with self._news:
+            assert self._news.wait_for(lambda: bool(self._found(words)), 60), self.lines
+
+    def _found(self, words: str) -> list[str]:
+        return [line for line in self.lines if words in line]
+
+
+class Events:
+    """One client of the live updates."""
+
+    def __init__(self, port: int, coding: str):
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._connection.request("GET", "/api/events", headers={"Accept-Encoding": coding})
+        self._answer = self._connection.getresponse()
+        assert self._answer.status == 200
+        assert self._answer.headers["Content-Type"].startswith("text/event-stream")
+        assert (self._answer.headers["Content-Encoding"] == "gzip") == (coding == "gzip")
+        self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 16) if coding == "gzip" else None
+        self._text = ""
+
+    def next(self, kind: str) -> Any:
+        """The data of the next event of this kind."""
+        while True:
+            while "\n\n" not in self._text:
+                data = self._answer.read1()
+                assert data, "the stream has ended"
+                self._text += (self._unpack.decompress(data) if self._unpack else data).decode()
+            event, _, self._text = self._text.partition("\n\n")
+            if event.startswith(f"event: {kind}\ndata: "):
+                return json.loads(event.partition("data: ")[2])
+
+    def close(self) -> None:
+        self._answer.close()
+        self._connection.close()
+
+
+def get(port: int, path: str) -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection.request("GET", path)
+    answer = connection.getresponse()
+    content = answer.read()
+    connection.close()
+    return answer.status, content
+
+
+def snapshot(at: float) -> str:
+    return json.dumps({"time": at, "epoch": 1, "peers": [], "words": "grün <b>"})
+
+
+def test_it_tells_all_what_is_new_and_comes_back_when_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "AGAIN_SECONDS", (0.05,))
+    store, shown = Store(database_url(folders.run_folder(RUN)), RUN.identity), Shown()
+    store.record_step(made(1), [], 100)
+    store.put("snapshot", snapshot(1.0), time.time())
+    options = WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0)
+    with web_part(options, "", tmp_path / "web.log", shown) as part:
+        port = shown.port()
+        clients = [Events(port, coding) for coding in ("gzip", "identity", "gzip")]
+        for client in clients:
+            assert client.next("snapshot")["words"] == "grün <b>"
+        store.record_step(made(2), [], 100)
+        store.put("snapshot", snapshot(2.0), time.time())
+        for client in clients:
+            assert client.next("step") == {
+                **{"step": 2, "time": 1002.0, "loss": 2.5},
+                **{"peers": 2, "samples_per_second": 40.0},
+            }
+            assert client.next("snapshot")["time"] == 2.0
+        assert b"tt_live_clients 3.0" in get(port, "/metrics")[1]
+        for client in clients:
+            client.close()
+        assert get(port, "/health")[0] == 200
+        assert part._worker is not None
+        os.kill(part._worker.pid, signal.SIGKILL)
+        shown.wait("the web page ended (exit code -9); starting it again")
+        port = shown.port(2)
+        assert json.loads(get(port, "/api/history")[1])["step"] == [1, 2]
+    store.close()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+
+
+def test_a_port_in_use_is_one_line_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "AGAIN_SECONDS", (0.05,))
+    shown = Shown()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        part = web_part(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", port), "", tmp_path / "web.log", shown)
+        with part:
+            shown.wait("the web page does not start: cannot listen on 127.0.0.1 port")
+            worker = part._worker
+            taken.close()
+            assert shown.port() == port
+            assert part._worker is not worker
+    assert len(shown.lines) == 2, shown.lines
+    assert shown.lines[0].endswith(
+        "Address already in use; choose another --web-port; the rest goes on, and it is tried again"
+    )

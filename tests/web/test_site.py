@@ -1,0 +1,103 @@
+"""`tt site export`: the page as files, from a history as an auxiliary peer records it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.web.recorded import RUN, record
+from tt_cli.auxiliary.reader import Reader
+from tt_cli.auxiliary.store import database_url
+from tt_cli.errors import TTError, UsageError
+from tt_cli.run import folders
+from tt_cli.web.answers import Answers
+from tt_cli.web.export import MARK, Exported, export
+from tt_cli.web.index import STATIC
+
+Tt = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def exported(source: Path, out: Path) -> Exported:
+    reader = Reader(database_url(source))
+    try:
+        return export(Answers(reader, RUN, "emoji"), source / "pictures", out)
+    finally:
+        reader.close()
+
+
+def answer(out: Path, name: str) -> Any:
+    return json.loads((out / "api" / f"{name}.json").read_text())
+
+
+def test_every_answer_is_a_file_and_the_page_knows(tmp_path: Path) -> None:
+    record(tmp_path / "run", steps=25)
+    out = tmp_path / "deep" / "site"
+    written = exported(tmp_path / "run", out)
+    assert written.step == 25 and written.pictures == 1 and written.files == len([*out.rglob("*.*")])
+    assert answer(out, "history")["step"] == list(range(1, 26)) == answer(out, "history-0")["step"]
+    assert answer(out, "snapshot")["epoch"] == 25
+    assert answer(out, "leaderboard")["rows"][0]["user"] == "<b>ada</b>"
+    assert {file.name for file in STATIC.iterdir()} <= {file.name for file in out.iterdir()}
+    page = (out / "index.html").read_text()
+    assert '<meta name="tt-static" content="1">' in page and "tt join emoji" in page
+    (checkpoint,) = answer(out, "checkpoints")["rows"]  # one picture of two is not there any more
+    assert [picture["url"] for picture in checkpoint["pictures"]] == ["pictures/25-0.png"]
+    assert (out / "pictures/25-0.png").read_bytes() == b"picture"
+    assert out.stat().st_mode & 0o777 == 0o755
+
+
+def test_an_earlier_export_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    record(tmp_path / "run", steps=3)
+    out = tmp_path / "site"
+    exported(tmp_path / "run", out)
+    (out / "api" / "left-over.json").write_text("{}")
+    record(tmp_path / "run", steps=4)
+    assert exported(tmp_path / "run", out).step == 4
+    assert not (out / "api" / "left-over.json").exists()
+    assert sorted(file.name for file in tmp_path.iterdir() if file.name.startswith(".")) == []
+
+
+def test_what_is_no_export_is_left_alone(tmp_path: Path) -> None:
+    record(tmp_path / "run", steps=3)
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "photos" / "a.jpg").write_bytes(b"a")
+    (tmp_path / "file").write_text("")
+    for out in (tmp_path / "photos", tmp_path / "file"):
+        with pytest.raises(UsageError, match="no earlier export"):
+            exported(tmp_path / "run", out)
+    assert [file.name for file in (tmp_path / "photos").iterdir()] == ["a.jpg"]
+
+
+def test_a_failure_leaves_the_earlier_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "run", steps=3)
+    out = tmp_path / "site"
+    exported(tmp_path / "run", out)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("tt_cli.web.export.shutil.copyfile", full)
+        with pytest.raises(TTError, match=r"cannot write .*site: No space left on device"):
+            exported(tmp_path / "run", out)
+    assert answer(out, "snapshot")["epoch"] == 3 and (out / MARK).is_file()
+    assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
+
+
+def test_the_command(tt: Tt, tmp_path: Path) -> None:
+    nothing = tt("site", "export", "emoji", "site")
+    assert nothing.returncode == 1
+    assert nothing.stderr == "tt: this machine has recorded nothing of run emoji: `tt aux-peer emoji` does\n"
+    record(folders.run_folder(RUN), steps=5)
+    done = tt("site", "export", "emoji", "site")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{tmp_path / 'site'}: step 5, 1 picture, ")
+    told = json.loads(tt("site", "export", "emoji", "site", "--json").stdout)
+    assert told["step"] == 5 and told["folder"] == str(tmp_path / "site")
+    wrong = tt("site", "export", "emoji", ".")
+    assert wrong.returncode == 2 and "no earlier export" in wrong.stderr and "Traceback" not in wrong.stderr

@@ -1,0 +1,132 @@
+"""A run in words and numbers for its page, from its run file and what the coordinator tells of its model. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tt_cli import __version__
+from tt_cli.run import RunConfig
+
+Figure = dict[str, Any]
+STORY = (
+    "Large models are trained in data centres that few people have. This one is trained by volunteers: each lends a "
+    "computer for as long as they like, and together they make every step.",
+    "Each computer works on examples of its own. When the swarm has seen enough of them, the peers average what they "
+    "learned, each from all the others, and go on with exactly the same model. Who comes later takes the model over "
+    "from those who are there; who leaves is not missed for long.",
+)
+HUB = "https://huggingface.co"
+
+
+def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Sequence[str]) -> dict[str, Any]:
+    """What /api/run answers. name: how people join it, such as "emoji"; model: {"parameters", "effective"} if known."""
+    title, *story = run.run.description.strip().splitlines() or [run.run.name]
+    paragraphs = [" ".join(line.split()) for line in story if line.strip()]
+    membership = run.membership
+    repository = run.checkpoints.repository
+    return {
+        "name": run.run.name,
+        "identity": run.identity,
+        "title": title.strip(),
+        "story": paragraphs or list(STORY),
+        "version": __version__,
+        "total_steps": run.schedule.total_steps,
+        "target_batch_size": run.swarm.target_batch_size,
+        "model": {
+            "parameters": model.get("parameters"),
+            "effective": model.get("effective"),
+            "layers": run.model.depth,
+            "dim": run.model.dim,
+            "heads": run.model.heads,
+            "image_tokens": run.vqgan.grid**2,
+            "text_tokens": run.model.text_length,
+            "vocabulary": run.tokenizer.vocab_size + run.model.text_length + run.vqgan.codebook_size,
+        },
+        "data": {**run.data.model_dump(), "pixels": run.vqgan.pixels},
+        "membership": {
+            "kind": membership.kind,
+            "organisation": membership.organisation,
+            "authority": membership.authority,
+        },
+        "join": {
+            "commands": [_join(run, name, addresses)],
+            "peers": list(addresses),
+            "notebooks": {"colab": None, "kaggle": None},
+        },
+        "run_file": run.to_toml(),
+        "checkpoints_at": f"{HUB}/{repository}" if repository else None,
+    }
+
+
+def _join(run: RunConfig, name: str, addresses: Sequence[str]) -> str:
+    """The command that finds the swarm also where the run file names no peer."""
+    outside = [address for address in addresses if not address.startswith(("/ip4/127.", "/ip6/::1/"))]
+    peer = "" if run.peers.initial or not addresses else f" --peer {(outside or list(addresses))[0]}"
+    return f"tt join {name}{peer}"
+
+
+def figures(
+    run: RunConfig, model: Mapping[str, Any], snapshot: Mapping[str, Any], totals: Mapping[str, Any]
+) -> dict[str, list[Figure]]:
+    """The run's own numbers for the five challenges: what /api/figures answers."""
+    trainers = [peer for peer in snapshot.get("peers", []) if peer["role"] == "trainer"]
+    parameters = model.get("parameters")
+    codes = run.vqgan.grid**2
+    code_bytes = codes * (run.vqgan.codebook_size - 1).bit_length() / 8
+    picture = 3 * run.vqgan.pixels**2
+    found: dict[str, list[Figure]] = {
+        "communication": [
+            figure("examples that make one step together", run.swarm.target_batch_size, "samples"),
+            figure("bytes for each number of a large gradient, instead of 4", 1, "byte"),
+        ],
+        "devices": [
+            figure("computers that have taken part", totals["peers"], "peers"),
+            figure("kinds of device among them", totals["devices"], "kinds"),
+            figure("compute time given so far", round(totals["seconds"] / 3600, 1), "hours"),
+        ],
+        "memory": [
+            figure("bytes of optimizer state for each parameter, instead of 8", 2, "bytes"),
+            figure("layers", run.model.depth, "layers"),
+            figure("activations kept for the backward pass", "recomputed" if run.model.reversible else "all", ""),
+        ],
+        "streaming": [
+            figure("data set", run.data.name, ""),
+            figure("one picture as codes", round(code_bytes), "bytes"),
+            figure("the same picture as pixels", picture, "bytes"),
+            figure("examples computed so far", totals["samples"], "samples"),
+        ],
+        "security": [
+            figure("who may join", "anyone" if run.membership.kind == "open" else run.membership.organisation, ""),
+            figure("how gradients are averaged", run.swarm.aggregation.replace("_", " "), ""),
+        ],
+    }
+    if parameters:
+        sent = parameters * (1 + 2 / 256)  # a scale of 2 bytes for every 256 numbers
+        found["communication"].insert(0, figure("one gradient, as it travels", round(sent / 1e6, 1), "MB"))
+        found["communication"].insert(1, figure("the same gradient in 32 bits", round(4 * parameters / 1e6, 1), "MB"))
+        found["memory"].insert(0, figure("distinct parameters", parameters, "parameters"))
+        found["memory"].insert(1, figure("parameters, counted with sharing", model.get("effective"), "parameters"))
+    if snapshot:
+        speeds = [peer["samples_per_second"] for peer in trainers if peer["samples_per_second"] > 0]
+        found["communication"].append(
+            figure("speed of the swarm", round(snapshot["samples_per_second"], 1), "samples/s")
+        )
+        if len(speeds) > 1:
+            found["devices"].append(figure("fastest peer over slowest", round(max(speeds) / min(speeds), 1), "times"))
+        behind = sum(peer["client_mode"] for peer in trainers)
+        found["devices"].append(figure("peers now that nobody can dial", behind, "peers"))
+        agreeing = f"{snapshot['agreeing']} of {snapshot['holders']}"
+        clipped = sum(peer["clipped_by"] > 0 for peer in trainers)
+        accused = sum(peer["accused_by"] > 0 for peer in trainers)
+        found["security"] += [
+            figure("peers that hold the same state to the last bit", agreeing, "peers"),
+            figure("peers whose gradients are clipped now", clipped, "peers"),
+            figure("peers with a proof against them", accused, "peers"),
+        ]
+    return found
+
+
+def figure(label: str, value: Any, unit: str) -> Figure:
+    """One number, or a word, with what it counts."""
+    return {"label": label, "value": value, "unit": unit}

@@ -1,0 +1,215 @@
+"""The forms of the answers, for the description at /openapi.json. Times are Unix seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Form(BaseModel):
+    """What all have in common: nothing is in an answer that is not described."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Model(Form):
+    """Its size; parameters: distinct ones, effective: counted as often as they are used. None while unknown."""
+
+    parameters: int | None
+    effective: int | None
+    layers: int
+    dim: int
+    heads: int
+    image_tokens: int
+    text_tokens: int
+    vocabulary: int
+
+
+class Membership(Form):
+    """Who may join."""
+
+    kind: str
+    organisation: str | None
+    authority: str | None
+
+
+class Notebooks(Form):
+    """Addresses of notebooks that join the run."""
+
+    colab: str | None
+    kaggle: str | None
+
+
+class Join(Form):
+    """How to join: commands, and the multiaddrs of this auxiliary peer."""
+
+    commands: list[str]
+    peers: list[str]
+    notebooks: Notebooks
+
+
+class Run(Form):
+    """What the run is. data: the run file's table. run_file: TOML. checkpoints_at: an address."""
+
+    name: str
+    identity: str
+    title: str
+    story: list[str]
+    version: str
+    total_steps: int
+    target_batch_size: int
+    model: Model
+    data: dict[str, Any]
+    membership: Membership
+    join: Join
+    run_file: str
+    checkpoints_at: str | None
+
+
+class Snapshot(BaseModel):
+    """The swarm as it was `age_s` seconds ago: the fields of `tt monitor --json` without the history."""
+
+    model_config = ConfigDict(extra="allow")
+
+    time: float
+    age_s: float
+    epoch: int
+    peers: list[dict[str, Any]]
+
+
+class Steps(Form):
+    """Columns of equal length; last_step and total are of all that is recorded."""
+
+    step: list[int]
+    time: list[float]
+    loss: list[float]
+    peers: list[int]
+    samples_per_second: list[float]
+    last_step: int
+    total: int
+
+
+class Activity(Form):
+    """Columns of equal length, a row about every 30 seconds."""
+
+    time: list[float]
+    trainers: list[float]
+    samples_per_second: list[float]
+
+
+class Leader(Form):
+    """One user, or one peer without. seconds: of computing. share: of all samples, 0 to 1."""
+
+    user: str
+    samples: int
+    seconds: float
+    peers: int
+    share: float
+    last_seen: float
+
+
+class Leaderboard(Form):
+    """Who gave how much, most first."""
+
+    window: str
+    rows: list[Leader]
+
+
+class Peer(Form):
+    """One peer that has been seen."""
+
+    peer_id: str
+    user: str
+    role: str
+    device: str
+    first_seen: float
+    last_seen: float
+    samples: int
+    seconds: float
+
+
+class Peers(Form):
+    """The latest first."""
+
+    rows: list[Peer]
+
+
+class Picture(Form):
+    """url: relative to the page."""
+
+    prompt: str
+    url: str
+
+
+class Checkpoint(Form):
+    """One checkpoint and what was drawn from it."""
+
+    step: int
+    time: float
+    digest: str
+    bytes: int
+    url: str | None
+    heldout_loss: float | None
+    pictures: list[Picture]
+
+
+class Checkpoints(Form):
+    """Newest last."""
+
+    rows: list[Checkpoint]
+
+
+class Round(Form):
+    """One averaging round in words."""
+
+    step: int
+    time: float
+    words: str
+
+
+class Rounds(Form):
+    """Newest last."""
+
+    rows: list[Round]
+
+
+class Figure(Form):
+    """A number, or a word, with what it counts."""
+
+    label: str
+    value: float | int | str | None
+    unit: str
+
+
+class Figures(Form):
+    """This run's numbers for each of the five challenges."""
+
+    communication: list[Figure]
+    devices: list[Figure]
+    memory: list[Figure]
+    streaming: list[Figure]
+    security: list[Figure]
+
+
+class Part(Form):
+    """What a part of the auxiliary peer last told, and how long ago."""
+
+    name: str
+    words: str
+    age_s: float
+
+
+class Health(Form):
+    """status: "ok" or "bad"."""
+
+    status: str
+    problems: list[str]
+    snapshot_age_s: float | None
+    parts: list[Part]
+
+
+class Problem(Form):
+    """Why not, in one line."""
+
+    detail: str

@@ -1,0 +1,117 @@
+// What is new: server-sent events, and asking again and again where they do not come through. Says who was last heard when.
+
+import { ask, isStatic, Missing, type Snapshot, type Step } from "./answers";
+
+export type Link = "starting" | "live" | "asking" | "gone" | "file";
+
+const SILENT_MS = 15_000; // events come only when something changed; after so long the server is asked whether it is there
+const ASK_MS = 4_000; // … and so often where there are no events
+const GONE_MS = 6_000;
+const EVENTS_AGAIN_MS = 30_000;
+
+interface Listeners {
+  snapshot(snapshot: Snapshot): void;
+  step(step: Step): void;
+  /** Told every second: the link's state and how long ago the server was heard, in seconds. */
+  state(link: Link, silentSeconds: number): void;
+  /** After it was gone: all that was shown may be old. */
+  back(): void;
+}
+
+export class Live {
+  private link: Link = "starting";
+  private heardAt = Date.now();
+  private askedAt = 0;
+  private asking = false;
+  private eventsAt = 0;
+  private events: EventSource | null = null;
+  private open = false;
+  private newest = 0;
+
+  constructor(private readonly on: Listeners) {}
+
+  start(): void {
+    void this.ask();
+    setInterval(() => this.tick(), 1000);
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden) this.tick();
+    });
+  }
+
+  private tick(): void {
+    const now = Date.now();
+    if (isStatic()) {
+      this.say("file");
+      return;
+    }
+    if (!this.events && now - this.eventsAt > EVENTS_AGAIN_MS && this.link !== "starting") this.listen();
+    const silent = now - this.heardAt;
+    if (!this.asking && now - this.askedAt > ASK_MS && silent > (this.open ? SILENT_MS : ASK_MS)) void this.ask();
+    if (this.link !== "starting" && silent > GONE_MS && !this.open) this.say("gone");
+    else this.say(this.link);
+  }
+
+  private listen(): void {
+    this.eventsAt = Date.now();
+    const events = new EventSource("api/events");
+    this.events = events;
+    events.onopen = () => {
+      this.open = true;
+      this.heard();
+    };
+    events.onerror = () => {
+      this.open = false;
+      if (events.readyState === EventSource.CLOSED) {
+        this.events = null;
+      }
+      if (!this.asking) void this.ask();
+    };
+    events.addEventListener("snapshot", (event) =>
+      this.take(JSON.parse((event as MessageEvent<string>).data) as Snapshot),
+    );
+    events.addEventListener("step", (event) => {
+      this.heard();
+      const step = JSON.parse((event as MessageEvent<string>).data) as Step;
+      this.newest = Math.max(this.newest, step.step);
+      this.on.step(step);
+    });
+  }
+
+  private async ask(): Promise<void> {
+    this.asking = true;
+    this.askedAt = Date.now();
+    try {
+      this.take(await ask<Snapshot>("snapshot"));
+      if (!this.events && !isStatic() && this.eventsAt === 0) this.listen();
+    } catch (error) {
+      if (error instanceof Missing && (error.status === 404 || error.status === 503))
+        this.heard(); // nothing to tell yet
+      else if (this.link === "starting" || Date.now() - this.heardAt > GONE_MS) this.say("gone");
+    } finally {
+      this.asking = false;
+    }
+  }
+
+  private take(snapshot: Snapshot): void {
+    this.heard();
+    this.on.snapshot(snapshot);
+    // Without events nobody tells of a step; the snapshot does, once.
+    if (!this.open && this.newest && snapshot.epoch > this.newest && snapshot.loss !== null) {
+      const { epoch: step, time, loss, trainers: peers, samples_per_second } = snapshot;
+      this.on.step({ step, time, loss, peers, samples_per_second });
+    }
+    this.newest = Math.max(this.newest, snapshot.epoch);
+  }
+
+  private heard(): void {
+    const wasGone = this.link === "gone";
+    this.heardAt = Date.now();
+    this.say(isStatic() ? "file" : this.open ? "live" : "asking");
+    if (wasGone) this.on.back();
+  }
+
+  private say(link: Link): void {
+    this.link = link;
+    this.on.state(link, (Date.now() - this.heardAt) / 1000);
+  }
+}

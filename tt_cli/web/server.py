@@ -1,0 +1,55 @@
+"""uvicorn around the page of one run."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import uvicorn
+from fastapi import FastAPI
+
+from tt_cli.errors import TTError
+
+PORT = 8471
+MOST_CONNECTIONS = 3000
+
+
+class Server:
+    """Listens when it is made, or raises TTError. `run` blocks until `stop`, which another thread may call."""
+
+    def __init__(self, app: FastAPI, host: str, port: int):
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            self._socket = socket.create_server((host, port), family=family, backlog=512)
+        except OSError as error:
+            raise TTError(
+                f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}; choose another --web-port"
+            ) from error
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=1,  # live updates have no end of their own
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._socket.getsockname()[1])
+
+    def run(self) -> None:
+        """Serve; in the main thread also until Ctrl-C."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """Have `run` return."""
+        self._server.should_exit = True
