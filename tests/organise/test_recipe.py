@@ -1,0 +1,113 @@
+"""The folder that `tt init` makes: whole or not at all, keys for their owner alone, nothing overwritten."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tt_cli.auth.authority.keys import AuthorityFolder
+from tt_cli.auth.authority.serve import open_store
+from tt_cli.errors import TTError, UsageError
+from tt_cli.organise import recipe as room
+from tt_cli.organise.answers import Answers, answered
+from tt_cli.organise.recipe import make, next_steps
+from tt_cli.run import folders, load_run
+from tt_cli.run.identities import identities
+
+CLOSED = {
+    "organisation": "acme",
+    "authority": "https://passes.example.org",
+    "address": "tt.example.org",
+    "port": "4000",
+}
+
+
+def answers(**given: str) -> Answers:
+    return answered("mine", given, lambda question, default: default)
+
+
+def test_keys_lie_where_the_aux_peer_looks_and_the_run_file_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = make(answers(**CLOSED), tmp_path / "mine")
+    run = load_run(str(tmp_path / "mine" / "run.toml"))
+    assert run == made.run and run.membership.closed
+    monkeypatch.setenv("TT_HOME", str(tmp_path / "mine" / "home"))
+    assert identities(run) == {"aux": made.peer_id}
+    assert run.peers.initial == [f"/dns4/tt.example.org/tcp/4000/p2p/{made.peer_id}"] == [made.address]
+    authority = AuthorityFolder(run)
+    assert authority.settings().line() == run.membership.authority_key
+    open_store(authority).close()
+    private = [tmp_path / "mine" / ".env", *(tmp_path / "mine" / "home").rglob("*.key"), authority.file]
+    assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folders.home(), authority.path)} == {0o700}
+
+
+def test_nothing_goes_into_the_persons_own_home(tmp_path: Path, tt_home: Path) -> None:
+    make(answers(**CLOSED), tmp_path / "mine")
+    assert not tt_home.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+def test_what_is_there_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "run.toml").write_text("precious")
+    with pytest.raises(UsageError, match="exists, and nothing in it is overwritten"):
+        make(answers(), tmp_path / "mine")
+    assert (tmp_path / "mine" / "run.toml").read_text() == "precious"
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(UsageError, match="exists"):
+        make(answers(), tmp_path / "link")
+
+
+def test_a_failure_halfway_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(run: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(room, "card", full)
+    with pytest.raises(TTError, match=r"cannot make \S+/mine: No space left on device"):
+        make(answers(), tmp_path / "mine")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(TTError, match="cannot make"):
+        make(answers(), tmp_path / "file" / "mine")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tt_cli.organise import recipe
+from tt_cli.organise.answers import answered
+recipe.card = lambda run: os.kill(os.getpid(), signal.SIGKILL)
+recipe.make(answered("mine", {}, lambda question, default: default), Path(sys.argv[1]))
+"""
+
+
+def test_a_kill_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "mine")], check=False, timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    assert not (tmp_path / "mine").exists()
+    make(answers(), tmp_path / "mine")
+
+
+def test_the_container_is_nobody_elses(tmp_path: Path) -> None:
+    make(answers(), tmp_path / "mine")
+    settings = dict(line.split("=") for line in (tmp_path / "mine" / ".env").read_text().splitlines()[1:])
+    owner = os.getuid() or room.CONTAINER_USER
+    assert settings["TT_UID"] == str(owner) and len(settings["POSTGRES_PASSWORD"]) >= 30
+    assert {path.stat().st_uid for path in (tmp_path / "mine" / "home").rglob("*")} == {owner}
+
+
+def test_the_next_steps_are_commands_of_this_run(tmp_path: Path) -> None:
+    made = make(answers(**CLOSED), tmp_path / "mine")
+    steps = "\n".join(next_steps(made.folder, ""))
+    assert f"TT_HOME={made.folder}/home tt aux-peer {made.folder}/run.toml --port 4000" in steps
+    assert "--announce /dns4/tt.example.org/tcp/4000 --authority --trusted-proxy 127.0.0.1" in steps
+    assert "volunteers: tt join run.toml" in steps and "docker compose up -d" in steps
+    assert "volunteers: tt join acme/mine" in next_steps(made.folder, "acme/mine")

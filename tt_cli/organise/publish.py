@@ -1,0 +1,31 @@
+"""A run onto the Hub: run file and card in one commit, so that volunteers type `tt join OWNER/NAME`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tt_cli.auth import whoami
+from tt_cli.run import load_run
+from tt_cli.run.load import RUN_FILE
+from tt_cli.run.repository import CARD, commit, look_into
+
+
+def check_may_publish() -> str:
+    """The user who is logged in here. Raises TTError: nobody is, or the Hub does not answer."""
+    return whoami().name
+
+
+def publish(folder: Path, repository: str) -> str:
+    """Put the folder's run file and card into a model repository, made where it is missing. Returns its address.
+
+    Raises UsageError where another run's file is there or the Hub refuses, TTError when it does not answer.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    run = load_run(str(folder / RUN_FILE))
+    action = f"cannot publish {run.run.name} in {repository}"
+    found = look_into(repository, run, action)
+    operations = [
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=(folder / name).read_bytes()) for name in (RUN_FILE, CARD)
+    ]
+    return str(commit(found, operations, f"The run {run.identity}", action).repo_url)

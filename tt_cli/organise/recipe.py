@@ -1,0 +1,209 @@
+"""A new run's folder, from answers: run file, keys, card for the Hub, and the files that keep an aux peer running.
+
+The folder is made aside and renamed when it is whole, so that a kill leaves nothing half. `home` in it is the TT_HOME
+of the run's first aux peer: its key and the authority's lie where `tt aux-peer` looks for them.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tt_cli.auth.authority.serve import found
+from tt_cli.errors import TTError, UsageError
+from tt_cli.organise.answers import Answers, multiaddr_host
+from tt_cli.organise.files import Facts, rendered
+from tt_cli.organise.run_file import commented
+from tt_cli.organise.sizes import DIM_HEAD, Takes, takes
+from tt_cli.run import RunConfig, folders, load_run, peer_key
+from tt_cli.run.card import card
+from tt_cli.run.load import RUN_FILE
+from tt_cli.run.peer_key import make_key_file, write_private
+from tt_cli.run.repository import CARD
+
+HOME = "home"
+SECRETS = ".env"
+CONTAINER_USER = 10001  # as in the Dockerfile
+OWN_CAPTIONS = 48  # tokens of captions of one's own in the built-in byte-level vocabulary; emoji's names take 16
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What was made. address: the multiaddr in the run file, "" where none was given."""
+
+    folder: Path
+    run: RunConfig
+    peer_id: str
+    address: str
+    takes: Takes
+    files: tuple[str, ...]
+
+
+def run_of(answers: Answers) -> RunConfig:
+    """The run, still without the addresses that need keys. Raises UsageError for answers that contradict each other."""
+    size = answers.measures
+    own_data = answers.data != "emoji"
+    changes: dict[str, object] = {
+        "run.name": answers.name,
+        "run.description": f"{answers.name}: a text-to-image transformer that volunteers train together",
+        "model.dim": size.dim,
+        "model.depth": size.layers,
+        "model.heads": size.dim // DIM_HEAD,
+        "model.dim_head": DIM_HEAD,
+        "schedule.total_steps": answers.steps,
+        "schedule.peak_lr": size.peak_lr,
+        "swarm.target_batch_size": answers.batch,
+        "peers.initial": [],
+        "peers.coordinator_port": answers.port,
+        "checkpoints.repository": answers.repository or None,
+    }
+    if own_data:
+        changes |= {"data.source": "hub", "data.name": answers.data}
+        if answers.codes == "emoji":
+            changes |= {"model.text_length": OWN_CAPTIONS}
+    if answers.codes == "f8":
+        repository, _, file = answers.vqgan.partition(":")
+        changes |= {"vqgan.name": repository, "vqgan.filename": file}
+    if answers.organisation:
+        changes |= {"membership.kind": "organisation", "membership.organisation": answers.organisation}
+    return load_run("dalle" if answers.codes == "f8" else "emoji").replaced(changes)
+
+
+def check_free(folder: Path) -> None:
+    """Raises UsageError where there is something already."""
+    if folder.exists() or folder.is_symlink():
+        raise UsageError(f"{folder} exists, and nothing in it is overwritten: name another folder with --out")
+
+
+def make(answers: Answers, folder: Path) -> Recipe:
+    """Make the folder. Raises UsageError where it exists, TTError where it cannot be made."""
+    run = run_of(answers)
+    needs = takes(run)
+    folder = folder.absolute()
+    check_free(folder)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # mode 0700
+        try:
+            made = _fill(aside, answers, run)
+            aside.chmod(0o755)
+            aside.rename(folder)
+        except BaseException:
+            shutil.rmtree(aside, ignore_errors=True)
+            raise
+    except OSError as error:
+        raise TTError(f"cannot make {folder}: {error.strerror or error}; name another folder with --out") from error
+    run, peer_id, address = made
+    files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
+    return Recipe(folder, run, peer_id, address, needs, tuple(files))
+
+
+def _fill(folder: Path, answers: Answers, run: RunConfig) -> tuple[RunConfig, str, str]:
+    """Write everything. Returns the finished run, the aux peer's id and its address."""
+    with _tt_home(folder / HOME):
+        key_file = folders.run_folder(run) / "aux.key"
+        make_key_file(key_file)
+        key = peer_key.private_key(key_file.read_bytes())
+        peer_id = peer_key.peer_id(peer_key.public_der(key.public_key()))
+        if answers.authority:
+            line = found(run).settings().line()
+            run = run.replaced({"membership.authority": answers.authority, "membership.authority_key": line})
+    address = ""
+    if host := multiaddr_host(answers.address):
+        address = f"{host}/tcp/{answers.port}/p2p/{peer_id}"
+        run = run.replaced({"peers.initial": [address]})
+    _write(folder / RUN_FILE, commented(run, _notes(answers, run)))
+    _write(folder / CARD, card(run))
+    _write(folder / ".gitignore", f"{HOME}/\n{SECRETS}\n")
+    write_private(folder / SECRETS, _settings(_give_away(folder / HOME)).encode())
+    for name, text in rendered(Facts.of(run, answers.address)).items():
+        _write(folder / name, text)
+    return run, peer_id, address
+
+
+@contextmanager
+def _tt_home(home: Path) -> Iterator[None]:
+    """What `tt` keeps goes there meanwhile, as if TT_HOME were set for it."""
+    before = os.environ.get("TT_HOME")
+    os.environ["TT_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TT_HOME"]
+        else:
+            os.environ["TT_HOME"] = before
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("x", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _give_away(home: Path) -> tuple[int, int]:
+    """Who shall own `home`: who makes it; not root, as whom no container should run."""
+    user, group = os.getuid(), os.getgid()
+    if user == 0:
+        user = group = CONTAINER_USER
+        for path in (home, *home.rglob("*")):
+            os.chown(path, user, group)
+    return user, group
+
+
+def _settings(owner: tuple[int, int]) -> str:
+    return (
+        f"# Who owns {HOME}/: `id -u` and `id -g`. On a server where it was copied to, those of who copied it.\n"
+        f"TT_UID={owner[0]}\nTT_GID={owner[1]}\n"
+        f"POSTGRES_PASSWORD={secrets.token_urlsafe(24)}\n"
+    )
+
+
+def _notes(answers: Answers, run: RunConfig) -> str:
+    lines = [
+        f"The run {run.run.name}, made by `tt init`. Check it with `tt check {RUN_FILE}` after every change.",
+        "A change of its identity needs a new folder for its keys: `tt check` says which.",
+    ]
+    if answers.codes == "f8":
+        lines.append("peak_lr and total_steps are points to start from: only the paper's size was trained to its end.")
+    return "\n".join(lines)
+
+
+def finished(folder: Path, name: str) -> RunConfig | None:
+    """The run in a folder that `make` made before; None where there is no such folder. Raises UsageError."""
+    if not (folder / RUN_FILE).exists():
+        return None
+    run = load_run(str(folder / RUN_FILE))
+    if run.run.name != name or not (folder / CARD).is_file():
+        raise UsageError(f"{folder} holds the run {run.run.name}, or no {CARD}: name the right folder with --out")
+    return run
+
+
+def next_steps(folder: Path, published: str) -> list[str]:
+    """What the organiser does with the folder. published: the repository on the Hub, or ""."""
+    run = load_run(str(folder / RUN_FILE))
+    name = published or str(folder / RUN_FILE)
+    flags = " ".join(Facts.of(run, _host(run)).flags("127.0.0.1"))
+    steps = [
+        f"tt check {folder / RUN_FILE}",
+        f"copy {folder} to the server; keep a copy of {HOME}/ and {SECRETS}: they hold its keys",
+        f"TT_HOME={folder / HOME} tt aux-peer {folder / RUN_FILE} {flags.removeprefix('--plain ')}",
+        "  or there: docker compose up -d; or as a service: tt-*.service (see docs/organise.md)",
+    ]
+    if run.membership.authority:
+        steps.append(f"have {run.membership.authority} lead to port 8470: nginx.conf or Caddyfile")
+    if not published:
+        steps.append(f"tt init {run.run.name} --publish --out {folder} puts it on the Hub; else hand {RUN_FILE} out")
+    return [*steps, f"volunteers: tt join {name if published else RUN_FILE}"]
+
+
+def _host(run: RunConfig) -> str:
+    """Of the first aux peer, as in the run file."""
+    return run.peers.initial[0].split("/")[2] if run.peers.initial else ""

@@ -1,0 +1,101 @@
+"""Sizes of model to choose from, and what each takes: the memory model's answer before anything is trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from tt_cli.memory import GIB, shown, trainer_need
+from tt_cli.run import RunConfig
+
+DIM_HEAD = 64
+USABLE = 0.9  # of a GPU's memory: the rest is the desktop's and the driver's
+
+
+@dataclass(frozen=True)
+class Size:
+    """One size with the schedule that it starts from. Only those of the built-in runs were trained to their ends."""
+
+    dim: int
+    layers: int
+    batch: int
+    steps: int
+    peak_lr: float
+
+
+SIZES = {
+    "tiny": Size(128, 4, 128, 110, 2e-2),  # tt demo
+    "small": Size(192, 6, 512, 600, 2e-2),  # the built-in run
+    "medium": Size(512, 16, 1024, 5000, 5e-3),
+    "large": Size(1024, 24, 2048, 15000, 2.5e-3),
+    "paper": Size(1024, 64, 4096, 31250, 2.5e-3),  # Training Transformers Together
+}
+# Sold as so many GB; what a volunteer may have, smallest first.
+GPUS = (
+    (4, "a GPU with 4 GB"),
+    (6, "a GTX 1660 (6 GB)"),
+    (8, "an RTX 3060 Ti (8 GB)"),
+    (12, "an RTX 3060 (12 GB)"),
+    (16, "a T4 of Colab or Kaggle (16 GB)"),
+    (24, "an RTX 3090 or 4090 (24 GB)"),
+    (48, "an A6000 (48 GB)"),
+    (80, "an A100 or H100 (80 GB)"),
+)
+
+
+@dataclass(frozen=True)
+class Takes:
+    """What one peer of a run takes, with one example at a time. Bytes; gpu_ram: of the host beside the GPU."""
+
+    parameters: int
+    effective: int  # counted as often as layers use them
+    cpu_ram: int
+    gpu: int
+    gpu_ram: int
+
+    @property
+    def fits(self) -> str:
+        """The smallest GPU that is enough."""
+        return next((words for gb, words in GPUS if self.gpu <= USABLE * gb * GIB), "no single GPU")
+
+    def in_words(self) -> str:
+        """One line."""
+        counted = f"{_millions(self.parameters)} parameters"
+        if self.effective != self.parameters:
+            counted += f" ({_millions(self.effective)} with shared layers counted each)"
+        return f"{counted}; {shown(self.gpu)} of GPU memory: {self.fits}; or {shown(self.cpu_ram)} of RAM on a CPU"
+
+    def in_brief(self) -> str:
+        """For a table of sizes on a narrow terminal."""
+        memory = f"{shown(self.gpu):>8} of a GPU or {shown(self.cpu_ram):>8} of RAM"
+        return f"{_millions(self.parameters):>7} parameters, {memory}"
+
+    def to_json(self) -> dict[str, Any]:
+        """For --json."""
+        return {**vars(self), "fits": self.fits}
+
+
+def takes(run: RunConfig) -> Takes:
+    """The account of a trainer of this run. Raises UsageError for a model that cannot be built."""
+    import torch
+
+    from tt_cli.model import Dalle, DalleConfig
+
+    config = DalleConfig.from_run(run)
+    with torch.device("meta"):
+        model = Dalle(config)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    used = [weight for i in range(config.depth) for half in model.layer_weights(i) for weight in half]
+    once = {id(weight): weight.numel() for weight in used}
+    cpu, gpu = trainer_need(run, "cpu"), trainer_need(run, "cuda", itemsize=2)
+    effective = parameters - sum(once.values()) + sum(weight.numel() for weight in used)
+    return Takes(parameters, effective, cpu.host, gpu.device, gpu.host)
+
+
+def nearest(dim: int, layers: int) -> Size:
+    """The named size whose schedule suits a model of these measures."""
+    return min(SIZES.values(), key=lambda size: (abs(size.dim - dim), abs(size.layers - layers)))
+
+
+def _millions(count: int) -> str:
+    return f"{count / 1e6:.1f}M"
