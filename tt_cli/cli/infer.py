@@ -192,6 +192,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _source(args: argparse.Namespace, warn: Callable[[str], None]) -> Source:
     """What the flags say to draw with."""
+    from tt_cli.auth.admission import observing
     from tt_cli.cli.join import checked_peers
     from tt_cli.draw import fetch_from_swarm, find_checkpoint
     from tt_cli.run import load_run
@@ -203,7 +204,10 @@ def _source(args: argparse.Namespace, warn: Callable[[str], None]) -> Source:
     if peers and config is not None:
         if output_mode(sys.stderr) == "live":
             write_line(sys.stderr, f"Asking {len(peers)} peer(s) of {config.identity} …")
-        with _progress(f"Taking the state of {config.identity}", "bytes") as on_bytes:
+        with (
+            observing(config, lambda line, level: warn(line)),
+            _progress(f"Taking the state of {config.identity}", "bytes") as on_bytes,
+        ):
             return fetch_from_swarm(config, peers, on_bytes)
     return find_checkpoint(config, args.checkpoint, revision=args.revision, on_message=warn)
 

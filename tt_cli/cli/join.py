@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,7 @@ tt join emoji --peer /ip4/203.0.113.7/tcp/31337/p2p/Qm…
 tt join emoji
 tt join org/run --device cuda:1 --hours 23:00-07:00 --max-upload 8
 tt join my-run.toml --client-mode --batch-size 8 --memory 8GB
+tt join emoji --log-to tensorboard:curves
 
 From another terminal, or cron: tt status, tt pause, tt resume, tt finish.
 Flags may stand in ~/.config/tt/config.toml (or $XDG_CONFIG_HOME/tt/config.toml); a flag given here counts more:
@@ -43,6 +45,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     switch = argparse.BooleanOptionalAction
     parser.add_argument("--client-mode", action=switch, help="open no port: for machines that cannot be reached")
     parser.add_argument("--seed", type=int, help="order of this peer's examples; default: its own, new each time")
+    parser.add_argument(
+        "--log-to",
+        type=sink,
+        metavar="SINK",
+        help="write curves of every step to tensorboard[:DIR], wandb[:PROJECT] or trackio[:PROJECT]; default: nowhere",
+    )
+    parser.add_argument(
+        "--send-token",
+        action="store_true",
+        help="prove who you are by sending your Hugging Face token to the run's authority, which could then read with "
+        "it what you can read; never one that may write. Without this flag no token leaves this machine",
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument("--hours", type=hours, metavar="RANGES", help="work only then, e.g. 23:00-07:00 (or: always)")
     limits.add_argument("--max-gpu-temp", type=degrees, metavar="C", help="wait while the GPU is as hot as that")
@@ -120,6 +134,11 @@ def size(text: str) -> str:
     return _checked_by("size", text)
 
 
+def sink(text: str) -> str:
+    """Where curves go."""
+    return _checked_by("sink", text)
+
+
 def ipv4(text: str) -> str:
     """An IPv4 address of this machine, 0.0.0.0 for all."""
     return _checked_by("ipv4", text)
@@ -143,23 +162,24 @@ def _checked_by(name: str, text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     """Supervise a peer process until the run is done or the user leaves."""
     from tt_cli import __version__
-    from tt_cli.auth import require_member
+    from tt_cli.auth.admission import Admission
     from tt_cli.errors import UsageError
     from tt_cli.memory import parse_size
     from tt_cli.peer.screen import Screen
     from tt_cli.peer.settings import JoinSettings, read_settings, settings_file
+    from tt_cli.peer.sinks import Logged, open_sink
     from tt_cli.run import folders, load_run
     from tt_cli.supervisor.control import Control
+    from tt_cli.supervisor.events import Log
     from tt_cli.supervisor.limits import Limits
     from tt_cli.supervisor.process import Worker
-    from tt_cli.supervisor.slot import TRAINER, claim_slot
+    from tt_cli.supervisor.slot import TRAINER, claim_slot, identity_name
     from tt_cli.supervisor.status import LimitInForce, new_status
     from tt_cli.supervisor.supervise import supervise
 
     config = load_run(args.run)
     flags = {name: getattr(args, name) for name in JoinSettings.model_fields}
     mine = read_settings(flags, {args.run, config.run.name, config.identity}, settings_file())
-    user = require_member(config)
     peers = initial_peers(config, mine.get("peer", []))
     if not peers and not args.new_swarm:
         raise UsageError(
@@ -167,6 +187,7 @@ def run(args: argparse.Namespace) -> int:
             f"`tt aux-peer {args.run}` shows it), or begin a swarm of your own with --new-swarm"
         )
     limits = Limits(mine.household())
+    curves = open_sink(mine.get("log_to"), config) if mine.get("log_to") else None
     slot = claim_slot(folders.run_folder(config), TRAINER)
     status = new_status(args.run, config.identity, "trainer", config.schedule.total_steps, __version__)
     status.log = str(slot.log)
@@ -184,21 +205,31 @@ def run(args: argparse.Namespace) -> int:
         "memory": parse_size(mine.get("memory")) if mine.get("memory") else None,
         "max_upload": _bits(mine.get("max_upload")),
         "max_download": _bits(mine.get("max_download")),
-        "user": user or "",
         "seed": args.seed,
+        "identity": identity_name(slot),
     }
 
+    def tell(line: str, level: str) -> None:
+        screen.show(Log(line, level))
+
     def start() -> Worker:
+        admitted.check()
+        options["user"] = admitted.user
         # looked up anew: an aux peer on this machine may have another address by the time that a pause ends
         options["initial_peers"] = initial_peers(config, mine.get("peer", [])) or options["initial_peers"]
-        return Worker("tt_cli.peer", options, slot.log)
+        worker = Worker("tt_cli.peer", options, slot.log)
+        admitted.attach(worker)
+        return worker
 
     title = f"tt join {args.run}"
     with (
         Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
         Screen(title, config.identity, config.schedule.total_steps, plain=args.plain, json=args.json) as screen,
+        Admission(config, identity_name(slot), tell, send_token=args.send_token) as admitted,
+        nullcontext(screen) if curves is None else Logged(screen, curves) as shown,
     ):
-        supervise(start, screen, control, limits)
+        supervise(start, shown, control, limits)
+        admitted.check()
     return 0
 
 

@@ -46,9 +46,14 @@ COMMANDS = (
     Command("monitor", "watch a run's swarm", "monitor", "See what it does"),
     Command("infer", "draw pictures with what a run has learned", "infer", "See what it does"),
     Command("convert", "turn published weights into a checkpoint, and back", "convert", "See what it does"),
+    Command("init", "set up a new run", "init", "Organise"),
+    Command("check", "validate a run and dry-run one step of it", "check", "Organise"),
+    Command("authority", "issue a closed run's passes, ban, give orders", "authority", "Organise"),
+    Command("site", "write a run's web page into files", "site", "Organise"),
     Command("login", "log in to Hugging Face", "login", "Account"),
     Command("logout", "forget the login", "logout", "Account"),
     Command("whoami", "say who is logged in", "whoami", "Account"),
+    Command("identity", "show, export or import this machine's peers' keys", "identity", "Account"),
 )
 
 EXAMPLES = """\

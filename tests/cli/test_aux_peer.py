@@ -1,0 +1,64 @@
+"""What `tt aux-peer` says of a database that cannot be, and of pictures and publishing that cannot be asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Tt
+
+from tt_cli.run import load_run
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("nonsense", "must be sqlite:///FILE or postgresql://"),
+        ("mysql://ada:secret@example.org/x", "must be sqlite:///FILE or postgresql://"),
+        ("sqlite:////missing/folder/x.db", "there is no folder /missing/folder"),
+    ],
+)
+def test_a_database_that_cannot_be_is_one_line(url: str, words: str, tt: Tt) -> None:
+    for answer in (
+        tt("aux-peer", "emoji", "--plain", "--database", url),
+        tt("aux-peer", "emoji", "--plain", env={"TT_DATABASE": url}),
+    ):
+        assert (answer.returncode, answer.stdout) == (2, "")
+        assert words in answer.stderr and answer.stderr.count("\n") == 1 and "secret" not in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--prompt", "owl"], "--prompt and --samples-every: add --samples"),
+        (["--samples-every", "5"], "--prompt and --samples-every: add --samples"),
+        (["--samples", "--samples-every", "0"], "0: must be a whole number of steps from 1"),
+        (["--samples", "--samples-every", "often"], "often: must be a whole number of steps from 1"),
+        (["--samples", "--prompt", ""], "--prompt: must be one line of text"),
+        (["--samples", "--prompt", "x" * 301], "--prompt: 301 characters are too many; at most 300"),
+    ],
+)
+def test_samples_that_cannot_be_are_one_line(flags: list[str], words: str, tt: Tt) -> None:
+    answer = tt("aux-peer", "emoji", "--plain", *flags)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert words in answer.stderr and answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("repository", "flags", "words"),
+    [
+        ("", ["--publish"], '--publish: the run file names no repository: add [checkpoints] repository = "OWNER/NAME"'),
+        ("acme/run", ["--publish"], "--publish: nobody is logged in here: `tt login` with a token that may write"),
+        ("acme/run", ["--publish", "--no-publish"], "not allowed with argument --publish"),
+        ("acme/run", ["--publish-every", "0"], "0: must be minutes, from 1 to 10080"),
+        ("acme/run", ["--publish-every", "nan"], "nan: must be minutes, from 1 to 10080"),
+    ],
+)
+def test_publishing_that_cannot_be_is_one_line(
+    repository: str, flags: list[str], words: str, tt: Tt, tmp_path: Path
+) -> None:
+    run = load_run("emoji").replaced({"checkpoints.repository": repository or None})
+    (tmp_path / "run.toml").write_text(run.to_toml())
+    answer = tt("aux-peer", "run.toml", "--plain", *flags)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert words in answer.stderr and answer.stderr.count("\n") == 1
