@@ -36,6 +36,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -57,6 +58,8 @@ from tt_cli.run import RunConfig, load_run  # noqa: E402
 from tt_cli.supervisor.events import Listening, Round, Step  # noqa: E402
 from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
 from tt_cli.swarm.accumulator import Accumulator  # noqa: E402
+from tt_cli.swarm.aggregation import Aggregation  # noqa: E402
+from tt_cli.swarm.clipping import spread  # noqa: E402
 from tt_cli.swarm.codec import codec_of  # noqa: E402
 from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer  # noqa: E402
 from tt_cli.swarm.layout import Layout  # noqa: E402
@@ -154,11 +157,15 @@ class Training:
                     for name, gradient in gradients.items():
                         plain[name].add_(gradient, alpha=size / sum(self.sizes))
             if self._buffers:
-                average = swarm_average(self._buffers, self.sizes, self.order)
+                average = self.average(self._buffers)
                 self.shared.step(DecodedGradients(average))
             else:
                 self.shared.step(plain)
             yield losses / sum(self.sizes), self.shared.digest
+
+    def average(self, buffers: list[EncodedBuffer]) -> EncodedBuffer:
+        """What the members average to."""
+        return swarm_average(buffers, self.sizes, self.order, self.run.swarm.aggregation)
 
     def _gradients(self, batch: Any) -> tuple[dict[str, torch.Tensor], float, float, float]:
         """A member's mean gradient, and the three losses: total, text, image."""
@@ -176,12 +183,29 @@ def stream_seed(run: RunConfig, member: int) -> int:
     return run.run.seed * len(SHARES) + member
 
 
-def swarm_average(buffers: list[EncodedBuffer], sizes: list[int], order: list[int]) -> EncodedBuffer:
-    """What every member of a round ends with: each reduces its share of the members' gradients, as in a swarm."""
+def swarm_average(
+    buffers: list[EncodedBuffer],
+    sizes: list[int],
+    order: list[int],
+    aggregation: Aggregation,
+    clipped: Counter[str] | None = None,
+) -> EncodedBuffer:
+    """What every member of a round ends with: each reduces its share of the members' gradients, as in a swarm.
+
+    clipped: member → parts in which it was clipped, counted up.
+    """
     layout, codec = buffers[0].layout, buffers[0].codec
     senders = [str(member) for member in order]
     store = AverageStore(layout, codec)
     store.open(layout.parts(len(order)))
+
+    def spread_of(member: int) -> float:
+        def read(index: int) -> bytes:
+            return buffers[member].read(store.parts[index].start, store.parts[index].stop)
+
+        return spread(codec, store.parts, read)
+
+    spreads = {str(member): spread_of(member) for member in order}
 
     async def reduce(reducer: int) -> None:
         me = order[reducer]
@@ -196,7 +220,9 @@ def swarm_average(buffers: list[EncodedBuffer], sizes: list[int], order: list[in
             senders,
             sum(sizes),
             lambda position, encoded: store.put(mine[position], encoded),
+            aggregation=aggregation,
         )
+        averaging.spreads = spreads
 
         async def send(member: int) -> None:
             for part in parts:
@@ -204,6 +230,8 @@ def swarm_average(buffers: list[EncodedBuffer], sizes: list[int], order: list[in
                 await averaging.take(str(member), codec.message(encoded, part.elements, part.large), sizes[member])
 
         await asyncio.gather(averaging.run(), *(send(member) for member in order if member != me))
+        if clipped is not None:
+            clipped.update(averaging.clipped)
 
     async def all_parts() -> None:
         await asyncio.gather(*(reduce(reducer) for reducer in range(len(order))))

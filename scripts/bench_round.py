@@ -59,6 +59,7 @@ from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer
 from tt_cli.swarm.identity import claim_identity
 from tt_cli.swarm.layout import Layout
 from tt_cli.swarm.linear8 import warm_up
+from tt_cli.swarm.meeting import Meeting
 
 PEERS = 4
 # A decoder layer and a half of width 1024 with its embedding: 32 million parameters.
@@ -134,9 +135,11 @@ class OurPeer:
     def __init__(self, number: int, host: str, folder: Path, initial_peers: Sequence[str]):
         run = bench_run()
         warm_up()
-        self.dht = start_dht(run, claim_identity(folder, "trainer"), initial_peers=initial_peers, host=host)
+        me = claim_identity(folder, "trainer")
+        self.dht = start_dht(run, me, initial_peers=initial_peers, host=host)
         self.address = addresses_of(self.dht)[0]
-        self.averager = Averager(run, self.dht, shapes(), source=lambda: None, read_tree=bytes, client_mode=False)
+        sharing: dict[str, Any] = {"source": lambda: None, "read_tree": bytes, "client_mode": False}
+        self.averager = Averager(run, self.dht, me.key, shapes(), **sharing)
         self.gradients = dict(zip(shapes(), gradients(number), strict=True))
         self.members: list[str] = []
 
@@ -151,7 +154,7 @@ class OurPeer:
         for name, gradient in self.gradients.items():
             self.averager.local.encode(name, gradient, 1)
         clock.append(time.monotonic())
-        control = self.averager.seek(f"{number}_bench", self.members, min(self.members), PEERS)
+        control = self.averager.seek(Meeting(f"{number}_bench", len(self.members), min(self.members), PEERS))
         result = self.averager.average(control, 1, 1.0)
         if not result.complete or len(result.members) != PEERS or result.mended or result.failed:
             what = result.problem or f"{result.mended} parts were mended, and these failed: {result.failed}"
@@ -360,8 +363,7 @@ def summary(rounds: dict[str, list[Measured]], mbit: int, ideal: float) -> dict[
         found[f"{name}_cpu_by_process_s_{mbit}mbit"] = means([one.cpu for one in measured])
         if kind == "ours":
             found[f"{name}_phases_s_{mbit}mbit"] = means([one.phases for one in measured])
-        if kind != "tcp" and "tcp" in rounds:
-            pairs = list(zip(rounds["tcp"], measured, strict=True))
+        if kind != "tcp" and (pairs := list(zip(rounds.get("tcp", ()), measured, strict=False))):
             found[f"{name}_vs_tcp_{mbit}mbit"] = median(tcp.seconds / one.seconds for tcp, one in pairs)
             found[f"{name}_exchange_vs_tcp_{mbit}mbit"] = median(tcp.seconds / one.exchange for tcp, one in pairs)
     return found

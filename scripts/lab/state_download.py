@@ -66,7 +66,13 @@ class Peer:
         self.addresses = addresses_of(self.dht)
         read_tree = partial(StateTree.parse, identity=self.run.identity, shapes=self.shapes)
         self.averager = Averager(
-            self.run, self.dht, {}, source=lambda: self.held, read_tree=read_tree, client_mode=False
+            self.run,
+            self.dht,
+            self.identity.key,
+            {},
+            source=lambda: self.held,
+            read_tree=read_tree,
+            client_mode=False,
         )
         self.board = Board(self.run, self.dht, self.identity)
         self.board.start()

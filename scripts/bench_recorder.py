@@ -1,0 +1,135 @@
+#!/usr/bin/env python
+"""Kill a recorder (SIGKILL) again and again while it writes, and count what is lost of what it had committed.
+
+A process of its own records steps of twenty peers, counts of trainers and snapshots as fast as the database takes them,
+and tells each step when its transaction has been committed. It is killed at a random moment; then the file is checked
+(SQLite's integrity_check), and every step that was told must be in it, with none missing before it. The next process
+goes on where this one was.
+
+Examples:
+  scripts/bench_recorder.py
+  scripts/bench_recorder.py --quick --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import platform
+import random
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tt_cli.auxiliary.recorder import Recorder
+from tt_cli.auxiliary.store import FILE, MadeStep, Seen, Store, database_url
+from tt_cli.run import load_run
+from tt_cli.supervisor.worker import die_with_parent
+from tt_cli.swarm.records import PeerRecord
+from tt_cli.swarm.view import View
+
+KILLS, QUICK_KILLS = 50, 5
+PEERS = 20
+LONGEST_LIFE = 1.0  # seconds from the first commit to the kill
+RUN = load_run("emoji")
+
+
+def view(step: int) -> View:
+    """The swarm at a step."""
+    told = {
+        "role": "trainer",
+        "client_mode": False,
+        "digest": "aa",
+        "samples": 0,
+        "samples_per_second": 5.0,
+        "loss": 2.5,
+    }
+    totals = {"epoch": step, "total_samples": 25 * step, "time": time.time(), "round": f"step {step} made with others"}
+    return View.of(PeerRecord.model_validate({"peer_id": f"peer{n}", **told, **totals}) for n in range(PEERS))
+
+
+def write(folder: Path) -> None:
+    """Record for ever; a line with the step's number for each that is committed."""
+    die_with_parent()
+    ahead, record_step = threading.Semaphore(3), Store.record_step
+
+    def told(store: Store, made: MadeStep, seen: list[Seen], target: int) -> None:
+        record_step(store, made, seen, target)
+        os.write(1, f"{made.step}\n".encode())
+        ahead.release()
+
+    Store.record_step = told  # type: ignore[method-assign, assignment]
+    recorder = Recorder(RUN, folder, database_url(folder), lambda line, level: print(line, file=sys.stderr))
+    for step in itertools.count(recorder.step + 1):
+        ahead.acquire()
+        recorder.record(view(step))
+        recorder.put("snapshot", {"step": step, "filling": "x" * 5000})
+
+
+def killed(folder: Path, moment: float) -> int:
+    """Run a writer, kill it so many seconds after its first commit. Returns the last step that it told."""
+    command = [sys.executable, __file__, "--write", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        time.sleep(moment)
+        process.kill()
+        whole = (first + process.stdout.read()).rpartition("\n")[0].splitlines()
+    return int(whole[-1]) if whole else 0
+
+
+def measure(kills: int) -> dict[str, Any]:
+    """Kill so many times; what was found after each."""
+    draw = random.Random(1)
+    found = {"machine": machine(), "kills": kills, "steps": 0, "steps_lost": 0, "corrupt": 0, "peers": PEERS}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for _ in range(kills):
+            last = killed(folder, draw.uniform(0.0, LONGEST_LIFE))
+            plain = sqlite3.connect(folder / FILE)
+            found["corrupt"] += plain.execute("pragma integrity_check").fetchone() != ("ok",)
+            there = {row[0] for row in plain.execute("select step from steps where undone = 0")}
+            samples = plain.execute("select sum(samples) from peers").fetchone()[0] or 0
+            plain.close()
+            found["steps_lost"] += len(set(range(1, last + 1)) - there)
+            found["steps"] = len(there)
+            found["samples_lost"] = max(0, 25 * PEERS * max(there, default=0) - samples)
+        found["corrupt"] += len(list(folder.glob(f"{FILE}.damaged-*")))
+    return found
+
+
+def machine() -> str:
+    """What this runs on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+    return f"{name}, {os.cpu_count()} cores; Python {platform.python_version()}, SQLite {sqlite3.sqlite_version}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_KILLS} kills instead of {KILLS}")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", metavar="FOLDER", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.write:
+        return write(args.write)
+    found = measure(QUICK_KILLS if args.quick else KILLS)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        print(found.pop("machine"))
+        print("\n".join(f"{name:<16}{value:>10}" for name, value in found.items()))
+    return None
+
+
+if __name__ == "__main__":
+    main()

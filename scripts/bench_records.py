@@ -1,0 +1,178 @@
+#!/usr/bin/env python
+"""What the records of 10, 100 and 1,000 peers cost: real signed records on a real DHT of 20 nodes, all on this machine.
+
+An auxiliary peer (its own process, as `tt aux-peer` starts it) and 19 nodes, each of which publishes the records of its
+share of the simulated peers, every --every seconds one of each. What is measured in the --seconds after all have been
+published once:
+
+- `snapshot_s`: an observer, as `tt monitor` is one, reads all records from the DHT, checks each signature, and makes a
+  snapshot of them (median); `seen`: the peers in it; `records_kb`: their records, as JSON;
+- `aux_cpu`, `aux_rss_mib`: of the auxiliary peer with all its processes: share of a core, memory;
+- `loopback_kb_per_s`: of all nodes together, and of whatever else uses this machine's loopback interface meanwhile;
+- `late_s`: the longest that a record waited until it was published; `failed`: records that no node took.
+
+All nodes share this machine's cores: where `late_s` grows beyond --every, that is what breaks here.
+
+Examples:
+  scripts/bench_records.py
+  scripts/bench_records.py --quick --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tt_cli.monitor import take_snapshot
+from tt_cli.run import load_run
+from tt_cli.supervisor.events import Log
+from tt_cli.supervisor.host_memory import family_memory
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.processes import family_of
+from tt_cli.swarm.observer import Observer
+
+NODES, COUNTS = 20, (10, 100, 1000)
+QUICK_NODES, QUICK_COUNTS = 4, (10, 50)
+NODE = "scripts.lab.record_node"
+START_SECONDS = 600.0  # keys for a thousand peers are made first
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_seconds(root: int) -> float:
+    """Of a process and all below it, since each began."""
+    total = 0.0
+    for pid in family_of(root):
+        try:
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        total += (int(fields[11]) + int(fields[12])) / TICKS
+    return total
+
+
+def loopback_bytes() -> int:
+    """That went over this machine's loopback interface since it started."""
+    line = next(line for line in Path("/proc/net/dev").read_text().splitlines() if line.strip().startswith("lo:"))
+    return int(line.split(":")[1].split()[0])
+
+
+def told(node: Member) -> dict[str, float]:
+    """The newest word of a node; {} before the first."""
+    logs = [event.message for event in node.of(Log) if event.message.startswith("{")]
+    return dict(json.loads(logs[-1])) if logs else {}
+
+
+def measure(count: int, nodes: int, every: float, seconds: float) -> dict[str, Any]:
+    """One row."""
+    run = load_run("emoji").replaced({"run.name": "bench-records"})
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-records-") as scratch,
+        LocalSwarm(run.to_toml(), Path(scratch)) as swarm,
+    ):
+        aux = swarm.start_aux()
+        parts = [count // (nodes - 1) + (number < count % (nodes - 1)) for number in range(nodes - 1)]
+        members = [
+            swarm.start(
+                f"node-{number}",
+                NODE,
+                {"initial_peers": swarm.addresses, "count": n, "every": every, "seed": number},
+            )
+            for number, n in enumerate(parts)
+        ]
+        ready = swarm.wait(
+            lambda: all(told(one).get("stored", -1) >= n for one, n in zip(members, parts, strict=True)), START_SECONDS
+        )
+        if not ready:
+            return {"peers": count, "problem": f"not all published within {START_SECONDS:.0f} s", **sums(members)}
+        before, cpu, moved, began = sums(members), cpu_seconds(aux.worker.pid), loopback_bytes(), time.monotonic()
+        swarm.wait(lambda: False, seconds)
+        took, after = time.monotonic() - began, sums(members)
+        cpu, moved = cpu_seconds(aux.worker.pid) - cpu, loopback_bytes() - moved
+        stores = after["stored"] - before["stored"]
+        late = max(
+            json.loads(e.message)["late_s"] for m in members for e in m.of(Log)[-int(seconds) :] if e.message[0] == "{"
+        )
+        times, seen, answer = looks(run, swarm.addresses)
+        return {
+            "peers": count,
+            "nodes": nodes,
+            "snapshot_s": round(statistics.median(times), 3),
+            "seen": seen,
+            "records_kb": round(answer / 1e3, 1),
+            "aux_cpu": round(cpu / took, 3),
+            "aux_rss_mib": round(family_memory(aux.worker.pid).total / 2**20),
+            "stores_per_s": round(stores / took, 1),
+            "loopback_kb_per_s": round(moved / took / 1e3, 1),
+            "late_s": late,
+            "failed": after["failed"] - before["failed"],
+        }
+
+
+def sums(members: list[Member]) -> dict[str, int]:
+    """Over all nodes."""
+    return {key: int(sum(told(one).get(key, 0) for one in members)) for key in ("stored", "failed")}
+
+
+def looks(run: Any, addresses: list[str]) -> tuple[list[float], int, int]:
+    """Seconds of five reads with their snapshots, the peers seen, and the bytes of their records as JSON."""
+    times, seen = [], 0
+    with Observer(run, addresses) as observer:
+        observer.records()  # finds the nodes
+        for _ in range(5):
+            began = time.monotonic()
+            records = observer.records()
+            take_snapshot(run, records, None, time.time())
+            times.append(time.monotonic() - began)
+            seen = max(seen, sum(record.role == "trainer" for record in records))
+        size = sum(len(json.dumps(record.model_dump())) for record in records)
+    return times, seen, size
+
+
+def machine() -> str:
+    """What this runs on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+    return f"{name}, {os.cpu_count()} cores; Python {platform.python_version()}"
+
+
+def main() -> None:
+    """Measure, print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--quick", action="store_true", help=f"{QUICK_NODES} nodes, {QUICK_COUNTS} peers, short windows"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    parser.add_argument("--every", type=float, default=15.0, help="seconds between two records of a peer (default 15)")
+    parser.add_argument("--seconds", type=float, help="of each measurement (default 60; quick: 8)")
+    parser.add_argument("--peers", type=int, action="append", help="measure so many (may be given several times)")
+    args = parser.parse_args()
+    nodes = QUICK_NODES if args.quick else NODES
+    counts = args.peers or (QUICK_COUNTS if args.quick else COUNTS)
+    seconds = args.seconds or (8.0 if args.quick else 60.0)
+    every = 3.0 if args.quick else args.every
+    rows = []
+    for count in counts:
+        rows.append(measure(count, nodes, every, seconds))
+        print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+    if args.json:
+        print(json.dumps({"machine": machine(), "every_s": every, "rows": rows}))
+        return
+    print(machine())
+    columns = [key for key in rows[-1] if key != "nodes"]
+    print("  ".join(f"{column:>12}" for column in columns))
+    for row in rows:
+        print("  ".join(f"{row.get(column, '–')!s:>12}" for column in columns))
+
+
+if __name__ == "__main__":
+    main()

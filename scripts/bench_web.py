@@ -1,0 +1,187 @@
+#!/usr/bin/env python
+"""What the web page costs an auxiliary peer: clients on live updates, and requests for a long history.
+
+The web part runs as under `tt aux-peer`, over a history of 100,000 steps. Beside it this process writes a snapshot of
+the swarm every 2 s and a step every 5 s, as a coordinator does, and holds the clients' connections. `sse_cpu_share` is
+the web process' CPU time over the wall time, in cores, while all clients are told everything.
+
+Examples:
+  scripts/bench_web.py
+  scripts/bench_web.py --clients 1000 --peers 1000
+  scripts/bench_web.py --quick --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import http.client
+import json
+import os
+import platform
+import re
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tt_cli.auxiliary.store import DATABASE, MadeStep, Store, database_url
+from tt_cli.auxiliary.web_part import WebOptions
+from tt_cli.run import folders, load_run
+from tt_cli.supervisor.events import Log
+from tt_cli.supervisor.process import Worker
+
+RUN = load_run("emoji")
+STEPS = 100_000
+SNAPSHOT_SECONDS, STEP_SECONDS = 2.0, 5.0
+TICK = os.sysconf("SC_CLK_TCK")
+REQUESTS = 20
+Figures = dict[str, Any]
+
+
+def fill(store: Store) -> None:
+    """A history of so many steps."""
+    row = {"undone": 0, "era": 0, "trainers": 20, "samples": 512, "samples_per_second": 40.0}
+    rows = [{**row, "step": n, "time": 1e9 + 12.0 * n, "loss": 8 / n**0.1 + n % 97 / 500} for n in range(1, STEPS + 1)]
+    store.add_steps(rows, "bench")
+
+
+def snapshot(step: int, peers: int, now: float) -> str:
+    """A swarm of so many trainers, as JSON."""
+    one = {"role": "trainer", "device": "NVIDIA GeForce RTX 3060", "client_mode": True, "epoch": step, "lag": 0}
+    one |= {"samples_per_second": 2.0, "share": 1 / peers, "samples": 20, "total_samples": 10**6, "loss": 2.5}
+    one |= {"round": f"step {step} made with 19 others", "digest": "ab" * 32, "in_agreement": True, "age_s": now % 5}
+    one |= {"resynced_chunks": 0, "clipped_by": 0, "accused_by": 0}
+    rows = [{"peer_id": f"QmPeer{n:040}", "user": f"user{n}", **one} for n in range(peers)]
+    content = {"run": "emoji", "identity": RUN.identity, "time": now, "epoch": step, "total_steps": 600, "samples": 20}
+    content |= {"target_batch_size": 512, "samples_per_second": 40.0, "eta_s": 5.0, "loss": 2.5, "digest": "ab" * 32}
+    content |= {"holders": peers, "agreeing": peers, "resynced_chunks": 0, "trainers": peers, "peers": rows}
+    return json.dumps(content)
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICK
+
+
+def resident(pid: int) -> int:
+    """MiB."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+async def follow(port: int, counts: list[int], index: int) -> None:
+    """One client: count the bytes that come."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /api/events HTTP/1.1\r\nHost: bench\r\nAccept-Encoding: gzip\r\n\r\n")
+    try:
+        while data := await reader.read(65536):
+            counts[index] += len(data)
+    finally:
+        writer.close()
+
+
+async def coordinate(store: Store, peers: int) -> None:
+    """Write what a coordinator writes."""
+    step, stepped = STEPS, time.monotonic()
+    while True:
+        now = time.time()
+        store.put("snapshot", snapshot(step, peers, now), now)
+        if time.monotonic() > stepped + STEP_SECONDS:
+            step, stepped = step + 1, time.monotonic()
+            store.record_step(MadeStep(step, 0, now, 2.5, peers, 40.0, "a round"), [], 512)
+        await asyncio.sleep(SNAPSHOT_SECONDS)
+
+
+async def live(pid: int, port: int, store: Store, clients: int, peers: int, seconds: float) -> Figures:
+    """CPU of the web process while all clients follow."""
+    counts = [0] * clients
+    tasks = [asyncio.create_task(coordinate(store, peers))]
+    tasks += [asyncio.create_task(follow(port, counts, index)) for index in range(clients)]
+    while not all(counts):
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(2 * SNAPSHOT_SECONDS)
+    started, cpu, before = time.monotonic(), cpu_seconds(pid), list(counts)
+    await asyncio.sleep(seconds)
+    spent, wall = cpu_seconds(pid) - cpu, time.monotonic() - started
+    told = [after - first for after, first in zip(counts, before, strict=True)]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return {
+        "sse_cpu_share": round(spent / wall, 3),
+        "sse_bytes_per_second": round(statistics.mean(told) / wall),
+        "sse_least_told": round(min(told) / max(told), 2),
+    }
+
+
+def requests(port: int, paths: list[str]) -> list[float]:
+    """Milliseconds of each request, over one connection."""
+    connection, spent = http.client.HTTPConnection("127.0.0.1", port, timeout=60), []
+    for path in paths:
+        started = time.perf_counter()
+        connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
+        answer = connection.getresponse()
+        content = answer.read()
+        spent.append(1e3 * (time.perf_counter() - started))
+        assert answer.status == 200 and content, path
+    connection.close()
+    return spent
+
+
+def measure(clients: int, peers: int, seconds: float) -> Figures:
+    """All of it."""
+    found: Figures = {"machine": machine(), "clients": clients, "peers": peers, "steps": STEPS}
+    with tempfile.TemporaryDirectory() as name:
+        os.environ["TT_HOME"] = name
+        store = Store(database_url(folders.run_folder(RUN)), RUN.identity)
+        fill(store)
+        options = vars(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0))
+        worker = Worker("tt_cli.auxiliary.web_part", options, Path(name) / "log", {DATABASE: ""})
+        try:
+            line = next(event.message for event in worker.events(60) if isinstance(event, Log))
+            port = int(re.findall(r":(\d+)/", line)[0])
+            store.put("snapshot", snapshot(STEPS, peers, time.time()), time.time())
+            found["history_first_ms"] = round(requests(port, ["/api/history?points=2000"])[0], 1)
+            new = requests(port, [f"/api/history?points=2000&first={10 * number}" for number in range(REQUESTS)])
+            found["history_new_ms"] = round(statistics.median(new), 1)
+            known = requests(port, ["/api/history?points=2000"] * REQUESTS)
+            found["history_known_ms"] = round(statistics.median(known), 1)
+            found |= asyncio.run(live(worker.pid, port, store, clients, peers, seconds))
+            found["rss_mib"] = resident(worker.pid)
+        finally:
+            worker.leave()
+            worker.wait(5)
+            worker.kill()
+            store.close()
+    return found
+
+
+def machine() -> str:
+    """What this runs on."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    name = next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
+    return f"{name}, {os.cpu_count()} cores; Python {platform.python_version()}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--peers", type=int, default=30, help="in the snapshot")
+    parser.add_argument("--quick", action="store_true", help="10 s instead of 60")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    found = measure(args.clients, args.peers, 10.0 if args.quick else 60.0)
+    if args.json:
+        print(json.dumps(found))
+    else:
+        print(found.pop("machine"))
+        print("\n".join(f"{name:<22}{value:>10}" for name, value in found.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,303 @@
+"""A swarm of real peers under one attack, and how it fares, for scripts/bench_attacks.py."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.lab.attacks.intruder import ANOTHERS, BANNED, EXPIRED, FORGED, REPLAYED
+from scripts.lab.attacks.stranger import Facts
+from scripts.lab.attacks.table import STRANGER, Attack
+from scripts.lab.passes import HOUR, Issuer, key_file
+from tt_cli.checkpoint import load
+from tt_cli.data import ExampleStream, load_tokenizer
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.run import RunConfig, load_run
+from tt_cli.supervisor.events import (
+    Event,
+    Failure,
+    Finished,
+    Listening,
+    Log,
+    Phase,
+    Round,
+    Saved,
+    Step,
+    Synchronised,
+    Trouble,
+)
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+
+WAIT, STALLED = 600.0, 150.0  # seconds: for the start; for the next step, then the swarm has stopped
+HELD_OUT = 256  # examples of the final loss
+NAMES = ("anna", "ben", "cleo", "dora", "emil", "fred", "gina", "hans", "iris", "jan")
+NEWCOMER, ATTACKER = "late", "mallory"
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of one experiment. longest: seconds after which a peer computes one more micro-batch for a step."""
+
+    honest: int
+    attackers: int
+    steps: int
+    micro_batch: int = 8
+    longest: float = 5.0
+
+
+def attacked_run(size: Size, attackers: int) -> RunConfig:
+    """The built-in run with a model of 267,000 parameters; every peer has one micro-batch in every step."""
+    return load_run("emoji").replaced(
+        {
+            "run.name": "bench-attacks",
+            "model.dim": 64,
+            "model.depth": 2,
+            "model.heads": 2,
+            "model.dim_head": 32,
+            "optimizer.min_8bit_size": 4096,
+            "schedule.total_steps": size.steps,
+            "swarm.large_tensor": 4096,
+            "swarm.target_batch_size": size.micro_batch * (size.honest + attackers),
+            "swarm.matchmaking_time": 5.0,
+            "swarm.averaging_timeout": 30.0,
+            "swarm.next_chunk_timeout": 8.0,
+            "swarm.statistics_expiration": 15.0,
+        }
+    )
+
+
+def run_attacked(size: Size, attack: Attack | None, folder: Path) -> dict[str, Any]:
+    """Seven honest peers, say, and the attackers, until the honest ones have made all steps."""
+    attackers = size.attackers if attack is not None and attack.by_member else 0
+    run, issuer = attacked_run(size, attackers), None
+    if attack is not None and not attack.by_member:
+        issuer = Issuer()
+        run = issuer.closed(run)
+    gate, facts = folder / "gate", folder / "facts.json"
+    with LocalSwarm(run.to_toml(), folder) as swarm:
+        if issuer is not None:
+            issuer.admit(folder / "aux", run, "aux", "organiser")
+        swarm.start_aux()
+        common = {"batch_size": size.micro_batch, "longest": size.longest, "gate": str(gate)}
+
+        def start(name: str, seed: int, **more: Any) -> Member:
+            if issuer is not None and not name.startswith(ATTACKER):
+                issuer.admit(folder / name, run, "trainer", name)
+            module = more.pop("module", "scripts.lab.lockstep_trainer")
+            return swarm.start_trainer(name, module=module, seed=seed, **common, **more)
+
+        honest = [start(name, seed) for seed, name in enumerate(NAMES[: size.honest])]
+        bad = []
+        for number in range(size.attackers if attack is not None else 0):
+            assert attack is not None
+            name, options = f"{ATTACKER}-{number}", {"attack": attack.name}
+            if attack.by_member:
+                bad.append(start(name, 100 + number, module=attack.module, number=number, **options))
+            elif attack.module == STRANGER:
+                bad.append(swarm.start(name, attack.module, {**options, "facts": str(facts)}))
+            else:
+                assert issuer is not None
+                options |= intrude(attack, issuer, run, folder, name)
+                bad.append(start(name, 100 + number, module=attack.module, **options))
+        trainers = [*honest, *(bad if attackers else [])]
+        need(swarm, lambda: all(_in_training(member) for member in trainers), "the start of all", trainers)
+        gate.touch()
+        late: list[Member] = []
+        told = -1
+        while not all(_saved(member, size.steps) for member in honest):
+            newest = max((event.epoch for member in honest for event in member.of(Step)), default=0)
+            if newest != told and (leak := _facts(honest)) is not None:
+                leak.write(facts)
+            if attack is not None and attack.newcomer and not late and newest >= size.steps // 3:
+                late.append(start(NEWCOMER, 50))
+            reached = newest
+            if not swarm.wait(lambda reached=reached: _moved(honest, reached, size.steps), STALLED):
+                tell_logs(swarm, trainers)
+                return {"problem": f"no step after {newest} within {STALLED:.0f} s"}
+            told = newest
+        if late:
+            swarm.wait(lambda: bool(late[0].of(Step)) or bool(late[0].of(Finished)), STALLED)
+        return {
+            **outcome(run, size, honest),
+            "noticed": noticed([*honest, *late], bad),
+            "strangers": tries(bad) or (intruded(bad, [*honest, *late]) if issuer is not None else {}),
+            "newcomer": newcomer(late, honest),
+        }
+
+
+def intrude(attack: Attack, issuer: Issuer, run: RunConfig, folder: Path, name: str) -> dict[str, str]:
+    """Give an intruder the pass that should not count; returns its further options."""
+    home, victim = folder / name, folder / NAMES[0]
+    if attack.name == FORGED:
+        Issuer().admit(home, run, "trainer", name)
+        return {}
+    issuer.admit(home, run, "trainer", name, lasts=-HOUR if attack.name == EXPIRED else HOUR)
+    if attack.name in (REPLAYED, ANOTHERS):
+        stolen = key_file(victim, run, "trainer").with_suffix(".pass").read_text()
+        key_file(home, run, "trainer").with_suffix(".pass").write_text(stolen)
+    if attack.name == BANNED:
+        everybody = [path.parent for path in folder.glob("*/runs") if not path.parent.name.startswith(ATTACKER)]
+        issuer.ban(everybody, run, [f"{ATTACKER}-{number}" for number in range(10)])
+    return {"victim": issuer.admit(victim, run, "trainer", NAMES[0])} if attack.name == ANOTHERS else {}
+
+
+def _in_training(member: Member) -> bool:
+    return any(event.phase == "training" for event in member.of(Phase)) or not member.running
+
+
+def _saved(member: Member, step: int) -> bool:
+    return any(event.epoch >= step for event in member.of(Saved)) or not member.running
+
+
+def _moved(honest: list[Member], reached: int, steps: int) -> bool:
+    newest = max((event.epoch for member in honest for event in member.of(Step)), default=0)
+    return newest > reached or all(_saved(member, steps) for member in honest)
+
+
+def _facts(honest: list[Member]) -> Facts | None:
+    """What a member could tell a stranger now."""
+    steps = [member.of(Step)[-1] for member in honest if member.of(Step)]
+    if not steps:
+        return None
+    newest = max(steps, key=lambda event: event.epoch)
+    peers = [member.of(Listening)[0] for member in honest]
+    return Facts(
+        [peer.addresses[0] for peer in peers], min(peer.peer_id for peer in peers), newest.epoch, newest.digest
+    )
+
+
+def need(swarm: LocalSwarm, condition: Any, what: str, members: list[Member]) -> None:
+    """End with the logs' ends when the swarm does not come so far."""
+    if not swarm.wait(condition, WAIT):
+        tell_logs(swarm, members)
+        sys.exit(f"not reached within {WAIT:.0f} s: {what}")
+
+
+def tell_logs(swarm: LocalSwarm, members: list[Member]) -> None:
+    """To standard error."""
+    for member in members:
+        tail = member.worker.log.read_text(errors="replace")[-800:]
+        print(f"--- {member.name}: {[event.to_json()[:200] for event in member.events[-3:]]}\n{tail}", file=sys.stderr)
+
+
+def outcome(run: RunConfig, size: Size, honest: list[Member]) -> dict[str, Any]:
+    """Loss of the final state, rounds lost, the time of each step."""
+    saved = {member.name: load(Path(member.of(Saved)[-1].path)) for member in honest if member.of(Saved)}
+    states = [state for state in saved.values() if state.step >= size.steps]
+    times: dict[int, float] = {}
+    digests: dict[int, set[str]] = {}
+    for member in honest:
+        for event in (*member.of(Step), *member.of(Synchronised)):
+            digests.setdefault(event.epoch, set()).add(event.digest)
+        for event in member.of(Step):
+            times[event.epoch] = min(event.at, times.get(event.epoch, float("inf")))
+    gaps = {step: times[step] - times[step - 1] for step in times if step - 1 in times}
+    lost = [sum(event.outcome in ("failed", "dropped") for event in member.of(Round)) for member in honest]
+    return {
+        "loss": held_out_loss(run, states[0].parameters) if states else None,
+        "finished": len(states),
+        "digests_at_the_end": len({state.digest() for state in states}),
+        "steps_with_unlike_digests": sum(len(found) > 1 for found in digests.values()),
+        "rounds_lost": max(lost),
+        "seconds_per_step": statistics.median(gaps.values()) if gaps else None,
+        "longest_step_s": max(gaps.values(), default=None),
+        "longest_step": max(gaps, key=lambda step: gaps[step], default=None),
+        "seconds": max(times.values()) - min(times.values()) if times else None,
+    }
+
+
+@torch.no_grad()
+def held_out_loss(run: RunConfig, parameters: dict[str, torch.Tensor]) -> float:
+    """Of the same examples for every row, which nobody trained on."""
+    model = Dalle(DalleConfig.from_run(run))
+    for name, parameter in model.named_parameters():
+        parameter.copy_(parameters[name])
+    batch = next(ExampleStream(run, load_tokenizer(run), 0, split="heldout").batches(HELD_OUT))
+    return float(model.loss(batch.text, batch.image).total)
+
+
+def first_loss(run: RunConfig) -> float:
+    """Of the weights that a run begins with."""
+    model = Dalle(DalleConfig.from_run(run))
+    model.initialise(run.run.seed)
+    return held_out_loss(run, {name: parameter.detach() for name, parameter in model.named_parameters()})
+
+
+def noticed(honest: list[Member], bad: list[Member]) -> dict[str, Any]:
+    """How many honest peers named an attacker, and in which words most often."""
+    marks = {member.name for member in bad}
+    for member in bad:
+        marks |= {mark for event in member.of(Listening) for mark in (event.peer_id, f"…{event.peer_id[-6:]}")}
+    words: Counter[str] = Counter()
+    by = 0
+    for member in honest:
+        said = {line for event in member.events for line in _lines(event) if any(mark in line for mark in marks)}
+        by += bool(said)
+        words.update(_without(line, marks) for line in said)
+    most = words.most_common(1)
+    return {"by": by, "of": len(honest), "words": most[0][0] if most else ""}
+
+
+def _lines(event: Event) -> Iterator[str]:
+    match event:
+        case Log(message=message):
+            yield message
+        case Trouble():
+            yield event.words
+        case Round():
+            yield from (f"{peer}: {why}" for peer, why in event.rejected.items())
+
+
+def _without(line: str, marks: set[str]) -> str:
+    for mark in sorted(marks, key=len, reverse=True):
+        line = line.replace(mark, ATTACKER)
+    return line[:160]
+
+
+def tries(bad: list[Member]) -> dict[str, Any]:
+    """Door → tries, refused ones, and the words most often said; {} where the attackers are members."""
+    doors: dict[str, list[dict[str, Any]]] = {}
+    for member in bad:
+        for event in member.of(Log):
+            if event.message.startswith("{"):
+                tried = json.loads(event.message)
+                doors.setdefault(tried["door"], []).append(tried)
+    return {
+        door: {
+            "tries": len(found),
+            "refused": sum(tried["refused"] for tried in found),
+            "words": Counter(tried["words"] for tried in found).most_common(1)[0][0],
+            "got": next((tried["words"] for tried in found if not tried["refused"]), ""),
+        }
+        for door, found in doors.items()
+    }
+
+
+def intruded(bad: list[Member], honest: list[Member]) -> dict[str, Any]:
+    """As `tries`, for training peers: what they got to."""
+    ids = {event.peer_id for member in bad for event in member.of(Listening)}
+    met = any(ids & set(event.members) for member in honest for event in member.of(Round))
+    taken = [event for member in bad for event in member.of(Synchronised) if event.source not in ("seed", "backup")]
+    words = Counter(event.message for member in bad for event in member.of(Failure))
+    told = words.most_common(1)[0][0] if words else ""
+    return {
+        "round": {"tries": 1, "refused": int(not met), "words": told, "got": "it was in a round" if met else ""},
+        "state": {"tries": 1, "refused": int(not taken), "words": told, "got": "it has the state" if taken else ""},
+    }
+
+
+def newcomer(late: list[Member], honest: list[Member]) -> dict[str, Any]:
+    """Whether who joined in the middle took the honest state over; {} where nobody did."""
+    if not late:
+        return {}
+    true = {(event.epoch, event.digest) for member in honest for event in (*member.of(Step), *member.of(Synchronised))}
+    taken = [event for event in late[0].of(Synchronised) if event.source not in ("", "seed", "backup")]
+    return {"taken": len(taken), "false": sum((event.epoch, event.digest) not in true for event in taken)}
