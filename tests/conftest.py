@@ -12,6 +12,11 @@ from pathlib import Path
 
 import pytest
 from hub_standin import HubStandin
+from hypothesis import settings
+
+# The same examples every time, and no deadline: how long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None, derandomize=True, database=None)
+settings.load_profile("any machine")
 
 _scratch = tempfile.TemporaryDirectory(prefix="tt-tests-")
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -102,6 +104,14 @@ def fill(folder: Path) -> None:
     with pytest.raises(OSError, match="No space left"), (folder / "filler").open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
+
+
+def recorded(home: Path) -> list[int]:
+    """The steps in the history of an auxiliary peer, which is whole."""
+    (history,) = home.rglob("history.db")
+    with contextlib.closing(sqlite3.connect(history)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return [step for (step,) in database.execute("SELECT step FROM steps WHERE undone = 0")]
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
@@ -259,7 +269,8 @@ def test_a_full_disk_stops_neither_the_aux_peer_nor_a_trainer(
         small_disk(home)
     swarm = start_swarm(tiny_run())
     aux, anna = swarm.members["aux"], swarm.start_trainer("anna", batch_size=4, seed=0)
-    assert swarm.wait(lambda: bool(aux.of(Saved)), WAIT)
+    assert swarm.wait(lambda: bool(aux.of(Saved)) and bool(recorded(homes[0])), WAIT)
+    earliest = recorded(homes[0])
     for home in homes:
         fill(home)
     before = {path: data for home in homes for path, data in contents(home).items()}
@@ -284,11 +295,11 @@ def test_a_full_disk_stops_neither_the_aux_peer_nor_a_trainer(
     swarm.leave("aux")
     after = {path: data for home in homes for path, data in contents(home).items()}
     for path, data in before.items():
-        if path.name == "steps.jsonl":  # grows, as far as its last block has room
-            rows = [json.loads(line) for line in after[path].splitlines()]
-            assert after[path].startswith(data) and len({row["step"] for row in rows}) == len(rows)
-        elif path.name != "address":  # goes with the aux peer
+        if not path.name.startswith(("address", "lease", "history.db")):  # these go with the aux peer, or go on
             assert after[path] == data, path
+    (homes[0] / "filler").unlink()
+    steps = recorded(homes[0])
+    assert set(steps) >= set(earliest) and len(set(steps)) == len(steps)
 
 
 # --------------------------------------------------------------------------------------------------- ends of processes

@@ -105,7 +105,11 @@ def test_damaged_memory_is_mended_from_the_others(start_swarm: StartSwarm, monke
     def damaged() -> list[Trouble]:
         return [event for event in ben.of(Trouble) if event.what == "state"]
 
-    assert swarm.wait(lambda: bool(taken() and damaged()), WAIT)
+    def story() -> str:
+        told = [event for member in members.values() for event in (member.name, *member.events)]
+        return "\n".join(one if isinstance(one, str) else one.to_json()[:300] for one in told)
+
+    assert swarm.wait(lambda: bool(taken() and damaged()), WAIT), story()
     wait_for_step(swarm, last_step(cleo) + 3, *members)
     own = {event.epoch for event in anna.of(Step)}
     for event in taken():  # at the same step one chunk differs; when the others have stepped meanwhile, all may

@@ -48,4 +48,5 @@ def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm, monkeypatch
     samples = [event.my_samples for event in anna.of(Progress)]
     assert samples == sorted(samples) and all(count % 2 == 0 for count in samples)
     steps = [event for event in anna.of(Round) if event.outcome in ("alone", "committed")]
-    assert all(event.samples >= run.swarm.target_batch_size for event in steps)
+    short = [event for event in steps if event.samples < run.swarm.target_batch_size]
+    assert len(short) <= 1, "only the round that ben counted for and did not come to"

@@ -1,0 +1,42 @@
+"""A closed run with real peers: a member that is banned, or whose pass runs out, is out while the others go on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from swarm.conftest import assert_agreed, committed, last_step, tiny_run, wait_for_step
+
+from scripts.lab.passes import Issuer
+from tt_cli.run.passes import CLOCK_LEEWAY
+from tt_cli.supervisor.events import Listening, Synchronised
+from tt_cli.supervisor.local_swarm import LocalSwarm
+
+NAMES = ("anna", "ben", "cleo", "dora")
+SHORT_SECONDS, BAN_SECONDS = 5.0, 45.0
+
+
+def test_who_counts_no_more_is_out_and_the_others_go_on(tmp_path: Path) -> None:
+    """cleo is banned, of which only the auxiliary peer hears from the authority; dora's pass runs out."""
+    issuer = Issuer()
+    run = issuer.closed(tiny_run(schedule={"total_steps": 100_000}))
+    with LocalSwarm(run.to_toml(), tmp_path) as swarm:
+        issuer.admit(tmp_path / "aux", run, "aux", "organiser")
+        swarm.start_aux()
+        for seed, name in enumerate(NAMES):
+            issuer.admit(tmp_path / name, run, "trainer", name)
+            swarm.start_trainer(name, batch_size=4, seed=seed)
+        wait_for_step(swarm, 2, *NAMES)
+        *others, cleo, dora = (swarm.members[name] for name in NAMES)
+        issuer.ban([tmp_path / "aux"], run, ["cleo"])
+        issuer.admit(tmp_path / "dora", run, "trainer", "dora", lasts=SHORT_SECONDS)
+        out_at = time.time() + max(BAN_SECONDS, SHORT_SECONDS + CLOCK_LEEWAY + 10.0)  # a round under way ends
+        swarm.wait(lambda: time.time() > out_at, out_at - time.time() + 1.0)
+        wait_for_step(swarm, max(map(last_step, others)) + 3, "anna", "ben")
+        assert_agreed(others)
+        rounds = [event for member in others for event in committed(member) if event.at > out_at]
+        assert rounds
+        for out in (cleo, dora):
+            peer_id = out.of(Listening)[0].peer_id
+            assert not any(peer_id in event.members for event in rounds)
+            assert not [event for event in (*committed(out), *out.of(Synchronised)) if event.at > out_at]
