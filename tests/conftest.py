@@ -60,7 +60,7 @@ def tt(tmp_path: Path) -> Tt:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,  # an upper bound for a busy machine
             check=False,
         )
 

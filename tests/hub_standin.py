@@ -110,7 +110,7 @@ class HubStandin:
 
     def _control(self, action: str, **arguments: object) -> dict[str, Any]:
         request = urllib.request.Request(f"{self.url}/_test/{action}", json.dumps(arguments).encode())
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=120) as answer:
             result: dict[str, Any] = json.load(answer)
         return result
 

@@ -98,7 +98,7 @@ class Served:
     def end(self) -> str:
         """Stop it; all that it printed."""
         self.process.terminate()
-        self.output += self.process.communicate(timeout=20)[0]
+        self.output += self.process.communicate(timeout=240)[0]
         return self.output
 
 
@@ -142,7 +142,7 @@ class Member:
 
     def end(self) -> int:
         """Have it leave. Its exit code."""
-        output, _ = self.process.communicate(timeout=20)
+        output, _ = self.process.communicate(timeout=240)
         self.lines += [{"kind": "printed", "words": line} for line in output.splitlines()]
         return self.process.returncode
 

@@ -35,7 +35,7 @@ class Running:
 
     def end(self) -> None:
         self.server.stop()
-        self._thread.join(20)
+        self._thread.join(240)
         assert not self._thread.is_alive()
 
 

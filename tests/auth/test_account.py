@@ -110,7 +110,7 @@ def start_device_login(environment: dict[str, str]) -> tuple[subprocess.Popen[st
 def test_device_flow_without_a_terminal(tt: Tt, hub: HubStandin, environment: dict[str, str]) -> None:
     process, code = start_device_login(environment)
     hub.decide(code, "approve:hf_ada")
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=240)
     assert (process.returncode, errors) == (0, "")
     assert "Logged in as ada." in output
     assert tt("whoami", env=environment).stdout.startswith("Logged in as ada.")
@@ -123,7 +123,7 @@ def test_device_flow_without_a_terminal(tt: Tt, hub: HubStandin, environment: di
 def test_a_device_login_that_is_denied(hub: HubStandin, environment: dict[str, str], decision: str, said: str) -> None:
     process, code = start_device_login(environment)
     hub.decide(code, decision)
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=240)
     assert process.returncode == 1
     assert errors.startswith(f"tt: cannot log in: {said}")
     assert errors.count("\n") == 1
@@ -173,7 +173,7 @@ try:
     account.whoami()
 except TTError as error:
     print(error)
-print(time.monotonic() - start < 5)
+print(time.monotonic() - start < 20)
 """
 
 
@@ -184,7 +184,7 @@ def test_a_hub_that_hangs_is_given_up(hub: HubStandin, environment: dict[str, st
         env={**os.environ, **environment, "HF_TOKEN": "hf_ada"},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=240,
         check=True,
     )
     said, in_time = answer.stdout.splitlines()

@@ -226,7 +226,7 @@ class Running:
 
     def end(self) -> None:
         self.server.stop()
-        self.thread.join(20)
+        self.thread.join(240)
         assert not self.thread.is_alive()
 
 

@@ -49,7 +49,7 @@ def ask(environment: dict[str, str], runs: list[str]) -> list[list[object]]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     return [json.loads(line) for line in answer.stdout.splitlines()]

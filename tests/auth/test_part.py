@@ -63,7 +63,7 @@ def test_it_serves_and_is_started_again(tmp_path: Path, monkeypatch: pytest.Monk
             second = port_in(shown.wait("the authority listens on port", 2))
             assert http.get(f"http://127.0.0.1:{second}/v1/notice").status_code == 200
         last = part._worker
-    assert last is not None and last.wait(10) is not None
+    assert last is not None and last.wait(240) is not None
     with pytest.raises(OSError):
         socket.create_connection(("127.0.0.1", second), timeout=1).close()
 

@@ -61,7 +61,7 @@ def test_of_many_at_the_same_time_one_gets_the_nonce(postgres: str) -> None:
     stores = [Store(postgres), Store(postgres)]
     stores[0].found(0.0)
     won: list[bool] = []
-    gate = threading.Barrier(10, timeout=30)
+    gate = threading.Barrier(10, timeout=240)
 
     def use(store: Store) -> None:
         gate.wait()

@@ -137,7 +137,7 @@ def test_only_members_hand_in_proofs_and_only_what_they_announced(running: Runni
     peer, run = Peer(), running.run.identity
     packed = b"x" * 100
     said = {"pass": "none.at.all", "proof": hashlib.sha256(packed).hexdigest()}
-    with httpx2.Client(base_url=f"http://127.0.0.1:{running.port}", trust_env=False, timeout=60) as http:
+    with httpx2.Client(base_url=f"http://127.0.0.1:{running.port}", trust_env=False, timeout=240) as http:
 
         def announced() -> httpx2.Response:
             made = http.post("/v1/challenge", json={"peer_id": peer.peer_id, "purpose": "accuse"}).json()

@@ -207,7 +207,7 @@ def test_of_many_at_the_same_time_one_gets_the_nonce(authority: Authority) -> No
     made = authority.challenge(peer.peer_id, "renew")
     signature = peer.signature("renew", made.key, authority.run.identity, made.nonce, {"pass": text})
     answers: list[str] = []
-    gate = threading.Barrier(12, timeout=30)
+    gate = threading.Barrier(12, timeout=240)
 
     def ask(one: Authority) -> None:
         gate.wait()

@@ -235,10 +235,10 @@ def test_two_servers_of_one_authority_agree(world: World) -> None:
             ]
         proof = {"proof": {"way": "token", "token": "hf_ada_read"}}
         bodies = [peer.body("join", one, world.run.identity, proof) for peer, one in zip(peers, made, strict=True)]
-        gate = threading.Barrier(len(peers) * 2, timeout=30)
+        gate = threading.Barrier(len(peers) * 2, timeout=240)
 
         def ask(number: int, url: str) -> tuple[int, int]:
-            with httpx2.Client(base_url=url, trust_env=False, timeout=30) as http:
+            with httpx2.Client(base_url=url, trust_env=False, timeout=240) as http:
                 gate.wait()
                 return number, http.post("/v1/join", json=bodies[number]).status_code
 

@@ -294,6 +294,6 @@ def test_its_process_is_started_again_and_does_nothing_twice(
         save(tiny, 13)
         wait("step 13: held-out loss")
         last = part._worker
-    assert last.wait(10) is not None
+    assert last.wait(240) is not None
     assert sum("step 3:" in line for line in lines) == 1
     assert rows()[0] == before[0][0] and files(folder).items() >= before[1].items()

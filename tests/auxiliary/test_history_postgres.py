@@ -41,7 +41,7 @@ def test_the_story(postgres: str) -> None:
 def test_two_recorders_count_nothing_twice(postgres: str) -> None:
     emptied(postgres)
     Store(postgres, RUN).close()
-    gate = threading.Barrier(2, timeout=30)
+    gate = threading.Barrier(2, timeout=240)
 
     def record() -> None:
         store = Store(postgres, RUN)

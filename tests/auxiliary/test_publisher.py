@@ -31,7 +31,7 @@ from tt_cli.supervisor.process import Worker
 
 TINY = {"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16}
 RUN = small_run(**TINY, **{"checkpoints.repository": "acme/run", "schedule.total_steps": 100})
-WAIT = 20.0
+WAIT = 120.0
 
 FIND = """
 import json, sys

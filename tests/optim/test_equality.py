@@ -217,5 +217,5 @@ def test_runs_without_numba_and_says_how_to_get_it() -> None:
         "import sys; sys.modules['numba'] = None; from tt_cli.optim import implementation; "
         "print(implementation().name, '|', implementation().reason)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout == "portable | numba is not installed: pip install 'tt-cli[numba]'\n"

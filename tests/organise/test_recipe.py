@@ -90,7 +90,7 @@ recipe.make(answered("mine", {}, lambda question, default: default), Path(sys.ar
 
 
 def test_a_kill_leaves_no_folder_of_that_name(tmp_path: Path) -> None:
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "mine")], check=False, timeout=60)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "mine")], check=False, timeout=240)
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "mine").exists()
     make(answers(), tmp_path / "mine")

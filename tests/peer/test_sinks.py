@@ -70,7 +70,7 @@ def test_a_sink_that_fails_is_told_once_and_training_goes_on() -> None:
     shown = Shown()
     with Logged(shown, Broken) as logged:
         logged.show(step(1, 6.5))
-        assert shown.news.wait(10)
+        assert shown.news.wait(240)
         for epoch in range(2, 3000):
             logged.show(step(epoch, 6.5))
     told = [event.message for event in shown.events if isinstance(event, Log)]

@@ -95,7 +95,7 @@ def ask_the_hub(environment: dict[str, str], *names: str) -> list[list[object]]:
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=True,
     )
     return [json.loads(line) for line in found.stdout.splitlines()]

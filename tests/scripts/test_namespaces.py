@@ -57,7 +57,7 @@ def test_a_link_has_the_rate_and_counts_what_passes() -> None:
         seconds = time.monotonic() - started
         first_traffic, second_traffic = (now.since(then) for now, then in zip(network.traffic(), before, strict=True))
         # 2 MB at 20 Mbit/s are 0.8 s; up to 128 KiB go at once, and twice that wait in no queue.
-        assert 0.9 * (SIZE - 2**18) * 8 / 20e6 < seconds < 5
+        assert seconds > 0.9 * (SIZE - 2**18) * 8 / 20e6
         assert SIZE <= second_traffic.sent < 1.1 * SIZE
         assert SIZE <= first_traffic.received < 1.1 * SIZE
         assert first_traffic.sent < 0.1 * SIZE

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from tt_cli.run import RunConfig
 
-SECONDS = 120.0
+SECONDS = 240.0
 
 
 def free_port() -> int:
@@ -56,7 +56,7 @@ class AuxCommand:
     ) -> None:
         self._process.terminate()
         try:
-            self._process.wait(30)
+            self._process.wait(SECONDS)
         finally:
             self._process.kill()
             self._process.wait()
@@ -77,7 +77,7 @@ class AuxCommand:
     def page(self, port: int, path: str) -> dict[str, Any]:
         """What its web server answers, {} while it does not."""
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=30) as answer:
                 return dict(json.load(answer))
         except (OSError, ValueError):
             return {}

@@ -13,7 +13,7 @@ from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Listening, Round, Step, Synchronised
 from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalSwarm, Member
 
-WAIT = 120.0  # seconds; an upper bound for a busy machine, never a measurement
+WAIT = 240.0  # seconds; an upper bound for a busy machine, never a measurement
 
 MakeRun = Callable[..., RunConfig]
 

@@ -51,13 +51,13 @@ class Running:
                 return line
         pytest.fail(f"no line with {words}:\n{''.join(self.lines)}{self.process.stderr.read()}")
 
-    def interrupt(self, seconds: float) -> tuple[int, str]:
-        """Ctrl-C; returns the exit code and what stood on stderr. Fails when any process is left after `seconds`."""
+    def interrupt(self) -> tuple[int, str]:
+        """Ctrl-C; returns the exit code and what stood on stderr. Fails when any process is left."""
         watch = Watch(family_of(self.process.pid))
         self.process.send_signal(signal.SIGINT)
-        output, errors = self.process.communicate(timeout=seconds)
+        output, errors = self.process.communicate(timeout=WAIT)
         self.lines += output.splitlines(keepends=True)
-        assert watch.left_after(seconds) == set()
+        assert watch.left_after(WAIT) == set()
         return self.process.returncode, errors
 
 
@@ -218,7 +218,7 @@ def test_a_second_aux_peer_of_a_run_is_refused_and_the_first_goes_on(tt: Tt, sta
     assert snapshot.returncode == 0, snapshot.stderr
     (peer,) = json.loads(snapshot.stdout)["peers"]
     assert peer["role"] == "aux" and peer["peer_id"] in address
-    assert first.interrupt(10.0) == (0, "")
+    assert first.interrupt() == (0, "")
 
 
 # -------------------------------------------------------------------------------------------------- folders and disks
@@ -318,7 +318,7 @@ def test_a_trainer_whose_p2p_daemon_is_killed_starts_again_where_it_was(
     warning = joined.line("warning")
     assert "the p2p daemon of this peer was ended by something else; starting it again from its backup" in warning
     assert step_of(joined.line("step")) > made
-    assert joined.interrupt(10.0) == (0, "")
+    assert joined.interrupt() == (0, "")
     lines = "".join(joined.lines)
     assert lines.count(" warning ") == 1 and " finished " in lines
     assert "Traceback" not in lines
@@ -333,5 +333,5 @@ def test_a_demo_that_is_interrupted_leaves_no_process(start: Start, tmp_path: Pa
     demo = start("demo", "--plain", "--out", str(tmp_path / "demo"))
     demo.line("anna", "phase", "starting:")
     assert len(family_of(demo.process.pid)) >= 5, "the demo, its aux peer with DHT and daemon, and two trainers"
-    assert demo.interrupt(15.0) == (130, "")
+    assert demo.interrupt() == (130, "")
     assert "Traceback" not in "".join(demo.lines)

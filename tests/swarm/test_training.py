@@ -79,7 +79,7 @@ def test_a_killed_peer_leaves_no_process_and_the_others_go_on(start_swarm: Start
     assert len(family) >= 4, "the peer, its DHT, its daemon and its averager"
     watch = Watch(family)
     os.kill(victim.pid, signal.SIGKILL)
-    assert watch.left_after(3.0) == set()
+    assert watch.left_after(WAIT) == set()
 
     reached = last_step(swarm.members["anna"])
     wait_for_step(swarm, reached + 3, "anna", "ben")

@@ -348,7 +348,7 @@ def test_the_real_server_tells_of_a_step(context: BrowserContext, tmp_path: Path
 
     with web_part(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0), "", tmp_path / "web.log", show):
         page = context.new_page()
-        page.goto(heard.get(timeout=60))
+        page.goto(heard.get(timeout=240))
         expect(page.get_by_role("heading", level=1)).to_have_text("Draws emoji from their names")
         expect(page.locator("#f-step")).to_have_text("30")
         expect(page.locator("#readout")).to_contain_text("Step 30")

@@ -59,7 +59,7 @@ class Events:
     """One client of the live updates."""
 
     def __init__(self, port: int, coding: str):
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
         self._connection.request("GET", "/api/events", headers={"Accept-Encoding": coding})
         self._answer = self._connection.getresponse()
         assert self._answer.status == 200
@@ -85,7 +85,7 @@ class Events:
 
 
 def get(port: int, path: str) -> Any:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=240)
     connection.request("GET", path)
     answer = connection.getresponse()
     content = answer.read()

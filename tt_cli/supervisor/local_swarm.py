@@ -19,7 +19,7 @@ from tt_cli.supervisor.process import Worker
 EventType = TypeVar("EventType", bound=Event)
 AUX_MODULE, TRAINER_MODULE = "tt_cli.auxiliary", "tt_cli.peer"
 START_SECONDS = 120.0
-LEAVE_SECONDS = 10.0
+LEAVE_SECONDS = 30.0
 
 
 class Member:
@@ -109,7 +109,7 @@ class LocalSwarm:
         return True
 
     def leave(self, *names: str) -> None:
-        """Have these members leave cleanly, and wait for their ends; after ten seconds they are ended."""
+        """Have these members leave cleanly, and wait for their ends; after LEAVE_SECONDS they are ended."""
         leaving = [self.members[name] for name in names]
         for member in leaving:
             member.worker.leave()

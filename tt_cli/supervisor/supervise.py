@@ -18,7 +18,7 @@ from tt_cli.supervisor.limits import Limits, Verdict, until_words
 from tt_cli.supervisor.process import Worker
 from tt_cli.supervisor.worker import BUG_EXIT_CODE, WorkerBroken
 
-LEAVE_SECONDS = 8.0
+LEAVE_SECONDS = 25.0  # a state of gigabytes on a slow disk; who is in a hurry asks once more
 PAUSE_SECONDS = 60.0  # to leave for a pause: nobody waits, and a large backup on a slow disk takes its time
 LOOK_SECONDS = 0.5
 MAX_FAILURES = 3
