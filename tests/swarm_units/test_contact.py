@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import hivemind.dht.protocol
@@ -13,6 +14,7 @@ from hivemind.dht import DHT, DHTNode
 
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
+from tt_cli.supervisor.processes import family_of
 from tt_cli.swarm import contact as room
 from tt_cli.swarm.contact import CUT_OFF, Contact, Contacts
 from tt_cli.swarm.dht import addresses_of, start_dht, stop_dht
@@ -67,6 +69,12 @@ def test_a_node_that_forgot_the_others_is_joined_to_them_again(start: Callable[.
     stop_dht(third)
     contacts.accompanied([str(third.peer_id)])
     assert contacts.ask().cut_off and contacts.why_not_alone() == CUT_OFF
+
+
+def test_no_stranger_can_send_through_a_peer(start: Callable[..., DHT]) -> None:
+    (daemon,) = [pid for pid in family_of(start().pid) if Path(f"/proc/{pid}/comm").read_text() == "p2pd\n"]
+    flags = Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0")
+    assert b"-relay=0" in flags and b"-autoRelay=0" in flags
 
 
 def test_a_clock_that_differs_is_told_at_the_start_and_measured_later(

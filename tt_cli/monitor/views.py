@@ -48,7 +48,7 @@ click          on a column's title: sort by it; once more: turn the order round
 
 What the words mean
 share          of the swarm's samples per second
-link           direct: others can dial this peer; client: it dials out, and is reached through relays only
+link           direct: others can dial this peer; client: it dials others, and nobody dials it
 slow           computes less than a quarter of the samples per second of the trainer in the middle
 differs        holds another state than most peers at the same step
 clipped        other peers saw its gradients clipped again and again; they may be wrong or unlike the others'

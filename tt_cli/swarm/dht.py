@@ -96,7 +96,7 @@ def start_dht(
             no_listen=client_mode,
             identity_path=None if identity is None else str(identity.path),
             check_if_identity_free=False,
-            use_auto_relay=client_mode,
+            use_relay=False,  # nobody calls a peer in client mode, and strangers shall not send through this line
             nat_port_map=not host.startswith("127."),
             shutdown_timeout=2,
             startup_timeout=START_SECONDS,

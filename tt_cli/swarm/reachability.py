@@ -4,7 +4,8 @@ A peer asks a few members. Each dials the address from which it sees the asking 
 with a libp2p node of its own for that, so that no open connection hides the answer. It dials nobody else's address,
 one peer at a time and not again at once: nobody can use it to look for open ports of others, or to flood them.
 
-Who cannot be reached goes on in client mode, through relays, and is told what would change it.
+Who cannot be reached goes on in client mode, in which it calls others and nobody calls it, and is told what would
+change it.
 """
 
 from __future__ import annotations
@@ -226,7 +227,7 @@ def start_reachable_dht(
     """
     start = partial(start_dht, run, identity, initial_peers=initial_peers, host=host)
     if client_mode:
-        emit(Choice("reachable", "no", "--client-mode: others reach this peer through relays alone"))
+        emit(Choice("reachable", "no", "--client-mode: this peer calls the others, and nobody calls it"))
         return start(client_mode=True), True
     dht = start(port=port, announce=announce)
     try:
@@ -280,7 +281,7 @@ def _reached_or_client(
         return dht, False
     inside = next((ip for ip, _ in own if not ip.startswith("127.")), own[0][0])
     words = f"none of {found.answered} members could dial" if not found.times else "most members could not dial"
-    emit(Choice("reachable", "no", f"{words} /ip4/{found.seen}/tcp/{tcp_port}: goes on in client mode, through relays"))
+    emit(Choice("reachable", "no", f"{words} /ip4/{found.seen}/tcp/{tcp_port}: goes on in client mode, calling them"))
     for step in steps_to_be_reached(tcp_port, inside, found.seen):
         emit(Log(f"to be reached by others: {step}", "warning"))
     stop_dht(dht)
