@@ -13,7 +13,9 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from swarm_units.rounds import CODEC, LAYOUT, PEERS, WEIGHTS, Member, Outcome, expected, run_round
 
+from tt_cli.swarm.audit import commitments_in, unsigned
 from tt_cli.swarm.encoded import EncodedBuffer
+from tt_cli.swarm.outcome import is_whole, outcome_of
 from tt_cli.swarm.reducer import Reducer
 from tt_cli.swarm.runner import Runner
 
@@ -205,6 +207,48 @@ def test_two_members_that_disagree_drop_the_round() -> None:
     for outcome in outcomes:
         assert outcome.agreement.disputed and not outcome.agreement.lost
         assert {outcome.runner.parts[index].reducer for index in outcome.agreement.disputed} == {1}
+
+
+class HalfHeard(Member):
+    """Hears of one other member's gradient alone; `estranged` and it lose every word that they say to each other."""
+
+    estranged: tuple[PeerID, ...] = ()
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        if context.remote_id != PEERS[3]:
+            raise ConnectionError("cut off")
+        async for message in super().rpc_aggregate_part(stream, context):
+            yield message
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        if context.remote_id in self.estranged:
+            raise ConnectionError("cut off")
+        return await super().rpc_settle(message, context)
+
+
+class Estranged(Member):
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        if context.remote_id == PEERS[2]:
+            raise ConnectionError("cut off")
+        return await super().rpc_settle(message, context)
+
+
+@pytest.mark.parametrize("first", [Member, Estranged])
+def test_an_average_of_half_of_the_gradients_is_dropped_by_all_and_by_who_made_it(
+    first: type[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HalfHeard, "estranged", (PEERS[0],) if first is Estranged else ())
+    outcomes = run_round(first(0), Member(1), HalfHeard(2), Member(3))
+    assert_whole(outcomes)  # all have it, and nobody takes it
+    assert (str(PEERS[2]) in outcomes[0].settlement.statuses) is (first is Member)
+    for number in (0, 1, 3):
+        outcome = outcomes[number]
+        said = unsigned(outcome.runner, commitments_in(outcome.settlement), outcome.settlement.passed_on)
+        assert said == {str(PEERS[2]): "used what 2 of 4 members sent"}, number
+    made = outcomes[2]
+    assert not is_whole(made.runner, made.agreement)
+    told = outcome_of(made.runner, made.settlement, made.agreement, 1.0, {}, {}, {})
+    assert not told.complete and told.problem == "this peer received what 2 of 4 members sent"
 
 
 class Deaf(Member):

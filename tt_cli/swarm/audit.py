@@ -16,7 +16,7 @@ import contextlib
 import hashlib
 import secrets
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
@@ -26,10 +26,9 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
 from tt_cli.run import RunConfig, folders
-from tt_cli.swarm.clipping import FEWEST
 from tt_cli.swarm.membership import Membership, admits
 from tt_cli.swarm.proofs import Court, Proofs, header_of, pass_on, read_header
-from tt_cli.swarm.runner import Runner
+from tt_cli.swarm.runner import Runner, too_few
 from tt_cli.swarm.settle import Settlement
 from tt_cli.swarm.signed import (
     Accusation,
@@ -63,23 +62,29 @@ def commitments_in(settlement: Settlement) -> dict[str, bytes]:
     return {peer: status.commitment for peer, status in settlement.statuses.items()}
 
 
-def unsigned(runner: Runner, commitments: Mapping[str, bytes]) -> dict[str, str]:
-    """Reducers that did not sign the averages that everybody has, with words. commitments: peer id → envelope.
+def unsigned(
+    runner: Runner, commitments: Mapping[str, bytes], passed_on: Mapping[str, Collection[bytes]] | None = None
+) -> dict[str, str]:
+    """Other reducers that did not sign the averages that everybody has, with words. commitments: peer id → envelope.
 
     Nor do averages count that were made of the parts of half of the members or less: a reducer could say that it did
-    not hear of the others.
+    not hear of the others. passed_on: what others say that a reducer signed, of whom nothing was heard; it counts if it
+    is true.
     """
     found = {}
     for reducer in runner.reducers:
-        if reducer == runner.me or str(reducer) not in commitments or not runner.parts_of(reducer):
+        name, signed = str(reducer), []
+        if reducer == runner.me or not runner.parts_of(reducer):
             continue
-        try:
-            commitment = _commitment(runner, reducer, commitments[str(reducer)])
-        except NotProven as error:
-            found[str(reducer)] = f"did not sign its averages ({error})"
-            continue
-        if len(runner.members) >= FEWEST and 2 * commitment.complete <= len(runner.members):
-            found[str(reducer)] = f"used what {commitment.complete} of {len(runner.members)} members sent"
+        for envelope in [commitments[name]] if name in commitments else (passed_on or {}).get(name, ()):
+            try:
+                signed.append(_commitment(runner, reducer, envelope).complete)
+            except NotProven as error:
+                if name in commitments:
+                    found[name] = f"did not sign its averages ({error})"
+        for complete in signed:
+            if too_few(complete, len(runner.members)):
+                found[name] = f"used what {complete} of {len(runner.members)} members sent"
     return found
 
 
@@ -225,7 +230,7 @@ class Audits(ServicerBase):
 
     def unsigned(self, runner: Runner, settlement: Settlement) -> dict[str, str]:
         """Reducers that did not sign the averages that everybody has, with words: no step is made with those."""
-        return unsigned(runner, commitments_in(settlement))
+        return unsigned(runner, commitments_in(settlement), settlement.passed_on)
 
     def begin(self, runner: Runner, settlement: Settlement, stub_of: Callable[[PeerID], Any]) -> dict[str, str]:
         """A round is committed: audit one part in the background. Returns the doubts of the audit before."""

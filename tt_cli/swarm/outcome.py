@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tt_cli.swarm.runner import Runner
+from tt_cli.swarm.runner import Runner, too_few
 from tt_cli.swarm.settle import Agreement, Settlement, Status
 
 
@@ -77,6 +77,8 @@ def outcome_of(
 
 def is_whole(runner: Runner, agreement: Agreement) -> bool:
     """Whether this member may step with what is in the store."""
+    if too_few(runner.used, len(runner.members)):  # so say all others, whom it told
+        return False
     return not (agreement.lost or agreement.disputed or agreement.unheard or runner.store.missing())
 
 
@@ -101,6 +103,8 @@ def _problem(runner: Runner, agreement: Agreement, received: float, unsigned: di
         return f"members hold unlike bytes of {len(agreement.disputed)} parts of the average"
     if agreement.unheard:
         return f"{agreement.unheard} what they received"
+    if too_few(runner.used, len(runner.members)):
+        return f"this peer received what {runner.used} of {len(runner.members)} members sent"
     if is_whole(runner, agreement):
         return "; ".join(f"{peer}: {why}" for peer, why in unsigned.items())
     part = math.floor(received * 1000) / 10

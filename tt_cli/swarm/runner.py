@@ -24,7 +24,7 @@ from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.aggregation import Aggregation
-from tt_cli.swarm.clipping import spread
+from tt_cli.swarm.clipping import FEWEST, spread
 from tt_cli.swarm.codec import MalformedPart
 from tt_cli.swarm.encoded import EncodedBuffer
 from tt_cli.swarm.reducer import Reducer
@@ -36,6 +36,11 @@ logger = get_logger(__name__)
 SENT, AVERAGED = averaging_pb2.PART_FOR_AVERAGING, averaging_pb2.AVERAGED_PART
 BEYOND = 1e3  # times the norm of this peer's gradient or of the last average: no part of an average is so large
 ANSWERING = 1.4  # times as long as senders may send, a reducer may answer
+
+
+def too_few(used: int, members: int) -> bool:
+    """Whether nobody steps with an average of what so many of the members sent: half of them or less."""
+    return members >= FEWEST and 2 * used <= members
 
 
 class BrokenTransfer(Exception):
@@ -53,7 +58,8 @@ class Runner:
     longest: seconds for all parts of a sender.
 
     rejected: peer id → why what it sent was refused. failed: reducer → why its averages did not all come. inputs,
-    commitment: what this peer reduced, packed, and its signed commitment to it; b"" where it reduced nothing.
+    commitment: what this peer reduced, packed, and its signed commitment to it; b"" where it reduced nothing. used: of
+    how many members it used all parts; of all where it reduced nothing.
     """
 
     def __init__(
@@ -108,6 +114,7 @@ class Runner:
         self._norms: dict[int, float] = {}  # of the averages
         self._openings: dict[str, bytes] = {}  # of the senders to this peer: envelopes
         self.inputs = self.commitment = b""
+        self.used = len(self.members)
         self._round: list[bytes] | None = None  # the store's hashes while it holds this round's average
 
     def parts_of(self, reducer: PeerID) -> list[int]:
@@ -140,13 +147,13 @@ class Runner:
         inputs = Inputs(
             tuple(self._openings[sender] for sender in senders), tuple(self.reducer.used(sender) for sender in senders)
         )
-        self.inputs = inputs.pack()
+        self.inputs, self.used = inputs.pack(), inputs.used.count(len(self._own))
         commitment = Commitment(
             self.name,
             str(self.me),
             len(self.reducers),
             self.reducers.index(self.me),
-            inputs.used.count(len(self._own)),
+            self.used,
             hashlib.sha256(self.inputs).digest(),
             tuple(self.store.hashes[index] for index in self._own),
         )

@@ -1,7 +1,7 @@
 """What follows a transfer: members compare what they received, mend it from each other, and commit or drop the round.
 
 1. When its own transfer is over a member tells every member that accepts connections the hash of each part it has, and
-   is told theirs as soon as their transfers are over.
+   is told theirs as soon as their transfers are over. What a reducer signed that it did not hear of, others pass on.
 2. A part that it lacks it fetches from a member that has it. Where hashes differ, the bytes that more than half of the
    members with this part hold are the average; who holds others fetches those.
 3. It commits when it then has every part, and has heard from more than half of those whom it can hear. It drops the
@@ -19,7 +19,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -41,18 +41,20 @@ class Status:
     """What one member says of a round. hashes: of its parts, MISSING where it has none. said: samples and loss.
 
     commitment: to what it reduced (signed.py), b"" without. clipped: peer id → of how many parts it clipped them.
+    others: peer id → what that member signed; in a question b"", for who asks did not hear it.
     """
 
     hashes: tuple[bytes, ...]
     said: dict[str, Any]
     commitment: bytes = b""
     clipped: dict[str, int] = field(default_factory=dict)
+    others: dict[str, bytes] = field(default_factory=dict)
 
     def pack(self, group_id: bytes) -> runtime_pb2.ExpertInfo:
         """As a message."""
         return runtime_pb2.ExpertInfo(
             serialized_info=MSGPackSerializer.dumps(
-                [group_id, b"".join(self.hashes), self.said, self.commitment, self.clipped]
+                [group_id, b"".join(self.hashes), self.said, self.commitment, self.clipped, self.others]
             )
         )
 
@@ -60,7 +62,7 @@ class Status:
 def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
     """Raises ValueError for anything else than the status of a round with so many parts."""
     try:
-        _, joined, said, commitment, clipped = MSGPackSerializer.loads(message.serialized_info)
+        _, joined, said, commitment, clipped, others = MSGPackSerializer.loads(message.serialized_info)
     except Exception as error:  # msgpack raises many types
         raise ValueError(f"no status: {error}") from error
     if not isinstance(joined, bytes) or len(joined) != HASH_BYTES * parts or not isinstance(said, dict):
@@ -68,12 +70,15 @@ def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
     samples, loss = said.get("samples"), said.get("loss")
     honest = isinstance(samples, int) and 0 <= samples <= 10**12 and isinstance(loss, float) and math.isfinite(loss)
     hashes = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
-    if not isinstance(commitment, bytes) or not isinstance(clipped, dict):
+    if not (isinstance(commitment, bytes) and isinstance(clipped, dict) and isinstance(others, dict)):
         raise ValueError("a status without what was reduced")
+    if not all(isinstance(peer, str) and isinstance(signed, bytes) for peer, signed in others.items()):
+        raise ValueError("a status with what nobody signed")
     counted = all(
         isinstance(peer, str) and isinstance(count, int) and 0 < count <= parts for peer, count in clipped.items()
     )
-    return Status(hashes, {"samples": samples, "loss": loss} if honest else {}, commitment, clipped if counted else {})
+    known = {"samples": samples, "loss": loss} if honest else {}
+    return Status(hashes, known, commitment, clipped if counted else {}, others)
 
 
 def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
@@ -131,7 +136,8 @@ class Settlement:
     parts: of the average, how many. said: what this member says about itself. traffic: as the runner's. stub_of: peer
     id → hivemind stub. patience: seconds to wait for another member's transfer to end, and for a part that is fetched.
 
-    statuses: what the others said. mended: parts that were fetched. commitment, clipped: to be said, set before `run`.
+    statuses: what the others said. passed_on: reducer from whom nothing was heard → what it signed, if others say true.
+    mended: parts that were fetched. commitment, clipped: to be said, set before `run`.
     """
 
     def __init__(
@@ -151,6 +157,7 @@ class Settlement:
         self.group_id, self.me, self.members, self.listening = group_id, me, members, listening
         self.store, self.traffic, self.patience = store, traffic, patience
         self.statuses: dict[str, Status] = {}
+        self.passed_on: dict[str, set[bytes]] = {}
         self.mended = 0
         self.commitment: bytes = b""
         self.clipped: dict[str, int] = {}
@@ -163,9 +170,11 @@ class Settlement:
         """Another member tells its status; tell it ours, when our transfer is over."""
         if peer not in self.members:
             raise ValueError("not a member of this round")
-        await self._hear(str(peer), read_status(request, self._parts))
+        status = read_status(request, self._parts)
+        await self._hear(str(peer), status)
         await asyncio.wait_for(self._over.wait(), self.patience)
-        return self.status().pack(self.group_id)
+        known = {one: self.statuses[one].commitment for one in status.others if one in self.statuses}
+        return replace(self.status(), others=known).pack(self.group_id)
 
     def holds(self) -> bool:
         """Whether the store still holds this round's average."""
@@ -183,9 +192,15 @@ class Settlement:
         others = {peer: status.hashes for peer, status in self.statuses.items()}
         hearable = {str(member) for member in self.listening if member != self.me} | calling
         agreement = agree(self._hashes, others, len(hearable - others.keys()))
+        dropped = agreement.lost or agreement.disputed or agreement.unheard
+        silent = {str(member) for member in self.listening if member != self.me} - others.keys()
+        if silent and not dropped:
+            await asyncio.gather(
+                *(self._ask_about(silent, member) for member in self.listening if str(member) in others)
+            )
         for index in agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
-        if not (agreement.lost or agreement.disputed or agreement.unheard):
+        if not dropped:
             await self._mend(agreement)
         return agreement
 
@@ -218,6 +233,17 @@ class Settlement:
                     return None  # its own call has told us
                 await asyncio.sleep(RETRY_SECONDS * attempt)
         return None
+
+    async def _ask_about(self, silent: set[str], member: PeerID) -> None:
+        """Whether this member heard of those from whom this peer heard nothing: else one of them may drop the round."""
+        question = replace(self.status(), others=dict.fromkeys(silent, b""))
+        try:
+            answer = await self._stub_of(member).rpc_settle(question.pack(self.group_id), timeout=self.patience)
+            for peer, signed in read_status(answer, self._parts).others.items():
+                if peer in silent:
+                    self.passed_on.setdefault(peer, set()).add(signed)
+        except Exception as error:  # P2P errors of many types
+            logger.info(f"asking {member} about {silent} failed: {error!r}")
 
     async def _mend(self, agreement: Agreement) -> None:
         """Fetch what is wanted, from one holder after the other."""
