@@ -2,16 +2,15 @@
 """What the records of 10, 100 and 1,000 peers cost: real signed records on a real DHT of 20 nodes, all on this machine.
 
 An auxiliary peer (its own process, as `tt aux-peer` starts it) and 19 nodes, each of which publishes the records of its
-share of the simulated peers, every --every seconds one of each. What is measured in the --seconds after all have been
-published once:
+share of the simulated peers, one of each every `every_s` seconds: 15, as trainers do, and for many peers as often as
+this machine, which runs all nodes, keeps up with. What is measured in the --seconds after all have been published once:
 
 - `snapshot_s`: an observer, as `tt monitor` is one, reads all records from the DHT, checks each signature, and makes a
   snapshot of them (median); `seen`: the peers in it; `records_kb`: their records, as JSON;
 - `aux_cpu`, `aux_rss_mib`: of the auxiliary peer with all its processes: share of a core, memory;
 - `loopback_kb_per_s`: of all nodes together, and of whatever else uses this machine's loopback interface meanwhile;
+- `store_kb`, `store_cpu_s`: the same for one record that is published: bytes, and CPU seconds of all nodes together;
 - `late_s`: the longest that a record waited until it was published; `failed`: records that no node took.
-
-All nodes share this machine's cores: where `late_s` grows beyond --every, that is what breaks here.
 
 Examples:
   scripts/bench_records.py
@@ -45,6 +44,7 @@ NODES, COUNTS = 20, (10, 100, 1000)
 QUICK_NODES, QUICK_COUNTS = 4, (10, 50)
 NODE = "scripts.lab.record_node"
 START_SECONDS = 600.0  # keys for a thousand peers are made first
+EVERY, MOST_PER_SECOND = 15.0, 4.0  # seconds between two records of a peer; records of all of them
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -95,10 +95,12 @@ def measure(count: int, nodes: int, every: float, seconds: float) -> dict[str, A
         if not ready:
             return {"peers": count, "problem": f"not all published within {START_SECONDS:.0f} s", **sums(members)}
         before, cpu, moved, began = sums(members), cpu_seconds(aux.worker.pid), loopback_bytes(), time.monotonic()
+        spent = sum(cpu_seconds(one.worker.pid) for one in (aux, *members))
         swarm.wait(lambda: False, seconds)
         took, after = time.monotonic() - began, sums(members)
         cpu, moved = cpu_seconds(aux.worker.pid) - cpu, loopback_bytes() - moved
         stores = after["stored"] - before["stored"]
+        spent = sum(cpu_seconds(one.worker.pid) for one in (aux, *members)) - spent
         late = max(
             json.loads(e.message)["late_s"] for m in members for e in m.of(Log)[-int(seconds) :] if e.message[0] == "{"
         )
@@ -106,6 +108,7 @@ def measure(count: int, nodes: int, every: float, seconds: float) -> dict[str, A
         return {
             "peers": count,
             "nodes": nodes,
+            "every_s": every,
             "snapshot_s": round(statistics.median(times), 3),
             "seen": seen,
             "records_kb": round(answer / 1e3, 1),
@@ -113,6 +116,8 @@ def measure(count: int, nodes: int, every: float, seconds: float) -> dict[str, A
             "aux_rss_mib": round(family_memory(aux.worker.pid).total / 2**20),
             "stores_per_s": round(stores / took, 1),
             "loopback_kb_per_s": round(moved / took / 1e3, 1),
+            "store_kb": round(moved / max(1, stores) / 1e3, 1),
+            "store_cpu_s": round(spent / max(1, stores), 3),
             "late_s": late,
             "failed": after["failed"] - before["failed"],
         }
@@ -152,20 +157,22 @@ def main() -> None:
         "--quick", action="store_true", help=f"{QUICK_NODES} nodes, {QUICK_COUNTS} peers, short windows"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.add_argument("--every", type=float, default=15.0, help="seconds between two records of a peer (default 15)")
+    parser.add_argument(
+        "--every", type=float, help=f"seconds between two records of a peer (default {EVERY:.0f}, longer for many)"
+    )
     parser.add_argument("--seconds", type=float, help="of each measurement (default 60; quick: 8)")
     parser.add_argument("--peers", type=int, action="append", help="measure so many (may be given several times)")
     args = parser.parse_args()
     nodes = QUICK_NODES if args.quick else NODES
     counts = args.peers or (QUICK_COUNTS if args.quick else COUNTS)
     seconds = args.seconds or (8.0 if args.quick else 60.0)
-    every = 3.0 if args.quick else args.every
     rows = []
     for count in counts:
+        every = args.every or (3.0 if args.quick else max(EVERY, count / MOST_PER_SECOND))
         rows.append(measure(count, nodes, every, seconds))
         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     if args.json:
-        print(json.dumps({"machine": machine(), "every_s": every, "rows": rows}))
+        print(json.dumps({"machine": machine(), "rows": rows}))
         return
     print(machine())
     columns = [key for key in rows[-1] if key != "nodes"]

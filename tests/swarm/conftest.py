@@ -38,6 +38,15 @@ def tiny_run(**changes: dict[str, object]) -> RunConfig:
     return RunConfig.model_validate_json(json.dumps(data))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def patient_peers() -> Iterator[None]:
+    """Trainers of these swarms leave each other the machine, as patient_peer.py says; `tt join` is as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        patch.setattr(LocalSwarm, "trainer_module", "swarm.patient_peer")
+        yield
+
+
 @pytest.fixture
 def start_swarm(tmp_path: Path) -> Iterator[Callable[[RunConfig], LocalSwarm]]:
     """start_swarm(run): a swarm with an auxiliary peer already up."""

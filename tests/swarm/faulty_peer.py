@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.proto import averaging_pb2
+from swarm import patient_peer
 
 from tt_cli.peer import backup, trainer
 from tt_cli.peer.shared import TrainedState
@@ -136,4 +137,5 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 honest_begin, honest_step = Averager._begin, TrainedState.step
 TrainedState.step = step  # type: ignore[method-assign]
 Averager._begin = begin  # type: ignore[method-assign]
+patient_peer.install()
 sys.exit(run_worker(main))

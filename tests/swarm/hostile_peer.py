@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from hivemind.averaging.group_info import GroupInfo
+from swarm import patient_peer
 
 from tt_cli.peer import trainer
 from tt_cli.supervisor.events import Emit
@@ -69,4 +70,5 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
 honest_begin = Averager._begin
 Averager._begin = begin  # type: ignore[method-assign]
+patient_peer.install()
 sys.exit(run_worker(main))

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import torch
 from hivemind.proto import averaging_pb2
+from swarm.patient_peer import PatientMicroStep
 
 from tt_cli.peer import trainer
 from tt_cli.supervisor.worker import run_worker
@@ -18,7 +19,7 @@ from tt_cli.swarm.runner import Runner
 POISONED_STEPS = (2, 3)
 
 
-class PoisonedMicroStep(trainer.MicroStep):
+class PoisonedMicroStep(PatientMicroStep):
     """Keyed by the step, so that a failure reproduces."""
 
     def gradients(self) -> dict[str, torch.Tensor]:

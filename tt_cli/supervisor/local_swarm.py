@@ -46,6 +46,8 @@ class LocalSwarm:
     with its member's name. Use it from one thread.
     """
 
+    trainer_module = TRAINER_MODULE
+
     def __init__(self, run: str, folder: Path, show: Callable[[str, Event], None] | None = None):
         self.run, self.folder, self._show = run, folder, show
         self.members: dict[str, Member] = {}
@@ -73,12 +75,13 @@ class LocalSwarm:
         self.addresses = self.addresses or member.of(Listening)[0].addresses
         return member
 
-    def start_trainer(
-        self, name: str, *, module: str = TRAINER_MODULE, run: str | None = None, **options: Any
-    ) -> Member:
+    def start_trainer(self, name: str, *, module: str | None = None, run: str | None = None, **options: Any) -> Member:
         """Start a training peer, again with the home of the one before it of that name. Does not wait."""
         return self.start(
-            name, module, {"initial_peers": self.addresses, "user": name, "threads": 1, **options}, run=run
+            name,
+            module or self.trainer_module,
+            {"initial_peers": self.addresses, "user": name, "threads": 1, **options},
+            run=run,
         )
 
     def start(self, name: str, module: str, options: dict[str, Any], run: str | None = None) -> Member:
