@@ -21,6 +21,7 @@ from tt_cli.swarm.codec import codec_of
 from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer
 from tt_cli.swarm.fetch import answer, read_request
 from tt_cli.swarm.layout import Layout
+from tt_cli.swarm.outcome import is_whole
 from tt_cli.swarm.runner import Runner
 from tt_cli.swarm.settle import Agreement, Settlement, group_of
 from tt_cli.swarm.signed import RoundName, Signer
@@ -108,7 +109,12 @@ class Member:
         )
         said = {"samples": int(WEIGHTS[self.number]), "loss": 1.0}
         self.settlement = self.settlement_type(
-            group_id=GROUP, listening=listening, parts=len(self.runner.parts), store=self.store, said=said, **common
+            group_id=GROUP,
+            listening=listening,
+            parts=len(self.runner.parts),
+            store=self.store,
+            said=said,
+            **{**common, "patience": 3 * self.patience},
         )
 
     def stub(self, peer: PeerID) -> Any:
@@ -148,6 +154,7 @@ class Member:
         self.settlement.commitment = self.runner.commitment
         self.settlement.clipped = dict(self.runner.reducer.clipped)
         agreement = await self.settlement.run(self.runner.gone())
+        self.settlement.dropped = not is_whole(self.runner, agreement)
         return Outcome(self.runner, agreement, self.settlement, self.store)
 
 

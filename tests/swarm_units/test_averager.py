@@ -13,9 +13,10 @@ from swarm_units.made import record
 from swarm_units.rounds import PEERS
 
 from tt_cli.swarm.allowances import SharedAllowances, allowances
-from tt_cli.swarm.averager import Averager, RoundResult
+from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.gathering import Gathering, Members
 from tt_cli.swarm.meeting import Meeting
+from tt_cli.swarm.outcome import RoundResult
 
 
 class Control:

@@ -90,7 +90,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...],
     "status": (
         lambda data: read_status(message(data), 2),
         (ValueError,),
-        MSGPackSerializer.dumps([b"group", bytes(32), {"samples": 4, "loss": 1.0}, b"", {}, {}]),
+        MSGPackSerializer.dumps([b"group", bytes(32), {"samples": 4, "loss": 1.0}, b"", {}, {}, False]),
     ),
     "group of a status": (
         lambda data: group_of(message(data)),

@@ -251,6 +251,46 @@ def test_an_average_of_half_of_the_gradients_is_dropped_by_all_and_by_who_made_i
     assert not told.complete and told.problem == "this peer received what 2 of 4 members sent"
 
 
+class Late(Member):
+    """Its averages get lost, and it is still busy when the others have given up."""
+
+    given_up: asyncio.Event
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for _ in super().rpc_aggregate_part(stream, context):
+            pass
+        return
+        yield
+
+    async def take_part(self) -> Outcome | None:
+        await self.runner.run()
+        self.settlement.commitment = self.runner.commitment
+        assert not self.store.missing(), "it has the whole average"
+        await self.given_up.wait()
+        agreement = await self.settlement.run(self.runner.gone())
+        return Outcome(self.runner, agreement, self.settlement, self.store)
+
+
+class GivesUp(Member):
+    async def take_part(self) -> Outcome | None:
+        outcome = await super().take_part()
+        assert self.settlement.dropped
+        if all(each.settlement.dropped for each in self.everybody.values() if isinstance(each, GivesUp)):
+            (late,) = [each for each in self.everybody.values() if isinstance(each, Late)]
+            late.given_up.set()
+        return outcome
+
+
+def test_who_comes_late_does_not_commit_what_the_others_have_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Late, "given_up", asyncio.Event(), raising=False)
+    outcomes = run_round(GivesUp(0), GivesUp(1), Late(2), GivesUp(3))
+    assert len(outcomes) == 4
+    for number in (0, 1, 3):
+        assert outcomes[number].agreement.lost
+    late = outcomes[2]
+    assert late.agreement.unheard == "heard from 0 of 3 others" and not is_whole(late.runner, late.agreement)
+
+
 class Deaf(Member):
     """The first calls that compare what arrived get lost."""
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from swarm_units.made import record
 
 from tt_cli.supervisor.events import Event, Log, Phase, Round, Step, Trouble
-from tt_cli.swarm.averager import RoundResult
 from tt_cli.swarm.board import View
+from tt_cli.swarm.outcome import RoundResult
 from tt_cli.swarm.shared import StepFacts
 from tt_cli.swarm.spikes import CALM, LossWatch
 from tt_cli.swarm.telling import OFTEN, UNANSWERED, Teller

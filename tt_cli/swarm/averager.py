@@ -49,8 +49,6 @@ from tt_cli.swarm.shaping import Line
 from tt_cli.swarm.signed import RoundName, Rules, Signer
 from tt_cli.swarm.store import AverageStore, KeptAverage, KeptAverages
 
-__all__ = ["Averager", "RoundResult"]
-
 logger = get_logger(__name__)
 
 MAX_WEIGHT_IN_TARGETS = 4
@@ -318,8 +316,10 @@ class Averager(StateSharing, DecentralizedAverager):
         except Exception as error:
             raise MatchmakingException(f"the round failed: {error}") from error
         seconds = {"transfer": transferred - began, "commit": time.monotonic() - transferred}
-        unsigned, doubts = dict[str, str](), dict[str, str]()
-        if is_whole(runner, agreement) and not (unsigned := self.audits.unsigned(runner, settlement)):
+        whole, doubts = is_whole(runner, agreement), dict[str, str]()
+        unsigned = self.audits.unsigned(runner, settlement) if whole else {}
+        settlement.dropped = not whole or bool(unsigned)
+        if not settlement.dropped:
             self._averages.committed(self._meeting.state_key)
             doubts = self.audits.begin(runner, settlement, self._auditor)
         return outcome_of(runner, settlement, agreement, received, unsigned, doubts, seconds)

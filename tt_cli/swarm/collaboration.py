@@ -30,7 +30,7 @@ from tt_cli.run import RunConfig
 from tt_cli.run.passes import RollBack
 from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
-from tt_cli.swarm.averager import Averager, RoundResult
+from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import Board, View
 from tt_cli.swarm.company import Company
 from tt_cli.swarm.contact import Contacts
@@ -39,6 +39,7 @@ from tt_cli.swarm.gathering import Gathering, Members
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.identity import Identity
 from tt_cli.swarm.membership import membership_at
+from tt_cli.swarm.outcome import RoundResult
 from tt_cli.swarm.records import About, PeerRecord
 from tt_cli.swarm.shared import RolledBack, SharedState
 from tt_cli.swarm.steering import Steering

@@ -10,9 +10,10 @@ from hivemind.averaging.control import AveragingStage, StepControl
 from hivemind.utils import get_dht_time
 
 from tt_cli.swarm.allowances import allowances
-from tt_cli.swarm.averager import Averager, RoundResult
+from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.guarded import GuardedState
 from tt_cli.swarm.meeting import Meeting
+from tt_cli.swarm.outcome import RoundResult
 from tt_cli.swarm.records import PeerRecord
 
 FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0

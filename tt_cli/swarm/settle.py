@@ -7,6 +7,9 @@
 3. It commits when it then has every part, and has heard from more than half of those whom it can hear. It drops the
    round when nobody has some part, or no bytes have a majority whatever the others hold from whom it heard nothing.
 
+Heard is who answered, not who called: whoever calls may have given up since. Who has dropped the round says so when it
+is asked later, and only its parts count: a member that comes late does not commit what the others have dropped.
+
 A member that is not heard and one that was sent other bytes must not commit two different steps: so a lost word costs
 who did not hear it the round. Who hears less than the others (a lost message, a member that died) may drop a round that
 others commit. It then sees that they are a step ahead and takes the average over from them; it never steps on anything
@@ -41,7 +44,8 @@ class Status:
     """What one member says of a round. hashes: of its parts, MISSING where it has none. said: samples and loss.
 
     commitment: to what it reduced (signed.py), b"" without. clipped: peer id → of how many parts it clipped them.
-    others: peer id → what that member signed; in a question b"", for who asks did not hear it.
+    others: peer id → what that member signed; in a question b"", for who asks did not hear it. dropped: it will not
+    step with this average.
     """
 
     hashes: tuple[bytes, ...]
@@ -49,12 +53,13 @@ class Status:
     commitment: bytes = b""
     clipped: dict[str, int] = field(default_factory=dict)
     others: dict[str, bytes] = field(default_factory=dict)
+    dropped: bool = False
 
     def pack(self, group_id: bytes) -> runtime_pb2.ExpertInfo:
         """As a message."""
         return runtime_pb2.ExpertInfo(
             serialized_info=MSGPackSerializer.dumps(
-                [group_id, b"".join(self.hashes), self.said, self.commitment, self.clipped, self.others]
+                [group_id, b"".join(self.hashes), self.said, self.commitment, self.clipped, self.others, self.dropped]
             )
         )
 
@@ -62,7 +67,7 @@ class Status:
 def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
     """Raises ValueError for anything else than the status of a round with so many parts."""
     try:
-        _, joined, said, commitment, clipped, others = MSGPackSerializer.loads(message.serialized_info)
+        _, joined, said, commitment, clipped, others, dropped = MSGPackSerializer.loads(message.serialized_info)
     except Exception as error:  # msgpack raises many types
         raise ValueError(f"no status: {error}") from error
     if not isinstance(joined, bytes) or len(joined) != HASH_BYTES * parts or not isinstance(said, dict):
@@ -72,13 +77,14 @@ def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
     hashes = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
     if not (isinstance(commitment, bytes) and isinstance(clipped, dict) and isinstance(others, dict)):
         raise ValueError("a status without what was reduced")
-    if not all(isinstance(peer, str) and isinstance(signed, bytes) for peer, signed in others.items()):
+    named = all(isinstance(peer, str) and isinstance(signed, bytes) for peer, signed in others.items())
+    if not (named and isinstance(dropped, bool)):
         raise ValueError("a status with what nobody signed")
     counted = all(
         isinstance(peer, str) and isinstance(count, int) and 0 < count <= parts for peer, count in clipped.items()
     )
     known = {"samples": samples, "loss": loss} if honest else {}
-    return Status(hashes, known, commitment, clipped if counted else {}, others)
+    return Status(hashes, known, commitment, clipped if counted else {}, others, dropped)
 
 
 def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
@@ -107,14 +113,16 @@ class Agreement:
     unheard: str = ""
 
 
-def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: int = 0) -> Agreement:
+def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: int = 0, dropped: int = 0) -> Agreement:
     """What follows from this member's hashes and the others' (peer id → hashes).
 
-    silent: how many more there are from whom nothing was heard. More than half must be heard; and where members differ,
-    the majority must be one whatever the silent ones hold.
+    silent: how many more there are from whom nothing was heard. dropped: how many of `others` have dropped the round.
+    More than half must be heard that have not; and where members differ, the majority must be one whatever the silent
+    ones hold.
     """
-    heard = 1 + len(others)
-    found = Agreement(unheard=f"heard from {heard - 1} of {heard + silent - 1} others" if heard <= silent else "")
+    there, all_others = 1 + len(others) - dropped, len(others) + silent
+    few = f"heard from {there - 1} of {all_others} others" if there <= silent + dropped else ""
+    found = Agreement(unheard=few)
     for index, mine in enumerate(own):
         votes = Counter(hashes[index] for hashes in (own, *others.values()) if hashes[index] != MISSING)
         if not votes:
@@ -137,7 +145,8 @@ class Settlement:
     id → hivemind stub. patience: seconds to wait for another member's transfer to end, and for a part that is fetched.
 
     statuses: what the others said. passed_on: reducer from whom nothing was heard → what it signed, if others say true.
-    mended: parts that were fetched. commitment, clipped: to be said, set before `run`.
+    mended: parts that were fetched. commitment, clipped: to be said, set before `run`. dropped: to be set when this
+    member has dropped the round.
     """
 
     def __init__(
@@ -161,6 +170,8 @@ class Settlement:
         self.mended = 0
         self.commitment: bytes = b""
         self.clipped: dict[str, int] = {}
+        self.dropped = False
+        self._answered, self._gave_up = set[str](), set[str]()
         self._parts, self._said, self._stub_of = parts, said, stub_of
         self._hashes: list[bytes] | None = None
         self._over = asyncio.Event()
@@ -189,15 +200,15 @@ class Settlement:
         if self.me not in self.listening:  # nobody can call this member
             calling = set()
         await asyncio.gather(self._wait_for(calling - gone), *asking)
-        others = {peer: status.hashes for peer, status in self.statuses.items()}
+        heard = self._answered | calling
+        others = {peer: status.hashes for peer, status in self.statuses.items() if peer in heard}
         hearable = {str(member) for member in self.listening if member != self.me} | calling
-        agreement = agree(self._hashes, others, len(hearable - others.keys()))
+        agreement = agree(self._hashes, others, len(hearable - others.keys()), len(self._gave_up & others.keys()))
         dropped = agreement.lost or agreement.disputed or agreement.unheard
-        silent = {str(member) for member in self.listening if member != self.me} - others.keys()
+        silent = {str(member) for member in self.listening if member != self.me} - self.statuses.keys()
         if silent and not dropped:
-            await asyncio.gather(
-                *(self._ask_about(silent, member) for member in self.listening if str(member) in others)
-            )
+            asked = [member for member in self.listening if str(member) in self._answered]
+            await asyncio.gather(*(self._ask_about(silent, member) for member in asked))
         for index in agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
         if not dropped:
@@ -206,7 +217,7 @@ class Settlement:
 
     def status(self) -> Status:
         """What this member says now."""
-        return Status(tuple(self._hashes or ()), self._said, self.commitment, self.clipped)
+        return Status(tuple(self._hashes or ()), self._said, self.commitment, self.clipped, dropped=self.dropped)
 
     async def _hear(self, peer: str, status: Status) -> None:
         async with self._heard:
@@ -226,13 +237,17 @@ class Settlement:
             try:
                 stub = self._stub_of(member)
                 answer = await stub.rpc_settle(self.status().pack(self.group_id), timeout=self.patience)
-                return await self._hear(str(member), read_status(answer, self._parts))
+                status = read_status(answer, self._parts)
             except Exception as error:  # P2P errors of many types
                 logger.info(f"asking {member} for its status failed: {error!r}")
-                if isinstance(error, TimeoutError) or str(member) in self.statuses:
-                    return None  # its own call has told us
+                if isinstance(error, TimeoutError) and str(member) not in self.statuses:
+                    return  # else it has called meanwhile: its transfer is over
                 await asyncio.sleep(RETRY_SECONDS * attempt)
-        return None
+                continue
+            self._answered.add(str(member))
+            if status.dropped:
+                self._gave_up.add(str(member))
+            return await self._hear(str(member), status)
 
     async def _ask_about(self, silent: set[str], member: PeerID) -> None:
         """Whether this member heard of those from whom this peer heard nothing: else one of them may drop the round."""

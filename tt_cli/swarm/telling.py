@@ -9,9 +9,9 @@ from typing import Any
 
 from tt_cli.supervisor.events import Emit, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.asking import printable
-from tt_cli.swarm.averager import RoundResult
 from tt_cli.swarm.board import View
 from tt_cli.swarm.failures import classify
+from tt_cli.swarm.outcome import RoundResult
 from tt_cli.swarm.shared import StepFacts
 from tt_cli.swarm.spikes import LossWatch
 from tt_cli.swarm.view import FAR_AHEAD
