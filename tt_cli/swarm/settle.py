@@ -37,6 +37,7 @@ logger = get_logger(__name__)
 
 ASKED_TIMES = 3  # a message may get lost
 RETRY_SECONDS = 0.2
+SOON = 3.0  # part of the patience in which a member answers whose own transfer is over
 
 
 @dataclass(frozen=True)
@@ -233,15 +234,18 @@ class Settlement:
             logger.info(f"no word from {peers - self.statuses.keys()}")
 
     async def _ask(self, member: PeerID) -> None:
+        timeout = self.patience
         for attempt in range(ASKED_TIMES):
             try:
                 stub = self._stub_of(member)
-                answer = await stub.rpc_settle(self.status().pack(self.group_id), timeout=self.patience)
+                answer = await stub.rpc_settle(self.status().pack(self.group_id), timeout=timeout)
                 status = read_status(answer, self._parts)
             except Exception as error:  # P2P errors of many types
                 logger.info(f"asking {member} for its status failed: {error!r}")
-                if isinstance(error, TimeoutError) and str(member) not in self.statuses:
-                    return  # else it has called meanwhile: its transfer is over
+                if isinstance(error, TimeoutError):
+                    if str(member) not in self.statuses or timeout < self.patience:
+                        return
+                    timeout = self.patience / SOON  # it has called meanwhile
                 await asyncio.sleep(RETRY_SECONDS * attempt)
                 continue
             self._answered.add(str(member))
@@ -253,7 +257,7 @@ class Settlement:
         """Whether this member heard of those from whom this peer heard nothing: else one of them may drop the round."""
         question = replace(self.status(), others=dict.fromkeys(silent, b""))
         try:
-            answer = await self._stub_of(member).rpc_settle(question.pack(self.group_id), timeout=self.patience)
+            answer = await self._stub_of(member).rpc_settle(question.pack(self.group_id), timeout=self.patience / SOON)
             for peer, signed in read_status(answer, self._parts).others.items():
                 if peer in silent:
                     self.passed_on.setdefault(peer, set()).add(signed)
