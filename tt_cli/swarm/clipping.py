@@ -74,9 +74,10 @@ def centered_clip(
     least = FLOOR * usual * math.sqrt(elements)
     centre = torch.empty(elements)
     products: list[float] = []  # with the centre, the last one its own
-    squares = _look(codec, contributions, centre, large, votes, products)
+    enough = len(contributions) >= LEAST_OPPOSED
+    squares = _look(codec, contributions, centre, large, votes, products if enough else None)
     factors = [0.0 if factor * LEFT_OUT < 1.0 else factor for factor in _factors(squares, likely, votes, least)]
-    opposed = _opposed(squares, products, weights, votes, elements)
+    opposed = _opposed(squares, products, weights, votes, elements) if enough else []
     if any(factor for i, factor in enumerate(factors) if i not in opposed):  # else nobody knows who is right
         factors = [0.0 if i in opposed else factor for i, factor in enumerate(factors)]
     kept = [i for i, factor in enumerate(factors) if factor > 0.0]
@@ -169,10 +170,11 @@ def _opposed(
 ) -> list[int]:
     """Who points against the others. products: with the centre, and the centre's own.
 
-    Nobody among few: what is usual cannot be told from three or four; honest members with few samples point anywhere.
+    Asked for LEAST_OPPOSED members and more: what is usual cannot be told from three or four; honest members with few
+    samples point anywhere.
     """
     *products, own = products
-    if own <= 0.0 or len(squares) < LEAST_OPPOSED:
+    if own <= 0.0:
         return []
     sizes = [
         max(0.0, square + 2.0 * with_centre - own) * weight
