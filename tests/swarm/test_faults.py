@@ -25,7 +25,6 @@ def start(
     patience: float = 5.0,
 ) -> tuple[LocalSwarm, dict[str, Member]]:
     monkeypatch.setenv("TT_TEST_FAULTS", json.dumps(faults))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     swarm = start_swarm(
         tiny_run(swarm={"matchmaking_time": 5.0, "next_chunk_timeout": patience, "averaging_timeout": 10 * patience})
     )

@@ -28,6 +28,7 @@ from tt_cli.swarm.records import PeerRecord
 
 NAMES = ("anna", "ben", "cleo")
 LYING_STEPS = 2
+MOST_BAN_SECONDS = 60.0  # until a ban has reached every peer: what is promised, not how fast this machine is
 
 
 @dataclass
@@ -143,7 +144,7 @@ def test_a_pass_that_does_not_count_opens_no_door(training: Training, bad_pass: 
     assert opened(tried(training, DOORS.values(), key, text)) == []
 
 
-def test_a_ban_closes_the_doors(training: Training, tmp_path: Path) -> None:
+def test_a_ban_closes_the_doors_within_a_minute(training: Training, tmp_path: Path) -> None:
     run, issuer = training.run, training.issuer
     issuer.admit(tmp_path, run, "trainer", "mallory")
     key = key_file(tmp_path, run, "trainer")
@@ -151,7 +152,7 @@ def test_a_ban_closes_the_doors(training: Training, tmp_path: Path) -> None:
     doors = [DOORS["find"], DOORS["state"]]
     assert opened(tried(training, doors, key, text))
     issuer.ban([training.folder / "aux"], run, ["mallory"])  # the others hear of it from the auxiliary peer
-    deadline = time.monotonic() + WAIT
+    deadline = time.monotonic() + MOST_BAN_SECONDS
     while opened(tried(training, doors, key, text)):
         assert time.monotonic() < deadline, "the ban did not reach every trainer"
     training.goes_on(1)

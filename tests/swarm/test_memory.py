@@ -22,7 +22,6 @@ SHORT = "swarm.short_of_memory_peer"
 def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     """anna halves her micro-batch in the midst of step 2; ben leaks, and gives way when he takes more than --memory."""
     monkeypatch.setenv("TT_TEST_MEMORY", json.dumps({"anna": {"step": 2, "fits": 2}, "ben": {"step": 2, "leak": 80}}))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     run = tiny_run()
     swarm = start_swarm(run)
     limit = trainer_need(run, "cpu").host + (250 << 20)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from swarm.conftest import WAIT, assert_agreed, committed, last_step, tiny_run, wait_for_step
@@ -21,7 +20,6 @@ def start(
     start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch, attacks: dict[str, str]
 ) -> tuple[LocalSwarm, dict[str, Member]]:
     monkeypatch.setenv("TT_TEST_ATTACKS", json.dumps(attacks))
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     swarm = start_swarm(
         tiny_run(
             schedule={"total_steps": 60},

@@ -132,7 +132,6 @@ def test_nan_gradients_of_one_peer_change_nobodys_parameters(
     start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch, poison: str
 ) -> None:
     monkeypatch.setenv("TT_TEST_POISON", poison)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     swarm = start_swarm(tiny_run())
     swarm.start_trainer("anna", batch_size=4, seed=0)
     swarm.start_trainer("ben", batch_size=4, seed=1)
