@@ -21,7 +21,7 @@ from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import alive, children_of, keep_objects_shared
 from tt_cli.supervisor.worker import WorkerBroken
-from tt_cli.swarm import door, streams
+from tt_cli.swarm import door, lookup, streams
 from tt_cli.swarm.addresses import listen_and_announce, moved
 from tt_cli.swarm.door import DhtDoor
 from tt_cli.swarm.failures import classify
@@ -71,11 +71,8 @@ def start_dht(
     Raises TTError when the port is taken or none of the initial peers answers, NoPass where this peer is not admitted.
     """
     membership = membership_of(run, None if identity is None else identity.path)
-    validators = [RecordValidator(run.identity, membership, run.membership.authority_key or "")]
-    if identity is not None:
-        validators.insert(0, RSASignatureValidator(identity.key))
-    else:
-        validators.insert(0, RSASignatureValidator())
+    signatures = RSASignatureValidator() if identity is None else RSASignatureValidator(identity.key)
+    records = RecordValidator(run.identity, membership, run.membership.authority_key or "")
     if identity is not None:
         check_own_pass(membership, identity.peer_id, run)
     if not client_mode and port:
@@ -83,12 +80,13 @@ def start_dht(
     listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port)
     dht, guard = None, DhtDoor(membership)
     door.install()
+    lookup.install()
     streams.install()
     try:
         dht = DHT(
             initial_peers=list(initial_peers) or None,
             start=False,
-            record_validators=validators,
+            record_validators=[lookup.Checked([signatures, records])],
             authorizer=guard,
             client_mode=client_mode,
             host_maddrs=listen,
@@ -101,6 +99,7 @@ def start_dht(
             shutdown_timeout=2,
             startup_timeout=START_SECONDS,
             wait_timeout=ANSWER_SECONDS,
+            **lookup.NO_CACHES,
         )
         keep_objects_shared()
         dht.membership = membership  # which the averager's process gets too, when it forks

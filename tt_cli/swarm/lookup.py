@@ -1,0 +1,100 @@
+"""Look-ups in a DHT that keeps all of a swarm under one key, with no more traffic than they need.
+
+hivemind's node asks for a key's value whenever it searches for the nodes nearest to that key, so each peer that renews
+its record is told the records of all others, by every node that keeps them, and checks each signature; it keeps what it
+read in caches, sends it on to a node that lacks it, and reads all of it again when one record changes. Here a search
+for nodes brings nodes, there are no caches, and what was checked once is known.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from hashlib import blake2b
+from typing import Any
+
+import hivemind.dht.dht
+from hivemind.dht import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
+
+NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
+MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
+
+Found = Callable[[DHTID, list[DHTID], set[DHTID]], Awaitable[None]]
+
+
+class Node(DHTNode):
+    """hivemind's, whose searches for nodes ask beside the key: there the same nodes are nearest, and nothing lies."""
+
+    async def find_nearest_nodes(
+        self, queries: Collection[DHTID], *args: Any, found_callback: Found | None = None, **more: Any
+    ) -> dict[DHTID, dict[DHTID, PeerID]]:
+        """As hivemind's."""
+        meant = {beside(query): query for query in queries}
+
+        async def found(query: DHTID, nearest: list[DHTID], visited: set[DHTID]) -> None:
+            assert found_callback is not None
+            await found_callback(meant[query], nearest, visited)
+
+        told = found if found_callback is not None else None
+        nearest = await super().find_nearest_nodes(meant, *args, found_callback=told, **more)
+        return {meant[query]: nodes for query, nodes in nearest.items()}
+
+
+def beside(key: DHTID) -> DHTID:
+    """The id that differs from this one in its last bit."""
+    return DHTID(int(key) ^ 1)
+
+
+def install() -> None:
+    """Have hivemind's DHT be such a node, here and in forked processes."""
+    hivemind.dht.dht.DHTNode = Node
+
+
+class Checked(RecordValidatorBase):
+    """All of these validators in one, which does not check again what has passed.
+
+    That needs validators whose answer never changes for the same bytes: see validator.py.
+    """
+
+    def __init__(self, validators: Iterable[RecordValidatorBase]):
+        self._all = CompositeValidator(validators)
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
+
+    @property
+    def priority(self) -> int:
+        """As that of hivemind's signatures: before whatever reads the record."""
+        return 10
+
+    def validate(self, record: DHTRecord) -> bool:
+        """True for a record that all of them let pass, now or before."""
+        digest = digest_of(record)
+        if digest in self._passed:
+            self._passed.move_to_end(digest)
+            return True
+        if not self._all.validate(record):
+            return False
+        self._passed[digest] = None
+        if len(self._passed) > MOST_KNOWN:
+            self._passed.popitem(last=False)
+        return True
+
+    def sign_value(self, record: DHTRecord) -> bytes:
+        """The value, signed where it is this node's."""
+        return bytes(self._all.sign_value(record))
+
+    def strip_value(self, record: DHTRecord) -> bytes:
+        """The value without its signature."""
+        return bytes(self._all.strip_value(record))
+
+
+def digest_of(record: DHTRecord) -> bytes:
+    """Of all that a signature covers, and of the signature. 16 bytes."""
+    hashed = blake2b(digest_size=16)
+    for part in (record.key, record.subkey, record.value, struct.pack("<d", record.expiration_time)):
+        hashed.update(struct.pack("<Q", len(part)))
+        hashed.update(part)
+    return hashed.digest()
