@@ -1,13 +1,15 @@
 #!/usr/bin/env python
 """Let a small swarm live through what volunteers do to it, and see whether a peer that stays stays as it is.
 
-An auxiliary peer and four trainers with a small model (scripts/lab/disturbance.py), each in a network namespace of its
-own behind a link of 20 Mbit/s each way. Trainers are SIGKILLed with all their processes by a schedule that the seed
-gives, one every few minutes, and started again half a minute later. The first trainer is never killed. Its family of
-processes is looked at every few seconds.
+`tt aux-peer` with all its parts and four trainers with a small model (scripts/lab/disturbance.py), each in a network
+namespace of its own behind a link of 20 Mbit/s each way. Trainers are SIGKILLed with all their processes by a schedule
+that the seed gives, one every few minutes, and started again half a minute later. The first trainer is never killed.
+Its family of processes is looked at every few seconds, and that of the auxiliary peer, which takes part in averaging,
+records, keeps checkpoints, draws pictures now and then, and whose page is read each time.
 
 - rss_growth: how much more memory (proportional set size, files once) that family takes at the end than after warm-up:
   median of the last fifth of the looks over that of the first fifth, minus 1. Warm-up is a sixth of the time;
+- aux_rss_growth, aux_fd_growth: of the auxiliary peer's family;
 - fd_growth: the same difference for its open files and processes together, as a number (medians; 0 is flat);
 - steps_lost: steps that no survivor made, or after which two peers held unlike states, and steps that the first trainer
   neither made nor took over though others did.
@@ -34,6 +36,7 @@ import statistics
 import sys
 import tempfile
 import time
+import urllib.request
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,17 +44,21 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from scripts.lab.aux_command import AuxCommand  # noqa: E402
 from scripts.lab.disturbance import need, small_run, states_of  # noqa: E402
 from scripts.lab.namespaces import Host, Network, NoNetwork, need_namespaces  # noqa: E402
-from tt_cli.supervisor.events import Listening, Phase, Round, Step, Trouble  # noqa: E402
+from tt_cli.supervisor.events import Phase, Round, Step, Trouble  # noqa: E402
 from tt_cli.supervisor.host_memory import family_memory  # noqa: E402
-from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalSwarm, Member  # noqa: E402
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
 from tt_cli.supervisor.processes import family_of  # noqa: E402
 
 TRAINERS, MBIT = 4, 20.0
 MICRO_BATCH, PACE, TARGET = 4, 0.5, 96  # 32 samples a second in all: a step in three seconds
 DOWN_SECONDS = 30.0
 WAIT = 300.0
+LOOPBACK = "127.0.0.1"
+PORT, PAGE = 47310, 47311  # of the auxiliary peer, in its own network namespace
+AUX_FLAGS = ("--assist", "--assist-port", "0", "--samples", "--samples-every", "200")
 
 
 @dataclass
@@ -73,9 +80,9 @@ class Plan:
 
 @dataclass(frozen=True)
 class Look:
-    """The survivor's family at one moment: seconds since the beginning, bytes of memory, open files, processes.
+    """A family of processes at one moment: seconds since the beginning, bytes of memory, open files, processes.
 
-    private: bytes of each process that are in no file; the eldest is the trainer, p2pd the one of that name.
+    private: bytes of each process that are in no file, by its place in the family and its name; p2pd is the daemon.
     """
 
     at: float
@@ -87,15 +94,23 @@ class Look:
 
 @dataclass
 class Soak:
-    """The swarm while it is watched. lives: every process that there was."""
+    """The swarm while it is watched. lives: every trainer that there was. looks: at the survivor; aux_looks: at aux."""
 
     swarm: LocalSwarm
+    aux: AuxCommand
     hosts: list[Host]
     plan: Plan
     choice: random.Random
     lives: list[Member] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
+    aux_looks: list[Look] = field(default_factory=list)
     kills: int = 0
+    page_reads: int = 0
+
+    @property
+    def host(self) -> str:
+        """Address of the auxiliary peer."""
+        return self.hosts[0].address if self.hosts else LOOPBACK
 
     def start(self, number: int) -> Member:
         """A trainer, on the host of its number: 0 is the auxiliary peer's."""
@@ -114,12 +129,7 @@ class Soak:
 
     def begin(self) -> Member:
         """All up and one step made; returns the survivor."""
-        options: dict[str, Any] = {"host": self.hosts[0].address} if self.hosts else {}
-        with self.hosts[0].entered() if self.hosts else contextlib.nullcontext():
-            aux = self.swarm.start("aux", AUX_MODULE, {"port": 0, "initial_peers": [], **options})
-        need(self.swarm.wait(lambda: bool(aux.of(Listening)), WAIT), "the auxiliary peer", [aux])
-        wanted = options.get("host", "")
-        self.swarm.addresses = [address for address in aux.of(Listening)[0].addresses if wanted in address]
+        self.swarm.addresses = [address for address in self.aux.addresses if f"/{self.host}/" in address]
         trainers = [self.start(number) for number in range(1, TRAINERS + 1)]
         ready = self.swarm.wait(lambda: all(states_of(member) for member in trainers), WAIT)
         need(ready, "a first step of all", trainers)
@@ -130,7 +140,9 @@ class Soak:
         began = time.monotonic()
         kill_at, down = began + self.plan.between / 2, dict[int, float]()
         while (now := time.monotonic()) < began + self.plan.seconds and survivor.running:
-            self.looks.append(look_at(survivor, now - began))
+            self.looks.append(look_at(survivor.worker.pid, now - began))
+            self.aux_looks.append(look_at(self.aux.pid, now - began))
+            self.read_page()
             if now > kill_at:
                 kill_at = now + self.plan.between * self.choice.uniform(0.7, 1.3)
                 number = self.choice.choice([n for n in range(2, TRAINERS + 1) if n not in down])
@@ -145,6 +157,13 @@ class Soak:
             time.sleep(max(0.0, min(self.plan.look, began + self.plan.seconds - time.monotonic())))
         need(survivor.running, "the end, alive", [survivor])
 
+    def read_page(self) -> None:
+        """As a visitor of the run's page and Prometheus would."""
+        with contextlib.suppress(OSError), self.hosts[0].entered() if self.hosts else contextlib.nullcontext():
+            for path in ("api/snapshot", "metrics", "health"):
+                urllib.request.urlopen(f"http://{self.host}:{PAGE}/{path}", timeout=5).read()
+            self.page_reads += 1
+
     def facts(self, survivor: Member, first: int) -> dict[str, Any]:
         """What became of the steps after `first`, and of the survivor."""
         digests: dict[int, set[str]] = {}
@@ -156,44 +175,50 @@ class Soak:
         passed_over = {step for step in range(first + 1, last + 1) if step not in mine}
         unlike = {step for step, found in digests.items() if len(found) > 1}
         behind = max(0, max(digests) - last - 1)  # the newest one may be under way
-        kept = [look for look in self.looks if look.at >= self.plan.seconds / 6]
-        fifth = max(1, len(kept) // 5)
-        early, late = kept[:fifth], kept[-fifth:]
         rounds = [event.outcome for event in survivor.of(Round)]
         return {
-            "rss_growth": round(median(late, "memory") / median(early, "memory") - 1, 4),
+            **growth(self.looks),
             "steps_lost": len(passed_over | unlike) + behind,
-            "fd_growth": round(
-                median(late, "files") - median(early, "files") + median(late, "processes") - median(early, "processes"),
-                1,
-            ),
+            **{f"aux_{key}": value for key, value in growth(self.aux_looks).items()},
             "minutes": round(self.plan.seconds / 60, 2),
             "kills": self.kills,
+            "page_reads": self.page_reads,
             "steps": last - first,
             "steps_of_survivor": sum(event.epoch > first for event in survivor.of(Step)),
             "rounds_failed": rounds.count("failed"),
             "rounds_dropped": rounds.count("dropped"),
             "troubles": len(survivor.of(Trouble)),
             "starts": sum(event.phase == "starting" for event in survivor.of(Phase)),
-            "memory_mb": [round(median(part, "memory") / 1e6, 1) for part in (early, late)],
-            "files": [median(part, "files") for part in (early, late)],
-            "processes": [median(part, "processes") for part in (early, late)],
-            "grown_mb_by_process": {
-                name: round(
-                    statistics.median(look.private.get(name, 0) for look in late) / 1e6
-                    - statistics.median(look.private.get(name, 0) for look in early) / 1e6,
-                    1,
-                )
-                for name in kept[0].private
-            },
-            "memory_mb_by_tenth": by_tenth(self.looks),
             "limited_to_mbit": MBIT if self.hosts else None,
         }
 
 
-def look_at(member: Member, at: float) -> Look:
-    """Its family of processes, now."""
-    family = sorted(family_of(member.worker.pid))
+def growth(looks: list[Look]) -> dict[str, Any]:
+    """What grew between the first and the last fifth of the looks after warm-up."""
+    kept = [look for look in looks if look.at >= looks[-1].at / 6]
+    fifth = max(1, len(kept) // 5)
+    early, late = kept[:fifth], kept[-fifth:]
+    each = {what: [median(part, what) for part in (early, late)] for what in ("memory", "files", "processes")}
+    return {
+        "rss_growth": round(each["memory"][1] / each["memory"][0] - 1, 4),
+        "fd_growth": round(sum(each[what][1] - each[what][0] for what in ("files", "processes")), 1),
+        "memory_mb": [round(value / 1e6, 1) for value in each["memory"]],
+        "files": each["files"],
+        "processes": each["processes"],
+        "grown_mb_by_process": {name: round(grown(early, late, name) / 1e6, 1) for name in kept[0].private},
+        "memory_mb_by_tenth": by_tenth(looks),
+    }
+
+
+def grown(early: list[Look], late: list[Look], name: str) -> float:
+    """Bytes by which one process grew."""
+    before, after = (statistics.median(look.private.get(name, 0) for look in part) for part in (early, late))
+    return float(after - before)
+
+
+def look_at(root: int, at: float) -> Look:
+    """A process and all below it, now."""
+    family = sorted(family_of(root))
     files, private = 0, dict[str, int]()
     for process in family:
         with contextlib.suppress(OSError):
@@ -202,7 +227,7 @@ def look_at(member: Member, at: float) -> Look:
             name = Path(f"/proc/{process}/comm").read_text().strip()
             taken = sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith(("Pss_Anon", "Pss_Shmem")))
             private[f"{len(private)} {name}"] = taken
-    return Look(at, family_memory(member.worker.pid).total, files, len(family), private)
+    return Look(at, family_memory(root).total, files, len(family), private)
 
 
 def median(looks: list[Look], what: str) -> float:
@@ -226,8 +251,12 @@ def measure(plan: Plan, seed: int) -> dict[str, Any]:
         with contextlib.suppress(NoNetwork):
             need_namespaces()
             hosts = closing.enter_context(Network(TRAINERS + 1, MBIT)).hosts
-        swarm = closing.enter_context(LocalSwarm(run.to_toml(), Path(scratch)))
-        soak = Soak(swarm, hosts, plan, random.Random(seed))
+        flags = (*AUX_FLAGS, "--port", str(PORT), "--web-port", str(PAGE))
+        with hosts[0].entered() if hosts else contextlib.nullcontext():
+            host = hosts[0].address if hosts else LOOPBACK
+            aux = closing.enter_context(AuxCommand(run, Path(scratch) / "aux", *flags, host=host))
+        swarm = closing.enter_context(LocalSwarm(run.to_toml(), Path(scratch) / "trainers"))
+        soak = Soak(swarm, aux, hosts, plan, random.Random(seed))
         survivor = soak.begin()
         first = max(event.epoch for event in states_of(survivor))
         soak.run(survivor)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from swarm.aux_command import AuxCommand
 from swarm.conftest import WAIT, committed, digests, last_step, tiny_run, wait_for_step
 
+from scripts.lab.aux_command import AuxCommand
 from tt_cli.supervisor.events import Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm
 

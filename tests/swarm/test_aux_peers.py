@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from hub_standin import HubStandin
-from swarm.aux_command import AuxCommand, free_port
 from swarm.conftest import last_step, tiny_run, wait_for_step
 
+from scripts.lab.aux_command import AuxCommand, free_port
 from tt_cli.auxiliary.reader import Reader
 from tt_cli.supervisor.local_swarm import LocalSwarm
 

@@ -27,9 +27,12 @@ def free_port() -> int:
 
 
 class AuxCommand:
-    """A context manager. home: its TT_HOME. Leaving it ends the command as Ctrl-C would, and with force if need be."""
+    """A context manager. home: its TT_HOME. host: the address of the coordinator.
 
-    def __init__(self, run: RunConfig, home: Path, *flags: str, **environment: str):
+    Leaving it ends the command as Ctrl-C would, and with force if need be.
+    """
+
+    def __init__(self, run: RunConfig, home: Path, *flags: str, host: str = "127.0.0.1", **environment: str):
         self.name = home.name
         home.mkdir(mode=0o700, exist_ok=True)
         file = home / "run.toml"
@@ -38,7 +41,7 @@ class AuxCommand:
         self._news = threading.Condition()
         self._errors = (home / "stderr").open("w+")
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tt_cli.cli.main", "aux-peer", str(file), "--json", "--host", "127.0.0.1", *flags],
+            [sys.executable, "-m", "tt_cli.cli.main", "aux-peer", str(file), "--json", "--host", host, *flags],
             stdout=subprocess.PIPE,
             stderr=self._errors,
             stdin=subprocess.DEVNULL,
@@ -62,6 +65,11 @@ class AuxCommand:
             self._process.wait()
             self._reader.join()
             self._errors.close()
+
+    @property
+    def pid(self) -> int:
+        """Of the command, from which all its parts descend."""
+        return self._process.pid
 
     def kill(self) -> None:
         """End it at once; the parts end with it."""
