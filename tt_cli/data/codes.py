@@ -1,0 +1,113 @@
+"""A picture's codes as the bytes of one column: `code`, or `code13` with no more bits than a code needs.
+
+Notable:
+- `code` is what the paper's data set has: little-endian int16 in raster order, 2048 bytes for 32 x 32 codes;
+- `code13` packs each code into ceil(log2(codebook_size)) bits, 13 for the published VQGAN's 8192 codes, hence the name:
+  1664 bytes for 32 x 32 of them. A smaller codebook has fewer bits in a column of the same name;
+- bit k of code i is bit `bits * i + k` of the string, and bit j of a string is bit j % 8 of its byte j // 8: the
+  lowest first everywhere. Bits after the last code are 0;
+- eight codes fill whole bytes, so packing is some shifts of whole columns of eight: no loop over rows or codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+CODE = "code"
+PACKED = "code13"
+CODE_COLUMNS = (CODE, PACKED)
+CODE_DTYPE = np.dtype("<i2")
+_GROUP = 8  # codes that fill whole bytes, whatever their width
+
+
+def bits_per_code(codebook_size: int) -> int:
+    """Bits that tell so many codes apart: 13 for 8192, at least 1."""
+    return max(1, (codebook_size - 1).bit_length())
+
+
+def column_bytes(column: str, count: int, codebook_size: int) -> int:
+    """Bytes that `count` codes take in a row of the column "code" or "code13"."""
+    if column == CODE:
+        return count * CODE_DTYPE.itemsize
+    return -(-count * bits_per_code(codebook_size) // 8)
+
+
+def to_column(column: str, codes: np.ndarray, codebook_size: int) -> list[bytes]:
+    """Codes (b, n) of any integer type → the bytes of each row in this column.
+
+    Raises ValueError for codes out of range.
+    """
+    if column == PACKED:
+        return pack(codes, codebook_size)
+    _check_range(codes, codebook_size)
+    rows = np.ascontiguousarray(codes, dtype=CODE_DTYPE)
+    return [row.tobytes() for row in rows]
+
+
+def from_column(column: str, rows: Sequence[bytes], count: int, codebook_size: int) -> np.ndarray:
+    """The bytes of each row in this column → codes (b, count) int16; whether they are in range is not looked at.
+
+    Raises ValueError for a row of another width.
+    """
+    if column == PACKED:
+        return unpack(rows, count, codebook_size)
+    return _stacked(rows, column_bytes(CODE, count, codebook_size)).view(CODE_DTYPE).astype(np.int16, copy=False)
+
+
+def pack(codes: np.ndarray, codebook_size: int) -> list[bytes]:
+    """Codes (b, n) of any integer type → b strings of ceil(n * bits / 8) bytes.
+
+    Raises ValueError for codes out of range.
+    """
+    _check_range(codes, codebook_size)
+    b, n = codes.shape
+    bits = bits_per_code(codebook_size)
+    groups = -(-n // _GROUP)
+    padded = np.zeros((b, groups * _GROUP), dtype=np.uint32)
+    padded[:, :n] = codes
+    lanes = padded.reshape(b, groups, _GROUP)
+    packed = np.zeros((b, groups, bits), dtype=np.uint8)
+    for lane in range(_GROUP):
+        first, shift = divmod(lane * bits, 8)
+        moved = lanes[:, :, lane] << shift
+        for byte in range(first, (lane * bits + bits - 1) // 8 + 1):
+            packed[:, :, byte] |= (moved >> (8 * (byte - first))).astype(np.uint8)
+    width = column_bytes(PACKED, n, codebook_size)
+    return [row.tobytes() for row in packed.reshape(b, groups * bits)[:, :width]]
+
+
+def unpack(rows: Sequence[bytes], count: int, codebook_size: int) -> np.ndarray:
+    """b strings that `pack` made of `count` codes each → codes (b, count) int16.
+
+    Raises ValueError for a row of another width. Codes of a codebook that is no power of two may be out of range.
+    """
+    bits = bits_per_code(codebook_size)
+    width = column_bytes(PACKED, count, codebook_size)
+    stacked = _stacked(rows, width)
+    groups = -(-count // _GROUP)
+    if width != groups * bits:
+        stacked = np.pad(stacked, ((0, 0), (0, groups * bits - width)))
+    packed = stacked.reshape(len(rows), groups, bits)
+    codes = np.empty((len(rows), groups, _GROUP), dtype=np.int16)
+    for lane in range(_GROUP):
+        first, shift = divmod(lane * bits, 8)
+        value = packed[:, :, first].astype(np.uint32)
+        for byte in range(first + 1, (lane * bits + bits - 1) // 8 + 1):
+            value |= packed[:, :, byte].astype(np.uint32) << (8 * (byte - first))
+        codes[:, :, lane] = (value >> shift) & ((1 << bits) - 1)
+    return codes.reshape(len(rows), groups * _GROUP)[:, :count]
+
+
+def _stacked(rows: Sequence[bytes], width: int) -> np.ndarray:
+    """Rows of `width` bytes each → (b, width) uint8."""
+    for row in rows:
+        if len(row) != width:
+            raise ValueError(f"a row has {len(row)} bytes of codes, not {width}")
+    return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), width)
+
+
+def _check_range(codes: np.ndarray, codebook_size: int) -> None:
+    if codes.size and (codes.min() < 0 or codes.max() >= codebook_size):
+        raise ValueError(f"codes from {codes.min()} to {codes.max()} are not all below {codebook_size}")
