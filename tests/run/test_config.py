@@ -190,6 +190,7 @@ ANOTHER = {
     "swarm.compression": "blockwise8",
     "swarm.aggregation": "mean",
     "data.nsfw_allowed": ["UNSURE"],
+    "data.code_column": "code13",
     "checkpoints.repository": "acme/run",
     "peers.initial": ["/ip4/203.0.113.7/tcp/31337/p2p/12D3KooWExamp1e"],
 }
@@ -204,6 +205,8 @@ def changed(run: RunConfig, key: str) -> RunConfig:
     value = getattr(getattr(run, part), field)
     if key in GUARDED:
         return run.replaced(GUARDED)
+    if key == "data.location":  # the built-in data lie in the package
+        run = run.replaced({"data.source": "hub"})
     if key == "membership.oauth_client_id":
         return run.replaced({**GUARDED, key: "app"})
     if key in ANOTHER:
@@ -224,6 +227,9 @@ def changed(run: RunConfig, key: str) -> RunConfig:
 
 LOCAL = {
     "run.description",
+    "data.location",
+    "data.code_column",
+    "data.cache_mb",
     "swarm.matchmaking_time",
     "swarm.averaging_timeout",
     "swarm.next_chunk_timeout",
@@ -247,8 +253,9 @@ def test_every_field_that_changes_training_changes_the_identity_and_no_other(sma
         other = changed(small, key)
         assert other != small, key
         if key in LOCAL:
-            assert other.identity == small.identity, key
-            assert small.differences(other) == [], key
+            same = small.replaced({"data.source": other.data.source})
+            assert other.identity == same.identity, key
+            assert same.differences(other) == [], key
         else:
             assert other.identity != small.identity, key
             assert any(line.startswith(f"{key}: ") for line in small.differences(other)), key
@@ -316,3 +323,28 @@ def test_what_is_wrong_with_an_authority_is_said(small: RunConfig, changes: dict
         small.replaced(changes)
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"data.source": "files"}, "data.location: missing; source = \"files\" needs a folder or an http"),
+        ({"data.location": "/data"}, "has no meaning with the built-in data"),
+        ({"data.source": "hub", "data.location": "/data", "data.subset": 5}, "a subset of a data set on the Hub"),
+        ({"data.source": "files", "data.location": "ftp://there/x"}, "must be a folder, or an address such as"),
+        ({"data.source": "files", "data.location": " "}, "must be a folder"),
+        ({"data.cache_mb": -1}, "data.cache_mb = -1"),
+        ({"data.code_column": "code12"}, "data.code_column"),
+    ],
+)
+def test_where_the_data_lie_is_checked(small: RunConfig, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        small.replaced(changes)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_copies_of_the_data_lie_where_each_peer_has_them(small: RunConfig) -> None:
+    run = small.replaced({"data.source": "hub", "data.name": "acme/codes"})
+    for location in ("/data/codes", "https://data.example.org/codes?key=1", "http://10.0.0.1:8000/index.json"):
+        assert run.replaced({"data.location": location}).identity == run.identity

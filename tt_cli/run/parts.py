@@ -58,6 +58,16 @@ def _address(url: str) -> str:
     return url.rstrip("/")
 
 
+def _location(place: str) -> str:
+    if "://" in place:
+        parts = urlsplit(place)
+        if parts.scheme not in ("https", "http") or not parts.hostname or parts.fragment or parts.username:
+            raise ValueError('must be a folder, or an address such as "https://data.example.org/codes"')
+    elif not place.strip():
+        raise ValueError("must be a folder, or an http(s) address")
+    return place
+
+
 def _authority_key(text: str) -> str:
     authority_keys(text)
     return text
@@ -160,16 +170,33 @@ class VqganPart(Part):
 
 
 class DataPart(Part):
-    """The examples. The filters apply to data from the Hub; the built-in data were filtered when built."""
+    """The examples. The filters apply to all but the built-in data, which were filtered when built.
 
-    source: Literal["builtin", "hub"]
+    source = "files" is a data set that lies at `location` alone: a folder, or an http(s) address of shards with an
+    index. One from the Hub may have a copy there, with the same names of shards; each peer may have its own.
+    """
+
+    source: Literal["builtin", "hub", "files"]
     name: Text
     revision: Text | None = None
+    location: Annotated[str, AfterValidator(_location)] | None = Untrained(None)
+    code_column: Literal["code", "code13"] = Untrained("code")  # that is written; both are read
     subset: int = Field(0, ge=0)  # 0: all; else the first so many of the training split, shuffled by seed
     shuffle_buffer: int = Field(2048, ge=1)  # examples
     min_caption_length: int = Field(3, ge=0)  # characters
     max_aspect_ratio: float = Field(2.0, ge=1)
     nsfw_allowed: list[Text] = Field(default_factory=lambda: ["UNLIKELY"])
+    cache_mb: int = Untrained(1024, ge=0)  # 10^6 bytes of downloaded shards that a peer keeps on its disk
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.source == "files" and self.location is None:
+            raise ValueError('location: missing; source = "files" needs a folder or an http(s) address')
+        if self.source == "builtin" and self.location is not None:
+            raise ValueError(f'location = "{self.location}": has no meaning with the built-in data')
+        if self.source == "hub" and self.location is not None and self.subset:
+            raise ValueError('location: a subset of a data set on the Hub is drawn there; set source = "files"')
+        return self
 
 
 class OptimizerPart(Part):
