@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from data.rows import code, row, run_on
 
+from tt_cli.data.codes import to_column
 from tt_cli.data.examples import RowFilter
 from tt_cli.run import load_run
 
@@ -17,11 +18,20 @@ PASSES = [
     {"NSFW": ...},
     {"original_width": ...},
     {"caption": "été"},
+    {"original_width": 640.0},
+    {"code": ..., "code13": bytes(2)},
+    {"code": None, "code13": bytes(2)},
 ]
 FAILS = [
     ({"caption": None}, "no_caption"),
     ({"caption": ...}, "no_caption"),
-    ({"caption": b"red apple"}, "no_caption"),
+    ({"caption": b"caf\xe9"}, "not_utf8"),
+    ({"caption": 12}, "not_utf8"),
+    ({"caption": "half a pair \ud83d"}, "not_utf8"),
+    ({"NSFW": 3}, "wrong_type"),
+    ({"NSFW": ["UNLIKELY"]}, "wrong_type"),
+    ({"original_width": "640"}, "wrong_type"),
+    ({"original_width": float("nan")}, "aspect_ratio"),
     ({"caption": " \n"}, "no_caption"),
     ({"caption": "ox"}, "short_caption"),
     ({"NSFW": "UNSURE"}, "nsfw"),
@@ -38,6 +48,8 @@ FAILS = [
     ({"code": code(1, 2, 3)}, "code_width"),
     ({"code": code(1, 2, 3, 4, 5)}, "code_width"),
     ({"code": code(1, 2, 3, 4)[:-1]}, "code_width"),
+    ({"code": ..., "code13": code(1, 2, 3, 4)}, "code_width"),
+    ({"code": ..., "code13": "text"}, "code_width"),
 ]
 
 
@@ -77,3 +89,23 @@ def test_codes_out_of_range_are_left_out(bad: int) -> None:
     assert codes.tolist() == [[1, 2, 3, 4], [0, 9, 9, 9]]
     assert (row_filter.counts.kept, row_filter.counts.code_range) == (2, 1)
     assert row_filter.counts.in_words() == "3 rows: kept 2, code range 1"
+
+
+def test_both_code_columns_are_read_beside_each_other() -> None:
+    row_filter = RowFilter(run_on("any"))
+    known = np.array([[1, 2, 3, 4], [9, 8, 7, 6], [5, 5, 5, 5]], dtype=np.int16)
+    packed = to_column("code13", known, 10)
+    rows = [row(code=code(*known[0])), row(code=..., code13=packed[1]), row(code=code(*known[2]))]
+    _, codes = row_filter.collate(rows)
+    assert codes.tolist() == known.tolist()
+
+
+def test_sifting_tells_which_rows_are_good() -> None:
+    row_filter = RowFilter(run_on("any"))
+    rows = [row(caption=None), row(caption="a cat"), row(code=code(1, 2, 3, 10)), row(caption="a dog"), {}]
+    captions, codes, places = row_filter.sift(rows)
+    assert captions == ["a cat", "a dog"]
+    assert places.tolist() == [1, 3]
+    assert codes.shape == (2, 4)
+    assert row_filter.counts.in_words() == "5 rows: kept 2, no caption 2, code range 1"
+    assert [len(part) for part in row_filter.sift([])] == [0, 0, 0]

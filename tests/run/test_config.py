@@ -328,7 +328,7 @@ def test_what_is_wrong_with_an_authority_is_said(small: RunConfig, changes: dict
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"data.source": "files"}, "data.location: missing; source = \"files\" needs a folder or an http"),
+        ({"data.source": "files"}, 'data.location: missing; source = "files" needs a folder or an http'),
         ({"data.location": "/data"}, "has no meaning with the built-in data"),
         ({"data.source": "hub", "data.location": "/data", "data.subset": 5}, "a subset of a data set on the Hub"),
         ({"data.source": "files", "data.location": "ftp://there/x"}, "must be a folder, or an address such as"),

@@ -9,16 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
+from tt_cli.data.codes import CODE, CODE_COLUMNS, CODE_DTYPE, PACKED, column_bytes, from_column
 from tt_cli.errors import TTError
-from tt_cli.run import RunConfig
 
-COLUMNS = ("caption", "code")  # a data set without them is not for us; the others may be missing
-CODE_DTYPE = np.dtype("<i2")
+if TYPE_CHECKING:  # the process that reads ahead does without
+    import torch
+
+    from tt_cli.run import RunConfig
+
+__all__ = ["CODE_DTYPE", "COLUMNS", "Batch", "Counts", "Example", "RowFilter", "Rules", "missing_columns"]
+
+COLUMNS = ("caption", CODE)  # a data set without them is not for us; the others may be missing
 # Bad rows one after the other, after which the data set is said to be unusable.
 HOPELESS = 20_000
 
@@ -42,7 +47,11 @@ class Batch:
 
 @dataclass
 class Counts:
-    """Rows seen so far, by what became of them. Only `kept` reached training."""
+    """Rows seen so far, by what became of them. Only `kept` reached training.
+
+    not_utf8: captions that are no text. wrong_type: a label or a size that is of another type. damaged: rows of shards
+    that could not be read, where it is known how many.
+    """
 
     kept: int = 0
     short_caption: int = 0
@@ -51,10 +60,18 @@ class Counts:
     no_caption: int = 0
     code_width: int = 0
     code_range: int = 0
+    not_utf8: int = 0
+    wrong_type: int = 0
+    damaged: int = 0
 
     @property
     def dropped(self) -> int:
         return sum(getattr(self, field.name) for field in fields(self)) - self.kept
+
+    def add(self, other: Mapping[str, int]) -> None:
+        """Add counts by field name."""
+        for name, count in other.items():
+            setattr(self, name, getattr(self, name) + count)
 
     def in_words(self) -> str:
         """Such as "12 rows: kept 10, nsfw 2"."""
@@ -62,39 +79,69 @@ class Counts:
         return f"{self.kept + self.dropped} rows: {', '.join(parts) or 'none'}".replace("_", " ")
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What a row must be for a run: `codes` of them below `codebook_size`, and the filters of [data] if `filtered`."""
+
+    name: str  # of the data set, for words
+    filtered: bool
+    codes: int
+    codebook_size: int
+    min_caption_length: int
+    max_aspect_ratio: float
+    nsfw_allowed: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: RunConfig) -> Rules:
+        """Those of a run file."""
+        data = run.data
+        return cls(
+            name=data.name,
+            filtered=data.source != "builtin",  # the built-in data were filtered when they were built
+            codes=run.vqgan.grid**2,
+            codebook_size=run.vqgan.codebook_size,
+            min_caption_length=data.min_caption_length,
+            max_aspect_ratio=data.max_aspect_ratio,
+            nsfw_allowed=tuple(data.nsfw_allowed),
+        )
+
+
 class RowFilter:
     """Tells rows that may be trained on from those that may not, and counts both."""
 
-    def __init__(self, run: RunConfig) -> None:
-        self.data = run.data
-        self.filtered = run.data.source == "hub"  # the built-in data were filtered when they were built
-        self.code_bytes = run.vqgan.grid**2 * CODE_DTYPE.itemsize
-        self.codebook_size = run.vqgan.codebook_size
-        self.nsfw_allowed = frozenset(run.data.nsfw_allowed)
+    def __init__(self, run: RunConfig | Rules) -> None:
+        self.rules = run if isinstance(run, Rules) else Rules.of(run)
+        self.codebook_size = self.rules.codebook_size
+        self.nsfw_allowed = frozenset(self.rules.nsfw_allowed)
         self.counts = Counts()
-        self._out_of_range = 0  # rows since the last that `collate` kept
+        self._width = {name: column_bytes(name, self.rules.codes, self.codebook_size) for name in CODE_COLUMNS}
+        self._in_vain = 0  # rows since the last that `sift` or `collate` kept
 
     def reason(self, row: Mapping[str, Any]) -> str | None:
         """The field of `Counts` that tells why this row is left out, or None if nothing is wrong so far.
 
-        Codes out of range are found by `collate`, for a whole batch at once. Width and height of 0, and a label of
-        None, are unlike their absence: the data set has the column, and this row fails it.
+        Codes out of range are found by `collate`, for many rows at once. Width and height of 0, and a label of None,
+        are unlike their absence: the data set has the column, and this row fails it.
         """
-        caption, code = row.get("caption"), row.get("code")
+        caption = row.get("caption")
         if not isinstance(caption, str) or not caption.strip():
-            return "no_caption"
-        if not isinstance(code, bytes) or len(code) != self.code_bytes:
+            return "no_caption" if caption is None or isinstance(caption, str) else "not_utf8"
+        if self._column(row) is None:
             return "code_width"
-        if not self.filtered:
+        if not caption.isascii() and not _is_utf8(caption):
+            return "not_utf8"
+        if not self.rules.filtered:
             return None
-        if len(caption) < self.data.min_caption_length:
+        if len(caption) < self.rules.min_caption_length:
             return "short_caption"
-        if "NSFW" in row and row["NSFW"] not in self.nsfw_allowed:
-            return "nsfw"
+        if "NSFW" in row:
+            label = row["NSFW"]
+            if label is not None and not isinstance(label, str):
+                return "wrong_type"
+            if label not in self.nsfw_allowed:
+                return "nsfw"
         if "original_width" in row and "original_height" in row:
-            sides = (row["original_width"] or 0, row["original_height"] or 0)
-            if min(sides) <= 0 or max(sides) > self.data.max_aspect_ratio * min(sides):
-                return "aspect_ratio"
+            return self._shape(row["original_width"], row["original_height"])
         return None
 
     def __call__(self, rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -106,29 +153,84 @@ class RowFilter:
                 in_vain = 0
                 yield row
                 continue
-            setattr(self.counts, reason, getattr(self.counts, reason) + 1)
+            self.counts.add({reason: 1})
             in_vain += 1
             if in_vain == HOPELESS:
                 raise self.unusable()
+
+    def sift(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """Captions and codes (k, n) int16 of the good rows, and their places (k,) in `rows`; the rest is counted.
+
+        Raises TTError after HOPELESS bad rows on end.
+        """
+        reasons = [self.reason(row) for row in rows]
+        for reason in reasons:
+            if reason is not None:
+                self.counts.add({reason: 1})
+        places = [place for place, reason in enumerate(reasons) if reason is None]
+        captions, codes, good = self._decoded([rows[place] for place in places])
+        self._look(len(rows), bool(captions))
+        return captions, codes, np.array(places, dtype=np.int64)[good]
 
     def collate(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], np.ndarray]:
         """Captions and codes (b, n) int16 of the rows whose codes are all in the codebook; the rest is counted.
 
         Raises TTError after HOPELESS rows on end that are out of range.
         """
-        codes = np.frombuffer(b"".join(row["code"] for row in rows), dtype=CODE_DTYPE).reshape(len(rows), -1)
-        good = np.flatnonzero(((codes >= 0) & (codes < self.codebook_size)).all(axis=1))
-        captions = [rows[i]["caption"] for i in good]
-        self.counts.kept += len(captions)
-        self.counts.code_range += len(rows) - len(captions)
-        self._out_of_range = 0 if captions else self._out_of_range + len(rows)
-        if self._out_of_range >= HOPELESS:
-            raise self.unusable()
-        return captions, codes if len(captions) == len(rows) else codes[good]
+        captions, codes, _ = self._decoded(rows)
+        self._look(len(rows), bool(captions))
+        return captions, codes
 
     def unusable(self) -> TTError:
         """What to raise when the data set has nothing for this run."""
         return TTError(
-            f"the data set {self.data.name} has no example that this run can use ({self.counts.in_words()}); "
+            f"the data set {self.rules.name} has no example that this run can use ({self.counts.in_words()}); "
             "check [data] and [vqgan] in the run file"
         )
+
+    def _decoded(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """Captions and codes of the rows in range, and their places; counted."""
+        columns = [self._column(row) for row in rows]
+        codes = np.empty((len(rows), self.rules.codes), dtype=np.int16)
+        for column in set(columns):
+            assert column is not None
+            mine = [place for place, name in enumerate(columns) if name == column]
+            packed = [rows[place][column] for place in mine]
+            codes[mine] = from_column(column, packed, self.rules.codes, self.codebook_size)
+        good = np.flatnonzero(((codes >= 0) & (codes < self.codebook_size)).all(axis=1))
+        self.counts.add({"kept": len(good), "code_range": len(rows) - len(good)})
+        return [rows[i]["caption"] for i in good], codes if len(good) == len(rows) else codes[good], good
+
+    def _look(self, seen: int, kept: bool) -> None:
+        self._in_vain = 0 if kept else self._in_vain + seen
+        if self._in_vain >= HOPELESS:
+            raise self.unusable()
+
+    def _column(self, row: Mapping[str, Any]) -> str | None:
+        """The column that has the codes of this row, at their width."""
+        if isinstance(code := row.get(CODE), bytes) and len(code) == self._width[CODE]:
+            return CODE
+        if isinstance(code := row.get(PACKED), bytes) and len(code) == self._width[PACKED]:
+            return PACKED
+        return None
+
+    def _shape(self, width: Any, height: Any) -> str | None:
+        sides = (width or 0, height or 0)
+        if not all(isinstance(side, (int, float)) for side in sides):
+            return "wrong_type"
+        if min(sides) <= 0 or not max(sides) <= self.rules.max_aspect_ratio * min(sides):
+            return "aspect_ratio"
+        return None
+
+
+def missing_columns(row: Mapping[str, Any]) -> list[str]:
+    """What a row of an unknown data set would need; the codes may be in either column."""
+    return [name for name in COLUMNS if name not in row and not (name == CODE and PACKED in row)]
+
+
+def _is_utf8(text: str) -> bool:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
+        return False
+    return True
