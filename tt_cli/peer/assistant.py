@@ -21,17 +21,18 @@ from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim import warm_up
 from tt_cli.peer.backup import Backups
+from tt_cli.peer.lifelines import Lifelines
 from tt_cli.peer.published import newest_published, ways_back
 from tt_cli.peer.shared import TrainedState
 from tt_cli.peer.stuck import Heard, StuckWatch
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Round, Trouble
-from tt_cli.supervisor.processes import alive, release_freed_memory
-from tt_cli.supervisor.worker import Orders, WorkerBroken, run_worker
+from tt_cli.supervisor.processes import release_freed_memory
+from tt_cli.supervisor.worker import Orders, run_worker
 from tt_cli.swarm import linear8
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, start_dht, stop_dht
+from tt_cli.swarm.dht import addresses_of, daemon_watched, start_dht, stop_dht
 from tt_cli.swarm.identity import claim_identity
 from tt_cli.swarm.membership import membership_at
 from tt_cli.swarm.steering import Steering
@@ -93,13 +94,12 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         stuck = closing.enter_context(StuckWatch(run, collaboration, heard, orders, marker, lambda: None))
         collaboration.synchronise()
         report.tell(Log(f"assists from step {collaboration.epoch}, at {', '.join(addresses_of(dht))}"))
-        daemon = daemon_pid(dht)
+        lifelines = Lifelines(collaboration)
         while not orders.leave.wait(LOOK_SECONDS):
             collaboration.stand_by()
             collaboration.report()
             stuck.check()
-            if not collaboration.averager.is_alive() or (daemon is not None and not alive(daemon)):
-                raise WorkerBroken("a process that the assistant needs was ended by something else")
+            lifelines.check()
             report.look(collaboration)
 
 

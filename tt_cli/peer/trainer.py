@@ -32,19 +32,20 @@ from tt_cli.peer.batch import (
 )
 from tt_cli.peer.device import Device, choose_device
 from tt_cli.peer.fit import RoomMemory, check_host, check_room, choose_activation_budget
+from tt_cli.peer.lifelines import Lifelines
 from tt_cli.peer.memory_watch import MemoryWatch
 from tt_cli.peer.published import newest_published, ways_back
 from tt_cli.peer.shared import StateLost, TrainedState, move_into_mapping
 from tt_cli.peer.stuck import Heard, StuckWatch
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Log, Phase
-from tt_cli.supervisor.processes import alive, release_freed_memory
+from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.worker import Orders, WorkerBroken
 from tt_cli.swarm import linear8
 from tt_cli.swarm.accumulator import Accumulator, all_finite
 from tt_cli.swarm.codec import codec_of, self_test
 from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.dht import addresses_of, daemon_pid, daemon_watched, has_moved, stop_dht
+from tt_cli.swarm.dht import addresses_of, daemon_watched, stop_dht
 from tt_cli.swarm.identity import claim_identity
 from tt_cli.swarm.membership import membership_at
 from tt_cli.swarm.reachability import start_reachable_dht
@@ -181,7 +182,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         )
         try:
             with daemon_watched(dht), watch:
-                _train(step, batches, watch, stuck, stream, backups, orders, daemon_pid(dht))
+                _train(step, batches, watch, stuck, stream, backups, orders, Lifelines(collaboration))
         except StateLost:
             raise
         except WorkerBroken:  # the next process goes on from here
@@ -279,7 +280,7 @@ def _train(
     stream: ExampleStream,
     backups: Backups,
     orders: Orders,
-    daemon: int | None,
+    lifelines: Lifelines,
 ) -> None:
     collaboration, reported = step.collaboration, 0.0
     last: int | None = None  # the step to finish with
@@ -293,7 +294,7 @@ def _train(
         if time.monotonic() > reported + REPORT_SECONDS:
             reported = time.monotonic()
             collaboration.report()
-            _check_alive(collaboration, daemon)
+            lifelines.check()
             stuck.check()
         if backups.due(collaboration.epoch):
             with collaboration.use_state():
@@ -305,16 +306,6 @@ def _train(
             last = collaboration.epoch + 1
         if orders.leave.is_set() or collaboration.finished or (last is not None and collaboration.epoch >= last):
             return
-
-
-def _check_alive(collaboration: Collaboration, daemon: int | None) -> None:
-    """Without its daemon, averager or address a peer would train for nobody: end it, so that it is started again."""
-    if daemon is not None and not alive(daemon):
-        raise WorkerBroken("the p2p daemon of this peer was ended by something else")
-    if not collaboration.averager.is_alive():
-        raise WorkerBroken("the averager process of this peer was ended by something else")
-    if has_moved(collaboration.averager.dht):
-        raise WorkerBroken("this machine has other addresses than when this peer began to listen")
 
 
 def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:
