@@ -1,0 +1,414 @@
+"""Rows of a data set in files of 5-16 MB: parquet, WebDataset tars, JSON lines under Brotli.
+
+A row is a dict of the published columns: caption, NSFW, original_width, original_height, and `code` or `code13`
+(bytes, see `codes`). What a shard does not have is not in its rows.
+
+| name         | content                                                                                           |
+|--------------|---------------------------------------------------------------------------------------------------|
+| `*.parquet`  | one column each, Brotli by parquet itself, a checksum for each page                               |
+| `*.tar`      | WebDataset: a row is KEY.json (all but the codes) and KEY.code or KEY.code13 (the bytes)           |
+| `*.jsonl.br` | one JSON object a line, the codes in base64, Brotli over the whole                                |
+
+Notable:
+- tars and JSON lines are read as they arrive, from anything that has `read`; parquet needs `seek` as well;
+- a row that cannot be understood is yielded with what was understood of it (at worst, nothing), for the filters to
+  count: it has its number, and costs no other row. Text that is not UTF-8 stays bytes;
+- the rows before a damage are yielded before it is raised. A tar or a Brotli stream that just ends is a damage.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import io
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from tt_cli.data.codes import CODE_COLUMNS
+from tt_cli.errors import TTError
+
+Row = dict[str, Any]
+
+CONTAINERS = (".parquet", ".tar", ".jsonl.br")
+TEXTS = ("caption", "NSFW")
+SIZES = ("original_width", "original_height")
+COLUMNS = (*TEXTS, *SIZES, *CODE_COLUMNS)
+TARGET_BYTES = 10_000_000  # of a shard, before Brotli takes a tenth or a fifth off
+GROUP_ROWS = 2048  # rows of a parquet row group: what damage of one costs, and what is read at once
+LARGEST_MEMBER = 1 << 20  # bytes of one file in a tar that are read, and of one line
+_TAR_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class ShardFacts:
+    """A written shard: its file name, how many rows and bytes it has, and the SHA-256 (hex) of the file."""
+
+    name: str
+    rows: int
+    bytes: int
+    sha256: str
+
+
+def container_of(name: str) -> str | None:
+    """The entry of CONTAINERS that this file name ends in, None for other files."""
+    return next((container for container in CONTAINERS if name.endswith(container)), None)
+
+
+def read_rows(file: BinaryIO, name: str, skip: int = 0) -> Iterator[Row]:
+    """The rows of one shard from number `skip` on, in order. name: of the shard; its ending says what it is.
+
+    Raises TTError, after the rows before, where the shard is damaged or has columns of other types.
+    """
+    container = container_of(name)
+    if container is None:
+        raise TTError(f"cannot read {name}: a shard's name ends in {', '.join(CONTAINERS)}")
+    return _READERS[container](file, name, skip)
+
+
+def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> ShardFacts:
+    """Write rows as the shard `path`, which may replace one; its ending says how. All of it, or nothing.
+
+    All rows have the columns of the first. When this returns, the file is on the disk under its name. Raises TTError.
+    """
+    container = container_of(path.name)
+    if container is None or not rows:
+        raise ValueError(f"{path.name} with {len(rows)} rows is no shard")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        _WRITERS[container](temporary, rows)
+        with temporary.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = os.fstat(file.fileno()).st_size
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise TTError(f"cannot write {path}: {reason}; {advice(error)}") from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return ShardFacts(path.name, len(rows), size, digest)
+
+
+def stored_bytes(row: Mapping[str, Any], container: str) -> int:
+    """About what a row takes in a shard, before compression."""
+    code = sum(len(row[column]) for column in CODE_COLUMNS if column in row)
+    rest = len(row["caption"].encode("utf-8", "surrogatepass")) + 24
+    if container == ".tar":
+        return sum(_TAR_BLOCK + -(-size // _TAR_BLOCK) * _TAR_BLOCK for size in (code, rest + 64))
+    return code + rest
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder be on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def advice(error: OSError) -> str:
+    """What helps where a file cannot be written."""
+    if error.errno == errno.EFBIG:
+        return "raise the limit on file sizes (ulimit -f)"
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "free some space and start again, it goes on from here" if full else "name a folder that you can write to"
+
+
+# ---------------------------------------------------------------- parquet
+
+
+def _read_parquet(file: BinaryIO, name: str, skip: int) -> Iterator[Row]:
+    import pyarrow.parquet
+
+    with _damage(name):
+        shard = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
+        columns = _parquet_columns(shard.schema_arrow, name)
+    for group in range(shard.num_row_groups):
+        rows = shard.metadata.row_group(group).num_rows
+        if skip >= rows:
+            skip -= rows
+            continue
+        with _damage(name):
+            batches = shard.iter_batches(batch_size=1024, row_groups=[group], columns=columns)
+            yield from _parquet_rows(batches, skip)
+        skip = 0
+
+
+def _parquet_columns(schema: Any, name: str) -> list[str]:
+    """Those of ours that the shard has. Raises TTError for one of another type."""
+    from pyarrow import types
+
+    fits: dict[str, tuple[str, tuple[Callable[[Any], bool], ...]]] = {
+        **dict.fromkeys(TEXTS, ("text", (types.is_string, types.is_large_string, types.is_null, types.is_dictionary))),
+        **dict.fromkeys(SIZES, ("whole numbers", (types.is_integer, types.is_floating, types.is_null))),
+        **dict.fromkeys(CODE_COLUMNS, ("bytes", (types.is_binary, types.is_large_binary, types.is_fixed_size_binary))),
+    }
+    columns = [column for column in COLUMNS if column in schema.names]
+    for column in columns:
+        kind = schema.field(column).type
+        wanted, tests = fits[column]
+        if not any(test(kind) for test in tests):
+            raise TTError(f"the shard {name} is of no use: its column {column} is {kind}, not {wanted}")
+    return columns
+
+
+def _parquet_rows(batches: Iterable[Any], skip: int) -> Iterator[Row]:
+    for batch in batches:
+        part = batch.slice(min(skip, batch.num_rows))
+        skip -= min(skip, batch.num_rows)
+        names = part.schema.names
+        for values in zip(*(_values(column) for column in part.columns), strict=True):
+            yield dict(zip(names, values, strict=True))
+
+
+def _values(column: Any) -> list[Any]:
+    """A column's values; of a text column, those that are not UTF-8 as bytes."""
+    import pyarrow
+
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        large = pyarrow.types.is_large_string(column.type)
+        return [
+            value if value is None else _text(value)
+            for value in column.view(pyarrow.large_binary() if large else pyarrow.binary()).to_pylist()
+        ]
+
+
+def _text(value: bytes) -> str | bytes:
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
+def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    types = {
+        **dict.fromkeys(TEXTS, pyarrow.string()),
+        **dict.fromkeys(SIZES, pyarrow.int64()),
+        **dict.fromkeys(CODE_COLUMNS, pyarrow.binary()),
+    }
+    schema = pyarrow.schema([(column, types[column]) for column in COLUMNS if column in rows[0]])
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(list(rows), schema=schema),
+        path,
+        compression="brotli",
+        row_group_size=GROUP_ROWS,
+        use_dictionary=["NSFW"],
+        write_statistics=False,
+        write_page_checksum=True,
+        store_schema=False,
+    )
+
+
+# ---------------------------------------------------------------- JSON lines under Brotli
+
+
+def _read_lines(file: BinaryIO, name: str, skip: int) -> Iterator[Row]:
+    import pyarrow
+
+    with _damage(name):
+        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "brotli")
+    for number, line in enumerate(_lines(stream, name)):
+        if number >= skip:
+            yield _parsed(line)
+
+
+def _lines(stream: Any, name: str) -> Iterator[bytes]:
+    rest, length = b"", 0
+    while True:
+        with _damage(name):
+            more = stream.read(1 << 16)
+            if not (more or length):
+                raise EOFError("it is empty")
+        if not more:
+            break
+        length += len(more)
+        *whole, rest = (rest + more).split(b"\n")
+        yield from whole
+        if len(rest) > LARGEST_MEMBER:
+            raise TTError(f"the shard {name} is of no use: it has a line of over {LARGEST_MEMBER} bytes")
+    if rest:
+        yield rest
+
+
+def _parsed(line: bytes) -> Row:
+    """What is understood of a line: nothing of what is no JSON object."""
+    try:
+        found = json.loads(line.decode("utf-8", "surrogateescape"))
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(found, dict):
+        return {}
+    row: Row = {column: found[column] for column in COLUMNS if column in found}
+    for column in TEXTS:
+        if isinstance(text := row.get(column), str) and not text.isascii():
+            row[column] = _text(text.encode("utf-8", "surrogateescape")) if _escaped(text) else text
+    for column in CODE_COLUMNS:
+        if isinstance(row.get(column), str):
+            try:
+                row[column] = base64.b64decode(row[column], validate=True)
+            except ValueError:  # stays text, which is no code
+                continue
+    return row
+
+
+def _escaped(text: str) -> bool:
+    """Whether there are bytes in it that were not UTF-8, and nothing else of the kind."""
+    strange = [character for character in text if "\ud800" <= character <= "\udfff"]
+    return bool(strange) and all("\udc80" <= character <= "\udcff" for character in strange)
+
+
+def _as_json(row: Mapping[str, Any]) -> str:
+    fields = {
+        column: base64.b64encode(row[column]).decode("ascii") if column in CODE_COLUMNS else row[column]
+        for column in COLUMNS
+        if column in row
+    }
+    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+
+
+def _write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    import pyarrow
+
+    with path.open("wb") as file, pyarrow.CompressedOutputStream(file, "brotli") as stream:
+        for row in rows:
+            stream.write(_as_json(row).encode("utf-8") + b"\n")
+
+
+# ---------------------------------------------------------------- WebDataset tars
+
+
+def _read_tar(file: BinaryIO, name: str, skip: int) -> Iterator[Row]:
+    for number, members in enumerate(tar_samples(file, name, lambda kind: kind in _TAR_KINDS)):
+        if number >= skip:
+            yield _tar_row(members)
+
+
+def tar_samples(file: BinaryIO, name: str, wanted: Callable[[str], bool]) -> Iterator[dict[str, bytes]]:
+    """The samples of a WebDataset tar: for each, its members by what follows the first dot, and "" for the key.
+
+    Members that are not `wanted`, and those of over LARGEST_MEMBER bytes, are there without content. Raises TTError.
+    """
+    import tarfile
+
+    with _damage(name):
+        archive: Any = tarfile.open(fileobj=file, mode="r|", tarinfo=_strict_header())  # noqa: SIM115 - not ours to close
+    key, sample = "", dict[str, bytes]()
+    while True:
+        with _damage(name):
+            member = archive.next()
+            if member is None:
+                break
+            if not member.isreg():
+                continue
+            found, kind = _split(member.name)
+            if key != found and sample:
+                yield sample
+            if key != found:
+                key, sample = found, {"": found.encode("utf-8", "surrogateescape")}
+            fits = wanted(kind) and member.size <= LARGEST_MEMBER
+            opened = archive.extractfile(member) if fits else None
+            sample[kind] = opened.read() if opened else b""
+        archive.members = []  # it would remember every one
+    if sample:
+        yield sample
+
+
+_TAR_KINDS = ("json", "txt", *CODE_COLUMNS)
+
+
+def _split(path: str) -> tuple[str, str]:
+    """The key and the kind of a member: the folder and the name up to its first dot; what follows, in small letters."""
+    folder, slash, file = path.rpartition("/")
+    stem, _, kind = file.partition(".")
+    return folder + slash + stem, kind.lower()
+
+
+def _strict_header() -> type[Any]:
+    """A header class that takes an archive without its end for a damaged one; tarfile itself just stops there."""
+    import tarfile
+
+    class Strict(tarfile.TarInfo):
+        @classmethod
+        def fromtarfile(cls, archive: tarfile.TarFile) -> Any:
+            try:
+                return super().fromtarfile(archive)
+            except tarfile.EOFHeaderError:  # type: ignore[attr-defined] # the block of zeros that ends an archive
+                raise
+            except tarfile.HeaderError as error:
+                raise tarfile.ReadError(f"{error} where the next file or the end of the archive should be") from error
+
+    return Strict
+
+
+def _tar_row(members: Mapping[str, bytes]) -> Row:
+    row = _parsed(members["json"]) if members.get("json") else {}
+    if "caption" not in row and "txt" in members:
+        row["caption"] = _text(members["txt"].strip())
+    for column in CODE_COLUMNS:
+        row.pop(column, None)
+        if column in members:
+            row[column] = members[column]
+    return row
+
+
+def _write_tar(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    import tarfile
+
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
+        for number, row in enumerate(rows):
+            rest = {column: row[column] for column in row if column not in CODE_COLUMNS}
+            _add_member(archive, f"{number:06d}.json", _as_json(rest).encode("utf-8"))
+            for column in CODE_COLUMNS:
+                if column in row:
+                    _add_member(archive, f"{number:06d}.{column}", row[column])
+
+
+def _add_member(archive: Any, name: str, content: bytes) -> None:
+    import tarfile
+
+    member = tarfile.TarInfo(name)
+    member.size = len(content)
+    archive.addfile(member, io.BytesIO(content))
+
+
+_READERS: dict[str, Callable[[BinaryIO, str, int], Iterator[Row]]] = {
+    ".parquet": _read_parquet,
+    ".tar": _read_tar,
+    ".jsonl.br": _read_lines,
+}
+_WRITERS: dict[str, Callable[[Path, Sequence[Mapping[str, Any]]], None]] = {
+    ".parquet": _write_parquet,
+    ".tar": _write_tar,
+    ".jsonl.br": _write_lines,
+}
+
+
+@contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """Turns what the libraries raise over a damaged file into one line."""
+    import tarfile
+
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, tarfile.TarError, OSError, EOFError, UnicodeDecodeError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise TTError(f"the shard {name} cannot be read to its end ({reason}); fetch or make it again") from error
