@@ -16,12 +16,15 @@ from typing import Any
 
 import pytest
 from auxiliary.test_store import made
+from fastapi import FastAPI
 
 from tt_cli.auxiliary.store import Store, database_url
 from tt_cli.auxiliary.web_part import WebOptions, web_part
+from tt_cli.errors import TTError
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor import part as room
 from tt_cli.supervisor.events import Event, Log
+from tt_cli.web.server import Server
 
 RUN = load_run("emoji")
 
@@ -146,3 +149,15 @@ def test_a_port_in_use_is_one_line_and_tried_again(tmp_path: Path, monkeypatch: 
     assert shown.lines[0].endswith(
         "Address already in use; choose another --web-port; the rest goes on, and it is tried again"
     )
+
+
+def test_a_second_page_on_one_machine_takes_the_next_free_port() -> None:
+    app = FastAPI()
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        second = Server(app, "127.0.0.1", port, more=20)
+        assert port < second.port <= port + 20
+        with pytest.raises(TTError, match=f"port {port}: Address already in use"):
+            Server(app, "127.0.0.1", port)
+        second.stop()
+        second.run()

@@ -23,18 +23,21 @@ from tt_cli.supervisor.worker import Orders, run_worker
 if TYPE_CHECKING:
     from tt_cli.web.answers import Answers
 
+MORE_PORTS = 8
+
 
 @dataclass(frozen=True)
 class WebOptions:
     """What is handed to the process, beside the run (TOML text). name: how people join it, such as "emoji".
 
-    The database's URL, with its password, is in the environment.
+    port: None for the usual one, or one of the next where another auxiliary peer of this machine has that. The
+    database's URL, with its password, is in the environment.
     """
 
     run: str
     name: str
     host: str = "0.0.0.0"
-    port: int = 8471
+    port: int | None = None
 
 
 def web_part(options: WebOptions, database: str, log: Path, show: Callable[[Event], None]) -> Part:
@@ -55,14 +58,15 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """The worker process: serve until it is asked to leave."""
     from tt_cli.web.answers import Answers
     from tt_cli.web.app import make_app
-    from tt_cli.web.server import Server
+    from tt_cli.web.server import PORT, Server
 
     opts = WebOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
     folder = folders.run_folder(run)
     reader = Reader(database_url(folder, os.environ.get(DATABASE, "")))
     answers = Answers(reader, run, opts.name)
-    server = Server(make_app(answers, folder / PICTURES), opts.host, opts.port)
+    app = make_app(answers, folder / PICTURES)
+    server = Server(app, opts.host, PORT, MORE_PORTS) if opts.port is None else Server(app, opts.host, opts.port)
     threading.Thread(target=_read_ahead, args=(answers,), daemon=True).start()
     emit(Log(f"the web page is at http://{_shown(opts.host)}:{server.port}/"))
     with suppress(OSError):  # for `tt monitor` on this machine, which does without it too

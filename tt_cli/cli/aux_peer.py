@@ -52,7 +52,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "TT_DATABASE, for others can read a command line; default: a SQLite file in the run's folder",
     )
     page = parser.add_argument_group("web page")
-    page.add_argument("--web-port", type=port, default=8471, metavar="N", help="its TCP port (default 8471)")
+    page.add_argument(
+        "--web-port", type=port, metavar="N", help="its TCP port (default 8471, the next free one where that is taken)"
+    )
     page.add_argument("--no-web", action="store_true", help="serve none")
     publishing = parser.add_argument_group(
         "publishing", "to the repository that the run file names; also without a flag where somebody is logged in"

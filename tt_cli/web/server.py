@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 
@@ -15,16 +16,13 @@ MOST_CONNECTIONS = 3000
 
 
 class Server:
-    """Listens when it is made, or raises TTError. `run` blocks until `stop`, which another thread may call."""
+    """Listens when it is made, or raises TTError. `run` blocks until `stop`, which another thread may call.
 
-    def __init__(self, app: FastAPI, host: str, port: int):
-        try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._socket = socket.create_server((host, port), family=family, backlog=512)
-        except OSError as error:
-            raise TTError(
-                f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}; choose another --web-port"
-            ) from error
+    more: of the ports after this one, how many are tried where it is taken.
+    """
+
+    def __init__(self, app: FastAPI, host: str, port: int, more: int = 0):
+        self._socket = _listen(host, port, more)
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -53,3 +51,15 @@ class Server:
     def stop(self) -> None:
         """Have `run` return."""
         self._server.should_exit = True
+
+
+def _listen(host: str, port: int, more: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and more:
+            return _listen(host, port + 1, more - 1)
+        raise TTError(
+            f"cannot listen on {host} port {port}: {os.strerror(error.errno or 0)}; choose another --web-port"
+        ) from error
