@@ -109,8 +109,10 @@ def test_published_it_is_joined_by_its_name(tt: Tt, hub: HubStandin, tmp_path: P
     joined = tt("join", "acme/my-run", "--plain", env={**hub.environment(tmp_path), "HF_TOKEN": ""})
     assert "the run my-run admits members of acme on the Hub only, and nobody is logged in" in joined.stderr
 
+    hub.put("model", "acme/my-run", {**hub.files("acme/my-run"), "README.md": "with words of ours, and step 40"})
     again = tt("init", "my-run", "--publish", "--json", env=env)  # what is there, once more
     assert json.loads(again.stdout)["published"] == f"{hub.url}/acme/my-run", again.stderr
+    assert hub.files("acme/my-run")["README.md"] == b"with words of ours, and step 40"
     other = tt("init", "my-run", *flags, "--size", "tiny", "--publish", "--out", "other", env=env)
     assert other.returncode == 2 and "it holds the run my-run-" in other.stderr and other.stderr.count("\n") == 1
 

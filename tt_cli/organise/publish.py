@@ -18,6 +18,7 @@ def check_may_publish() -> str:
 def publish(folder: Path, repository: str) -> str:
     """Put the folder's run file and card into a model repository, made where it is missing. Returns its address.
 
+    A card that is there with the run already stays: it lists checkpoints, and its organiser may have edited it.
     Raises UsageError where another run's file is there or the Hub refuses, TTError when it does not answer.
     """
     from huggingface_hub import CommitOperationAdd
@@ -25,7 +26,8 @@ def publish(folder: Path, repository: str) -> str:
     run = load_run(str(folder / RUN_FILE))
     action = f"cannot publish {run.run.name} in {repository}"
     found = look_into(repository, run, action)
+    names = [RUN_FILE] if {RUN_FILE, CARD} <= found.files else [RUN_FILE, CARD]
     operations = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=(folder / name).read_bytes()) for name in (RUN_FILE, CARD)
+        CommitOperationAdd(path_in_repo=name, path_or_fileobj=(folder / name).read_bytes()) for name in names
     ]
     return str(commit(found, operations, f"The run {run.identity}", action).repo_url)
