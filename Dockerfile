@@ -24,6 +24,7 @@ RUN python -m venv /opt/tt \
     && if [ "$TORCH" = cpu ]; then version="$version+cpu"; fi \
     && /opt/tt/bin/pip install --no-cache-dir $index "torch==$version"
 COPY configs configs
+COPY docs/notebooks docs/notebooks
 COPY tt_cli tt_cli
 RUN /opt/tt/bin/pip install --no-cache-dir -c scripts/constraints.txt ".[numba,postgres]"
 

@@ -27,11 +27,15 @@ def test_builtin_runs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pyt
 
 
 def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
-    """The layout of the wheel: pyproject.toml puts configs/ into tt_cli/run/builtin."""
+    """The layout of the wheel: pyproject.toml puts configs/ into tt_cli/run/builtin, the notebooks beside the page."""
     shutil.copytree(SOURCE, tmp_path / "site" / "tt_cli", ignore=shutil.ignore_patterns("__pycache__", "builtin"))
     builtin = tmp_path / "site" / "tt_cli" / "run" / "builtin"
     shutil.copytree(SOURCE.parent / "configs", builtin)
-    code = "import tt_cli; from tt_cli.run import load_run; print(tt_cli.__file__, load_run('emoji').identity)"
+    shutil.copytree(SOURCE.parent / "docs" / "notebooks", tmp_path / "site" / "tt_cli" / "web" / "notebook_files")
+    code = (
+        "import tt_cli; from tt_cli.run import load_run; print(tt_cli.__file__, load_run('emoji').identity); "
+        "from tt_cli.web.notebooks import folder; print(folder())"
+    )
     found = subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path / "site",
@@ -39,7 +43,8 @@ def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert found.stdout.split() == [f"{tmp_path}/site/tt_cli/__init__.py", load_run("emoji").identity]
+    site = tmp_path / "site" / "tt_cli"
+    assert found.stdout.split() == [f"{site}/__init__.py", load_run("emoji").identity, f"{site}/web/notebook_files"]
 
 
 def test_an_unknown_name_is_met_with_the_known_ones() -> None:

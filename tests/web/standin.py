@@ -140,7 +140,7 @@ class MadeRun:
             "join": {
                 "commands": [f"tt join emoji --peer {ADDRESS}"],
                 "peers": [ADDRESS],
-                "notebooks": {"colab": None, "kaggle": None},
+                "notebooks": ["notebooks/join.ipynb", "notebooks/infer.ipynb"],
             },
             "run_file": '[run]\nname = "emoji"\nseed = 0\n\n[model]\ndim = 192\n',
             "checkpoints_at": None,

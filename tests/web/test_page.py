@@ -323,6 +323,13 @@ def test_the_colours_are_kept(context: BrowserContext, served: Standin) -> None:
     assert context.cookies() == []
 
 
+def test_notebooks_are_files_of_this_page(context: BrowserContext, served: Standin) -> None:
+    page = opened(context, served)
+    link = page.get_by_role("link", name="join.ipynb")
+    expect(link).to_be_visible()
+    assert link.evaluate("a => [a.href, a.hasAttribute('download')]") == [f"{served.url}notebooks/join.ipynb", True]
+
+
 def test_without_scripts_it_tells_how_to_join(browser: Browser, served: Standin) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()

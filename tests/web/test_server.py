@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import nbformat
 import numpy as np
 import pytest
 import schemathesis
@@ -27,6 +28,7 @@ from tt_cli.web import app as room
 from tt_cli.web.answers import Answers
 from tt_cli.web.app import make_app
 from tt_cli.web.history import kept
+from tt_cli.web.notebooks import NAMES, notebook
 
 RUN = load_run("emoji")
 PEER = {
@@ -161,6 +163,30 @@ def test_the_page_and_its_pictures(filled: Path, tmp_path: Path, monkeypatch: py
     assert page.text.startswith("The page has not been built") and page.headers["content-type"].startswith("text/plain")
     assert picture.content == b"picture" and picture.headers["content-type"] == "image/png"
     assert [answer.status_code for answer in others] == [404] * 6
+
+
+def test_notebooks_have_the_run_in_them(filled: Path) -> None:
+    join, draw, other = asked(
+        answers_in(filled), filled, "/notebooks/join.ipynb", "/notebooks/infer.ipynb", "/notebooks/..%2fhistory.db"
+    )
+    assert other.status_code == 404
+    assert join.headers["content-disposition"] == 'attachment; filename="join.ipynb"'
+    for answer in (join, draw):
+        assert answer.headers["content-type"] == "application/x-ipynb+json"
+        notebook = nbformat.reads(answer.text, as_version=4)
+        nbformat.validate(notebook)
+        parameters: dict[str, Any] = {}
+        exec(next(cell.source for cell in notebook.cells if cell.cell_type == "code"), parameters)
+        assert (parameters["RUN"], parameters["PEERS"]) == ("emoji", ["/ip4/203.0.113.7/tcp/1/p2p/x"])
+
+
+@pytest.mark.parametrize("name", ['x"+y', "org/repo-1"])
+def test_a_name_stays_text_in_a_notebook(name: str) -> None:
+    facts = {"join": {"commands": [f"tt join {name}"]}}
+    for filename in NAMES:
+        parameters: dict[str, Any] = {}
+        exec("".join(json.loads(notebook(filename, facts))["cells"][1]["source"]), parameters)
+        assert (parameters["RUN"], parameters["PEERS"]) == (name, [])
 
 
 def test_a_history_that_does_not_answer(tmp_path: Path) -> None:

@@ -49,6 +49,8 @@ def test_every_answer_is_a_file_and_the_page_knows(tmp_path: Path) -> None:
     assert [picture["url"] for picture in checkpoint["pictures"]] == ["pictures/25-0.png"]
     assert (out / "pictures/25-0.png").read_bytes() == b"picture"
     assert out.stat().st_mode & 0o777 == 0o755
+    for notebook in answer(out, "run")["join"]["notebooks"]:
+        assert "emoji" in (out / notebook).read_text()
 
 
 def test_an_earlier_export_is_replaced_as_a_whole(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tt_cli.database import DatabaseDown
-from tt_cli.web import forms
+from tt_cli.web import forms, notebooks
 from tt_cli.web.answers import Answers, NothingYet, Window
 from tt_cli.web.encoded import Cache, Encoded, respond, takes_gzip
 from tt_cli.web.index import STATIC, index_html
@@ -149,6 +149,14 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
         if not re.fullmatch(PICTURE, name) or not file.is_file():
             return _problem(404, "no such picture")
         return FileResponse(file, headers={"Cache-Control": "public, max-age=86400"})
+
+    @app.get("/notebooks/{name}", include_in_schema=False)
+    def joining(name: str) -> Response:
+        """One for Colab or Kaggle, with the run in it."""
+        if name not in notebooks.NAMES:
+            return _problem(404, "no such notebook")
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return Response(notebooks.notebook(name, answers.run()), 200, headers, notebooks.CONTENT_TYPE)
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     def index(request: Request) -> Response:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tt_cli.errors import TTError, UsageError
+from tt_cli.web import notebooks
 from tt_cli.web.answers import Answers, Content, NothingYet
 from tt_cli.web.index import STATIC, index_html
 
@@ -93,6 +94,9 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
         _text(folder / "api" / f"{name}.json", json.dumps(content, separators=(",", ":"), allow_nan=False))
     for file in STATIC.iterdir():
         shutil.copyfile(file, folder / file.name)
+    (folder / "notebooks").mkdir()
+    for name in notebooks.NAMES:
+        (folder / "notebooks" / name).write_bytes(notebooks.notebook(name, run))
     _text(folder / "index.html", index_html(run, static=True))
     _text(folder / MARK, json.dumps({"run": run["identity"], "step": newest}) + "\n")
     return newest, shown

@@ -7,6 +7,7 @@ from typing import Any
 
 from tt_cli import __version__
 from tt_cli.run import RunConfig
+from tt_cli.web.notebooks import NAMES
 
 Figure = dict[str, Any]
 STORY = (
@@ -52,7 +53,7 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
         "join": {
             "commands": [_join(run, name, addresses)],
             "peers": list(addresses),
-            "notebooks": {"colab": None, "kaggle": None},
+            "notebooks": [f"notebooks/{name}" for name in NAMES],
         },
         "run_file": run.to_toml(),
         "checkpoints_at": f"{HUB}/{repository}" if repository else None,

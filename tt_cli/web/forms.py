@@ -34,19 +34,12 @@ class Membership(Form):
     authority: str | None
 
 
-class Notebooks(Form):
-    """Addresses of notebooks that join the run."""
-
-    colab: str | None
-    kaggle: str | None
-
-
 class Join(Form):
-    """How to join: commands, and the multiaddrs of this auxiliary peer."""
+    """How to join: commands, the multiaddrs of this auxiliary peer, and notebooks as files of this server."""
 
     commands: list[str]
     peers: list[str]
-    notebooks: Notebooks
+    notebooks: list[str]
 
 
 class Run(Form):

@@ -11,7 +11,7 @@ export interface Run {
   model: Record<string, number>;
   data: Record<string, unknown>;
   membership: { kind: string; organisation?: string | null; authority?: string | null };
-  join: { commands: string[]; peers: string[]; notebooks: { colab: string | null; kaggle: string | null } };
+  join: { commands: string[]; peers: string[]; notebooks: string[] };
   run_file: string;
   checkpoints_at: string | null;
 }

@@ -49,11 +49,9 @@ export function showRun(run: Run): void {
   const first = run.join.commands[0];
   if (first) byId("night").replaceChildren(command(`${first} --hours 23:00-07:00`));
   tell(byId("admission"), admission(run));
-  const links = (["colab", "kaggle"] as const).flatMap((kind) => {
-    const url = linkable(run.join.notebooks[kind]);
-    return url
-      ? [make("a", { href: url, rel: "noreferrer" }, kind === "colab" ? "Open in Colab" : "Open in Kaggle")]
-      : [];
+  const links = run.join.notebooks.flatMap((address) => {
+    const url = linkable(address);
+    return url ? [make("a", { href: url, download: "" }, plain(address.split("/").pop(), 80))] : [];
   });
   byId("notebooks").hidden = links.length === 0;
   byId("notebooks")
