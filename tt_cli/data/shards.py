@@ -167,11 +167,11 @@ def _parquet_rows(batches: Iterable[Any], skip: int) -> Iterator[Row]:
         part = batch.slice(min(skip, batch.num_rows))
         skip -= min(skip, batch.num_rows)
         names = part.schema.names
-        for values in zip(*(_values(column) for column in part.columns), strict=True):
+        for values in zip(*(column_values(column) for column in part.columns), strict=True):
             yield dict(zip(names, values, strict=True))
 
 
-def _values(column: Any) -> list[Any]:
+def column_values(column: Any) -> list[Any]:
     """A column's values; of a text column, those that are not UTF-8 as bytes."""
     import pyarrow
 
@@ -300,10 +300,12 @@ def _read_tar(file: BinaryIO, name: str, skip: int) -> Iterator[Row]:
             yield _tar_row(members)
 
 
-def tar_samples(file: BinaryIO, name: str, wanted: Callable[[str], bool]) -> Iterator[dict[str, bytes]]:
+def tar_samples(
+    file: BinaryIO, name: str, wanted: Callable[[str], bool], most: int = LARGEST_MEMBER
+) -> Iterator[dict[str, bytes]]:
     """The samples of a WebDataset tar: for each, its members by what follows the first dot, and "" for the key.
 
-    Members that are not `wanted`, and those of over LARGEST_MEMBER bytes, are there without content. Raises TTError.
+    Members that are not `wanted`, and those of over `most` bytes, are there without content. Raises TTError.
     """
     import tarfile
 
@@ -322,7 +324,7 @@ def tar_samples(file: BinaryIO, name: str, wanted: Callable[[str], bool]) -> Ite
                 yield sample
             if key != found:
                 key, sample = found, {"": found.encode("utf-8", "surrogateescape")}
-            fits = wanted(kind) and member.size <= LARGEST_MEMBER
+            fits = wanted(kind) and member.size <= most
             opened = archive.extractfile(member) if fits else None
             sample[kind] = opened.read() if opened else b""
         archive.members = []  # it would remember every one

@@ -1,0 +1,205 @@
+"""Folders, tables and tars give the same pictures in the same order, from any number on; a loop of links ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from tt_cli.data.sources import DamagedUnit, Picture, PictureSource, open_source, walk
+from tt_cli.errors import UsageError
+
+
+def png(number: int = 0) -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (4 + number % 5, 4), (number % 256, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def everything(source: PictureSource) -> list[Picture]:
+    """All pictures; every unit is also read from each number on, which must give the same."""
+    found = []
+    for unit in range(len(source.units)):
+        whole = list(source.read(unit, 0))
+        for skip in range(len(whole) + 2):
+            assert list(source.read(unit, skip)) == whole[skip:]
+        found += whole
+    return found
+
+
+def test_a_folder_with_captions_beside(tmp_path: Path) -> None:
+    for name, caption in {"b": b"pear\n", "sub/a": "Äpfel".encode(), "a": b"caf\xe9", "c": None}.items():
+        path = tmp_path / f"{name}.png"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(png())
+        if caption is not None:
+            path.with_suffix(".txt").write_bytes(caption)
+    (tmp_path / ".hidden.png").write_bytes(png())
+    (tmp_path / "notes.md").write_text("no picture")
+    source = open_source(str(tmp_path))
+    assert source.total == 4
+    assert [(picture.name, picture.caption) for picture in everything(source)] == [
+        ("a.png", b"caf\xe9"),
+        ("b.png", "pear"),
+        ("c.png", None),
+        ("sub/a.png", "Äpfel"),
+    ]
+
+
+def test_loops_of_links_end_and_linked_folders_are_entered_once(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/x.png").write_bytes(png())
+    folder = tmp_path / "pictures"
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep/a.png").write_bytes(png())
+    (folder / "deep/up").symlink_to(folder)
+    (folder / "self").symlink_to(folder / "self")
+    (folder / "other").symlink_to(tmp_path / "elsewhere")
+    (folder / "again").symlink_to(tmp_path / "elsewhere")
+    (folder / "gone.png").symlink_to(tmp_path / "nothing")
+    names = [str(path.relative_to(folder)) for path in walk(folder)]
+    assert sum(name.endswith("x.png") for name in names) == 1
+    assert [name for name in names if not name.endswith("x.png")] == ["deep/a.png", "gone.png", "self"]
+
+
+def rows_of(**columns: Any) -> list[dict[str, Any]]:
+    return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+
+def write_table(path: Path, rows: list[dict[str, Any]]) -> None:
+    if path.suffix == ".csv":
+        with path.open("w", newline="", encoding="utf-8") as file:
+            table = csv.DictWriter(file, rows[0])
+            table.writeheader()
+            table.writerows(rows)
+    elif path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=2)
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+def test_tables_beside_pictures(tmp_path: Path, ending: str) -> None:
+    rows = rows_of(
+        file_name=["x/0.png", "1.png", "2.png", "3.png", "4.png"],
+        TEXT=["red", "grün, gelb", 'a "quoted"\nline', "", "五"],
+        NSFW=["UNLIKELY", "UNSURE", "NSFW", "UNLIKELY", "UNLIKELY"],
+        WIDTH=[10, 20, 30, 40, 50],
+        HEIGHT=["5", "5", "5", "?", "5"],
+    )
+    write_table(tmp_path / f"captions{ending}", rows)
+    for name in (str(tmp_path), str(tmp_path / f"captions{ending}")):
+        found = everything(open_source(name))
+        assert [picture.caption for picture in found] == [row["TEXT"] for row in rows]
+        assert [picture.content for picture in found] == [tmp_path / row["file_name"] for row in rows]
+        assert found[0].fields == {"NSFW": "UNLIKELY", "original_width": 10, "original_height": 5}
+        assert found[3].fields["original_height"] == 0
+        assert found[4].name == f"captions{ending}:4"
+
+
+def test_parquet_with_pictures_inside(tmp_path: Path) -> None:
+    embedded = [{"bytes": png(0), "path": "a.png"}, {"bytes": None, "path": "b.png"}, None]
+    write_table(tmp_path / "a.parquet", rows_of(image=embedded, caption=["a", "b", "c"]))
+    write_table(tmp_path / "b.parquet", rows_of(jpg=[png(1)], text=["d"]))
+    found = everything(open_source(str(tmp_path)))
+    assert [picture.content for picture in found] == [png(0), tmp_path / "b.png", None, png(1)]
+    assert [picture.caption for picture in found] == list("abcd")
+    assert all(picture.fields == {} for picture in found)
+
+
+def test_bad_lines_cost_no_other_row(tmp_path: Path) -> None:
+    lines = [
+        b'{"caption": "a", "path": "a.png"}',
+        b"{nonsense",
+        b"[1]",
+        b'{"caption": "caf\xe9", "path": "b.png"}',
+        b"",
+    ]
+    (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
+    found = everything(open_source(str(tmp_path / "a.jsonl")))
+    assert [picture.caption for picture in found] == ["a", None, None, b"caf\xe9"]
+    (tmp_path / "b.csv").write_bytes(b"\xef\xbb\xbfcaption,path\na,a.png\nonly\ncaf\xe9,b.png\na,b,c,d\n")
+    found = everything(open_source(str(tmp_path / "b.csv")))
+    assert [picture.caption for picture in found] == ["a", "only", b"caf\xe9", "a"]
+    assert found[1].content is None
+
+
+def tar(members: list[tuple[str, bytes]]) -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def test_webdataset_tars(tmp_path: Path) -> None:
+    (tmp_path / "00.tar").write_bytes(
+        tar(
+            [
+                ("a.jpg", png(1)),
+                ("a.txt", b"red"),
+                ("a.json", json.dumps({"caption": "not this", "NSFW": "UNSURE", "original_width": 9}).encode()),
+                ("b.json", json.dumps({"text": "blue"}).encode()),
+                ("b.cls", b"7"),
+                ("b.png", png(2)),
+            ]
+        )
+    )
+    (tmp_path / "01.tar").write_bytes(tar([("c.json", b"{broken"), ("c.png", png(3)), ("d.txt", b"alone")]))
+    found = everything(open_source(str(tmp_path)))
+    assert [(picture.name, picture.caption, picture.content) for picture in found] == [
+        ("00.tar/a", "red", png(1)),
+        ("00.tar/b", "blue", png(2)),
+        ("01.tar/c", None, png(3)),
+        ("01.tar/d", "alone", None),
+    ]
+    assert found[0].fields == {"NSFW": "UNSURE", "original_width": 9}
+
+
+def good_until_damage(source: PictureSource, unit: int) -> tuple[list[Picture], str]:
+    found = []
+    try:
+        for picture in source.read(unit, 0):
+            found.append(picture)
+    except DamagedUnit as error:
+        return found, str(error)
+    return found, ""
+
+
+def test_damaged_files_give_what_comes_before(tmp_path: Path) -> None:
+    content = tar([(f"{i}.{kind}", png(i) if kind == "png" else b"text") for i in range(9) for kind in ("png", "txt")])
+    (tmp_path / "a.tar").write_bytes(content[: 6 * 2048 + 300])
+    found, words = good_until_damage(open_source(str(tmp_path / "a.tar")), 0)
+    assert 4 <= len(found) <= 6
+    assert "a.tar cannot be read to its end" in words and "\n" not in words
+    write_table(tmp_path / "a.parquet", rows_of(image=[png(i) for i in range(9)], caption=["x"] * 9))
+    (tmp_path / "a.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-30])
+    found, words = good_until_damage(open_source(str(tmp_path / "a.parquet")), 0)
+    assert found == [] and "a.parquet cannot be read to its end" in words
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("nothing-here", "there is no such folder or file, and no data set on the Hub is called so"),
+        ("empty", "there is nothing to encode in empty: no tars"),
+        ("a.zip", "it is no folder and ends in none of .tar, .parquet, .jsonl, .csv"),
+    ],
+)
+def test_what_is_no_source_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, words: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "a.zip").touch()
+    with pytest.raises(UsageError) as caught:
+        open_source(name)
+    assert words in str(caught.value)

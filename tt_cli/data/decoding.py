@@ -1,0 +1,154 @@
+"""One picture file to the square of pixels that a VQGAN encodes. Runs in worker processes; neither torch nor files out.
+
+Notable:
+- the shorter side becomes the square's side, the rest is cut off evenly (as the paper's data were prepared), in one
+  step: only the square is resampled. A JPEG is decoded at the scale that is needed;
+- any mode becomes RGB: CMYK, palettes, 16 bits of grey; what is transparent is laid on white; of an animation, the
+  first frame; a camera's "this side up" is followed;
+- pictures of over MOST_PIXELS are not decoded: a few kilobytes can hold gigabytes of one colour.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MOST_PIXELS = 89_478_485  # Pillow's own limit, at which it only warns: 256 MiB of RGB
+MOST_BYTES = 1 << 28  # of a picture file
+_ORIENTATION = 0x0112  # EXIF
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """pixels: (side, side, 3) uint8. width, height: of the whole picture as it is to be looked at."""
+
+    pixels: np.ndarray
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Undecodable:
+    """A picture that cannot be used. reason: "missing", "too_large" or "broken"; words: more, on one line."""
+
+    reason: str
+    words: str
+
+
+def decode(content: bytes | Path, side: int) -> Decoded | Undecodable:
+    """The square of `side` pixels in a picture file or its content. Never raises for what is in it."""
+    if isinstance(content, Path):
+        read = _read(content)
+        if isinstance(read, Undecodable):
+            return read
+        content = read
+    from PIL import UnidentifiedImageError
+
+    if not content:
+        return Undecodable("missing", "there are no bytes")
+    try:
+        return _decode(content, side)
+    except MemoryError:
+        return Undecodable("too_large", "there is not enough memory to decode it")
+    except UnidentifiedImageError:
+        return Undecodable("broken", "it is no picture of a known kind")
+    except Exception as error:  # Pillow's plugins raise whatever the bytes lead them to
+        return Undecodable("broken", " ".join(str(error).split())[:200] or type(error).__name__)
+
+
+def _read(path: Path) -> bytes | Undecodable:
+    try:
+        # Without waiting: a named pipe that nobody writes to would stop everything.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                return Undecodable("broken", "it is no plain file")
+            if found.st_size > MOST_BYTES:
+                return Undecodable("too_large", f"the file has {found.st_size:,} bytes")
+            return file.read()
+    except FileNotFoundError:
+        return Undecodable("missing", "there is no such file")
+    except (OSError, ValueError) as error:
+        return Undecodable("broken", getattr(error, "strerror", None) or str(error))
+
+
+def _decode(content: bytes, side: int) -> Decoded | Undecodable:
+    from PIL import Image
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about metadata; sizes are looked at here
+        try:
+            picture = Image.open(io.BytesIO(content))
+        except Image.DecompressionBombError as error:
+            return Undecodable("too_large", str(error))
+        with picture:
+            width, height = picture.size
+            if width * height > MOST_PIXELS:
+                return Undecodable("too_large", f"it has {width} x {height} pixels")
+            if not (width and height):
+                return Undecodable("broken", "it has no pixels")
+            orientation = picture.getexif().get(_ORIENTATION, 1)
+            picture.draft("RGB", (2 * side, 2 * side))  # JPEG only: at half the size where that is still plenty
+            square = _turned(_square(_as_rgb(picture), side), orientation)
+    if orientation in (5, 6, 7, 8):
+        width, height = height, width
+    return Decoded(np.asarray(square), width, height)
+
+
+def _as_rgb(picture: Image.Image) -> Image.Image:
+    from PIL import Image
+
+    if picture.mode.startswith("I") or picture.mode == "F":  # more than 8 bits, which a plain conversion would clip
+        grey = np.asarray(picture, dtype=np.float32)
+        most = 65535.0 if picture.mode.startswith("I;16") or grey.max() > 255 else 255.0
+        return Image.fromarray((grey.clip(0, most) * (255 / most)).round().astype(np.uint8)).convert("RGB")
+    if picture.has_transparency_data:
+        above = picture.convert("RGBA")
+        paper = Image.new("RGBA", above.size, (255, 255, 255, 255))
+        return Image.alpha_composite(paper, above).convert("RGB")
+    return picture.convert("RGB")
+
+
+def _square(picture: Image.Image, side: int) -> Image.Image:
+    from PIL import Image
+
+    shorter = min(picture.size)
+    left, top = (picture.width - shorter) / 2, (picture.height - shorter) / 2
+    box = (left, top, left + shorter, top + shorter)
+    return picture.resize((side, side), Image.Resampling.LANCZOS, box=box, reducing_gap=3.0)
+
+
+def _turned(picture: Image.Image, orientation: int) -> Image.Image:
+    """As EXIF says that it is to be looked at."""
+    from PIL import Image
+
+    turns = Image.Transpose
+    methods = {
+        2: turns.FLIP_LEFT_RIGHT,
+        3: turns.ROTATE_180,
+        4: turns.FLIP_TOP_BOTTOM,
+        5: turns.TRANSPOSE,
+        6: turns.ROTATE_270,
+        7: turns.TRANSVERSE,
+        8: turns.ROTATE_90,
+    }
+    return picture.transpose(methods[orientation]) if orientation in methods else picture
+
+
+def end_with_parent() -> None:
+    """Have this process be killed when its parent ends (Linux). Called first in a worker process."""
+    import ctypes
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
