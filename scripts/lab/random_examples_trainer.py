@@ -17,8 +17,11 @@ from tt_cli.supervisor.worker import run_worker
 class RandomExamples:
     """In place of `tt_cli.data.ExampleStream`."""
 
-    def __init__(self, run: RunConfig, tokenizer: Any, seed: int):
+    def __init__(self, run: RunConfig, tokenizer: Any, seed: int, **rest: Any):
         self.run = run
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Batches of the run's shapes without end."""

@@ -1,42 +1,62 @@
-"""Endless batches of examples for one peer, in an order of its own, read through `datasets` streaming.
+"""Endless batches of examples for one peer, in an order of its own.
 
 Notable:
-- plain rows, our own filter, and one `np.frombuffer` for a whole batch: about five times the rows per CPU second of
-  `map` and `with_format`;
-- every epoch (pass over the data) is shuffled anew from the peer's seed, so that no two peers are in step and a peer
-  that returns does not begin with the same examples;
-- a subset (`data.subset`) is drawn by the run's seed, not the peer's: all peers train on the same examples.
+- a data set from the Hub, from a folder or from an http(s) address is read ahead by another process (see `prefetch`),
+  whatever its size, from shards in this peer's own random order (see `order`): the training process unpacks codes and
+  captions and nothing else;
+- where it is in that order is written down after every batch, so that a peer that comes back goes on there, with
+  shards that are still on its disk;
+- every epoch (pass over the data) is shuffled anew, so that no two peers are in step;
+- the built-in data, and a subset (`data.subset`), are small: those are shuffled here. A subset is drawn by the run's
+  seed, not the peer's: all peers train on the same examples.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import json
+import os
+from collections.abc import Callable, Iterator
 from itertools import count, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from tt_cli.data import builtin
-from tt_cli.data.examples import COLUMNS, Batch, Example, RowFilter
+from tt_cli.data.examples import Batch, RowFilter
+from tt_cli.data.places import plan_of, session_seed
+from tt_cli.data.prefetch import Chunk, Prefetch
+from tt_cli.data.subset import rows_in_order, subset_examples
 from tt_cli.data.tokenizer import Tokenizer
-from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
-from tt_cli.run.hub import hub_errors
 
-# Shards that fill the shuffle buffer side by side. The default opens ten before the first row; and with two or more,
-# `datasets` sleeps 5 s at the end of every group of parquet shards (a guard against an Arrow bug in its threads).
-SHARDS_AT_ONCE = 1
+__all__ = ["ExampleStream", "subset_examples"]
+
+SHARDS = "shards"  # the folder of downloaded ones, in the run's
 
 
 class ExampleStream:
     """The run's examples as batches without end.
 
     `seed` is the peer's: equal seeds give equal batches. `counts` says what became of the rows so far.
+
+    peer: its identity, which makes its order its own even where peers were given one seed. folder: the run's folder;
+    shards are kept and shared there, and where this peer is in its order, under `name`. tell: hears of troubles that
+    the stream lives with, words and a remedy.
     """
 
-    def __init__(self, run: RunConfig, tokenizer: Tokenizer, seed: int, split: str = "train") -> None:
+    def __init__(
+        self,
+        run: RunConfig,
+        tokenizer: Tokenizer,
+        seed: int,
+        split: str = "train",
+        *,
+        peer: str = "",
+        folder: Path | None = None,
+        name: str = "examples",
+        tell: Callable[[str, str], None] = lambda words, remedy: None,
+    ) -> None:
         self.run = run
         self.tokenizer = tokenizer
         self.seed = seed
@@ -44,13 +64,94 @@ class ExampleStream:
         self.filter = RowFilter(run)
         self.counts = self.filter.counts
         self._subset = subset_examples(run) if run.data.subset and split == "train" else None
+        self._elsewhere = self._subset is None and run.data.source != "builtin"
+        self._peer, self._folder, self._tell = peer, folder, tell
+        self._state_path = folder / f"{name}.json" if folder is not None else None
+        self._prefetch: Prefetch | None = None
+        self._rest: Chunk | None = None  # of what came, the examples that no batch had room for
+        self._state: dict[str, Any] | None = None
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Batches of exactly `batch_size` examples; an epoch's last examples share a batch with the next's first.
 
+        Of data that are read ahead, all iterators together give every example once; of the others, each begins anew.
         Raises UsageError if the data set has no such split or columns, TTError if it cannot be read or has no
         usable row.
         """
+        if self._elsewhere:
+            self._started()
+            return self._read_ahead(batch_size)
+        return self._shuffled_here(batch_size)
+
+    def state(self) -> dict[str, Any] | None:
+        """Where this stream is, as JSON: after the last batch that was asked for and done with. None before that."""
+        return self._state
+
+    def close(self) -> None:
+        """End the process that reads ahead."""
+        if self._prefetch is not None:
+            self._prefetch.close()
+
+    # ------------------------------------------------------------ read ahead
+
+    def _read_ahead(self, batch_size: int) -> Iterator[Batch]:
+        while True:
+            captions: list[str] = []
+            parts: list[np.ndarray] = []
+            state: dict[str, Any] = {}
+            while len(captions) < batch_size:
+                chunk = self._rest or self._next_chunk()
+                taken = min(batch_size - len(captions), len(chunk.captions))
+                captions += chunk.captions[:taken]
+                parts.append(chunk.codes[:taken])
+                state = chunk.state_after(taken)
+                self._rest = None
+                if taken < len(chunk.captions):
+                    self._rest = Chunk(chunk.captions[taken:], chunk.codes[taken:], state, {})
+            self.counts.kept += batch_size
+            image = torch.from_numpy(np.concatenate(parts, dtype=np.int64))
+            yield Batch(self.tokenizer.encode(captions), image, captions)
+            self._save(state)
+
+    def _next_chunk(self) -> Chunk:
+        chunk = self._started().next()
+        self.counts.add(chunk.counts)
+        return chunk
+
+    def _started(self) -> Prefetch:
+        if self._prefetch is None:
+            cache = None if self._folder is None else self._folder / SHARDS
+            seed = session_seed(self.seed, self._peer)
+            plan = plan_of(self.run, self.split, seed, cache=cache, state=self._loaded())
+            self._prefetch = Prefetch(plan, self._tell)
+        return self._prefetch
+
+    def _loaded(self) -> dict[str, Any] | None:
+        """Where this peer was the last time, as far as that can be read."""
+        try:
+            found = json.loads(self._state_path.read_text(encoding="utf-8")) if self._state_path else None
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def _save(self, state: dict[str, Any]) -> None:
+        self._state = state
+        if self._state_path is None:
+            return
+        temporary = self._state_path.with_suffix(".tmp")
+        try:
+            temporary.write_text(json.dumps(state), encoding="utf-8")
+            os.replace(temporary, self._state_path)
+        except OSError as error:
+            self._state_path = None
+            self._tell(
+                f"cannot write down which examples were read ({error.strerror or error})",
+                "goes on; after a restart some may come again",
+            )
+
+    # ------------------------------------------------------------ shuffled here
+
+    def _shuffled_here(self, batch_size: int) -> Iterator[Batch]:
         captions: list[str] = []
         codes = np.zeros((0, self.run.vqgan.grid**2), dtype=np.int16)
         for more_captions, more_codes in self._chunks(batch_size):
@@ -76,104 +177,8 @@ class ExampleStream:
                     )
                 continue
             kept = self.counts.kept
-            rows = self.filter(_rows(self.run, self.split, seed))
+            rows = self.filter(rows_in_order(self.run, self.split, seed))
             while chunk := list(islice(rows, size)):
                 yield self.filter.collate(chunk)
             if self.counts.kept == kept:
                 raise self.filter.unusable()
-
-
-def subset_examples(run: RunConfig) -> list[Example]:
-    """The training examples of the run: all of a built-in data set, or the `data.subset` first of a shuffled one.
-
-    Shuffled by the run's seed, so that all peers get the same list in the same order. Raises UsageError for a data
-    set on the Hub without `data.subset` (it would not fit in memory), and what `ExampleStream.batches` raises.
-    """
-    data = run.data
-    if data.source == "builtin":
-        examples = builtin.examples(data.name, "train")
-        row_filter = RowFilter(run)
-        for example in examples:
-            if len(example.codes) != run.vqgan.grid**2 or example.codes.max() >= row_filter.codebook_size:
-                raise UsageError(f"the codes of the built-in data '{data.name}' do not fit the run file's [vqgan]")
-        if data.subset == 0:
-            return list(examples)
-        if data.subset > len(examples):
-            raise UsageError(
-                f"data.subset is {data.subset}, but the built-in data '{data.name}' have {len(examples)} examples"
-            )
-        order = np.random.default_rng(run.run.seed).permutation(len(examples))
-        return [examples[i] for i in order[: data.subset]]
-    if data.subset == 0:
-        raise UsageError("data.subset is 0, and a whole data set from the Hub is only ever streamed; set data.subset")
-    row_filter = RowFilter(run)
-    seed = int(np.random.SeedSequence(run.run.seed).generate_state(1)[0])
-    rows = row_filter(_rows(run, "train", seed))
-    found: list[Example] = []
-    while len(found) < data.subset and (chunk := list(islice(rows, data.subset - len(found)))):
-        captions, codes = row_filter.collate(chunk)
-        found += [Example(*pair) for pair in zip(captions, codes, strict=True)]
-    if len(found) < data.subset:
-        raise TTError(f"data.subset is {data.subset}, but {data.name} has fewer: {row_filter.counts.in_words()}")
-    return found
-
-
-def _rows(run: RunConfig, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
-    """One pass over the data in the order that `seed` gives."""
-    with _reading(run):
-        rows = iter(
-            _open(run, split).shuffle(
-                seed=seed, buffer_size=run.data.shuffle_buffer, max_buffer_input_shards=SHARDS_AT_ONCE
-            )
-        )
-        first = next(rows, None)
-    if first is None:
-        return
-    missing = [column for column in COLUMNS if column not in first]
-    if missing:
-        raise UsageError(
-            f"the data set {run.data.name} has no column {' and '.join(missing)}; it has {', '.join(sorted(first))}"
-        )
-    with _reading(run):
-        yield first
-        yield from rows
-
-
-def _open(run: RunConfig, split: str) -> Any:
-    """The data set as `datasets` streams it."""
-    import datasets
-
-    if run.data.source == "builtin":
-        if split not in builtin.SPLITS:
-            raise UsageError(f"the built-in data have no split '{split}'; they have {' and '.join(builtin.SPLITS)}")
-        path = builtin.checked_file(run.data.name, f"{split}.parquet")
-        return datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
-    return datasets.load_dataset(run.data.name, revision=run.data.revision, split=split, streaming=True)
-
-
-@contextmanager
-def _reading(run: RunConfig) -> Iterator[None]:
-    """Turns what `datasets` raises while opening or reading into one line."""
-    import datasets.exceptions
-    import pyarrow
-
-    action = f"cannot read the data set {run.data.name}"
-    try:
-        with hub_errors(action):
-            try:
-                yield
-            except datasets.exceptions.DatasetNotFoundError as error:
-                raise UsageError(
-                    f"{action}: the Hub has no such data set, or it is private; check data.name and data.revision, "
-                    "or run `tt login`"
-                ) from error
-            except datasets.exceptions.DatasetsError as error:
-                raise TTError(f"{action}: {_first_line(error)}") from error
-            except pyarrow.ArrowException as error:
-                raise TTError(f"{action}: a file of it is damaged ({_first_line(error)})") from error
-    except ValueError as error:  # unknown split or configuration
-        raise UsageError(f"{action}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__

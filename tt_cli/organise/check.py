@@ -157,7 +157,10 @@ def _first(run: RunConfig, tokenizer: Tokenizer) -> tuple[Batch, str]:
 
     started = time.monotonic()
     stream = ExampleStream(run, tokenizer, seed=0)
-    batch = next(stream.batches(1))
+    try:
+        batch = next(stream.batches(1))
+    finally:
+        stream.close()
     caption = "".join(one if one.isprintable() else " " for one in batch.captions[0])[:60]
     words = f'{run.data.name} gave "{caption}" in {time.monotonic() - started:.1f} s'
     return batch, f"{words} ({stream.counts.in_words()})" if stream.counts.dropped else words

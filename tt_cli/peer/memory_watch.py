@@ -2,7 +2,7 @@
 
 A thread looks every few seconds at what the peer's processes take together (against --memory), and at what the machine
 or its container leaves free. Near the limit the peer gives back what it has freed and, on a CPU, computes fewer
-examples at a time; the data stream reads as it goes and holds nothing ahead that could be lowered. Over it the peer
+examples at a time; the data stream holds little ahead that could be lowered. Over it the peer
 ends itself with a backup, and its supervisor starts it again: once an hour at most, and only where that gives memory
 back.
 """
@@ -113,7 +113,7 @@ class MemoryWatch:
         if not found.pressure:
             return
         if self._lower and batches.now > 1:
-            batches.halve(f"{found.words}; the data stream holds nothing ahead that could be lowered")
+            batches.halve(f"{found.words}; the data stream holds little ahead that could be lowered")
             self.look()
         elif found.pressure == OVER:
             self._give_way(found)

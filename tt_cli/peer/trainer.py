@@ -38,7 +38,7 @@ from tt_cli.peer.published import newest_published, ways_back
 from tt_cli.peer.shared import StateLost, TrainedState, move_into_mapping
 from tt_cli.peer.stuck import Heard, StuckWatch
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Log, Phase
+from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Log, Phase, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.worker import Orders, WorkerBroken
 from tt_cli.swarm import linear8
@@ -154,7 +154,16 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         closing.callback(collaboration.close)
         if words := collaboration.averager.slow_line():
             emit(Log(words, "warning"))
-        stream = ExampleStream(run, tokenizer, backups.choose_seed(opts.seed))
+        stream = ExampleStream(
+            run,
+            tokenizer,
+            backups.choose_seed(opts.seed),
+            peer=identity.peer_id,
+            folder=folders.run_folder(run),
+            name=f"{identity.path.stem}-examples",
+            tell=lambda words, remedy: emit(Trouble("data stream", words, remedy)),
+        )
+        closing.callback(stream.close)
         # after the forks: their processes must never touch CUDA, and give back what they free
         keep_freed_memory()
         device = choose_device(opts.device, run.model, emit)

@@ -1,0 +1,111 @@
+"""The order of the shards, where a peer is in it, and that no two peers are in step."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tt_cli.data.order import TRIES, Position, Walk, block_order, block_rows, epoch_order
+from tt_cli.data.places import session_seed
+
+
+def taken(walk: Walk, count: int) -> list[int | None]:
+    return [walk.take() for _ in range(count)]
+
+
+@given(st.integers(0, 2**63 - 1), st.integers(1, 50), st.integers(0, 5))
+def test_every_epoch_has_every_shard_once(seed: int, shards: int, epoch: int) -> None:
+    order = epoch_order(seed, epoch, shards).tolist()
+    assert sorted(order) == list(range(shards))
+    assert order == epoch_order(seed, epoch, shards).tolist()
+
+
+def test_epochs_and_peers_have_orders_of_their_own() -> None:
+    orders = {tuple(epoch_order(seed, epoch, 40).tolist()) for seed in range(20) for epoch in range(5)}
+    assert len(orders) == 100
+    assert block_order(1, 0, 0, 40).tolist() != block_order(1, 0, 1, 40).tolist()
+
+
+def test_peers_with_the_same_seed_are_not_in_step() -> None:
+    seeds = {session_seed(seed, peer) for seed in (0, 1) for peer in ("12D3KooWA", "12D3KooWB")}
+    assert len(seeds) == 4
+    assert session_seed(5, "") == 5
+
+
+def test_a_shard_that_is_put_off_comes_again_at_the_end_and_then_no_more() -> None:
+    walk = Walk(seed=3, shards=4)
+    first, *others = taken(walk, 4)
+    assert first is not None
+    assert sorted([first, *others]) == [0, 1, 2, 3]  # type: ignore[type-var]
+    tries = 0
+    while walk.put_off(first):
+        tries += 1
+        assert walk.take() == first
+        assert walk.take() is None
+    assert tries == TRIES - 1
+    walk.end_epoch()
+    assert walk.at == Position(epoch=1)
+    assert walk.put_off(first), "a new epoch, new tries"
+
+
+@given(st.integers(1, 12), st.integers(0, 40), st.lists(st.booleans(), max_size=60))
+def test_a_walk_goes_on_where_another_one_was(shards: int, steps: int, failures: list[bool]) -> None:
+    def step(walk: Walk, number: int) -> int | None:
+        shard = walk.take()
+        if shard is None:
+            walk.end_epoch()
+        elif number < len(failures) and failures[number]:
+            walk.put_off(shard)
+        return shard
+
+    walk = Walk(7, shards)
+    for number in range(steps):
+        step(walk, number)
+    told = json.loads(json.dumps(walk.at.as_json()))
+    position = Position.of_json(told, shards)
+    assert position == walk.at
+    other = Walk(7, shards, position)
+    assert walk.upcoming(3) == other.upcoming(3)
+    upcoming = walk.upcoming(1)
+    for number in range(steps, steps + 30):
+        found = step(walk, number)
+        assert found == step(other, number)
+        if number == steps and upcoming:
+            assert [found] == upcoming
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        None,
+        [],
+        "text",
+        {},
+        {"epoch": 0},
+        {**Position().as_json(), "epoch": -1},
+        {**Position().as_json(), "epoch": "0"},
+        {**Position().as_json(), "row": 1.5},
+        {**Position().as_json(), "row": True},
+        {**Position().as_json(), "shard": 9},
+        {**Position().as_json(), "shard": "a"},
+        {**Position().as_json(), "index": 5},
+        {**Position().as_json(), "again": [[0]]},
+        {**Position().as_json(), "again": [0, 1]},
+        {**Position().as_json(), "again": [[9, 1]]},
+        {**Position().as_json(), "again": [["x", 1]]},
+        {**Position().as_json(), "again": 3},
+        {**Position().as_json(), "more": 3},
+    ],
+)
+def test_what_is_no_position_is_not_taken_for_one(wrong: object) -> None:
+    assert Position.of_json(wrong, shards=4) is None
+
+
+def test_the_first_blocks_are_small_and_then_they_are_whole() -> None:
+    assert [block_rows(8192, block) for block in range(5)] == [1024, 2048, 4096, 8192, 8192]
+    assert block_rows(8192, 10**9) == 8192
+    assert [block_rows(1, block) for block in range(3)] == [1, 1, 1]
+    assert [block_rows(10, block) for block in range(5)] == [2, 4, 8, 10, 10]

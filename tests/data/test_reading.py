@@ -1,0 +1,304 @@
+"""Blocks of good rows: all of them, in the seed's order, gone on with to the row; and what is said of the others."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from data.rows import code, numbered, row, run_on, write
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tt_cli.data import examples
+from tt_cli.data.codes import to_column
+from tt_cli.data.places import plan_of
+from tt_cli.data.reading import Block, Plan, Reader
+from tt_cli.data.shards import write_shard
+from tt_cli.errors import TTError, UsageError
+
+
+class Told:
+    """What a reader said, and how long it paused."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.remedies: list[str] = []
+        self.pauses: list[float] = []
+
+    def __call__(self, words: str, remedy: str) -> None:
+        self.words.append(words)
+        self.remedies.append(remedy)
+
+
+def reader_of(folder: Path, told: Told | None = None, seed: int = 0, state: Any = None, **data: Any) -> Reader:
+    told = told or Told()
+    plan = plan_of(run_on(folder, **data), "train", seed, state=state)
+    assert Plan.from_json(plan.to_json()) == plan
+    return Reader(plan, told, told.pauses.append)
+
+
+def rows_of(blocks: Iterator[Block], count: int) -> list[str]:
+    found: list[str] = []
+    while len(found) < count:
+        block = next(blocks)
+        assert block.codes.shape == (len(block.captions), 4)
+        for caption, codes in zip(block.captions, block.codes.tolist(), strict=True):
+            number = int(caption.split()[1])
+            assert codes == [number % 10, number // 10 % 10, number // 100 % 10, 7], "codes stay with their caption"
+        found += block.captions
+    return found
+
+
+def shards(folder: Path, count: int, each: int, container: str = ".parquet") -> list[str]:
+    rows = numbered(count * each)
+    for shard in range(count):
+        part = rows[shard * each : (shard + 1) * each]
+        if container == ".parquet":
+            write(folder / f"train-{shard}.parquet", part)
+        else:
+            folder.mkdir(exist_ok=True, parents=True)
+            write_shard(folder / f"train-{shard}{container}", part)
+    return [one["caption"] for one in rows]
+
+
+@pytest.mark.parametrize("container", [".parquet", ".tar", ".jsonl.br"])
+def test_every_epoch_has_every_row_once(tmp_path: Path, container: str) -> None:
+    everything = shards(tmp_path, 4, 25, container)
+    found = rows_of(reader_of(tmp_path, shuffle_buffer=16).blocks(), 300)
+    epochs = [found[start : start + 100] for start in (0, 100, 200)]
+    assert all(Counter(epoch) == Counter(everything) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+
+
+def test_the_order_is_the_seeds(tmp_path: Path) -> None:
+    shards(tmp_path, 4, 25)
+    first, again, other = (rows_of(reader_of(tmp_path, seed=seed).blocks(), 100) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three shards of 40 rows, one in six of them bad."""
+    folder = tmp_path_factory.mktemp("many")
+    rows = [
+        one if number % 6 else {**one, "code": code(1, 2, 3, 10) if number % 12 else b"short"}
+        for number, one in enumerate(numbered(120))
+    ]
+    for shard in range(3):
+        write(folder / f"train-{shard}.parquet", rows[shard * 40 : shard * 40 + 40])
+    return folder
+
+
+@given(taken=st.integers(0, 250), buffer=st.integers(1, 130), seed=st.integers(0, 3))
+def test_a_reader_goes_on_to_the_row_where_another_was(many: Path, taken: int, buffer: int, seed: int) -> None:
+    whole = rows_of(reader_of(many, seed=seed, shuffle_buffer=buffer).blocks(), 330)[:330]
+    first, left, state = reader_of(many, seed=seed, shuffle_buffer=buffer), taken, None
+    for block in first.blocks():
+        if left <= len(block.captions):
+            state = first.state(replace(block.position, taken=block.position.taken + left))
+            break
+        left -= len(block.captions)
+    state = json.loads(json.dumps(state))
+    second = reader_of(many, seed=99, state=state, shuffle_buffer=buffer)
+    assert second.resumed or taken == 0
+    rest = rows_of(second.blocks(), 330 - taken)
+    assert whole[:taken] + rest[: 330 - taken] == whole
+
+
+def test_a_state_about_other_data_is_a_beginning(tmp_path: Path) -> None:
+    shards(tmp_path, 2, 20)
+    first = reader_of(tmp_path, seed=5)
+    state = first.state(next(first.blocks()).position)
+    shards(tmp_path, 3, 20)
+    for known in (state, {}, {**state, "version": 2}, {**first.state(next(first.blocks()).position), "seed": -1}):
+        assert not reader_of(tmp_path, state=known).resumed
+
+
+def test_codes_of_both_columns_are_the_same(tmp_path: Path) -> None:
+    rows = numbered(30)
+    known = np.array([np.frombuffer(one["code"], dtype="<i2") for one in rows])
+    packed = to_column("code13", known, 10)
+    dense = [{**one, "code13": codes} for one, codes in zip(rows, packed, strict=True)]
+    for one in dense:
+        del one["code"]
+    write_shard(tmp_path / "train.parquet", dense)
+    assert len(set(rows_of(reader_of(tmp_path).blocks(), 30))) == 30
+
+
+def test_bad_rows_are_counted_with_the_block_they_stood_in(tmp_path: Path) -> None:
+    bad = [row(caption=""), row(NSFW="NSFW"), row(code=b"x"), row(code=code(1, 2, 3, 10)), row(original_width=9000)]
+    write(tmp_path / "train.parquet", [*numbered(10), *bad])
+    counts: Counter[str] = Counter()
+    found = 0
+    for block in reader_of(tmp_path).blocks():
+        found += len(block.captions)
+        counts.update(block.counts)
+        if found == 20:  # two epochs, a block each
+            break
+    assert {name: count for name, count in counts.items() if count} == {
+        name: 2 for name in ("no_caption", "nsfw", "code_width", "code_range", "aspect_ratio")
+    }
+
+
+@pytest.mark.parametrize(("bad", "reason"), [(code(1), "code width"), (code(1, 2, 3, 10), "code range")])
+def test_a_large_data_set_is_given_up_early(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: bytes, reason: str
+) -> None:
+    monkeypatch.setattr(examples, "HOPELESS", 600)
+    write(tmp_path / "train.parquet", [row(code=bad)] * 2000)
+    with pytest.raises(TTError, match=rf"\(1024 rows: {reason} 1024\)"):
+        next(reader_of(tmp_path, shuffle_buffer=4).blocks())
+
+
+def test_rare_good_rows_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(examples, "HOPELESS", 600)
+    write(tmp_path / "train.parquet", [row(code=code(1) if i % 500 else code(1, 2, 3, 4)) for i in range(4000)])
+    blocks = reader_of(tmp_path, shuffle_buffer=1).blocks()
+    assert sum(len(block.captions) for block in islice(blocks, 8)) == 8
+
+
+def test_a_damaged_shard_gives_what_is_good_of_it(tmp_path: Path) -> None:
+    """A byte of one row group, of three: the others' rows come, and the shards after it."""
+    shards(tmp_path, 3, 40)
+    path = tmp_path / "train-1.parquet"
+    whole = [{**one, "caption": f"{one['caption']} {'x' * 40}"} for one in numbered(6144)]
+    write_shard(path, whole)
+    content = bytearray(path.read_bytes())
+    middle = len(content) // 2
+    content[middle : middle + 8] = bytes(8)
+    path.write_bytes(content)
+    told = Told()
+    reader = reader_of(tmp_path, told)
+    blocks, found, counts = reader.blocks(), list[str](), Counter[str]()
+    for block in blocks:
+        counts.update(block.counts)
+        if block.position.epoch:
+            break
+        found += block.captions
+    assert counts["damaged"] == 2048
+    assert len(found) == 4096 + 80 == len(set(found))
+    assert len(told.words) == 1
+    assert "train-1.parquet" in told.words[0] and "2048 rows left out" in told.words[0]
+
+
+@pytest.mark.parametrize("container", [".parquet", ".tar", ".jsonl.br"])
+def test_a_truncated_shard_costs_no_other(tmp_path: Path, container: str) -> None:
+    shards(tmp_path, 3, 40, container)
+    path = tmp_path / f"train-1{container}"
+    path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3])
+    told = Told()
+    blocks = reader_of(tmp_path, told).blocks()
+    found: list[str] = []
+    while not (block := next(blocks)).position.epoch:
+        found += block.captions
+    others = {f"row {number}" for number in (*range(40), *range(80, 120))}
+    assert others <= set(found)
+    assert len(found) == len(set(found))
+    assert any(f"train-1{container}" in words for words in told.words)
+    assert all("\n" not in words for words in told.words)
+
+
+def test_captions_that_are_no_text_cost_their_row_alone(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    rows = numbered(20)
+    captions = [one["caption"].encode() for one in rows]
+    captions[3], captions[7] = b"caf\xe9 noir", b"\xff\xfe"
+    table = pyarrow.table(
+        {
+            "caption": pyarrow.array(captions, pyarrow.binary()).view(pyarrow.string()),
+            "code": pyarrow.array([one["code"] for one in rows], pyarrow.binary()),
+        }
+    )
+    pyarrow.parquet.write_table(table, tmp_path / "train.parquet")
+    blocks = reader_of(tmp_path).blocks()
+    counts: Counter[str] = Counter()
+    found: list[str] = []
+    while len(found) < 18:
+        block = next(blocks)
+        found += block.captions
+        counts.update(block.counts)
+    assert len(set(found)) == 18
+    assert counts["not_utf8"] == 2
+
+
+def test_a_shard_that_goes_away_is_left_out_and_the_others_are_read(tmp_path: Path) -> None:
+    shards(tmp_path, 4, 20)
+    told = Told()
+    reader = reader_of(tmp_path, told)
+    (tmp_path / "train-2.parquet").unlink()
+    found = rows_of(reader.blocks(), 120)
+    assert Counter(found) == Counter([f"row {n}" for n in (*range(40), *range(60, 80))] * 2)
+    assert len(told.words) == 2
+    assert told.words[0] == "cannot fetch the shard train-2.parquet: No such file or directory"
+    assert told.remedies[0] == "takes another one now; this one is left out of this epoch"
+    assert told.pauses == [0.0, 0.0]
+
+
+def test_data_that_go_away_are_waited_for_longer_and_longer(tmp_path: Path) -> None:
+    """And are read again when they are back."""
+    shards(tmp_path, 4, 20)
+    aside = tmp_path.with_name("aside")
+    told = Told()
+    reader = reader_of(tmp_path, told)
+    blocks = reader.blocks()
+    rows_of(blocks, 80)
+    tmp_path.rename(aside)
+
+    def paused(seconds: float) -> None:
+        told.pauses.append(seconds)
+        if len(told.pauses) == 12:
+            aside.rename(tmp_path)
+
+    reader._wait = paused
+    rows_of(blocks, 80)
+    assert told.pauses == [0, 0, 0, 8, 16, 32, 60, 60, 60, 60, 60, 60]
+    assert all(words.startswith("cannot fetch the shard") for words in told.words)
+
+
+def test_columns_that_are_missing_are_named(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", [{"text": "red apple", "code": code(1, 2, 3, 4)}])
+    with pytest.raises(UsageError, match="has no column caption; it has code$"):
+        next(reader_of(tmp_path).blocks())
+
+
+def test_a_column_of_another_type_is_named(tmp_path: Path) -> None:
+    write(tmp_path / "train.parquet", [{**one, "caption": n} for n, one in enumerate(numbered(5))])
+    with pytest.raises(TTError, match=r"cannot read the data set .*its column caption is int64, not text"):
+        next(reader_of(tmp_path).blocks())
+
+
+def test_one_odd_shard_does_not_end_the_training(tmp_path: Path) -> None:
+    shards(tmp_path, 3, 20)
+    write(tmp_path / "train-a.parquet", [{"text": "red apple"}] * 5)
+    write(tmp_path / "train-b.parquet", [{**one, "caption": n} for n, one in enumerate(numbered(5))])
+    for seed in range(6):
+        told = Told()
+        assert len(rows_of(reader_of(tmp_path, told, seed).blocks(), 60)) >= 60
+
+
+def test_an_empty_folder_and_none_are_one_line(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, words in (("empty", "it has no shards"), ("none", "there is no such folder")):
+        with pytest.raises(UsageError, match=f"cannot read the data set .*{words}") as caught:
+            reader_of(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+def test_empty_shards_are_no_data(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    schema = pyarrow.schema([("caption", pyarrow.string()), ("code", pyarrow.binary())])
+    pyarrow.parquet.write_table(schema.empty_table(), tmp_path / "train.parquet")
+    with pytest.raises(TTError, match=r"no example that this run can use \(0 rows: none\)"):
+        next(reader_of(tmp_path).blocks())

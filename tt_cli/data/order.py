@@ -1,0 +1,121 @@
+"""In which order a peer reads the shards of a data set, and where it is in that order.
+
+Notable:
+- the order of the shards is drawn anew for every epoch (pass over the data) from the peer's seed; nothing of it is
+  stored: a position is a few numbers;
+- rows are shuffled block by block: a block of `shuffle_buffer` good rows is read, and leaves in an order that is drawn
+  from seed, epoch and the block's number. So what was taken is known to the row, and a peer that comes back reads its
+  block again and goes on: nothing twice, nothing left out. The first blocks are smaller, not to be waited for;
+- a shard that cannot be read is put off to the end of the epoch, and left out of it after TRIES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+TRIES = 3  # of one shard in one epoch
+FIRST_BLOCKS = 8  # parts of a whole block that the first one has; the next ones double
+
+
+@dataclass(frozen=True)
+class Position:
+    """A place in the order of the shards: the beginning of a block, and how many of its rows were taken.
+
+    epoch: passes done. index: shards of the epoch's order that are done with, or put off. again: those put off, with
+    the tries they had. shard, row: the shard in hand, if any, and how many of its rows were read. block: its number
+    since the first epoch. taken: rows of that block.
+    """
+
+    epoch: int = 0
+    index: int = 0
+    again: tuple[tuple[int, int], ...] = ()
+    shard: int | None = None
+    row: int = 0
+    block: int = 0
+    taken: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """What `of_json` reads."""
+        return {**asdict(self), "again": [list(one) for one in self.again]}
+
+    @classmethod
+    def of_json(cls, known: Any, shards: int) -> Position | None:
+        """What `as_json` wrote about a data set of so many shards; None for anything else."""
+        if not isinstance(known, Mapping) or set(known) != set(cls.__dataclass_fields__):
+            return None
+        again = known["again"]
+        if not isinstance(again, (list, tuple)) or not all(isinstance(one, (list, tuple)) for one in again):
+            return None
+        if any(len(one) != 2 for one in again):
+            return None
+        numbers = [value for name, value in known.items() if name not in ("again", "shard")]
+        numbers += [number for one in again for number in one]
+        if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers):
+            return None
+        tried = [one[0] for one in again]
+        if known["shard"] is not None:
+            tried.append(known["shard"])
+        if any(type(shard) is not int or not 0 <= shard < shards for shard in tried) or known["index"] > shards:
+            return None
+        return cls(**{**known, "again": tuple((shard, tries) for shard, tries in again)})
+
+
+class Walk:
+    """Which shard comes next. at: where this is, without a shard in hand."""
+
+    def __init__(self, seed: int, shards: int, at: Position = Position()) -> None:
+        self.seed, self.shards = seed, shards
+        self.at = replace(at, shard=None, row=0, taken=0)
+        self._order = epoch_order(seed, at.epoch, shards)
+        self._tries: dict[int, int] = dict(at.again)
+
+    def upcoming(self, count: int) -> list[int]:
+        """The next shards, as far as this epoch has them."""
+        rest = [int(shard) for shard in self._order[self.at.index : self.at.index + count]]
+        return (rest + [shard for shard, _ in self.at.again])[:count]
+
+    def take(self) -> int | None:
+        """The next shard, which is no more among those to come; None at the end of the epoch."""
+        at = self.at
+        if at.index < self.shards:
+            self.at = replace(at, index=at.index + 1)
+            return int(self._order[at.index])
+        if not at.again:
+            return None
+        self._tries[at.again[0][0]] = at.again[0][1]
+        self.at = replace(at, again=at.again[1:])
+        return at.again[0][0]
+
+    def put_off(self, shard: int) -> bool:
+        """Have a shard come again at the end of the epoch. False where it was tried often enough."""
+        tries = self._tries[shard] = self._tries.get(shard, 0) + 1
+        if tries >= TRIES:
+            return False
+        self.at = replace(self.at, again=(*self.at.again, (shard, tries)))
+        return True
+
+    def end_epoch(self) -> None:
+        """Begin the next pass, in another order."""
+        self.at = replace(self.at, epoch=self.at.epoch + 1, index=0, again=())
+        self._order = epoch_order(self.seed, self.at.epoch, self.shards)
+        self._tries = {}
+
+
+def epoch_order(seed: int, epoch: int, shards: int) -> np.ndarray:
+    """A permutation of the shards' numbers."""
+    return np.random.default_rng(np.random.SeedSequence((seed, epoch))).permutation(shards)
+
+
+def block_order(seed: int, epoch: int, block: int, rows: int) -> np.ndarray:
+    """A permutation of a block's rows."""
+    return np.random.default_rng(np.random.SeedSequence((seed, epoch, block))).permutation(rows)
+
+
+def block_rows(shuffle_buffer: int, block: int) -> int:
+    """How many rows block number `block` has, unless the epoch ends in it."""
+    first = -(-shuffle_buffer // FIRST_BLOCKS)
+    return min(shuffle_buffer, first << min(block, FIRST_BLOCKS))

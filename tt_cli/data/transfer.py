@@ -1,0 +1,202 @@
+"""One shard over HTTP: gone on with after a cut, given up when it only drips, checked, and every failure in words.
+
+Notable:
+- a transfer that was cut goes on from the byte where it stopped, as long as each try brings something;
+- who sends less than LEAST_RATE over a window of `patience` seconds is left: a slow line is better used for another
+  shard from the same place than for waiting on one that will never come;
+- what is not the announced length or SHA-256 is not kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any, BinaryIO
+
+from tt_cli.errors import TTError
+
+PATIENCE = 20.0  # seconds without a byte, and of the window that a rate is measured over
+LEAST_RATE = 2_000  # bytes a second
+CUTS = 5  # in one transfer
+LONGEST_WAIT = 600.0  # seconds that a server's Retry-After is honoured for
+PIECE = 1 << 16
+
+
+class ShardProblem(TTError):
+    """A shard, or the list of them, did not come.
+
+    lasting: to ask again will not help soon. wait: seconds that the server asks to be left alone for.
+    """
+
+    def __init__(self, words: str, *, lasting: bool = False, wait: float | None = None) -> None:
+        super().__init__(words)
+        self.lasting, self.wait = lasting, wait
+
+
+@dataclass(frozen=True)
+class Came:
+    """What a transfer brought: bytes and SHA-256 (hex) of the content."""
+
+    bytes: int
+    sha256: str
+
+
+def fetch(
+    client: Any,
+    url: str,
+    target: BinaryIO,
+    *,
+    headers: Mapping[str, str] | None = None,
+    bytes_expected: int | None = None,
+    sha256: str | None = None,
+    announced: Callable[[int], None] = lambda size: None,
+    patience: float = PATIENCE,
+) -> Came:
+    """Write what `url` gives to `target`, from its beginning. client: of httpx2. announced: told the size beforehand.
+
+    Raises ShardProblem in words that go after "cannot fetch NAME: ", and OSError of `target`.
+    """
+    transfer = _Transfer(client, url, target, headers or {}, announced, patience)
+    cuts = 0
+    while not transfer.go_on():
+        cuts += 1
+        if cuts > CUTS:
+            raise ShardProblem(f"the connection was cut {cuts} times")
+    came = transfer.came()
+    sha256 = sha256 or transfer.sha256
+    if bytes_expected not in (None, came.bytes):
+        raise ShardProblem(f"{came.bytes:,} bytes came, and it should have {bytes_expected:,}")
+    if sha256 not in (None, came.sha256):
+        raise ShardProblem("what came is damaged: its SHA-256 is another one than it should be")
+    return came
+
+
+def text_at(client: Any, url: str, headers: Mapping[str, str] | None = None, patience: float = PATIENCE) -> str:
+    """A small text. Raises ShardProblem."""
+    import io
+
+    content = io.BytesIO()
+    fetch(client, url, content, headers=headers, patience=patience)
+    return content.getvalue().decode("utf-8", "replace")
+
+
+def problem_of(answer: Any) -> ShardProblem:
+    """Words for an answer that is none. answer: of httpx2."""
+    status = answer.status_code
+    if status in (408, 429) or status >= 500:
+        what = "asks to come back later" if status == 429 else "answered"
+        return ShardProblem(f"the server {what} ({status})", wait=seconds_to_wait(answer.headers.get("Retry-After")))
+    if status in (401, 403):
+        return ShardProblem(f"the server refuses access ({status})", lasting=True)
+    if status in (404, 410):
+        return ShardProblem(f"it is not there ({status})", lasting=True)
+    return ShardProblem(f"the server answered {status}", lasting=True)
+
+
+def seconds_to_wait(retry_after: str | None) -> float | None:
+    """A Retry-After header, in seconds or as a date; at most LONGEST_WAIT."""
+    if retry_after is None:
+        return None
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
+        except ValueError:
+            return None
+    return None if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
+
+
+class _Transfer:
+    """The state of one transfer over several connections."""
+
+    def __init__(
+        self,
+        client: Any,
+        url: str,
+        target: BinaryIO,
+        headers: Mapping[str, str],
+        announced: Callable[[int], None],
+        patience: float,
+    ) -> None:
+        self._client, self._url, self._target, self._announced = client, url, target, announced
+        self._headers = {**headers, "Accept-Encoding": "identity"}
+        self._patience = patience
+        self._got = 0
+        self._whole: int | None = None
+        self._version: str | None = None
+        self._digest = hashlib.sha256()
+        self._told = False
+        self.sha256: str | None = None  # that the Hub tells of large files
+
+    def came(self) -> Came:
+        return Came(self._got, self._digest.hexdigest())
+
+    def go_on(self) -> bool:
+        """One connection's part; False where it was cut after something came."""
+        import httpx2
+
+        before, asked = self._got, dict(self._headers)
+        if before:
+            asked["Range"] = f"bytes={before}-"
+            if self._version:
+                asked["If-Range"] = self._version
+        try:
+            with self._client.stream(
+                "GET", self._url, headers=asked, timeout=self._patience, follow_redirects=True
+            ) as answer:
+                self._begin(answer)
+                self._receive(answer)
+        except httpx2.TimeoutException as error:
+            raise ShardProblem(f"nothing came for {self._patience:.0f} s") from error
+        except httpx2.TransportError as error:
+            if self._got > before:
+                return False
+            reason = str(error).strip().split("\n")[0] or type(error).__name__
+            raise ShardProblem(f"the connection failed ({reason})") from error
+        except httpx2.HTTPError as error:
+            raise ShardProblem(str(error).strip().split("\n")[0] or type(error).__name__) from error
+        if self._whole is None or self._got >= self._whole:
+            return True
+        if self._got == before:
+            raise ShardProblem("the connection was cut")
+        return False
+
+    def _begin(self, answer: Any) -> None:
+        if answer.status_code not in (200, 206):
+            raise problem_of(answer)
+        length = answer.headers.get("Content-Length", "")
+        if answer.status_code == 200:  # all of it, even where the rest was asked for
+            self._target.seek(0)
+            self._target.truncate()
+            self._got, self._digest = 0, hashlib.sha256()
+            self._whole = int(length) if length.isdigit() else None
+        self._version = _strong(answer.headers.get("ETag")) or answer.headers.get("Last-Modified")
+        for one in (*answer.history, answer):
+            told = (one.headers.get("X-Linked-ETag") or "").strip('"')
+            if len(told) == 64:
+                self.sha256 = told
+        if self._whole is not None and not self._told:
+            self._told = True
+            self._announced(self._whole)
+
+    def _receive(self, answer: Any) -> None:
+        began, received = time.monotonic(), 0
+        for piece in answer.iter_raw(PIECE):
+            self._target.write(piece)
+            self._digest.update(piece)
+            self._got += len(piece)
+            received += len(piece)
+            if (now := time.monotonic()) - began > self._patience:
+                if received < LEAST_RATE * (now - began):
+                    raise ShardProblem(f"only {received:,} bytes came in {now - began:.0f} s")
+                began, received = now, 0
+
+
+def _strong(tag: str | None) -> str | None:
+    """A tag that tells bytes apart; a weak one does not."""
+    return None if tag is None or tag.startswith("W/") else tag
