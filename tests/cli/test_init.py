@@ -33,6 +33,13 @@ def here(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
     return run
 
 
+def test_an_organisation_without_an_authority_is_told_to_be_unguarded(here: Tt) -> None:
+    for name, flags, told in (("my-run", [], True), ("closed", ["--authority", "https://passes.example.org"], False)):
+        answer = here("init", name, "--yes", "--size", "tiny", "--organisation", "acme", *flags)
+        assert answer.returncode == 0
+        assert ("No --authority was given: `tt join` asks who is a member" in answer.stdout) == told
+
+
 def test_flags_make_a_folder_and_say_what_comes_next(here: Tt, tmp_path: Path) -> None:
     answer = here("init", "my-run", "--yes", "--address", "203.0.113.7", "--steps", "1_000")
     assert (answer.returncode, answer.stderr) == (0, "")

@@ -72,6 +72,12 @@ def test_what_cannot_be_opened_is_named(changes: dict[str, object], check: str, 
         assert checks["step"].verdict == "fail" and "not tried" in checks["step"].words
 
 
+def test_a_run_of_an_organisation_that_nothing_guards_is_named(tmp_path: Path) -> None:
+    changes = {"membership.kind": "organisation", "membership.organisation": "acme"}
+    checks = found(written(load_run("emoji").replaced(changes), tmp_path / "run.toml"))
+    assert checks["authority"].verdict == "warning" and "member or not" in checks["authority"].words
+
+
 def test_peers_are_dialled() -> None:
     silent = "/ip4/127.0.0.1/tcp/9/p2p/QmSY4bsZLR2qXhvXRG9hyVZaPEzvsSMBhLPWE6ruGyb7Q8"
     assert "swarm" not in found("emoji")

@@ -16,17 +16,13 @@ from typing import Protocol, Self
 from tt_cli.auth.authority.keys import AuthorityFolder
 from tt_cli.auth.client import Client, Refused
 from tt_cli.auth.keeper import Keeper, OnThisHost, Source, Tell
-from tt_cli.auth.membership import current_user, require_member
+from tt_cli.auth.membership import UNGUARDED, current_user, require_member
 from tt_cli.errors import UsageError
 from tt_cli.run import RunConfig, folders
 from tt_cli.run.identities import free_identity
 from tt_cli.run.passes import authority_keys, public_text
 
 OBSERVER = "observer"
-UNGUARDED = (
-    "the run file names no authority: whoever knows the address of a peer can take part, member or not; see "
-    "`tt authority init`"
-)
 
 
 @contextmanager

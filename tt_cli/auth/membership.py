@@ -6,6 +6,11 @@ from tt_cli.auth.account import User, token_source, whoami
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
 
+UNGUARDED = (
+    "the run file names no authority: whoever knows the address of a peer can take part, member or not; see "
+    "`tt authority init`"
+)
+
 
 def require_member(run: RunConfig) -> User | None:
     """Return the user as whom this machine joins `run`; None for an open run, where nobody is asked.

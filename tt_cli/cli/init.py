@@ -123,6 +123,8 @@ def _tell(recipe: Recipe) -> None:
         print(f"The aux peer will be {recipe.address}; the run file says so already.")
     else:
         print("No --address was given: put the aux peer's multiaddr into [peers] initial once it is known.")
+    if recipe.run.membership.kind == "organisation" and not recipe.run.membership.closed:
+        print("No --authority was given: `tt join` asks who is a member, and nothing keeps others out.")
 
 
 def _facts(recipe: Recipe | None, folder: Path, published: str | None, steps: list[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from tt_cli.auth.membership import UNGUARDED
 from tt_cli.errors import TTError
 from tt_cli.organise.recipe import HOME
 from tt_cli.organise.sizes import takes
@@ -59,6 +60,8 @@ def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool
         yield reachable(list(peers) or run.peers.initial, name)
     if run.membership.authority is not None:
         yield authority(run)
+    elif run.membership.kind == "organisation":
+        yield Check("authority", "warning", UNGUARDED, "`tt init` with --authority makes one with its keys")
     if step and batch is not None and fits is not None:
         yield _tried("step", lambda: _step(run, batch, device), "see `tt doctor`, or give --no-step")[1]
     elif step:
