@@ -49,6 +49,7 @@ COMMANDS = (
     Command("init", "set up a new run", "init", "Organise"),
     Command("check", "validate a run and dry-run one step of it", "check", "Organise"),
     Command("authority", "issue a closed run's passes, ban, give orders", "authority", "Organise"),
+    Command("data", "encode pictures into a data set, publish it, look at it", "data", "Organise"),
     Command("site", "write a run's web page into files", "site", "Organise"),
     Command("login", "log in to Hugging Face", "login", "Account"),
     Command("logout", "forget the login", "logout", "Account"),

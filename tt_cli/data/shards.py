@@ -74,12 +74,13 @@ def read_rows(file: BinaryIO, name: str, skip: int = 0) -> Iterator[Row]:
 def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> ShardFacts:
     """Write rows as the shard `path`, which may replace one; its ending says how. All of it, or nothing.
 
-    All rows have the columns of the first. When this returns, the file is on the disk under its name. Raises TTError.
+    All rows have the columns of the first; nobody else writes this shard meanwhile. When this returns, the file is on
+    the disk under its name. Raises TTError.
     """
     container = container_of(path.name)
     if container is None or not rows:
         raise ValueError(f"{path.name} with {len(rows)} rows is no shard")
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.tmp")  # always the same: one that a kill has left is written anew
     try:
         _WRITERS[container](temporary, rows)
         with temporary.open("rb") as file:

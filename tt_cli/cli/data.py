@@ -1,0 +1,197 @@
+"""`tt data ACTION`: pictures with captions to a data set of codes, published on the Hub, looked at."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tt_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from tt_cli.data.encoding import Progress
+
+EXAMPLES = """\
+tt data encode photos/ codes --run my-run            photos/a.jpg with its caption in photos/a.txt, and so on
+tt data encode captions.csv codes --run my-run       columns file_name and caption; .jsonl and .parquet too
+tt data encode shards/ codes --run dalle             WebDataset tars
+tt data encode acme/photos codes --run dalle --shard 2/8     a data set on the Hub; the second of eight machines
+
+What is interrupted goes on when the same line is typed again. `tt data ACTION --help` says more about each.
+encode --json prints one JSON object a line: {"event": "progress" or "done", "seen", "kept", "left_out": {reason: n},
+"shards", "bytes", "seconds", "per_second", "eta_s"}."""
+
+DEFAULT_RUN = "dalle"
+LEFT_OUT = {
+    "no_caption": "no caption",
+    "short_caption": "caption too short",
+    "not_utf8": "caption not UTF-8",
+    "nsfw": "label not allowed",
+    "aspect_ratio": "too long or too high",
+    "missing": "no picture",
+    "too_large": "picture too large",
+    "broken": "picture broken",
+    "damaged_file": "files of the source damaged",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions."""
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    _add_encode(
+        actions.add_parser(
+            "encode",
+            help="pictures with captions into shards of codes",
+            description="Encode pictures with the run's VQGAN. The filters are those of the run file's [data].",
+            allow_abbrev=False,
+        )
+    )
+
+
+def _add_encode(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", metavar="SOURCE", help="folder, .tar, .csv, .jsonl, .parquet, or OWNER/NAME on the Hub"
+    )
+    parser.add_argument(
+        "out", metavar="OUT", type=Path, help="folder of the shards; an interrupted one is gone on with"
+    )
+    parser.add_argument("--run", default=DEFAULT_RUN, help=f"whose VQGAN and filters to use (default {DEFAULT_RUN})")
+    parser.add_argument("--split", default="train", help="of a data set on the Hub (default train)")
+    parser.add_argument("--revision", metavar="R", help="commit, branch or tag of a data set on the Hub")
+    parser.add_argument("--shard", type=_part, default=(0, 1), metavar="I/N", help="do the I-th of N shares, from 1")
+    parser.add_argument(
+        "--column", choices=("code", "code13"), default="code", help="how codes are written (default: as published)"
+    )
+    parser.add_argument(
+        "--container", choices=("parquet", "tar", "jsonl.br"), default="parquet", help="kind of file (default parquet)"
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
+    )
+    parser.add_argument(
+        "--batch", type=_positive, metavar="N", help="pictures encoded side by side (default: what fits)"
+    )
+    parser.add_argument("--workers", type=_positive, metavar="N", help="processes that decode (default: by the cores)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do one action."""
+    return _encode(args)
+
+
+def _encode(args: argparse.Namespace) -> int:
+    from tt_cli.data import encoding, journal, load_vqgan
+    from tt_cli.data.sources import open_source
+    from tt_cli.run import load_run
+
+    config = load_run(args.run)
+    device = _device(args.device)
+    source = open_source(args.source, split=args.split, revision=args.revision)
+    part = encoding.Part(*args.shard)
+    fields = encoding.fields_of(encoding.first_picture(source))
+    journal.agree_on(args.out, encoding.settings(config, source, part, args.column, args.container, fields))
+    work = journal.Journal(args.out, part.index, f".{args.container}")
+    try:
+        encoder = encoding.Encoder(load_vqgan(config), device, config.vqgan.codebook_size)
+        batch, reason = encoding.choose_batch(device, config.vqgan.pixels)
+        if args.batch:
+            batch, reason = args.batch, f"{args.batch} pictures at a time, as --batch says"
+        workers = args.workers or (max(1, min(16, encoding.cores() - 1)) if device.type != "cpu" else 1)
+        tell = _teller(args.json, f"{device}; {reason}; {workers} to decode")
+        done = encoding.encode(
+            source,
+            config,
+            encoder,
+            work,
+            part=part,
+            column=args.column,
+            fields=fields,
+            batch=batch,
+            workers=workers,
+            tell=lambda progress: tell("progress", progress),
+        )
+        tell("done", done)
+        return 0
+    finally:
+        work.close()
+
+
+def _teller(as_json: bool, how: str) -> Callable[[str, Progress], None]:
+    """What shows how far it is: JSON lines, a line that is renewed on a terminal, or a line now and then."""
+    terminal = sys.stderr.isatty() and not as_json
+    if not as_json:
+        print(f"Encoding on {how}.", file=sys.stderr)
+
+    def tell(event: str, progress: Progress) -> None:
+        if as_json:
+            print(json.dumps({"event": event, **_facts(progress)}), flush=True)
+        elif event == "done":
+            print("\r\x1b[K" if terminal else "", end="", file=sys.stderr)
+            print(_summary(progress))
+        else:
+            words = f"{progress.counts.get('seen', 0):,} seen, {progress.counts.get('kept', 0):,} kept, "
+            words += f"{progress.per_second:,.1f}/s{_left(progress.eta)}"
+            print(f"\r\x1b[K{words}" if terminal else words, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f", {hours}:{minutes:02}:{rest:02} left" if hours else f", {minutes}:{rest:02} left"
+
+
+def _summary(progress: Progress) -> str:
+    counts = progress.counts
+    lines = [
+        f"{counts.get('kept', 0):,} of {counts.get('seen', 0):,} pictures are encoded, in {progress.shards} shards of "
+        f"{progress.bytes / 1e6:,.1f} MB together."
+    ]
+    lines += [f"  left out, {words}: {counts[key]:,}" for key, words in LEFT_OUT.items() if counts.get(key)]
+    return "\n".join(lines)
+
+
+def _facts(progress: Progress) -> dict[str, Any]:
+    counts = progress.counts
+    return {
+        "seen": counts.get("seen", 0),
+        "kept": counts.get("kept", 0),
+        "left_out": {key: counts[key] for key in LEFT_OUT if counts.get(key)},
+        "shards": progress.shards,
+        "bytes": progress.bytes,
+        "seconds": round(progress.seconds, 3),
+        "per_second": round(progress.per_second, 3),
+        "eta_s": None if progress.eta is None else round(progress.eta, 1),
+    }
+
+
+def _device(wanted: str) -> torch.device:
+    import torch
+
+    gpu = torch.cuda.is_available()
+    if wanted == "cuda" and not gpu:
+        raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
+    return torch.device("cuda" if gpu and wanted != "cpu" else "cpu")
+
+
+def _part(text: str) -> tuple[int, int]:
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count) <= 999):
+        raise argparse.ArgumentTypeError(f"{text} is no share such as 2/8, from 1/N to N/N")
+    return int(index) - 1, int(count)
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
+    return int(text)
