@@ -16,8 +16,9 @@ from tt_cli.errors import TTError
 from tt_cli.run import load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.swarm import contact as room
+from tt_cli.swarm.addresses import free_port
 from tt_cli.swarm.contact import CUT_OFF, Contact, Contacts
-from tt_cli.swarm.dht import addresses_of, start_dht, stop_dht
+from tt_cli.swarm.dht import addresses_here, addresses_of, start_dht, stop_dht
 
 START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
 AHEAD = 100.0
@@ -45,6 +46,18 @@ async def _forget(_: DHT, node: DHTNode) -> None:
 
 async def _known(_: DHT, node: DHTNode) -> int:
     return len(node.protocol.routing_table.uid_to_peer_id)
+
+
+def test_who_is_on_the_same_machine_need_not_get_through_to_what_others_are_told(start: Callable[..., DHT]) -> None:
+    port = free_port("127.0.0.1")
+    one = START(initial_peers=[], port=port, announce=["/ip4/203.0.113.7/tcp/4242"])  # no machine has it
+    try:
+        assert addresses_of(one) == [f"/ip4/203.0.113.7/tcp/4242/p2p/{one.peer_id}"]
+        assert addresses_here(one) == [f"/ip4/127.0.0.1/tcp/{port}/p2p/{one.peer_id}", *addresses_of(one)]
+        beside = start(*addresses_here(one))
+        assert Contacts(beside, []).ask([str(one.peer_id)]).answered == {str(one.peer_id)}
+    finally:
+        stop_dht(one)
 
 
 def test_a_node_that_forgot_the_others_is_joined_to_them_again(start: Callable[..., DHT]) -> None:

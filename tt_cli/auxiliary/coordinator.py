@@ -29,6 +29,7 @@ from tt_cli.swarm.board import Board, View
 from tt_cli.swarm.dht import (
     DHT,
     NobodyAnswered,
+    addresses_here,
     addresses_of,
     daemon_pid,
     daemon_watched,
@@ -83,7 +84,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         addresses = addresses_of(dht)
         closing.callback(_forget, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
-        _write_addresses(folder / "address", addresses, emit)
+        _write_addresses(folder / "address", addresses_here(dht), emit)
         steering = Steering(
             membership_at(dht),
             identity.path.with_suffix(".era"),

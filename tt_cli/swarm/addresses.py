@@ -11,7 +11,7 @@ import ipaddress
 import re
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 SIOCGIFADDR = 0x8915
@@ -57,17 +57,20 @@ def free_port(host: str) -> int:
         return port
 
 
-def listen_and_announce(host: str, port: int) -> tuple[list[str], list[str]]:
+def listen_and_announce(host: str, port: int, wanted: Sequence[str] = ()) -> tuple[list[str], list[str]]:
     """(multiaddrs to listen on, multiaddrs to announce: empty for what the daemon finds out by itself).
 
     On 0.0.0.0 the daemon would announce every address that the machine has; it listens on those that mean something to
-    others, so that what it adds to them by itself, such as the router's after port mapping, stays.
+    others, so that what it adds to them by itself, such as the router's after port mapping, stays. wanted: multiaddrs
+    that a person has others told; those of this machine are listened on, even if they mean nothing elsewhere.
     """
     if host != "0.0.0.0":
         return [f"/ip4/{host}/tcp/{port}"], []
     port = port or free_port(host)
     good = announceable()
     if good:
+        own = set(interface_addresses().values())
+        good += [ip for ip in dict.fromkeys(ip for ip, _ in tcp_addresses(wanted)) if ip in own and ip not in good]
         return [f"/ip4/{address}/tcp/{port}" for address in good], []
     return [f"/ip4/0.0.0.0/tcp/{port}"], [f"/ip4/127.0.0.1/tcp/{port}"]
 
@@ -75,8 +78,8 @@ def listen_and_announce(host: str, port: int) -> tuple[list[str], list[str]]:
 def moved(listening: Iterable[str], addresses: dict[str, str] | None = None) -> bool:
     """True when none of the multiaddrs that a peer listens on is this machine's any more, and it has others."""
     found = interface_addresses() if addresses is None else addresses
-    own = {ip for ip, _ in tcp_addresses(listening)}
-    return bool(own) and "0.0.0.0" not in own and not own & set(found.values()) and bool(announceable(found))
+    own = {ip for ip, _ in tcp_addresses(listening) if not _local(ip)}
+    return bool(own) and not own & set(found.values()) and bool(announceable(found))
 
 
 def tcp_addresses(multiaddrs: Iterable[str]) -> list[tuple[str, int]]:

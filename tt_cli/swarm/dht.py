@@ -32,6 +32,7 @@ from tt_cli.swarm.validator import RecordValidator
 __all__ = [
     "DHT",
     "NobodyAnswered",
+    "addresses_here",
     "addresses_of",
     "daemon_pid",
     "daemon_watched",
@@ -77,7 +78,7 @@ def start_dht(
         check_own_pass(membership, identity.peer_id, run)
     if not client_mode and port:
         _check_port_free(host, port)
-    listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port)
+    listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port, announce)
     dht, guard = None, DhtDoor(membership)
     door.install()
     lookup.install()
@@ -165,6 +166,16 @@ def addresses_of(dht: DHT) -> list[str]:
             continue
         return sorted(addresses, key=lambda address: "/127.0.0.1/" in address)
     raise WorkerBroken("the p2p daemon does not answer")
+
+
+def addresses_here(dht: DHT) -> list[str]:
+    """Where peers on this machine reach this node: what it listens on, then what others are told.
+
+    A machine may not get through to its own public address, behind a router or a provider's network.
+    """
+    listening = [address.replace("/ip4/0.0.0.0/", "/ip4/127.0.0.1/") for address in dht.listening]
+    own = [f"{address}/p2p/{dht.peer_id}" for address in listening if not address.endswith("/tcp/0")]
+    return list(dict.fromkeys([*own, *addresses_of(dht)]))
 
 
 def daemon_pid(dht: DHT) -> int | None:
