@@ -1,0 +1,101 @@
+"""`tt data` as a person types it: real processes, the built-in VQGAN, errors of one line."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Tt
+from PIL import Image, ImageDraw
+
+from tt_cli.data import decode_pictures, load_vqgan
+from tt_cli.data.shards import read_rows
+from tt_cli.run import load_run
+
+
+def draw_pictures(folder: Path, count: int) -> None:
+    """Pictures of discs on coloured ground, each with its caption."""
+    folder.mkdir(exist_ok=True)
+    rng = random.Random(0)
+    for number in range(count):
+        width, height = rng.randint(80, 140), rng.randint(80, 140)
+        picture = Image.new("RGB", (width, height), tuple(rng.randrange(256) for _ in range(3)))
+        pen = ImageDraw.Draw(picture)
+        for _ in range(5):
+            x, y, size = rng.randrange(width), rng.randrange(height), rng.randrange(5, 60)
+            pen.ellipse((x, y, x + size, y + size), fill=tuple(rng.randrange(256) for _ in range(3)))
+        picture.save(folder / f"{number:04d}.png")
+        (folder / f"{number:04d}.txt").write_text(f"discs number {number}")
+
+
+def rows_in(out: Path) -> list[dict[str, Any]]:
+    found = []
+    for path in sorted((out / "data").iterdir()):
+        with path.open("rb") as file:
+            found += list(read_rows(file, path.name))
+    return found
+
+
+def test_encode_a_folder(tmp_path: Path, tt: Tt) -> None:
+    draw_pictures(tmp_path / "pictures", 12)
+    (tmp_path / "pictures/0003.png").write_bytes(b"no picture")
+    (tmp_path / "pictures/0005.txt").write_text("ox")
+    done = tt("data", "encode", "pictures", "codes", "--run", "emoji", "--json")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert facts["event"] == "done"
+    assert (facts["seen"], facts["kept"], facts["shards"]) == (12, 10, 1)
+    assert facts["left_out"] == {"short_caption": 1, "broken": 1}
+    rows = rows_in(tmp_path / "codes")
+    assert [row["caption"] for row in rows] == [f"discs number {i}" for i in range(12) if i not in (3, 5)]
+    with Image.open(tmp_path / "pictures/0000.png") as picture:
+        assert (rows[0]["original_width"], rows[0]["original_height"]) == picture.size
+    codes = np.stack([np.frombuffer(row["code"], "<i2") for row in rows])
+    assert codes.shape == (10, 64)
+    assert decode_pictures(load_vqgan(load_run("emoji")), codes).shape == (10, 64, 64, 3)
+    again = tt("data", "encode", "pictures", "codes", "--run", "emoji")
+    assert "10 of 12 pictures are encoded, in 1 shards of" in again.stdout
+    assert "left out, picture broken: 1" in again.stdout
+
+
+def test_killed_and_gone_on_with(tmp_path: Path) -> None:
+    """kill -9 as soon as something is recorded, twice: every picture is there, once, and in its order."""
+    draw_pictures(tmp_path / "pictures", 24)
+    command = [sys.executable, "-m", "tt_cli.cli.main", "data", "encode", "pictures", "codes"]
+    command += ["--run", "emoji", "--json", "--batch", "1"]
+    seen = []
+    for _ in range(2):
+        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            seen.append(json.loads(process.stdout.readline())["seen"])
+            process.kill()
+    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)
+    assert 0 < seen[0] < seen[1] <= json.loads(done.stdout.splitlines()[-1])["kept"] == 24
+    assert [row["caption"] for row in rows_in(tmp_path / "codes")] == [f"discs number {i}" for i in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nothing", "out"], "tt: cannot encode nothing: there is no such folder or file"),
+        (["empty", "out"], "tt: there is nothing to encode in empty: no tars"),
+        (["one", "out", "--shard", "3/2"], "tt: argument --shard: 3/2 is no share such as 2/8"),
+        (["one", "out", "--batch", "0"], "tt: argument --batch: 0 is no whole number of at least 1"),
+        (["one", "file/out", "--run", "emoji"], "tt: cannot write to file/out: Not a directory"),
+        (["one", "out", "--run", "emojo"], "tt: no run is called 'emojo'"),
+    ],
+)
+def test_bad_input_is_one_line(tmp_path: Path, tt: Tt, arguments: list[str], words: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    draw_pictures(tmp_path / "one", 1)
+    done = tt("data", "encode", *arguments)
+    assert done.returncode in (1, 2)
+    assert done.stderr.strip().splitlines()[-1].startswith(words)
+    assert "Traceback" not in done.stderr
