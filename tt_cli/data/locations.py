@@ -19,7 +19,8 @@ from tt_cli.data.shards import container_of
 from tt_cli.data.transfer import PATIENCE, Came, ShardProblem, fetch, text_at
 from tt_cli.errors import UsageError
 
-INDEX = "index.json"
+SUMS = "SHA256SUMS"
+INDEXES = ("index.json", SUMS)
 # Words in the path of a shard that name its split.
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout")
 SAME = {"valid": "validation", "val": "validation", "dev": "validation", "eval": "test"}
@@ -144,8 +145,9 @@ class Folder:
 class Address:
     """An http(s) address: that of an index, or of a folder with one; a web server's own list of files will do.
 
-    An index is JSON (a list, or an object with "shards": names, or objects with "name" and what is known of "bytes"
-    and "sha256"), or a text with one name a line. Names are relative to it.
+    An index is SHA256SUMS as `sha256sum` and `tt data` write it, a text with one name a line, or JSON (a list, or an
+    object with "shards": names, or objects with "name" and what is known of "bytes" and "sha256"). Names are relative
+    to it.
     """
 
     local = False
@@ -163,11 +165,12 @@ class Address:
     def shards(self, split: str) -> list[Shard]:
         """See `Location`."""
         parts = urlsplit(self.place)
-        if parts.path.endswith((".json", ".jsonl", ".txt", ".html")):
+        if parts.path.endswith((".json", ".txt", ".html", SUMS)):
             tries = [self.place]
         else:
             folder = urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/"))
-            tries = [urljoin(folder, INDEX) + (f"?{parts.query}" if parts.query else ""), folder]
+            query = f"?{parts.query}" if parts.query else ""
+            tries = [*(urljoin(folder, name) + query for name in INDEXES), folder]
         last: ShardProblem | None = None
         for address in tries:
             try:
@@ -180,7 +183,9 @@ class Address:
             self.found = address
             found = {shard.name: shard for shard in _listed(text)}
             return [found[name] for name in of_split(found, split, self.place)]
-        raise UsageError(f"cannot read the data set {self.place}: it has no {INDEX}: {last}; check data.location")
+        raise UsageError(
+            f"cannot read the data set {self.place}: it has no {' or '.join(INDEXES)}: {last}; check data.location"
+        )
 
     def open(self, shard: Shard) -> BinaryIO:
         """Nothing lies here."""
@@ -283,8 +288,11 @@ def _listed(text: str) -> list[Shard]:
         found = json.loads(text)
     except ValueError:
         names = re.findall(r"""href\s*=\s*["']([^"'?#]+)""", text, re.IGNORECASE)
-        names = [unquote(name) for name in names] or [line.strip() for line in text.splitlines()]
-        return [Shard(name.removeprefix("./")) for name in names if _is_inside(name)]
+        if names:
+            return [Shard(name.removeprefix("./")) for name in map(unquote, names) if _is_inside(name)]
+        lines = [re.fullmatch(r"(?:([0-9a-f]{64}) [ *])?(.*)", line.strip()) for line in text.splitlines()]
+        found_there = [Shard(line[2].removeprefix("./"), sha256=line[1]) for line in lines if line is not None]
+        return [shard for shard in found_there if _is_inside(shard.name)]
     entries = found.get("shards", []) if isinstance(found, dict) else found
     shards = [_entry(one) for one in entries] if isinstance(entries, list) else []
     return [shard for shard in shards if shard is not None and _is_inside(shard.name)]

@@ -89,7 +89,7 @@ class Prefetch:
                 raise RuntimeError(f"in the process that reads ahead:\n{header['bug']}")
             else:
                 self._ended_early = 0
-                rows = np.frombuffer(codes, dtype=CODE_DTYPE).reshape(len(header["captions"]), -1)
+                rows = np.frombuffer(codes, dtype=CODE_DTYPE).reshape(-1, self._plan.rules.codes)
                 chunk = Chunk(header["captions"], rows, header["state"], header["counts"])
                 self._plan = replace(self._plan, state=chunk.state_after(len(chunk.captions)))
                 return chunk

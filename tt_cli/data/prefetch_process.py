@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,13 @@ LENGTHS = struct.Struct("<II")
 
 
 class Frames:
-    """A queue of frames, of at most `bound` bytes together (one frame at least), written by a thread of its own."""
+    """A queue of frames, of at most `bound` bytes together (one frame at least), written by a thread of its own.
 
-    def __init__(self, descriptor: int, bound: int) -> None:
-        self._descriptor, self._bound, self._held = descriptor, bound, 0
+    broken: called by that thread when nobody reads any more.
+    """
+
+    def __init__(self, descriptor: int, bound: int, broken: Callable[[], None]) -> None:
+        self._descriptor, self._bound, self._broken, self._held = descriptor, bound, broken, 0
         self._frames: collections.deque[bytes] = collections.deque()
         self._change = threading.Condition()
         threading.Thread(target=self._write, daemon=True).start()
@@ -58,8 +62,8 @@ class Frames:
             try:
                 while rest:
                     rest = rest[os.write(self._descriptor, rest) :]
-            except OSError:  # nobody reads any more
-                os._exit(0)
+            except OSError:
+                return self._broken()
             with self._change:
                 self._held -= len(frame)
                 self._change.notify_all()
@@ -87,7 +91,7 @@ def main(parent: int, bound: int) -> None:
     end_with(parent)
     out = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints goes to the log
-    frames = Frames(out, bound)
+    frames = Frames(out, bound, lambda: os._exit(0))
     try:
         stream(sys.stdin.read(), frames)
     except Exception as error:

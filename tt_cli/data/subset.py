@@ -63,11 +63,11 @@ def _of_files(run: RunConfig) -> list[Example]:
     reader = Reader(plan_of(run, "train", run.run.seed, strict=True), lambda words, remedy: None)
     wanted, found = run.data.subset, list[Example]()
     for block in reader.blocks():
+        if block.position.epoch:  # all were seen
+            raise TTError(f"data.subset is {wanted}, but {run.data.name} has fewer usable examples: {len(found)}")
         found += [Example(*pair) for pair in zip(block.captions, block.codes.astype(np.int16), strict=True)]
         if len(found) >= wanted:
             break
-        if block.position.epoch:
-            raise TTError(f"data.subset is {wanted}, but {run.data.name} has fewer: {reader.filter.counts.in_words()}")
     reader.close()
     return found[:wanted]
 

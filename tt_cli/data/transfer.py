@@ -23,7 +23,6 @@ PATIENCE = 20.0  # seconds without a byte, and of the window that a rate is meas
 LEAST_RATE = 2_000  # bytes a second
 CUTS = 5  # in one transfer
 LONGEST_WAIT = 600.0  # seconds that a server's Retry-After is honoured for
-PIECE = 1 << 16
 
 
 class ShardProblem(TTError):
@@ -152,7 +151,7 @@ class _Transfer:
                 self._begin(answer)
                 self._receive(answer)
         except httpx2.TimeoutException as error:
-            raise ShardProblem(f"nothing came for {self._patience:.0f} s") from error
+            raise ShardProblem(f"nothing came for {self._patience:g} s") from error
         except httpx2.TransportError as error:
             if self._got > before:
                 return False
@@ -186,14 +185,14 @@ class _Transfer:
 
     def _receive(self, answer: Any) -> None:
         began, received = time.monotonic(), 0
-        for piece in answer.iter_raw(PIECE):
+        for piece in answer.iter_raw():
             self._target.write(piece)
             self._digest.update(piece)
             self._got += len(piece)
             received += len(piece)
             if (now := time.monotonic()) - began > self._patience:
                 if received < LEAST_RATE * (now - began):
-                    raise ShardProblem(f"only {received:,} bytes came in {now - began:.0f} s")
+                    raise ShardProblem(f"only {received:,} bytes came in {now - began:.1f} s")
                 began, received = now, 0
 
 

@@ -1,0 +1,176 @@
+"""Shards on the disk: few bytes, the oldest leave first, whole and checked, by two processes at once."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+import pytest
+
+from tt_cli.data.shard_cache import Fetch, ShardCache
+from tt_cli.data.transfer import Came, ShardProblem
+
+
+class Source:
+    """Gives contents of a size, and counts how often it is asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def of(self, name: str, size: int = 1000, announce: bool = True) -> Fetch:
+        def fetch(target: BinaryIO, announced: Callable[[int], None]) -> Came:
+            self.asked.append(name)
+            content = name.encode() * (size // len(name))
+            if announce:
+                announced(len(content))
+            target.write(content)
+            return Came(len(content), hashlib.sha256(content).hexdigest())
+
+        return fetch
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+def said() -> tuple[list[str], Callable[[str], None]]:
+    words: list[str] = []
+    return words, words.append
+
+
+def read(file: BinaryIO) -> bytes:
+    with file:
+        return file.read()
+
+
+def test_a_shard_is_fetched_once(tmp_path: Path, source: Source) -> None:
+    words, tell = said()
+    cache = ShardCache(tmp_path / "shards", 10_000, tell)
+    for _ in range(3):
+        assert read(cache.bring("a", source.of("a"))) == b"a" * 1000
+    assert read(ShardCache(tmp_path / "shards", 10_000, tell).bring("a", source.of("a"))) == b"a" * 1000
+    assert source.asked == ["a"]
+    assert words == []
+
+
+@pytest.mark.parametrize("announce", [True, False])
+def test_the_cap_holds_and_the_oldest_use_leaves_first(tmp_path: Path, source: Source, announce: bool) -> None:
+    cache = ShardCache(tmp_path, 3000, said()[1])
+    for number, name in enumerate("abc"):
+        cache.bring(name, source.of(name, announce=announce)).close()
+        os.utime(next(tmp_path.glob(f"{hashlib.sha256(name.encode()).hexdigest()[:32]}*")), (number, number))
+    cache.bring("a", source.of("a")).close()
+    opened = cache.bring("b", source.of("b"))
+    os.utime(next(tmp_path.glob(f"{hashlib.sha256(b'b').hexdigest()[:32]}*")), (1, 1))
+    cache.bring("d", source.of("d", announce=announce)).close()
+    assert cache.taken() == 3000
+    assert cache.find("b") is None
+    assert read(opened) == b"b" * 1000, "who reads it goes on reading"
+    assert all(cache.find(name) is not None for name in "acd")
+
+
+def test_a_shard_that_is_larger_than_the_cap_is_read_all_the_same(tmp_path: Path, source: Source) -> None:
+    words, tell = said()
+    for cap in (0, 500):
+        cache = ShardCache(tmp_path, cap, tell)
+        assert read(cache.bring("a", source.of("a"))) == b"a" * 1000
+        assert cache.taken() == 0
+    assert words == []
+
+
+def test_a_damaged_file_is_fetched_anew(tmp_path: Path, source: Source) -> None:
+    cache = ShardCache(tmp_path, 10_000, said()[1])
+    cache.bring("a", source.of("a")).close()
+    kept = next(tmp_path.glob("*.shard"))
+    kept.write_bytes(kept.read_bytes()[:-1] + b"?")
+    assert read(cache.bring("a", source.of("a"))) == b"a" * 1000
+    assert source.asked == ["a", "a"]
+
+
+def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    def fetch(target: BinaryIO, announced: Callable[[int], None]) -> Came:
+        announced(1000)
+        target.write(b"half")
+        raise ShardProblem("the connection was cut")
+
+    cache = ShardCache(tmp_path, 10_000, said()[1])
+    with pytest.raises(ShardProblem):
+        cache.bring("a", fetch)
+    assert cache.taken() == 0
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path, source: Source) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f"{'0' * 32}.{ended.pid}.0.part").write_bytes(bytes(2500))
+    cache = ShardCache(tmp_path, 3000, said()[1])
+    cache.bring("a", source.of("a")).close()
+    assert cache.taken() == 1000
+
+
+def test_a_full_disk_is_said_once_and_shards_come_from_memory(
+    tmp_path: Path, source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "truncate", full)
+    words, tell = said()
+    cache = ShardCache(tmp_path, 10_000, tell)
+    for name in "abc":
+        assert read(cache.bring(name, source.of(name))) == name.encode() * 1000
+    assert len(words) == 1
+    assert "No space left on device" in words[0]
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, source: Source) -> None:
+    (tmp_path / "file").write_text("")
+    words, tell = said()
+    assert read(ShardCache(tmp_path / "file" / "shards", 10_000, tell).bring("a", source.of("a"))) == b"a" * 1000
+    assert "Not a directory" in words[0]
+
+
+WORKER = """
+import hashlib, sys
+from pathlib import Path
+from tt_cli.data.shard_cache import ShardCache
+from tt_cli.data.transfer import Came
+
+cache = ShardCache(Path(sys.argv[1]), 5000, print)
+
+def fetch(name):
+    def fetch(target, announced):
+        content = name.encode() * 1000
+        announced(len(content))
+        target.write(content)
+        return Came(len(content), hashlib.sha256(content).hexdigest())
+    return fetch
+
+most = 0
+for turn in range(150):
+    name = "abcdefgh"[(turn * int(sys.argv[2])) % 8]
+    with cache.bring(name, fetch(name)) as file:
+        assert file.read() == name.encode() * 1000
+    most = max(most, cache.taken())
+print(most)
+"""
+
+
+def test_two_processes_share_one_folder_under_one_cap(tmp_path: Path) -> None:
+    workers = [
+        subprocess.Popen([sys.executable, "-c", WORKER, str(tmp_path), stride], stdout=subprocess.PIPE, text=True)
+        for stride in ("1", "3")
+    ]
+    for worker in workers:
+        output = worker.communicate(timeout=100)[0]
+        assert worker.returncode == 0
+        assert output.splitlines()[-1].isdigit(), output
+        assert int(output.splitlines()[-1]) <= 5000
+    assert not list(tmp_path.glob("*.part"))

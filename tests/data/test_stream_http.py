@@ -1,0 +1,222 @@
+"""Shards from an http(s) address: what comes is read, what does not is said and another one taken; kept on the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from data.rows import numbered, run_on, write
+from data.shard_server import ShardServer
+
+from tt_cli.data.places import plan_of
+from tt_cli.data.reading import Reader
+from tt_cli.data.transfer import LONGEST_WAIT, seconds_to_wait
+from tt_cli.errors import TTError, UsageError
+
+NAMES = [f"data/train {shard}.parquet" for shard in range(4)]
+EVERYTHING = Counter(f"row {number}" for number in range(80))
+
+
+class Peer:
+    """Readers of one peer, its disk, and what they said."""
+
+    def __init__(self, server: ShardServer, cache: Path, **data: Any) -> None:
+        data.setdefault("location", server.url)
+        self.run = run_on("shards", **{"source": "files", **data})
+        self.cache, self.words, self.remedies, self.pauses = cache, [], [], []
+
+    def reader(self, state: Any = None, patience: float = 20.0) -> Reader:
+        from dataclasses import replace
+
+        plan = plan_of(self.run, "train", 0, cache=self.cache, state=state)
+        return Reader(replace(plan, patience=patience), self._tell, self.pauses.append)
+
+    def epoch(self, reader: Reader | None = None) -> Counter[str]:
+        """What came of the first pass."""
+        found: Counter[str] = Counter()
+        for block in (reader or self.reader()).blocks():
+            if block.position.epoch:
+                break
+            found.update(block.captions)
+        return found
+
+    def _tell(self, words: str, remedy: str) -> None:
+        assert "\n" not in words
+        self.words.append(words)
+        self.remedies.append(remedy)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ShardServer]:
+    """Four shards of twenty rows, with an index that knows their SHA-256."""
+    folder = tmp_path / "served"
+    entries = []
+    for shard in range(4):
+        path = folder / f"data/train {shard}.parquet"
+        write(path, numbered(80)[shard * 20 : shard * 20 + 20])
+        content = path.read_bytes()
+        entries.append(
+            {
+                "name": f"data/train {shard}.parquet",
+                "bytes": len(content),
+                "sha256": hashlib.sha256(content).hexdigest(),
+            }
+        )
+    (folder / "index.json").write_text(json.dumps({"rows": 80, "shards": entries}))
+    with ShardServer(folder) as server:
+        yield server
+
+
+@pytest.fixture
+def peer(server: ShardServer, tmp_path: Path) -> Peer:
+    return Peer(server, tmp_path / "shards")
+
+
+def test_all_that_an_index_names_is_read(peer: Peer, server: ShardServer) -> None:
+    assert peer.epoch() == EVERYTHING
+    assert peer.words == []
+    assert len(server.fetched()) == 4
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("index.json", json.dumps([f"data/train {shard}.parquet" for shard in range(4)])),
+        (
+            "list.txt",
+            "# shards\n" + "\n".join(f"data/train {shard}.parquet" for shard in range(4)) + "\n../out.parquet",
+        ),
+        ("SHA256SUMS", "".join(f"{'0' * 64}  {name}\n" for name in NAMES)),
+        ("list.html", "".join(f'<a href="data/train%20{shard}.parquet">x</a>' for shard in range(4))),
+    ],
+)
+def test_plain_indexes_will_do(server: ShardServer, tmp_path: Path, name: str, text: str) -> None:
+    (server.folder / name).write_text(text)
+    peer = Peer(server, tmp_path / "shards", location=f"{server.url}/{name}?key=1")
+    if name == "SHA256SUMS":
+        with pytest.raises(TTError, match="its SHA-256 is another one"):
+            peer.epoch()
+    else:
+        assert peer.epoch() == EVERYTHING
+
+
+def test_a_connection_that_is_cut_goes_on_where_it_was(peer: Peer, server: ShardServer) -> None:
+    server.faults["train%201"] = ["cut", "cut"]
+    assert peer.epoch() == EVERYTHING
+    assert peer.words == []
+    ranges = [entry for entry in server.fetched() if "train%201" in entry]
+    assert len(ranges) == 3
+    assert all("bytes=" in entry for entry in ranges[1:])
+
+
+@pytest.mark.parametrize("status", [503, 500, 429, 404, 403])
+def test_a_shard_that_fails_once_comes_later(peer: Peer, server: ShardServer, status: int) -> None:
+    server.faults["train%202"] = [(status, {})]
+    assert peer.epoch() == EVERYTHING
+    assert len(peer.words) == 1
+    assert peer.words[0].startswith("cannot fetch the shard data/train 2.parquet: ")
+    assert str(status) in peer.words[0]
+    assert peer.remedies[0].startswith("takes another one")
+
+
+def test_a_server_that_asks_for_a_pause_gets_it(peer: Peer, server: ShardServer) -> None:
+    server.faults["train"] = [(429, {"Retry-After": "7"}), (503, {"Retry-After": "100000"})]
+    assert peer.epoch() == EVERYTHING
+    assert peer.pauses == [7.0, LONGEST_WAIT]
+    assert peer.remedies[0] == "takes another one in 7 s"
+
+
+def test_pauses_in_headers() -> None:
+    assert seconds_to_wait("3") == 3
+    assert seconds_to_wait("Wed, 21 Oct 2015 07:28:00 GMT") == 0
+    assert seconds_to_wait("Wed, 21 Oct 2115 07:28:00 GMT") == LONGEST_WAIT
+    assert [seconds_to_wait(text) for text in (None, "soon", "nan", "")] == [None] * 4
+
+
+def test_a_shard_that_never_comes_costs_no_other(peer: Peer, server: ShardServer) -> None:
+    server.faults["train%203"] = [(404, {})] * 9
+    assert peer.epoch() == EVERYTHING - Counter(f"row {number}" for number in range(60, 80))
+    assert [words.split(": ")[1] for words in peer.words[:3]] == ["it is not there (404)"] * 3
+    assert [remedy.endswith("left out of this epoch") for remedy in peer.remedies[:3]] == [False, False, True]
+
+
+def test_a_transfer_that_stalls_is_left_for_another_shard(peer: Peer, server: ShardServer) -> None:
+    server.faults["train%200"] = ["stall"]
+    assert peer.epoch(peer.reader(patience=0.3)) == EVERYTHING
+    assert peer.words == ["cannot fetch the shard data/train 0.parquet: nothing came for 0.3 s"]
+
+
+def test_damage_on_the_way_is_found_and_not_kept(peer: Peer, server: ShardServer) -> None:
+    server.faults["train%200"] = ["damage"]
+    assert peer.epoch() == EVERYTHING
+    assert "its SHA-256 is another one" in peer.words[0]
+    server.log.clear()
+    assert peer.epoch() == EVERYTHING
+    assert server.fetched() == []
+
+
+def test_a_restart_downloads_nothing(peer: Peer, server: ShardServer) -> None:
+    """Not even the list, when the server is gone."""
+    first = peer.reader()
+    whole = [block for block, _ in zip(first.blocks(), range(8), strict=False)]
+    state = first.state(whole[1].position)
+    server.log.clear()
+    server.faults["index"] = [(503, {})]
+    second = peer.reader(state=state)
+    assert second.resumed
+    for block, again in zip(whole[1:], second.blocks(), strict=False):
+        assert block.captions == again.captions
+    assert server.fetched() == []
+    assert "the list of the last time serves" in peer.words[0]
+
+
+def test_nothing_that_works_is_one_line(peer: Peer, server: ShardServer) -> None:
+    server.faults["data"] = [(503, {})] * 99
+    with pytest.raises(
+        TTError, match=r"cannot read the data set shards: data/train .*503.*check the network"
+    ) as caught:
+        next(peer.reader().blocks())
+    assert "\n" not in str(caught.value)
+    assert peer.pauses == [1, 2, 4, 8]
+
+
+def test_a_list_that_never_comes_is_one_line(peer: Peer, server: ShardServer) -> None:
+    server.faults["index"] = [(503, {"Retry-After": "2"})] * 99
+    with pytest.raises(TTError, match=r"cannot read the data set shards: the server answered \(503\)"):
+        peer.reader()
+    assert peer.pauses == [2, 2, 2, 2]
+    assert peer.words[0] == "cannot list the shards of shards: the server answered (503)"
+
+
+@pytest.mark.parametrize("status", [401, 404])
+def test_a_list_that_is_refused_is_said_at_once(peer: Peer, server: ShardServer, status: int) -> None:
+    server.faults[""] = [(status, {})] * 99
+    with pytest.raises(UsageError, match=f"it has no index.json or SHA256SUMS: .*{status}"):
+        peer.reader()
+    assert peer.pauses == []
+
+
+def test_nobody_there_is_one_line(peer: Peer, server: ShardServer) -> None:
+    peer.run = peer.run.replaced({"data.location": "http://127.0.0.1:9"})
+    with pytest.raises(TTError, match="cannot read the data set shards: the connection failed") as caught:
+        peer.reader()
+    assert "\n" not in str(caught.value)
+
+
+def test_a_subset_is_the_same_for_all_peers(peer: Peer, server: ShardServer) -> None:
+    from tt_cli.data import subset_examples
+
+    run = peer.run.replaced({"data.subset": 30})
+    names = [example.caption for example in subset_examples(run)]
+    assert len(set(names)) == 30
+    assert names == [example.caption for example in subset_examples(run)]
+    with pytest.raises(TTError, match="has fewer"):
+        subset_examples(run.replaced({"data.subset": 99}))
+    server.faults["train"] = [(503, {})]
+    with pytest.raises(TTError, match="503"):
+        subset_examples(run)
