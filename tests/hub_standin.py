@@ -29,6 +29,7 @@ from typing import Any, Self
 from urllib.parse import parse_qs, unquote
 
 KINDS = {"model": "models", "dataset": "datasets"}
+LARGE = (".safetensors", ".parquet", ".tar", ".br")
 
 
 class HubStandin:
@@ -103,9 +104,9 @@ class HubStandin:
         entries: list[str] = self._control("log")["log"]
         return entries
 
-    def files(self, repository: str) -> dict[str, bytes]:
-        """What is on the main branch of a model repository; KeyError without one."""
-        found = self._control("files", repository=repository)["files"]
+    def files(self, repository: str, kind: str = "model") -> dict[str, bytes]:
+        """What is on the main branch of a "model" or "dataset" repository; KeyError without one."""
+        found = self._control("files", kind=kind, repository=repository)["files"]
         return {path: base64.b64decode(data) for path, data in found.items()}
 
     def _control(self, action: str, **arguments: object) -> dict[str, Any]:
@@ -154,7 +155,7 @@ class State:
         elif action == "decide":
             self.codes[body["user_code"]] = body["decision"]
         elif action == "files":
-            files = self.repositories.get(("models", body["repository"]), {}).get("files")
+            files = self.repositories.get((KINDS[body["kind"]], body["repository"]), {}).get("files")
             return {} if files is None else {"files": {path: base64.b64encode(files[path]).decode() for path in files}}
         return {"log": self.log}
 
@@ -267,24 +268,26 @@ def serve() -> None:
         if not may_write(request, owner):
             return error(403, message="You don't have the rights to create a model under this namespace")
         name = f"{owner}/{body['name']}"
-        answer = {"url": f"{state_url}/{name}", "name": name}
-        if ("models", name) in state.repositories:
+        kind = KINDS[body.get("type") or "model"]
+        answer = {"url": f"{state_url}/{'datasets/' if kind == 'datasets' else ''}{name}", "name": name}
+        if (kind, name) in state.repositories:
             return JSONResponse({**answer, "error": "You already created this model repo"}, 409)
         private = body.get("private") or body.get("visibility") == "private"
-        state.repositories["models", name] = {"files": {}, "access": "open", "sha": "0" * 40, "private": private}
+        state.repositories[kind, name] = {"files": {}, "access": "open", "sha": "0" * 40, "private": private}
         return JSONResponse(answer)
 
-    @app.post("/api/models/{owner}/{name}/preupload/{revision}")
-    async def preupload(owner: str, name: str, revision: str, request: Request) -> Response:
+    @app.post("/api/{kind}/{owner}/{name}/preupload/{revision}")
+    async def preupload(kind: str, owner: str, name: str, revision: str, request: Request) -> Response:
         if not may_write(request, owner):
             return error(403, message="Forbidden")
         files = (await request.json())["files"]
-        modes = {one["path"]: "lfs" if one["path"].endswith(".safetensors") else "regular" for one in files}
+        modes = {one["path"]: "lfs" if one["path"].endswith(LARGE) else "regular" for one in files}
         return JSONResponse(
             {"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]}
         )
 
     @app.post("/{owner}/{name}.git/info/lfs/objects/batch")
+    @app.post("/datasets/{owner}/{name}.git/info/lfs/objects/batch")
     async def batch(owner: str, name: str, request: Request) -> Response:
         if not may_write(request, owner):
             return error(403, message="Forbidden")
@@ -302,11 +305,11 @@ def serve() -> None:
         state.objects[oid] = data
         return Response()
 
-    @app.post("/api/models/{owner}/{name}/commit/{revision}")
-    async def commit(owner: str, name: str, revision: str, request: Request) -> Response:
+    @app.post("/api/{kind}/{owner}/{name}/commit/{revision}")
+    async def commit(kind: str, owner: str, name: str, revision: str, request: Request) -> Response:
         if not may_write(request, owner):
             return error(403, message="Forbidden")
-        repository = state.repositories["models", f"{owner}/{name}"]
+        repository = state.repositories[kind, f"{owner}/{name}"]
         entries = [json.loads(line) for line in (await request.body()).splitlines()]
         if entries[0]["value"].get("parentCommit") not in (None, repository["sha"]):
             return error(412, message="A commit has happened since. Please refresh and try again.")

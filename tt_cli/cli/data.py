@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import torch
 
@@ -22,10 +23,16 @@ tt data encode photos/ codes --run my-run            photos/a.jpg with its capti
 tt data encode captions.csv codes --run my-run       columns file_name and caption; .jsonl and .parquet too
 tt data encode shards/ codes --run dalle             WebDataset tars
 tt data encode acme/photos codes --run dalle --shard 2/8     a data set on the Hub; the second of eight machines
+tt data publish codes acme/my-codes --licence cc-by-4.0
+tt data inspect codes --run my-run --page codes.html         what is in it, and random rows as pictures
 
 What is interrupted goes on when the same line is typed again. `tt data ACTION --help` says more about each.
 encode --json prints one JSON object a line: {"event": "progress" or "done", "seen", "kept", "left_out": {reason: n},
-"shards", "bytes", "seconds", "per_second", "eta_s"}."""
+"shards", "bytes", "seconds", "per_second", "eta_s"}.
+publish --json prints {"published", "rows", "shards", "bytes"}.
+inspect --json prints {"shards", "rows", "bytes", "bytes_per_row", "column", "codes_used", "codebook_size",
+"bits_per_code", "caption_characters", "problems": {reason: n}, "damaged": […], "histogram": […],
+"samples": [caption]}."""
 
 DEFAULT_RUN = "dalle"
 LEFT_OUT = {
@@ -52,6 +59,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             allow_abbrev=False,
         )
     )
+    publish = actions.add_parser(
+        "publish",
+        help="an encoded folder as a data set on the Hub",
+        description="Put all shards on the Hub in one commit, with a card and checksums, once every share is finished.",
+        allow_abbrev=False,
+    )
+    publish.add_argument("out", metavar="OUT", type=Path, help="the folder that `tt data encode` made")
+    publish.add_argument("name", metavar="OWNER/NAME", help="the data set; it is made where it is missing")
+    publish.add_argument(
+        "--licence", required=True, metavar="ID", help="of the data, as the Hub names it: cc-by-4.0, …"
+    )
+    publish.add_argument("--private", action="store_true", help="make it private, if it has to be made")
+    publish.add_argument("--json", action="store_true", help="print one JSON object")
+    inspect = actions.add_parser(
+        "inspect",
+        help="what is in shards, and random rows as pictures",
+        description="Read shards: counts, sizes, how often each code is there; and decode random rows.",
+        allow_abbrev=False,
+    )
+    inspect.add_argument("path", metavar="PATH", type=Path, help="a shard, or a folder of them")
+    inspect.add_argument("--run", default=DEFAULT_RUN, help=f"whose VQGAN the codes are of (default {DEFAULT_RUN})")
+    inspect.add_argument("--samples", type=_positive, default=16, metavar="N", help="random rows to show (default 16)")
+    inspect.add_argument("--seed", type=int, default=0, metavar="N", help="another seed shows other rows (default 0)")
+    inspect.add_argument("--page", type=Path, metavar="FILE", help="write one HTML page with everything in it")
+    inspect.add_argument("--sheet", type=Path, metavar="FILE", help="write the pictures as one, such as sheet.png")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object")
 
 
 def _add_encode(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +116,67 @@ def _add_encode(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do one action."""
-    return _encode(args)
+    return {"encode": _encode, "publish": _publish, "inspect": _inspect}[args.action](args)
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from tt_cli.data import decode_pictures, load_vqgan
+    from tt_cli.data.inspection import as_page, as_text, inspect, shard_files
+    from tt_cli.draw import Drawing, contact_sheet
+    from tt_cli.run import load_run
+
+    config = load_run(args.run)
+    files = shard_files(args.path)
+    found = inspect(files, config, args.samples, args.seed)
+    if args.json:
+        captions = [caption for caption, _ in found.samples]
+        print(json.dumps({**found.facts(), "histogram": found.histogram(), "samples": captions}))
+    else:
+        print(as_text(found))
+    if found.samples and (args.page or args.sheet):
+        import numpy as np
+
+        codes = np.stack([codes for _, codes in found.samples])
+        pictures = decode_pictures(load_vqgan(config), codes)
+        if args.page:
+            with _writing(args.page):
+                args.page.write_text(as_page(found, pictures, str(args.path)), encoding="utf-8")
+        if args.sheet:
+            drawings = [
+                Drawing(caption, place, one, picture)
+                for place, ((caption, one), picture) in enumerate(zip(found.samples, pictures, strict=True))
+            ]
+            with _writing(args.sheet):
+                contact_sheet(drawings).save(args.sheet)
+    return 1 if found.damaged else 0
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, ValueError) as error:  # ValueError: no kind of picture that Pillow writes
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UsageError(f"cannot write {path}: {reason}; name another file") from error
+
+
+def _publish(args: argparse.Namespace) -> int:
+    from tt_cli.data.publishing import finished_folder, publish
+
+    encoded = finished_folder(args.out)
+
+    def tell(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    address = publish(encoded, args.name, args.licence, private=args.private or None, tell=tell)
+    rows, size = encoded.counts["kept"], sum(facts.bytes for facts in encoded.shards)
+    if args.json:
+        print(json.dumps({"published": address, "rows": rows, "shards": len(encoded.shards), "bytes": size}))
+    else:
+        print(
+            f"Published: {address}, {rows:,} rows in {len(encoded.shards):,} shards of {size / 1e6:,.1f} MB together."
+        )
+    return 0
 
 
 def _encode(args: argparse.Namespace) -> int:
