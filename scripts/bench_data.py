@@ -1,0 +1,275 @@
+#!/usr/bin/env python
+"""Measure the data side of a peer: rows per CPU second, the training process's share, bytes, time to the first batch.
+
+- Pipeline: kept rows per CPU second of all processes, from the first batch on, through `ExampleStream` against the
+  paper's pipeline (scripts/baselines/dalle_hivemind_data.py) on the same shards: 32 x 32 codes of 8,192, captions,
+  labels and sizes, one row in ten to be left out. Both tokenize with the built-in tokenizer and pad to 256 ids. Each is
+  a process of its own on one thread; they take turns.
+- Main process: CPU time of the training process for one micro-batch of 64, over a step of one second.
+- Bytes: of a row in a shard with the `code13` column, all that is in the file, over 1,664 bytes, which 1,024 codes of
+  13 bits are; and 256 x 256 JPEGs (quality 85) over it. The codes are random, the worst there is; the pictures are
+  mosaics of the built-in emoji, drawn by their VQGAN.
+- First batch: from the making of a stream to its first batch of 64, shards at a web server behind a link of 100
+  Mbit/s each way (network namespaces: needs root), an empty disk cache; and what came over the link until then.
+
+    scripts/bench_data.py
+    scripts/bench_data.py --quick --json
+    scripts/bench_data.py --minutes 60          # memory of both processes, and how it grows
+
+JSON keys: pipeline_ratio, main_process_share, bytes_vs_bound, jpeg_ratio, first_batch_s, first_batch_mb (null without
+root), rows_per_cpu_second, paper_rows_per_cpu_second.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT)]
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+
+from scripts.lab.namespaces import Network, NoNetwork  # noqa: E402
+from tt_cli.data import ExampleStream, builtin, decode_pictures, load_tokenizer, load_vqgan  # noqa: E402
+from tt_cli.data.codes import to_column  # noqa: E402
+from tt_cli.data.shards import write_shard  # noqa: E402
+from tt_cli.run import RunConfig, load_run  # noqa: E402
+
+CODES, CODEBOOK, BATCH = 1024, 8192, 64
+BOUND = CODES * 13 // 8
+TICKS = os.sysconf("SC_CLK_TCK")
+SHARD_ROWS = 5500
+PROBE = """
+import sys, time, urllib.request
+for _ in range(100):
+    try:
+        urllib.request.urlopen(sys.argv[1])
+        break
+    except OSError:
+        time.sleep(0.1)
+"""
+
+
+def run_on(place: str) -> RunConfig:
+    """A run of the paper's sizes whose examples lie in a folder or at an address; with the built-in tokenizer."""
+    changes = {"data.source": "files", "data.location": place, "data.shuffle_buffer": 8192, "model.text_length": 256}
+    vqgan = {"source": "hub", "filename": "x.safetensors", "grid": 32, "pixels": 256, "codebook_size": CODEBOOK}
+    return load_run("emoji").replaced({**changes, **{f"vqgan.{key}": value for key, value in vqgan.items()}})
+
+
+def captions() -> list[str]:
+    """Of the built-in data, lengthened to what captions of pictures on the web are like."""
+    names = [example.caption for example in builtin.examples("emoji")]
+    return [f"{one}, {two} and {three}" for one, two, three in zip(names, names[7:], names[19:], strict=False)]
+
+
+def write_shards(folder: Path, column: str, count: int, seed: int = 0) -> tuple[int, int]:
+    """Shards of random codes; returns rows and bytes. One row in ten fails a filter."""
+    folder.mkdir(parents=True)
+    random, words = np.random.default_rng(seed), captions()
+    entries, total = [], 0
+    for shard in range(count):
+        codes = to_column(column, random.integers(0, CODEBOOK, (SHARD_ROWS, CODES)), CODEBOOK)
+        rows = [
+            {
+                "caption": words[int(random.integers(len(words)))],
+                "NSFW": "UNLIKELY" if number % 20 else "UNSURE",
+                "original_width": int(random.integers(300, 400)) * (3 if number % 20 == 10 else 1),
+                "original_height": int(random.integers(300, 400)),
+                column: code,
+            }
+            for number, code in enumerate(codes)
+        ]
+        facts = write_shard(folder / f"train-{shard:05d}.parquet", rows)
+        entries.append({"name": facts.name, "bytes": facts.bytes, "sha256": facts.sha256})
+        total += facts.bytes
+    (folder / "index.json").write_text(json.dumps({"shards": entries}))
+    return count * SHARD_ROWS, total
+
+
+def cpu_of(pid: int) -> float:
+    """CPU seconds of a living process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process that are in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def consume(place: str, rows: int) -> None:
+    """Print as JSON what rows of a stream cost, from the first batch on."""
+    run = run_on(place)
+    stream = ExampleStream(run, load_tokenizer(run), seed=0)
+    batches = stream.batches(BATCH)
+    next(batches)
+    assert stream._prefetch is not None
+    reader = stream._prefetch.pid
+    before, mine, started, seen = cpu_of(reader), time.process_time(), time.monotonic(), 0
+    while seen < rows:
+        seen += len(next(batches).captions)
+    mine = time.process_time() - mine
+    facts = {"rows": seen, "main_cpu": mine, "cpu_seconds": mine + cpu_of(reader) - before}
+    print(json.dumps({**facts, "seconds": time.monotonic() - started}))
+    stream.close()
+
+
+def first_batch(place: str, cache: str) -> None:
+    """Print the seconds to the first batch when a line comes on stdin."""
+    run = run_on(place)
+    tokenizer = load_tokenizer(run)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    started = time.monotonic()
+    stream = ExampleStream(run, tokenizer, seed=0, folder=Path(cache))
+    next(stream.batches(BATCH))
+    print(time.monotonic() - started, flush=True)
+    sys.stdin.readline()
+    stream.close()
+
+
+def on_a_link(folder: Path, cache: Path, mbit: float) -> tuple[float, float]:
+    """Seconds to the first batch over such a link, and the megabytes that came until then."""
+    cache.mkdir()
+    with Network(hosts=2, mbit=mbit) as network:
+        server, peer = network.hosts
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        server.start([sys.executable, "-m", "http.server", "8000", "-d", str(folder)], **silent)
+        url = f"http://{server.address}:8000"
+        peer.run([sys.executable, "-c", PROBE, f"{url}/"])
+        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        process = peer.start([sys.executable, __file__, "--first-batch", url, str(cache)], **pipes)
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        before = network.traffic()[1]
+        print(file=process.stdin, flush=True)
+        seconds = float(process.stdout.readline())
+        came = network.traffic()[1].since(before).received
+        process.communicate("\n")
+    return seconds, came / 1e6
+
+
+def jpeg_bytes(pictures: int) -> float:
+    """Mean bytes of 256 x 256 mosaics of the built-in pictures, as JPEG of quality 85."""
+    from PIL import Image
+
+    run = load_run("emoji")
+    chosen = np.random.default_rng(0).permutation(len(examples := builtin.examples("emoji")))[: pictures * 16]
+    tiles = decode_pictures(load_vqgan(run), np.stack([examples[i].codes for i in chosen]))
+    sizes = []
+    for mosaic in tiles.reshape(-1, 4, 4, 64, 64, 3).transpose(0, 1, 3, 2, 4, 5).reshape(-1, 256, 256, 3):
+        file = io.BytesIO()
+        Image.fromarray(mosaic).save(file, "JPEG", quality=85)
+        sizes.append(file.tell())
+    return statistics.mean(sizes)
+
+
+def measured(command: list[str]) -> dict[str, Any]:
+    """What a program prints as its last line of JSON."""
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def pipelines(folder: Path, turns: int, rows: int, paper_rows: int) -> dict[str, float]:
+    """Both pipelines in turns; the best of each counts, for others may be using the machine."""
+    paper_program = str(ROOT / "scripts/baselines/dalle_hivemind_data.py")
+    ours, papers = [], []
+    for _ in range(turns):
+        ours.append(measured([__file__, "--consume", str(folder), str(rows)]))
+        papers.append(measured([paper_program, str(folder), "--rows", str(paper_rows), "--batch", str(BATCH)]))
+    mine = max(one["rows"] / one["cpu_seconds"] for one in ours)
+    theirs = max(one["rows"] / one["cpu_seconds"] for one in papers)
+    return {
+        "pipeline_ratio": mine / theirs,
+        "rows_per_cpu_second": mine,
+        "paper_rows_per_cpu_second": theirs,
+        "main_process_share": min(one["main_cpu"] / one["rows"] * BATCH for one in ours),
+    }
+
+
+def watch_memory(place: str, minutes: float, rows_per_second: float) -> None:
+    """Stream at a steady pace and print the memory of both processes."""
+    run = run_on(place)
+    with tempfile.TemporaryDirectory() as folder:
+        stream = ExampleStream(run, load_tokenizer(run), seed=0, folder=Path(folder))
+        batches = stream.batches(BATCH)
+        began = told = time.monotonic()
+        first: tuple[int, int] | None = None
+        rows = 0
+        while (now := time.monotonic()) < began + minutes * 60:
+            rows += len(next(batches).captions)
+            time.sleep(max(0.0, began + rows / rows_per_second - time.monotonic()))
+            if now < told + min(30.0, minutes * 6):
+                continue
+            told = now
+            assert stream._prefetch is not None
+            taken = resident(os.getpid()), resident(stream._prefetch.pid)
+            first = first or taken  # after the first interval, when all is loaded
+            grown = [(new - old) / 1e6 for new, old in zip(taken, first, strict=True)]
+            words = f"training process {taken[0] / 1e6:.1f} MB ({grown[0]:+.1f}), reader {taken[1] / 1e6:.1f} MB"
+            print(f"{(now - began) / 60:6.1f} min {rows:9,} rows: {words} ({grown[1]:+.1f})", flush=True)
+        stream.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rows, one turn")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--minutes", type=float, help="watch the memory for so long instead")
+    parser.add_argument("--pace", type=float, default=640.0, help="rows a second, with --minutes")
+    parser.add_argument("--consume", nargs=2, metavar=("PLACE", "ROWS"), help=argparse.SUPPRESS)
+    parser.add_argument("--first-batch", nargs=2, metavar=("PLACE", "CACHE"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    if arguments.consume:
+        return consume(arguments.consume[0], int(arguments.consume[1]))
+    if arguments.first_batch:
+        return first_batch(*arguments.first_batch)
+    with tempfile.TemporaryDirectory(prefix="tt-bench-data-") as scratch:
+        folder = Path(scratch)
+        shards = 2 if arguments.quick else 8
+        write_shards(folder / "code", "code", shards)
+        if arguments.minutes:
+            return watch_memory(str(folder / "code"), arguments.minutes, arguments.pace)
+        rows, size = write_shards(folder / "code13", "code13", shards)
+        much = (1, 16_000, 4_000) if arguments.quick else (3, 80_000, 20_000)
+        found: dict[str, float | None] = {**pipelines(folder / "code", *much)}
+        found["bytes_vs_bound"] = size / rows / BOUND
+        found["jpeg_ratio"] = jpeg_bytes(16 if arguments.quick else 128) / (size / rows)
+        try:
+            found["first_batch_s"], found["first_batch_mb"] = on_a_link(folder / "code13", folder / "cache", 100.0)
+        except NoNetwork as error:
+            print(f"no link to measure on: {error}", file=sys.stderr)
+            found["first_batch_s"] = found["first_batch_mb"] = None
+    if arguments.json:
+        print(json.dumps(found))
+        return None
+    print(f"{platform.machine()}, {os.cpu_count()} CPU cores, Python {platform.python_version()}, one thread each\n")
+    print("| what | measured | goal |\n|---|---|---|")
+    goals = {"pipeline_ratio": ">= 6", "main_process_share": "< 0.01", "bytes_vs_bound": "<= 1.03"}
+    goals |= {"first_batch_s": "< 3", "first_batch_mb": "< 20"}
+    for key, value in found.items():
+        print(f"| {key} | {'not measured' if value is None else f'{value:,.4g}'} | {goals.get(key, '')} |")
+    return None
+
+
+if __name__ == "__main__":
+    main()
