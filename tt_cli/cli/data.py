@@ -99,7 +99,9 @@ def _add_encode(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="R", help="commit, branch or tag of a data set on the Hub")
     parser.add_argument("--shard", type=_part, default=(0, 1), metavar="I/N", help="do the I-th of N shares, from 1")
     parser.add_argument(
-        "--column", choices=("code", "code13"), default="code", help="how codes are written (default: as published)"
+        "--column",
+        choices=("code", "code13"),
+        help="how codes are written (default: [data] code_column of the run file)",
     )
     parser.add_argument(
         "--container", choices=("parquet", "tar", "jsonl.br"), default="parquet", help="kind of file (default parquet)"
@@ -188,8 +190,9 @@ def _encode(args: argparse.Namespace) -> int:
     device = _device(args.device)
     source = open_source(args.source, split=args.split, revision=args.revision)
     part = encoding.Part(*args.shard)
+    column = args.column or config.data.code_column
     fields = encoding.fields_of(encoding.first_picture(source))
-    journal.agree_on(args.out, encoding.settings(config, source, part, args.column, args.container, fields))
+    journal.agree_on(args.out, encoding.settings(config, source, part, column, args.container, fields))
     work = journal.Journal(args.out, part.index, f".{args.container}")
     try:
         encoder = encoding.Encoder(load_vqgan(config), device, config.vqgan.codebook_size)
@@ -204,7 +207,7 @@ def _encode(args: argparse.Namespace) -> int:
             encoder,
             work,
             part=part,
-            column=args.column,
+            column=column,
             fields=fields,
             batch=batch,
             workers=workers,
