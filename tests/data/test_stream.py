@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from data.rows import code, numbered, row, run_on, write
+from hub_standin import HubStandin
 
 from tt_cli.data import ExampleStream, builtin, load_tokenizer, subset_examples
 from tt_cli.data.tokenizer import Tokenizer
@@ -184,21 +185,102 @@ for name in sys.argv[1:]:
 """
 
 
-def test_from_the_hub(hub, tmp_path: Path) -> None:
-    """The real clients against the stand-in, in a process of their own."""
-    write(tmp_path / "train.parquet", numbered(3))
-    hub.put("dataset", "acme/codes", {"data/train-00000.parquet": (tmp_path / "train.parquet").read_bytes()})
-    hub.put("dataset", "acme/secret", {"data/train-00000.parquet": b""}, access="gated")
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, "acme/codes", "acme/none", "acme/secret"],
-        env={**os.environ, **hub.environment(tmp_path), "PYTHONPATH": os.pathsep.join([".", "tests"])},
+FAULTS = """
+import sys
+from collections import Counter
+from pathlib import Path
+from data.rows import run_on
+from tt_cli.data import ExampleStream, load_tokenizer
+from tt_cli.run import load_run
+
+tokenizer = load_tokenizer(load_run("emoji"))
+folder = Path(sys.argv[1])
+folder.mkdir()
+for turn in range(2):
+    tell = lambda *words: print(*words, sep="; ")
+    stream = ExampleStream(run_on("acme/codes"), tokenizer, seed=turn, folder=folder, tell=tell)
+    batches = stream.batches(10)
+    found = [caption for _ in range(2) for caption in next(batches).captions]
+    next(batches)
+    print(len(found), len(set(found)), stream.state()["position"]["taken"], flush=True)
+    stream.close()
+"""
+
+
+def client(hub: HubStandin, home: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, **hub.environment(home), "PYTHONPATH": os.pathsep.join([".", "tests"])},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
+
+
+def test_from_the_hub(hub: HubStandin, tmp_path: Path) -> None:
+    """The real client against the stand-in, in a process of its own."""
+    write(tmp_path / "train.parquet", numbered(3))
+    hub.put("dataset", "acme/codes", {"data/train-00000.parquet": (tmp_path / "train.parquet").read_bytes()})
+    hub.put("dataset", "acme/secret", {"data/train-00000.parquet": b""}, access="gated")
+    done = client(hub, tmp_path, CLIENT, "acme/codes", "acme/none", "acme/secret")
     good, missing, gated = done.stdout.splitlines()
     assert good == "['row 0', 'row 1', 'row 2']"
     assert missing.startswith("2 cannot read the data set acme/none: the Hub has no such data set")
     assert gated.startswith("2 cannot read the data set acme/secret")
     assert "Traceback" not in done.stderr
+
+
+def test_from_a_hub_that_fails_now_and_then(hub: HubStandin, tmp_path: Path) -> None:
+    """It says so, reads another shard meanwhile, and downloads each one once, also over a restart."""
+    shards = {}
+    for shard in range(4):
+        write(tmp_path / "train.parquet", numbered(40)[shard * 10 : shard * 10 + 10])
+        shards[f"data/train-{shard}.parquet"] = (tmp_path / "train.parquet").read_bytes()
+    hub.put("dataset", "acme/codes", shards)
+    hub.fault("train-1", 503)
+    hub.fault("train-2", -1)
+    done = client(hub, tmp_path, FAULTS, str(tmp_path / "run"))
+    lines = done.stdout.splitlines()
+    results = [line for line in lines if line[0].isdigit()]
+    assert [line.split()[:2] for line in results] == [["20", "20"]] * 2, done.stderr
+    fetched = [entry for entry in hub.log() if "/resolve/" in entry]
+    assert len(fetched) <= 6
+    assert len({entry for entry in fetched}) <= 4
+    assert all("cannot fetch the shard data/train-" in line and "takes another one" in line for line in lines[:-2])
+    assert "Traceback" not in done.stderr
+
+
+def test_a_stream_goes_on_where_the_last_session_was(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    """To the row, whatever the sizes of batches; what was taken and not done with comes again."""
+    write(tmp_path / "data/train.parquet", numbered(200))
+    run, folder = run_on(tmp_path / "data", shuffle_buffer=50), tmp_path / "run"
+    folder.mkdir()
+    seen: list[str] = []
+    for size in (7, 16, 1, 30):
+        stream = ExampleStream(run, tokenizer, seed=size, peer="12D3KooW", folder=folder)
+        batches = stream.batches(size)
+        for _ in range(3):
+            seen += next(batches).captions
+        next(batches)  # the third one is done with; this one is not
+        stream.close()
+    assert len(seen) == len(set(seen)) == 3 * (7 + 16 + 1 + 30)
+
+
+def test_peers_that_were_given_one_seed_are_not_in_step(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write(tmp_path / "train.parquet", numbered(100))
+    orders = []
+    for peer in ("12D3KooWA", "12D3KooWB", "12D3KooWA"):
+        stream = ExampleStream(run_on(tmp_path), tokenizer, seed=1, peer=peer)
+        orders.append(next(stream.batches(100)).captions)
+        stream.close()
+    assert orders[0] == orders[2] != orders[1]
+
+
+def test_a_damaged_note_of_the_last_session_is_a_beginning(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    write(tmp_path / "train.parquet", numbered(30))
+    for text in ("", "[]", '{"version": 1}', "\x00"):
+        (tmp_path / "examples.json").write_text(text)
+        stream = ExampleStream(run_on(tmp_path), tokenizer, seed=1, folder=tmp_path)
+        assert len(next(stream.batches(30)).captions) == 30
+        stream.close()

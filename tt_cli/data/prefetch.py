@@ -131,9 +131,9 @@ class Prefetch:
         self._ended_early += 1
         if self._ended_early > STARTS:
             raise TTError(
-                f"the process that reads the data {how}, {STARTS + 1} times: free some memory, or see the log"
+                f"the process that reads the data was {how}, {STARTS + 1} times: free some memory, or see the log"
             )
-        self._tell(f"the process that reads the data {how}", "starts another one, which goes on there")
+        self._tell(f"the process that reads the data was {how}", "starts another one, which goes on there")
         self.close()
         self._process = self._start()
 

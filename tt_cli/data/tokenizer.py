@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from tt_cli.data import builtin
@@ -42,12 +43,12 @@ class Tokenizer:
 
     def encode(self, captions: Sequence[str]) -> torch.Tensor:
         """Captions → ids (b, text_length) int64."""
-        ids = torch.full((len(captions), self.text_length), self.pad_id, dtype=torch.long)
+        ids = np.full((len(captions), self.text_length), self.pad_id, dtype=np.int64)
         for row, caption in zip(ids, captions, strict=True):
             # One by one: the batch call starts threads, which do not survive hivemind's forks.
             known = self.backend.encode(caption, add_special_tokens=False).ids[: self.text_length]
-            row[: len(known)] = torch.tensor(known, dtype=torch.long)
-        return ids
+            row[: len(known)] = known  # through numpy: a tensor for each caption takes as long as its tokens
+        return torch.from_numpy(ids)
 
     def decode(self, ids: torch.Tensor) -> list[str]:
         """Ids (b, t) → captions, without the padding (and without what truncation cut off)."""

@@ -1,0 +1,185 @@
+"""The process that reads ahead: it gives every row once, holds few bytes, and lives and dies with its parent."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from data.rows import numbered, run_on, write
+
+from tt_cli.data.places import plan_of
+from tt_cli.data.prefetch import LENGTHS, Chunk, Prefetch
+from tt_cli.data.prefetch_process import Frames
+from tt_cli.data.reading import Plan
+from tt_cli.errors import TTError, UsageError
+from tt_cli.supervisor.processes import Watch, alive
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Plan:
+    for shard in range(3):
+        write(tmp_path / f"train-{shard}.parquet", numbered(900)[shard * 300 : shard * 300 + 300])
+    return plan_of(run_on(tmp_path, shuffle_buffer=100), "train", 5)
+
+
+def silent(words: str, remedy: str) -> None:
+    raise AssertionError(words)
+
+
+def captions_of(chunks: Iterator[Chunk], count: int) -> list[str]:
+    found: list[str] = []
+    while len(found) < count:
+        chunk = next(chunks)
+        assert chunk.codes.shape == (len(chunk.captions), 4)
+        found += chunk.captions
+    return found[:count]
+
+
+def chunks_of(prefetch: Prefetch) -> Iterator[Chunk]:
+    while True:
+        yield prefetch.next()
+
+
+def test_it_gives_every_row_once(plan: Plan) -> None:
+    with Prefetch(plan, silent) as prefetch:
+        found = captions_of(chunks_of(prefetch), 1800)
+    everything = Counter(row["caption"] for row in numbered(900))
+    assert Counter(found[:900]) == Counter(found[900:]) == everything
+
+
+def test_it_loads_neither_torch_nor_hivemind(plan: Plan) -> None:
+    with Prefetch(plan, silent) as prefetch:
+        prefetch.next()
+        mapped = Path(f"/proc/{prefetch.pid}/maps").read_text()
+    assert "libarrow" in mapped
+    assert "libtorch" not in mapped and "hivemind" not in mapped
+
+
+def test_when_it_is_killed_another_one_goes_on_there(plan: Plan) -> None:
+    with Prefetch(plan, silent) as prefetch:
+        whole = captions_of(chunks_of(prefetch), 1500)
+    told: list[tuple[str, str]] = []
+    with Prefetch(plan, lambda words, remedy: told.append((words, remedy)), bound=1) as prefetch:
+        chunks = chunks_of(prefetch)
+        found: list[str] = []
+        for _ in range(3):
+            found += next(chunks).captions
+            os.kill(prefetch.pid, signal.SIGKILL)
+        found += captions_of(chunks, 1500 - len(found))
+    assert found == whole
+    assert told == [
+        ("the process that reads the data was ended by signal 9", "starts another one, which goes on there")
+    ] * len(told)
+    assert told
+
+
+PARENT = """
+import sys, time
+from tt_cli.data.prefetch import Prefetch
+from tt_cli.data.reading import Plan
+
+prefetch = Prefetch(Plan.from_json(sys.stdin.read()), print)
+prefetch.next()
+print(prefetch.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_it_dies_with_its_parent(plan: Plan) -> None:
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert parent.stdin is not None and parent.stdout is not None
+    parent.stdin.write(plan.to_json())
+    parent.stdin.close()
+    reader = int(parent.stdout.readline())
+    watch = Watch({reader})
+    assert alive(reader)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    assert watch.left_after(30) == set()
+
+
+def test_ctrl_c_is_for_its_parent(plan: Plan) -> None:
+    with Prefetch(plan, silent, bound=1) as prefetch:
+        prefetch.next()
+        os.kill(prefetch.pid, signal.SIGINT)
+        captions_of(chunks_of(prefetch), 900)
+
+
+def test_a_fork_that_drops_it_ends_nothing(plan: Plan) -> None:
+    """As hivemind's processes are made, which inherit every object."""
+    with Prefetch(plan, silent, bound=1) as prefetch:
+        prefetch.next()
+        child = os.fork()
+        if child == 0:
+            prefetch.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert len(captions_of(chunks_of(prefetch), 900)) == 900
+
+
+def test_closed_it_is_gone(plan: Plan) -> None:
+    prefetch = Prefetch(plan, silent)
+    prefetch.close()
+    prefetch.close()
+    assert not alive(prefetch.pid)
+    with pytest.raises(TTError, match="was closed"):
+        prefetch.next()
+
+
+def test_errors_come_as_they_are(tmp_path: Path) -> None:
+    with (
+        Prefetch(plan_of(run_on(tmp_path / "none"), "train", 0), silent) as prefetch,
+        pytest.raises(UsageError) as caught,
+    ):
+        prefetch.next()
+    assert "there is no such folder" in str(caught.value)
+
+
+def test_troubles_come_in_words(plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "train-1.parquet").write_bytes(b"PAR1 and nothing else")
+    told: list[str] = []
+    with Prefetch(plan, lambda words, remedy: told.append(f"{words}; {remedy}")) as prefetch:
+        assert len(set(captions_of(chunks_of(prefetch), 600))) == 600
+    assert told and all("train-1.parquet" in words and "left out" in words for words in told)
+
+
+def test_frames_hold_no_more_than_their_bound() -> None:
+    source, target = os.pipe()
+    broken = threading.Event()
+    frames = Frames(target, 50_000, broken.set)
+    done = threading.Thread(target=lambda: [frames.put({"number": n}, bytes(9_000)) for n in range(60)], daemon=True)
+    done.start()
+    with open(source, "rb") as reader:
+        for number in range(60):
+            head, body = LENGTHS.unpack(reader.read(LENGTHS.size))
+            assert reader.read(head) == b'{"number": %d}' % number
+            assert len(reader.read(body)) == 9_000
+            assert frames._held <= 50_000
+        done.join()
+        frames.drain()
+        assert not select.select([reader], [], [], 0)[0]
+    frames.put({"number": 60})
+    assert broken.wait(30), "nobody reads any more"
+
+
+def test_an_urgent_frame_waits_for_nothing() -> None:
+    source, target = os.pipe()
+    broken = threading.Event()
+    frames = Frames(target, 1, broken.set)
+    frames.put({"number": 1}, bytes(1 << 20))  # more than a pipe holds: its writer waits
+    with open(source, "rb") as reader:
+        select.select([reader], [], [])
+        frames.put({"trouble": "words"}, urgent=True)
+        for text in (b'{"number": 1}', b'{"trouble": "words"}'):
+            head, body = LENGTHS.unpack(reader.read(LENGTHS.size))
+            assert reader.read(head) == text
+            reader.read(body)
