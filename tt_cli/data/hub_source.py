@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tt_cli.data.sources import CAPTION, EMBEDDED, DamagedUnit, Picture, picture_of
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import UsageError
 from tt_cli.run.hub import hub_errors
 
 
@@ -55,15 +55,14 @@ class HubSource:
         action = f"cannot read the data set {self._name}"
         try:
             with hub_errors(action):
-                yield
-        except TTError:
-            raise
-        except datasets.exceptions.DatasetNotFoundError as error:
-            raise UsageError(
-                f"{action}: the Hub has no such data set, or it is private; check the name or run `tt login`"
-            ) from error
-        except (datasets.exceptions.DatasetsError, pyarrow.ArrowException) as error:
-            raise DamagedUnit(f"{action}: {_first_line(error)}") from error
+                try:  # within: some of these are OSErrors, which hub_errors takes for a full disk
+                    yield
+                except datasets.exceptions.DatasetNotFoundError as error:
+                    raise UsageError(
+                        f"{action}: the Hub has no such data set, or it is private; check the name or run `tt login`"
+                    ) from error
+                except (datasets.exceptions.DatasetsError, pyarrow.ArrowException) as error:
+                    raise DamagedUnit(f"{action}: {_first_line(error)}") from error
         except ValueError as error:  # an unknown split
             raise UsageError(f"{action}: {_first_line(error)}") from error
 

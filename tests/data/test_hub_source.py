@@ -1,0 +1,81 @@
+"""A data set of pictures on the Hub through the real `datasets`, in a process of its own, against the stand-in."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+from hub_standin import HubStandin
+from PIL import Image
+
+CLIENT = """
+import json
+import sys
+from tt_cli.data.sources import open_source
+from tt_cli.errors import TTError
+
+for name in sys.argv[1:]:
+    try:
+        source = open_source(name)
+        units = [list(source.read(unit, 0)) for unit in range(len(source.units))]
+        rest = [one.name for one in source.read(0, 2)]
+        rows = [(one.caption, len(one.content or b""), dict(one.fields)) for unit in units for one in unit]
+        print(json.dumps([[len(unit) for unit in units], rest, rows]), flush=True)
+    except TTError as error:
+        print(json.dumps(f"{error.exit_code} {error}"), flush=True)
+"""
+
+
+def png() -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (20, 10), (200, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def table(rows: list[dict[str, object]], images: bool = True) -> bytes:
+    """As `datasets` itself writes a column of pictures."""
+    made = pyarrow.Table.from_pylist(rows)
+    if images:
+        features = {"image": {"_type": "Image"}, "text": {"dtype": "string", "_type": "Value"}}
+        features["NSFW"] = {"dtype": "string", "_type": "Value"}
+        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(made, file)
+    return file.getvalue()
+
+
+def test_a_data_set_is_streamed_shard_by_shard(hub: HubStandin, tmp_path: Path) -> None:
+    rows = [{"image": {"bytes": png(), "path": None}, "text": f"row {i}", "NSFW": "UNLIKELY"} for i in range(5)]
+    hub.put(
+        "dataset",
+        "acme/photos",
+        {"data/train-00000-of-00002.parquet": table(rows[:3]), "data/train-00001-of-00002.parquet": table(rows[3:])},
+    )
+    hub.put("dataset", "acme/words", {"data/train-00000.parquet": table([{"text": "no picture"}], images=False)})
+    hub.put("dataset", "acme/secret", {"data/train-00000.parquet": b""}, access="gated")
+    hub.fault("train-00001-of-00002.parquet", 503)
+    done = subprocess.run(
+        [sys.executable, "-c", CLIENT, "acme/photos", "acme/words", "acme/none", "acme/secret"],
+        env={**os.environ, **hub.environment(tmp_path), "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    photos, words, missing, secret = map(json.loads, done.stdout.splitlines())
+    assert photos == [
+        [3, 2],
+        ["acme/photos shard 0:2"],
+        [[f"row {i}", len(png()), {"NSFW": "UNLIKELY"}] for i in range(5)],
+    ]
+    assert words.startswith("2 cannot encode acme/words: it needs a column of pictures (image, picture, jpg")
+    assert words.endswith("it has text")
+    assert missing.startswith("2 cannot read the data set acme/none: the Hub has no such data set")
+    assert secret.startswith("2 cannot read the data set acme/secret")
+    assert "Traceback" not in done.stderr
