@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -191,6 +192,17 @@ def test_another_way_of_working_on_the_same_folder_is_refused(tmp_path: Path, ru
         do(run_on("any", min_caption_length=1), tmp_path, Units(MIXED))
     with pytest.raises(UsageError, match="was begun with source"):
         do(run, tmp_path, Units(MIXED, MIXED))
+
+
+def test_a_disk_without_hard_links_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(old: Path, new: Path) -> None:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    agree_on(tmp_path, {"shares": 1})
+    assert sorted(os.listdir(tmp_path)) == ["data", "encode.json", "progress"]
+    with pytest.raises(UsageError, match="was begun with shares 1, not 2"):
+        agree_on(tmp_path, {"shares": 2})
 
 
 def test_two_at_once_are_refused(tmp_path: Path, run: RunConfig) -> None:

@@ -119,8 +119,10 @@ def _write_first(path: Path, content: bytes) -> None:
         os.link(temporary, path)
     except FileExistsError:
         pass
+    except OSError:  # a disk without hard links
+        os.replace(temporary, path)
     finally:
-        temporary.unlink()
+        temporary.unlink(missing_ok=True)
     sync_folder(path.parent)
 
 
