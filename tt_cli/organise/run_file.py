@@ -11,8 +11,9 @@ _TABLES = {
     "model": "The decoder, as in Ramesh et al. 2021. `tt check` says what a change takes in memory.",
     "tokenizer": "Captions to ids. From the Hub: a repository with a tokenizer.json.",
     "vqgan": "The VQGAN whose codes are learned; its weights are needed for drawing alone.",
-    "data": 'source = "hub" takes a data set on the Hub, or a folder of Parquet files that every peer has there.\n'
-    "Columns: caption (text) and code (grid * grid little-endian int16).",
+    "data": 'source = "hub" takes a data set on the Hub, or a folder of shards that every peer has; "files" takes\n'
+    "what lies at location, a folder or an http(s) address.\n"
+    "Columns: caption (text) and code (grid * grid little-endian int16), or code13 (the same, packed).",
     "optimizer": "LAMB with 8-bit moments (You et al. 2020; Dettmers et al. 2022), on the CPU.",
     "schedule": "Linear warm-up to peak_lr, then linear decay to 0 at total_steps.",
     "swarm": "How peers average. Times are in seconds.",
@@ -29,6 +30,8 @@ _FIELDS = {
     "model.shared_layer_groups": "so many sets of weights, cycled over the layers",
     "model.loss_image_weight": "of the picture's codes against the caption's tokens",
     "vqgan.grid": "grid * grid codes a picture",
+    "data.code_column": "* that `tt data encode` writes; both are read",
+    "data.cache_mb": "* 10^6 bytes of downloaded shards that a peer keeps on its disk",
     "data.subset": "0: all; else the first so many, shuffled by the seed",
     "data.shuffle_buffer": "examples",
     "data.min_caption_length": "characters",
@@ -51,6 +54,7 @@ _UNSET = {
     "vqgan.revision": '"main"',
     "vqgan.filename": '"model.safetensors"',
     "data.revision": '"main"',
+    "data.location": '"https://data.example.org/codes" # * a copy nearby: a folder or an address',
     "membership.organisation": '"your-organisation"',
     "membership.authority": '"https://passes.example.org"',
     "membership.authority_key": '"ed25519:…" # `tt authority init` prints both',
