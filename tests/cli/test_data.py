@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw
 from tt_cli.data import decode_pictures, load_vqgan
 from tt_cli.data.shards import read_rows
 from tt_cli.run import load_run
+from tt_cli.supervisor.processes import Watch, family_of
 
 
 def draw_pictures(folder: Path, count: int) -> None:
@@ -65,7 +66,7 @@ def test_encode_a_folder(tmp_path: Path, tt: Tt) -> None:
 
 
 def test_killed_and_gone_on_with(tmp_path: Path) -> None:
-    """kill -9 as soon as something is recorded, twice: every picture is there, once, and in its order."""
+    """kill -9 as soon as something is recorded, twice: every picture is there, once, in its order; no process stays."""
     draw_pictures(tmp_path / "pictures", 24)
     command = [sys.executable, "-m", "tt_cli.cli.main", "data", "encode", "pictures", "codes"]
     command += ["--run", "emoji", "--json", "--batch", "1"]
@@ -74,7 +75,9 @@ def test_killed_and_gone_on_with(tmp_path: Path) -> None:
         with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             seen.append(json.loads(process.stdout.readline())["seen"])
+            workers = Watch(family_of(process.pid) - {process.pid})
             process.kill()
+        assert workers.left_after(60) == set()
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)
     assert 0 < seen[0] < seen[1] <= json.loads(done.stdout.splitlines()[-1])["kept"] == 24
     assert [row["caption"] for row in rows_in(tmp_path / "codes")] == [f"discs number {i}" for i in range(24)]

@@ -12,7 +12,10 @@ from __future__ import annotations
 
 import io
 import os
+import select
+import signal
 import stat
+import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -145,10 +148,19 @@ def _turned(picture: Image.Image, orientation: int) -> Image.Image:
     return picture.transpose(methods[orientation]) if orientation in methods else picture
 
 
-def end_with_parent() -> None:
-    """Have this process be killed when its parent ends (Linux). Called first in a worker process."""
-    import ctypes
-    import signal
+def end_with(process: int) -> None:
+    """Have this process be killed when that one ends (Linux). Called first in a worker process.
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    Its own parent, which forks workers, lives for as long as they do.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for that process, which then ends its workers
+    try:
+        descriptor = os.pidfd_open(process)
+    except ProcessLookupError:
+        os._exit(1)
+    threading.Thread(target=_end_after, args=(descriptor,), daemon=True).start()
+
+
+def _end_after(descriptor: int) -> None:
+    select.select([descriptor], [], [])
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tt_cli.data.codes import to_column
-from tt_cli.data.decoding import Decoded, Undecodable, decode, end_with_parent
+from tt_cli.data.decoding import Decoded, Undecodable, decode, end_with
 from tt_cli.data.journal import Journal, Place
 from tt_cli.data.shards import Row
 from tt_cli.data.sources import DamagedUnit, Picture, PictureSource
@@ -330,7 +330,7 @@ class _Decoders:
         # A server that has loaded what is needed forks the workers: it knows no threads and no GPU.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tt_cli.data.decoding", "PIL.Image"])
-        return ProcessPoolExecutor(workers, mp_context=context, initializer=end_with_parent)
+        return ProcessPoolExecutor(workers, mp_context=context, initializer=end_with, initargs=(os.getpid(),))
 
     def __call__(
         self, chosen: Iterator[tuple[Place, Picture | None, str | Undecodable | None]], ahead: int
