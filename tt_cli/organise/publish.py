@@ -27,7 +27,5 @@ def publish(folder: Path, repository: str) -> str:
     action = f"cannot publish {run.run.name} in {repository}"
     found = look_into(repository, run, action)
     names = [RUN_FILE] if {RUN_FILE, CARD} <= found.files else [RUN_FILE, CARD]
-    operations = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=(folder / name).read_bytes()) for name in names
-    ]
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=(folder / name).read_bytes()) for name in names]
     return str(commit(found, operations, f"The run {run.identity}", action).repo_url)
