@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import pyarrow
 import pytest
 from data.rows import code, row, run_on
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tt_cli.data.codes import to_column
+from tt_cli.data.columns import ColumnRows
 from tt_cli.data.examples import RowFilter
 from tt_cli.run import load_run
 
@@ -109,3 +115,47 @@ def test_sifting_tells_which_rows_are_good() -> None:
     assert codes.shape == (2, 4)
     assert row_filter.counts.in_words() == "5 rows: kept 2, no caption 2, code range 1"
     assert [len(part) for part in row_filter.sift([])] == [0, 0, 0]
+
+
+LABELS = st.sampled_from(["UNLIKELY", "UNSURE", "LIKELY", None])
+SIDES = st.one_of(st.integers(-5, 900), st.none())
+ROWS = st.fixed_dictionaries(
+    {
+        "caption": st.one_of(st.sampled_from(["a cat", "ab", "", " \t ", "\u2003 \u2003", "ein Hund"]), st.none()),
+        "NSFW": LABELS,
+        "original_width": SIDES,
+        "original_height": SIDES,
+        "code": st.sampled_from([code(1, 2, 3, 4), code(9, 9, 9, 9), code(1, 2, 3, 10), code(-1, 2, 3, 4), b"abc"]),
+    }
+)
+MOSTLY_GOOD = st.one_of(st.just(row(caption="a cat")), ROWS)
+
+
+@given(
+    st.lists(st.one_of(MOSTLY_GOOD, MOSTLY_GOOD, ROWS), min_size=1, max_size=12),
+    st.sets(st.sampled_from(["NSFW", "original_width", "caption"])),
+    st.booleans(),
+    st.integers(0, 3),
+)
+@settings(deadline=None)
+def test_columns_are_sifted_as_rows_are(
+    rows: list[dict[str, Any]], without: set[str], packed: bool, start: int
+) -> None:
+    """Whatever is odd about some of them; of a batch that begins in the middle of its buffers too."""
+    rows = [{name: value for name, value in one.items() if name not in without} for one in rows]
+    if packed:
+        rows = [{**{k: v for k, v in one.items() if k != "code"}, "code13": one["code"][:2] or b"ab"} for one in rows]
+    types = {
+        "caption": pyarrow.string(),
+        "NSFW": pyarrow.string(),
+        "code": pyarrow.binary(),
+        "code13": pyarrow.binary(),
+    }
+    schema = pyarrow.schema([(name, types.get(name, pyarrow.int64())) for name in rows[0]])
+    columns = ColumnRows(pyarrow.RecordBatch.from_pylist(rows, schema=schema).slice(start))
+    assert list(columns) == rows[start:] == [columns[place] for place in range(len(columns))]
+    by_row, by_column = RowFilter(run_on("any")), RowFilter(run_on("any"))
+    expected, found = by_row.sift(rows[start:]), by_column.sift(columns)
+    assert by_row.counts == by_column.counts
+    assert expected[0] == found[0]
+    assert expected[1].tolist() == found[1].tolist() and expected[2].tolist() == found[2].tolist()

@@ -26,9 +26,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tt_cli.data.codes import to_column
+from tt_cli.data.columns import Row
 from tt_cli.data.decoding import Decoded, Undecodable, decode, end_with
 from tt_cli.data.journal import Journal, Place
-from tt_cli.data.shards import Row
 from tt_cli.data.sources import DamagedUnit, Picture, PictureSource
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig

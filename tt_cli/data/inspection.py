@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from tt_cli.data.codes import CODE_COLUMNS, column_bytes, from_column
+from tt_cli.data.columns import Row
 from tt_cli.data.journal import SHARDS
-from tt_cli.data.shards import CONTAINERS, Row, container_of, read_rows
+from tt_cli.data.shards import CONTAINERS, container_of, read_rows
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
 

@@ -31,7 +31,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tt_cli.data.codes import CODE_COLUMNS
-from tt_cli.data.shards import TARGET_BYTES, Row, ShardFacts, advice, stored_bytes, sync_folder, write_shard
+from tt_cli.data.columns import Row
+from tt_cli.data.shards import TARGET_BYTES, ShardFacts, advice, stored_bytes, sync_folder, write_shard
 from tt_cli.errors import TTError, UsageError
 
 SETTINGS = "encode.json"

@@ -14,7 +14,6 @@ import struct
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,15 +125,6 @@ def stream(plan: str, frames: Frames) -> None:
             counts = {}
 
 
-def bare_package() -> None:
-    """Make `tt_cli.data` importable without what its own __init__ loads."""
-    here = Path(__file__).resolve().parent
-    sys.path.insert(0, str(here.parents[1]))
-    package = types.ModuleType("tt_cli.data")
-    package.__path__ = [str(here)]
-    sys.modules["tt_cli.data"] = package
-
-
 if __name__ == "__main__":
-    bare_package()
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
     main(int(sys.argv[1]), int(sys.argv[2]))

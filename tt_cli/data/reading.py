@@ -15,20 +15,20 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from tt_cli.data.columns import Row
 from tt_cli.data.examples import RowFilter, Rules, missing_columns
 from tt_cli.data.order import Position, Walk, block_order, block_rows
-from tt_cli.data.shards import Row, read_rows
+from tt_cli.data.shards import read_batches
 from tt_cli.data.supply import Supply
 from tt_cli.data.transfer import PATIENCE, ShardProblem
 from tt_cli.errors import TTError, UsageError
 
-ROWS_AT_ONCE = 512
 GIVE_UP = 5  # failures on end, of a reader that never got anything
 QUICKLY = 3  # shards on end that are not there, before there are pauses
 LONGEST_PAUSE = 60.0  # seconds between two tries, where nobody asked for more
@@ -208,7 +208,7 @@ class Reader:
         further: int | None = row
         while further is not None:
             row, damage = further, ""
-            for found in _batches(read_rows(file, name, row)):
+            for found in _batches(read_batches(file, name, row)):
                 if isinstance(found, str):
                     damage = found
                     break
@@ -226,7 +226,7 @@ class Reader:
             self._note(f"{words}: {f'{lost} rows' if lost else f'what comes after row {row}'} left out")
         self._failures = 0
 
-    def _good(self, number: int, found: list[Row], row: int, walk: Walk) -> _Piece:
+    def _good(self, number: int, found: Sequence[Row], row: int, walk: Walk) -> _Piece:
         if not self._missing and not self._came and found[0] and (missing := missing_columns(found[0])):
             self._missing = f"no column {' and '.join(missing)}; it has {', '.join(sorted(found[0]))}"
         try:
@@ -287,22 +287,12 @@ class Reader:
         return self.plan.seed, Position()
 
 
-def _batches(rows: Iterator[Row]) -> Iterator[list[Row] | str]:
-    """Lists of ROWS_AT_ONCE rows and the rest; where a shard is damaged, at last the words for that."""
-    found: list[Row] = []
+def _batches(batches: Iterator[Sequence[Row]]) -> Iterator[Sequence[Row] | str]:
+    """Those batches; where a shard is damaged, at last the words for that."""
     try:
-        for row in rows:
-            found.append(row)
-            if len(found) == ROWS_AT_ONCE:
-                yield found
-                found = []
-        damage = ""
+        yield from batches
     except TTError as error:
-        damage = str(error)
-    if found:
-        yield found
-    if damage:
-        yield damage
+        yield str(error)
 
 
 def _next_group(file: BinaryIO, name: str, row: int) -> int | None:

@@ -22,24 +22,25 @@ import base64
 import errno
 import hashlib
 import io
+import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from tt_cli.data.codes import CODE_COLUMNS
+from tt_cli.data.columns import ColumnRows, Row, text_or_bytes
 from tt_cli.errors import TTError
-
-Row = dict[str, Any]
 
 CONTAINERS = (".parquet", ".tar", ".jsonl.br")
 TEXTS = ("caption", "NSFW")
 SIZES = ("original_width", "original_height")
 COLUMNS = (*TEXTS, *SIZES, *CODE_COLUMNS)
 TARGET_BYTES = 10_000_000  # of a shard, before Brotli takes a tenth or a fifth off
+BATCH_ROWS = 512
 GROUP_ROWS = 2048  # rows of a parquet row group: what damage of one costs, and what is read at once
 LARGEST_MEMBER = 1 << 20  # bytes of one file in a tar that are read, and of one line
 _TAR_BLOCK = 512
@@ -65,6 +66,11 @@ def read_rows(file: BinaryIO, name: str, skip: int = 0) -> Iterator[Row]:
 
     Raises TTError, after the rows before, where the shard is damaged or has columns of other types.
     """
+    return itertools.chain.from_iterable(read_batches(file, name, skip))
+
+
+def read_batches(file: BinaryIO, name: str, skip: int = 0) -> Iterator[Sequence[Row]]:
+    """As `read_rows`, up to BATCH_ROWS of them at a time."""
     container = container_of(name)
     if container is None:
         raise TTError(f"cannot read {name}: a shard's name ends in {', '.join(CONTAINERS)}")
@@ -128,7 +134,7 @@ def advice(error: OSError) -> str:
 # ---------------------------------------------------------------- parquet
 
 
-def _read_parquet(file: BinaryIO, name: str, skip: int) -> Iterator[Row]:
+def _read_parquet(file: BinaryIO, name: str, skip: int) -> Iterator[Sequence[Row]]:
     import pyarrow.parquet
 
     with _damage(name):
@@ -140,9 +146,10 @@ def _read_parquet(file: BinaryIO, name: str, skip: int) -> Iterator[Row]:
             skip -= rows
             continue
         with _damage(name):
-            batches = shard.iter_batches(batch_size=1024, row_groups=[group], columns=columns)
-            yield from _parquet_rows(batches, skip)
-        skip = 0
+            for batch in shard.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
+                if skip < batch.num_rows:
+                    yield ColumnRows(batch.slice(skip))
+                skip -= min(skip, batch.num_rows)
 
 
 def _parquet_columns(schema: Any, name: str) -> list[str]:
@@ -161,38 +168,6 @@ def _parquet_columns(schema: Any, name: str) -> list[str]:
         if not any(test(kind) for test in tests):
             raise TTError(f"the shard {name} is of no use: its column {column} is {kind}, not {wanted}")
     return columns
-
-
-def _parquet_rows(batches: Iterable[Any], skip: int) -> Iterator[Row]:
-    for batch in batches:
-        part = batch.slice(min(skip, batch.num_rows))
-        skip -= min(skip, batch.num_rows)
-        names = part.schema.names
-        for values in zip(*(column_values(column) for column in part.columns), strict=True):
-            yield dict(zip(names, values, strict=True))
-
-
-def column_values(column: Any) -> list[Any]:
-    """A column's values; of a text column, those that are not UTF-8 as bytes."""
-    import pyarrow
-
-    try:
-        return column.to_pylist()
-    except UnicodeDecodeError:
-        if pyarrow.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        large = pyarrow.types.is_large_string(column.type)
-        return [
-            value if value is None else _text(value)
-            for value in column.view(pyarrow.large_binary() if large else pyarrow.binary()).to_pylist()
-        ]
-
-
-def _text(value: bytes) -> str | bytes:
-    try:
-        return value.decode("utf-8")
-    except UnicodeDecodeError:
-        return value
 
 
 def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -220,14 +195,12 @@ def _write_parquet(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 # ---------------------------------------------------------------- JSON lines under Brotli
 
 
-def _read_lines(file: BinaryIO, name: str, skip: int) -> Iterator[Row]:
+def _read_lines(file: BinaryIO, name: str, skip: int) -> Iterator[Sequence[Row]]:
     import pyarrow
 
     with _damage(name):
         stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(file, mode="r"), "brotli")
-    for number, line in enumerate(_lines(stream, name)):
-        if number >= skip:
-            yield _parsed(line)
+    return _in_batches(map(_parsed, itertools.islice(_lines(stream, name), skip, None)))
 
 
 def _lines(stream: Any, name: str) -> Iterator[bytes]:
@@ -259,7 +232,7 @@ def _parsed(line: bytes) -> Row:
     row: Row = {column: found[column] for column in COLUMNS if column in found}
     for column in TEXTS:
         if isinstance(text := row.get(column), str) and not text.isascii():
-            row[column] = _text(text.encode("utf-8", "surrogateescape")) if _escaped(text) else text
+            row[column] = text_or_bytes(text.encode("utf-8", "surrogateescape")) if _escaped(text) else text
     for column in CODE_COLUMNS:
         if isinstance(row.get(column), str):
             try:
@@ -295,10 +268,9 @@ def _write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 # ---------------------------------------------------------------- WebDataset tars
 
 
-def _read_tar(file: BinaryIO, name: str, skip: int) -> Iterator[Row]:
-    for number, members in enumerate(tar_samples(file, name, lambda kind: kind in _TAR_KINDS)):
-        if number >= skip:
-            yield _tar_row(members)
+def _read_tar(file: BinaryIO, name: str, skip: int) -> Iterator[Sequence[Row]]:
+    samples = tar_samples(file, name, lambda kind: kind in _TAR_KINDS)
+    return _in_batches(map(_tar_row, itertools.islice(samples, skip, None)))
 
 
 def tar_samples(
@@ -363,7 +335,7 @@ def _strict_header() -> type[Any]:
 def _tar_row(members: Mapping[str, bytes]) -> Row:
     row = _parsed(members["json"]) if members.get("json") else {}
     if "caption" not in row and "txt" in members:
-        row["caption"] = _text(members["txt"].strip())
+        row["caption"] = text_or_bytes(members["txt"].strip())
     for column in CODE_COLUMNS:
         row.pop(column, None)
         if column in members:
@@ -391,7 +363,24 @@ def _add_member(archive: Any, name: str, content: bytes) -> None:
     archive.addfile(member, io.BytesIO(content))
 
 
-_READERS: dict[str, Callable[[BinaryIO, str, int], Iterator[Row]]] = {
+def _in_batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    """Lists of BATCH_ROWS rows, and of the last ones before the end or an error."""
+    found: list[Row] = []
+    try:
+        for row in rows:
+            found.append(row)
+            if len(found) == BATCH_ROWS:
+                yield found
+                found = []
+    except TTError:
+        if found:
+            yield found
+        raise
+    if found:
+        yield found
+
+
+_READERS: dict[str, Callable[[BinaryIO, str, int], Iterator[Sequence[Row]]]] = {
     ".parquet": _read_parquet,
     ".tar": _read_tar,
     ".jsonl.br": _read_lines,

@@ -26,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from tt_cli.data.columns import ColumnRows
 from tt_cli.data.shards import LARGEST_MEMBER, tar_samples
 from tt_cli.errors import TTError, UsageError
 
@@ -271,15 +272,7 @@ def _parquet_rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
             for batch in table.iter_batches(batch_size=64, row_groups=[group], columns=columns):
                 part = batch.slice(min(skip, batch.num_rows))
                 skip -= min(skip, batch.num_rows)
-                yield from _batch_rows(part)
-
-
-def _batch_rows(batch: Any) -> Iterator[Mapping[str, Any]]:
-    from tt_cli.data.shards import column_values
-
-    names = batch.schema.names
-    for values in zip(*(column_values(column) for column in batch.columns), strict=True):
-        yield dict(zip(names, values, strict=True))
+                yield from ColumnRows(part)
 
 
 def picture_of(name: str, row: Mapping[str, Any], folder: Path | None) -> Picture:

@@ -1,0 +1,150 @@
+"""The rows of a part of a parquet shard, held as columns.
+
+Most rows are as they should be, and to see that one look at each column is enough; a dict for each row costs more time
+than all the rest of reading. Only rows with something odd about them are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from tt_cli.data.codes import CODE_COLUMNS, column_bytes, from_bytes
+
+if TYPE_CHECKING:
+    from tt_cli.data.examples import Rules
+
+Row = dict[str, Any]
+CAPTION, LABEL, SIZES = "caption", "NSFW", ("original_width", "original_height")
+
+
+class ColumnRows(Sequence[Row]):
+    """A sequence of rows over a pyarrow RecordBatch; a row is made when it is asked for."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch, self._names = batch, batch.schema.names
+
+    def __len__(self) -> int:
+        return int(self._batch.num_rows)
+
+    @overload
+    def __getitem__(self, place: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> ColumnRows: ...
+
+    def __getitem__(self, place: int | slice) -> Row | ColumnRows:
+        if isinstance(place, slice):
+            start, stop, step = place.indices(len(self))
+            if step != 1:
+                raise ValueError("rows are taken one after the other")
+            return ColumnRows(self._batch.slice(start, max(0, stop - start)))
+        if not -len(self) <= place < len(self):
+            raise IndexError(place)
+        return next(iter(self[place % len(self) : place % len(self) + 1]))
+
+    def __iter__(self) -> Iterator[Row]:
+        if not self._names:
+            yield from ({} for _ in range(len(self)))
+        for values in zip(*(column_values(column) for column in self._batch.columns), strict=True):
+            yield dict(zip(self._names, values, strict=True))
+
+    def plain(self, rules: Rules) -> tuple[list[Any], np.ndarray, np.ndarray] | None:
+        """All captions, all codes (n, k) int16, and which rows (n,) certainly pass the rules but for the codes' range.
+
+        None where a column is unlike what it should be: then the rows must be looked at one by one.
+        """
+        codes = self._codes(rules)
+        captions = self._captions()
+        if codes is None or captions is None:
+            return None
+        least = rules.min_caption_length if rules.filtered else 1
+        passed = np.array([bool(one) and len(one) >= least and not one.isspace() for one in captions], dtype=bool)
+        if rules.filtered:
+            for more in (self._labelled(rules), self._shaped(rules)):
+                if more is None:
+                    return None
+                passed &= more
+        return captions, codes, passed
+
+    def _column(self, name: str) -> Any:
+        return self._batch.column(self._names.index(name))
+
+    def _captions(self) -> list[Any] | None:
+        import pyarrow
+
+        if CAPTION not in self._names or not pyarrow.types.is_string(self._column(CAPTION).type):
+            return None
+        try:
+            values: list[Any] = self._column(CAPTION).to_pylist()
+        except UnicodeDecodeError:
+            return None
+        return values
+
+    def _codes(self, rules: Rules) -> np.ndarray | None:
+        """Where each row has as many bytes as its codes should."""
+        import pyarrow
+
+        names = [name for name in CODE_COLUMNS if name in self._names]
+        if len(names) != 1 or not pyarrow.types.is_binary(self._column(names[0]).type):
+            return None
+        column, width = self._column(names[0]), column_bytes(names[0], rules.codes, rules.codebook_size)
+        if column.null_count:
+            return None
+        _, ends, values = column.buffers()
+        offsets = np.frombuffer(ends, dtype=np.int32)[column.offset : column.offset + len(column) + 1]
+        if not len(column) or not (np.diff(offsets) == width).all():
+            return None
+        content = np.frombuffer(values, dtype=np.uint8)[offsets[0] : offsets[-1]]
+        return from_bytes(names[0], content.reshape(len(column), width), rules.codes, rules.codebook_size)
+
+    def _labelled(self, rules: Rules) -> np.ndarray | None:
+        import pyarrow
+        import pyarrow.compute
+
+        if LABEL not in self._names:
+            return np.ones(len(self), dtype=bool)
+        column = self._column(LABEL)
+        if not pyarrow.types.is_string(column.type):
+            return None
+        allowed = pyarrow.compute.is_in(column, value_set=pyarrow.array(rules.nsfw_allowed, pyarrow.string()))
+        return np.asarray(allowed.to_numpy(zero_copy_only=False), dtype=bool)
+
+    def _shaped(self, rules: Rules) -> np.ndarray | None:
+        import pyarrow
+
+        if not all(name in self._names for name in SIZES):
+            return np.ones(len(self), dtype=bool)
+        columns = [self._column(name) for name in SIZES]
+        if any(column.null_count or not pyarrow.types.is_integer(column.type) for column in columns):
+            return None
+        width, height = (column.to_numpy(zero_copy_only=False).astype(np.float64) for column in columns)
+        shorter, longer = np.minimum(width, height), np.maximum(width, height)
+        return np.asarray((shorter > 0) & (longer <= rules.max_aspect_ratio * shorter))
+
+
+def column_values(column: Any) -> list[Any]:
+    """A column's values; of a text column, those that are not UTF-8 as bytes."""
+    import pyarrow
+
+    try:
+        values: list[Any] = column.to_pylist()
+        return values
+    except UnicodeDecodeError:
+        if pyarrow.types.is_dictionary(column.type):
+            column = column.dictionary_decode()
+        large = pyarrow.types.is_large_string(column.type)
+        return [
+            value if value is None else text_or_bytes(value)
+            for value in column.view(pyarrow.large_binary() if large else pyarrow.binary()).to_pylist()
+        ]
+
+
+def text_or_bytes(value: bytes) -> str | bytes:
+    """As text; as it is where it is not UTF-8."""
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
