@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,8 @@ from tt_cli.auxiliary.evaluator_part import (
 from tt_cli.auxiliary.reader import Reader
 from tt_cli.auxiliary.store import Store, database_url
 from tt_cli.checkpoint import load
-from tt_cli.data import builtin
+from tt_cli.data import Example, builtin
+from tt_cli.data.shards import write_shard
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor import part as part_room
@@ -218,6 +219,30 @@ def test_with_nothing_to_tell_it_waits_all_the_same(opened: Open, monkeypatch: p
         assert evaluator.look() is due
     assert evaluator.words == "step 8: nothing to measure and to draw with"
     assert {(row["heldout_loss"], len(row["pictures"])) for row in rows(run)} == {(None, 0)}
+
+
+def test_of_data_elsewhere_the_split_that_nobody_trains_on_is_measured(opened: Open, tmp_path: Path) -> None:
+    def write(split: str, examples: Sequence[Example]) -> None:
+        rows = [{"caption": one.caption, "code": one.codes.astype("<i2").tobytes()} for one in examples]
+        write_shard(tmp_path / f"{split}-00000.parquet", rows)
+
+    run, told = RUN.replaced({"data.source": "files", "data.location": str(tmp_path)}), list[str]()
+    tiny, heldout = Tiny.new(RUN), builtin.examples("emoji", "heldout")[:20]
+    tiny = Tiny(run, tiny.model, tiny.vqgan, tiny.tokenizer)
+    write("train", builtin.examples("emoji")[:20])
+    tiny.save(folders.checkpoints(run), 3)
+    assert opened(run, told).look()
+    assert rows(run)[0]["heldout_loss"] is None
+    assert told[0].endswith("has no split heldout, validation or test: pictures only")
+
+    write("validation", heldout)
+    tiny.save(folders.checkpoints(run), 13)
+    assert opened(run).look()
+    text = tiny.tokenizer.encode([example.caption for example in heldout])
+    with torch.no_grad():
+        image = torch.stack([torch.from_numpy(example.codes.astype("int64")) for example in heldout])
+        expected = tiny.model.loss(text, image).total.item()
+    assert rows(run)[1]["heldout_loss"] == pytest.approx(expected, rel=1e-5)
 
 
 def test_only_so_many_steps_keep_their_pictures(

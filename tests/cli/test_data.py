@@ -60,6 +60,10 @@ def test_encode_a_folder(tmp_path: Path, tt: Tt) -> None:
     codes = np.stack([np.frombuffer(row["code"], "<i2") for row in rows])
     assert codes.shape == (10, 64)
     assert decode_pictures(load_vqgan(load_run("emoji")), codes).shape == (10, 64, 64, 3)
+    sums = subprocess.run(
+        ["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path / "codes", capture_output=True, text=True, check=False
+    )
+    assert sums.returncode == 0 and sums.stdout == "data/train-000-00000.parquet: OK\n"
     again = tt("data", "encode", "pictures", "codes", "--run", "emoji")
     assert "10 of 12 pictures are encoded, in 1 shards of" in again.stdout
     assert "left out, picture broken: 1" in again.stdout

@@ -21,7 +21,8 @@ from tt_cli import __version__
 from tt_cli.auxiliary.reader import Reader, Row
 from tt_cli.auxiliary.store import PICTURES, Store
 from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of, written_whole
-from tt_cli.data import Tokenizer, builtin, load_tokenizer, load_vqgan
+from tt_cli.data import Example, Tokenizer, load_tokenizer, load_vqgan
+from tt_cli.data.subset import HELD_OUT, heldout_examples
 from tt_cli.draw import Drawing, cut_prompts, draw, load_parameters, text_chunks
 from tt_cli.errors import TTError
 from tt_cli.model import Dalle, DalleConfig
@@ -62,13 +63,17 @@ class Evaluator:
         self._run, self._store, self._reader, self._every, self._prompts = run, store, reader, every, prompts
         self._tell, self._alive = tell, alive
         self._checkpoints, self._pictures = folders.checkpoints(run), folder / PICTURES
-        examples = builtin.examples(run.data.name, "heldout") if run.data.source == "builtin" else []
-        self._examples = examples[:MOST_EXAMPLES]
         self._seen: tuple[Path, int] | None = None
         self._last: int | None = None  # step that this process evaluated
         self.words = "waits for the first checkpoint"
-        if not self._examples:
-            tell(f"the data set {run.data.name} has no held-out examples here: pictures only", "info")
+
+    @cached_property
+    def _examples(self) -> list[Example]:
+        found = heldout_examples(self._run, MOST_EXAMPLES)
+        if not found:
+            words = f"the data set {self._run.data.name} has no split {', '.join(HELD_OUT[:-1])} or {HELD_OUT[-1]}"
+            self._tell(f"{words}: pictures only", "info")
+        return found
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:

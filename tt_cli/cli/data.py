@@ -213,6 +213,7 @@ def _encode(args: argparse.Namespace) -> int:
             workers=workers,
             tell=lambda progress: tell("progress", progress),
         )
+        journal.write_sums(args.out, part.count)
         tell("done", done)
         return 0
     finally:

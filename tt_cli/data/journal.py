@@ -8,6 +8,7 @@ In the output folder, for worker 0:
 | `progress/000.json`         | what is finished: the shards, the counts, the place in the source; replaced as a whole |
 | `progress/000.rows`         | the rows since then, one line for each batch, each line on the disk before the next    |
 | `broken-000.jsonl`          | the pictures that could not be used, one JSON object a line                            |
+| `SHA256SUMS`                | all shards, once every share is finished: what readers over HTTP look for              |
 
 Notable:
 - a line of the journal holds a batch's rows and the place after it, under a CRC-32: it counts as a whole or not at all,
@@ -25,7 +26,7 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -38,6 +39,7 @@ from tt_cli.errors import TTError, UsageError
 SETTINGS = "encode.json"
 SHARDS = "data"
 PROGRESS = "progress"
+SUMS = "SHA256SUMS"
 
 Place = tuple[int, int]
 """A place in a source: the number among this worker's units, and how many pictures of it are done with."""
@@ -79,6 +81,24 @@ def write_whole(path: Path, content: bytes) -> None:
     _write_new(temporary, content)
     os.replace(temporary, path)
     sync_folder(path.parent)
+
+
+def sums_of(shards: Iterable[ShardFacts]) -> str:
+    """What SHA256SUMS holds: `sha256sum -c` reads it."""
+    return "".join(f"{facts.sha256}  {SHARDS}/{facts.name}\n" for facts in shards)
+
+
+def write_sums(out: Path, shares: int) -> bool:
+    """Write SHA256SUMS if every share is finished in this folder. Raises TTError."""
+    states = [Finished.read(out / PROGRESS / f"{share:03d}.json") for share in range(shares)]
+    if not all(state.done for state in states):
+        return False
+    path = out / SUMS
+    try:
+        write_whole(path, sums_of(facts for state in states for facts in state.shards).encode())
+    except OSError as error:
+        raise TTError(f"cannot write {path}: {error.strerror or error}; {advice(error)}") from error
+    return True
 
 
 def _write_new(path: Path, content: bytes) -> None:

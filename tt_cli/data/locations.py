@@ -66,6 +66,10 @@ def location_of(kind: str, place: str, revision: str | None = None, patience: fl
     return Address(place, patience) if "://" in place else Folder(place)
 
 
+class NoSplit(UsageError):
+    """The data set has no split of this name."""
+
+
 def of_split(names: Iterable[str], split: str, where: str) -> list[str]:
     """The names that belong to a split, sorted: those that say so or, for "train", all where none names a split.
 
@@ -83,7 +87,7 @@ def of_split(names: Iterable[str], split: str, where: str) -> list[str]:
     if not named and split == "train":
         return names
     if split not in named:
-        raise UsageError(f"the data set {where} has no split '{split}'; it has {' and '.join(named) or 'train'}")
+        raise NoSplit(f"the data set {where} has no split '{split}'; it has {' and '.join(named) or 'train'}")
     return named[split]
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tt_cli.data.journal import PROGRESS, SETTINGS, SHARDS, Finished
+from tt_cli.data.journal import PROGRESS, SETTINGS, SHARDS, SUMS, Finished, sums_of
 from tt_cli.data.shards import ShardFacts
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run.hub import HubUnreachable, hub_errors, quiet_and_bounded
@@ -28,7 +28,6 @@ from tt_cli.run.repository import CARD, Moved
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-SUMS = "SHA256SUMS"
 GROUP = 20  # shards that are sent together: what a failure can cost
 TRIES = 6
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before another try
@@ -49,8 +48,8 @@ class Encoded:
 
     @property
     def sums(self) -> str:
-        """What SHA256SUMS holds: `sha256sum -c` reads it."""
-        return "".join(f"{facts.sha256}  {SHARDS}/{facts.name}\n" for facts in self.shards)
+        """What SHA256SUMS holds."""
+        return sums_of(self.shards)
 
 
 def finished_folder(folder: Path) -> Encoded:

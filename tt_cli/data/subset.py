@@ -1,9 +1,10 @@
-"""A subset's examples, the same for all peers; and rows through `datasets`, whose order those from the Hub have."""
+"""A subset's examples, the same for all peers; held-out ones; and rows through `datasets`, whose order the Hub's have."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -11,8 +12,9 @@ import numpy as np
 
 from tt_cli.data import builtin
 from tt_cli.data.examples import Example, RowFilter, missing_columns
+from tt_cli.data.locations import NoSplit
 from tt_cli.data.places import plan_of
-from tt_cli.data.reading import Reader
+from tt_cli.data.reading import Plan, Reader
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
 from tt_cli.run.hub import hub_errors
@@ -20,6 +22,7 @@ from tt_cli.run.hub import hub_errors
 # Shards that fill the shuffle buffer side by side. The default opens ten before the first row; and with two or more,
 # `datasets` sleeps 5 s at the end of every group of parquet shards (a guard against an Arrow bug in its threads).
 SHARDS_AT_ONCE = 1
+HELD_OUT = ("heldout", "validation", "test")
 
 
 def subset_examples(run: RunConfig) -> list[Example]:
@@ -59,16 +62,42 @@ def subset_examples(run: RunConfig) -> list[Example]:
     return found
 
 
+def heldout_examples(run: RunConfig, most: int) -> list[Example]:
+    """Up to `most` examples on which nobody trains, the same ones each time; none where the data have no such split.
+
+    Raises TTError when they cannot be read.
+    """
+    if run.data.source == "builtin":
+        return builtin.examples(run.data.name, "heldout")[:most]
+    for split in HELD_OUT:
+        try:
+            return _first_of(replace(plan_of(run, split, run.run.seed, strict=True), shuffle_buffer=most), most)
+        except NoSplit:
+            continue
+    return []
+
+
 def _of_files(run: RunConfig) -> list[Example]:
-    reader = Reader(plan_of(run, "train", run.run.seed, strict=True), lambda words, remedy: None)
-    wanted, found = run.data.subset, list[Example]()
-    for block in reader.blocks():
-        if block.position.epoch:  # all were seen
-            raise TTError(f"data.subset is {wanted}, but {run.data.name} has fewer usable examples: {len(found)}")
-        found += [Example(*pair) for pair in zip(block.captions, block.codes.astype(np.int16), strict=True)]
-        if len(found) >= wanted:
-            break
-    reader.close()
+    wanted = run.data.subset
+    found = _first_of(plan_of(run, "train", run.run.seed, strict=True), wanted)
+    if len(found) < wanted:
+        raise TTError(f"data.subset is {wanted}, but {run.data.name} has fewer usable examples: {len(found)}")
+    return found
+
+
+def _first_of(plan: Plan, wanted: int) -> list[Example]:
+    """Up to `wanted` of what is read by a plan, none twice."""
+    reader = Reader(plan, lambda words, remedy: None)
+    found: list[Example] = []
+    try:
+        for block in reader.blocks():
+            if block.position.epoch:  # all were seen
+                break
+            found += [Example(*pair) for pair in zip(block.captions, block.codes.astype(np.int16), strict=True)]
+            if len(found) >= wanted:
+                break
+    finally:
+        reader.close()
     return found[:wanted]
 
 
