@@ -21,6 +21,7 @@ from tt_cli.data import ExampleStream
 from tt_cli.peer import trainer
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.batch import MicroBatches
+from tt_cli.peer.lifelines import Lifelines
 from tt_cli.peer.memory_watch import MemoryWatch
 from tt_cli.peer.stuck import StuckWatch
 from tt_cli.supervisor.events import Emit, Event, Step, Synchronised
@@ -48,7 +49,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         stream: ExampleStream,
         backups: Backups,
         orders: Orders,
-        daemon: int | None,
+        lifelines: Lifelines,
     ) -> None:
         """In place of the training loop; writes no backups, watches neither memory nor micro-batches."""
         collaboration = step.collaboration
@@ -63,7 +64,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
                     if left <= 0:
                         break
                     news.wait(min(left, LOOK_SECONDS))
-                    trainer._check_alive(collaboration, daemon)
+                    lifelines.check()
             if orders.leave.is_set() or collaboration.finished:
                 return
 
