@@ -141,6 +141,7 @@ def fill(folder: Path, count: int) -> None:
             "round": "averaged with 59 others",
             "clipped_by": 0,
             "accused_by": 0,
+            "slow_by": 0,
         }
         for row, speed in zip(seen, speeds, strict=True)
     ]

@@ -55,7 +55,7 @@ def snapshot(step: int, peers: int, now: float) -> str:
     one = {"role": "trainer", "device": "NVIDIA GeForce RTX 3060", "client_mode": True, "epoch": step, "lag": 0}
     one |= {"samples_per_second": 2.0, "share": 1 / peers, "samples": 20, "total_samples": 10**6, "loss": 2.5}
     one |= {"round": f"step {step} made with 19 others", "digest": "ab" * 32, "in_agreement": True, "age_s": now % 5}
-    one |= {"resynced_chunks": 0, "clipped_by": 0, "accused_by": 0}
+    one |= {"resynced_chunks": 0, "clipped_by": 0, "accused_by": 0, "slow_by": 0}
     rows = [{"peer_id": f"QmPeer{n:040}", "user": f"user{n}", **one} for n in range(peers)]
     content = {"run": "emoji", "identity": RUN.identity, "time": now, "epoch": step, "total_steps": 600, "samples": 20}
     content |= {"target_batch_size": 512, "samples_per_second": 40.0, "eta_s": 5.0, "loss": 2.5, "digest": "ab" * 32}

@@ -29,6 +29,7 @@ TRAINER = PeerView(
     resynced_chunks=0,
     clipped_by=0,
     accused_by=0,
+    slow_by=0,
     age_s=4.0,
 )
 

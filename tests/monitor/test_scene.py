@@ -26,6 +26,8 @@ def scene(**changes: object) -> Scene:
         (trainer(in_agreement=False, digest="77b0aa0011"), ["differs: holds 77b0aa00"]),
         (trainer(digest="", in_agreement=False), ["has no state yet"]),
         (trainer(clipped_by=1), ["clipped, say 1 peer"]),
+        (trainer(slow_by=1), ["holds others up, say 1 peer"]),
+        (trainer(slow_by=3), ["left out: holds others up, say 3 peers"]),
         (trainer(accused_by=2), ["made a wrong average, say 2 peers"]),
         (trainer(accused_by=1), ["accused by 1 peer"]),
         (trainer(samples_per_second=2.0), ["slow"]),

@@ -100,22 +100,24 @@ class Nodes:
         await asyncio.gather(*streams, return_exceptions=True)
         await self._stack.aclose()
 
-    def round(self, attack: str, honest: int) -> tuple[list[Outcome], list[Member]]:
+    def round(self, attack: str, honest: int, variant: int = 0) -> tuple[list[Outcome], list[Member]]:
         """One round of so many honest members and one that attacks in this way ("": nobody does). The outcomes of the
         honest ones, and all members, the attacker last.
+
+        variant: of an attack that has several.
         """
         members: list[Member] = [Attacked(number, node, "") for number, node in enumerate(self.nodes[:honest])]
         if attack:
-            members.append(Attacked(honest, self.nodes[honest], attack))
+            members.append(Attacked(honest, self.nodes[honest], attack, variant))
         return self.run(_round(members, honest), 60.0), members
 
 
 class Attacked(Member):
-    """A member whose messages travel through its node. attack: how it misbehaves, "" for an honest one."""
+    """A member whose messages travel through its node. attack, variant: how it misbehaves, "" for an honest one."""
 
-    def __init__(self, number: int, node: Node, attack: str):
+    def __init__(self, number: int, node: Node, attack: str, variant: int = 0):
         super().__init__(number % 4)
-        self.node, self.attack = node, attack
+        self.node, self.attack, self.variant = node, attack, variant
         self.peer = node.p2p.peer_id
         self.seed, self.longest = number, LONGEST
         self.aggregation = "centered_clip"
@@ -138,7 +140,7 @@ class Attacked(Member):
         if self.attack in GRADIENTS:
             poisoned(self.runner._local, self.attack, 0, 0)
         elif self.attack:
-            ROUNDS[self.attack](Round(self.runner, self.settlement))
+            ROUNDS[self.attack](Round(self.runner, self.settlement, self.variant))
 
     def stub(self, peer: PeerID) -> Any:
         return Node.get_stub(self.node.p2p, peer)

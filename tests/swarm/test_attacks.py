@@ -16,6 +16,7 @@ from swarm_units.rounds import Member, Outcome
 from scripts.lab.attacks.gradients import GRADIENTS
 from scripts.lab.attacks.rounds import ROUNDS
 from tt_cli.swarm import layout
+from tt_cli.swarm.outcome import late_of
 
 HONEST = 4
 LATE, LYING, ENDLESS, HUGE = "slow-loris peer", "lying reducer", "endless stream", "1e30"
@@ -83,3 +84,15 @@ def test_who_is_always_just_in_time_is_left_out(nodes: Nodes, monkeypatch: pytes
     late = str(members[-1].peer)
     assert_alike(outcomes)
     assert all("took more than" in outcome.runner.rejected[late] for outcome in outcomes)
+
+
+@pytest.mark.parametrize("variant", [1, 2], ids=["averages", "settling"])
+def test_who_holds_others_up_within_their_patience_is_measured_by_all_of_them(nodes: Nodes, variant: int) -> None:
+    outcomes, members = nodes.round(LATE, HONEST, variant)
+    slow = str(members[-1].peer)
+    assert_alike(outcomes)
+    for outcome in outcomes:
+        assert not outcome.runner.failed and not outcome.runner.rejected, "patience is not used up"
+        late = late_of(outcome.runner, outcome.settlement)
+        assert max(late, key=late.__getitem__) == slow
+        assert all(seconds < late[slow] / 2 for one, seconds in late.items() if one != slow), late

@@ -151,8 +151,7 @@ class Member:
     async def take_part(self) -> Outcome | None:
         """The whole round; None from a member that does not come to its end."""
         await self.runner.run()
-        self.settlement.commitment = self.runner.commitment
-        self.settlement.clipped = dict(self.runner.reducer.clipped)
+        self.settlement.tell(self.runner.commitment, self.runner.reducer.clipped, self.runner.waits())
         agreement = await self.settlement.run(self.runner.gone())
         self.settlement.dropped = not is_whole(self.runner, agreement)
         return Outcome(self.runner, agreement, self.settlement, self.store)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from swarm_units.made import record
 
+from tt_cli.swarm import burden
 from tt_cli.swarm import company as company_room
 from tt_cli.swarm.board import View
 from tt_cli.swarm.company import Company
@@ -75,6 +76,57 @@ def test_nobody_waits_for_ever_for_one_that_stays_a_step_behind() -> None:
             mine.waited_for(late)
         mine.ended(RoundResult(complete=True, members={"me": {}}), (), behind.records, 5)
     assert waits <= 6
+
+
+def test_who_holds_the_others_up_is_named_for_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(company_room, "time", clock)
+    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
+    mine = Company("me", board, lambda: (), patience=2.0)
+    members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
+    for epoch in range(1, burden.OFTEN + 1):
+        result = RoundResult(complete=True, members=members, late={"slow": 30.0})
+        mine.due(4.0)
+        mine.ended(result, (), (), epoch)
+        clock.now += 40.0
+        found = mine.stepped(epoch, result)
+        assert bool(found) == (epoch == burden.OFTEN)
+    assert set(found) == {"slow"} == set(mine.slow)
+    mine.stepped(epoch + burden.FIRST_STEPS + 1, None)
+    assert not mine.slow, "it may come again"
+
+
+def test_a_line_that_fails_with_most_of_the_others_blames_none_of_them() -> None:
+    mine = Company("me", SimpleNamespace(trainers=frozenset), lambda: (), patience=0.0)  # type: ignore[arg-type]
+    failed = RoundResult(
+        members=dict.fromkeys(("me", "b", "c", "d"), {}), failed={"b": "x", "c": "x"}, seconds={"commit": 9.0}
+    )
+    for epoch in range(1, 9):
+        mine.due(float("inf"))
+        mine.ended(failed, (), (), epoch)
+        assert not mine.stepped(epoch, failed)
+
+
+@pytest.mark.parametrize(
+    ("saying", "mine_too", "left_out"),
+    [(("b", "c"), False, False), (("b", "c"), True, True), (("b", "c", "d"), False, True), ((), True, False)],
+)
+def test_who_is_slow_is_left_out_if_most_say_so(saying: tuple[str, ...], mine_too: bool, left_out: bool) -> None:
+    mine = company("b", "c", "d", "e")
+    mine.slow = {"e": 10} if mine_too else {}
+    records = [record(one, slow=["e"] if one in saying else []) for one in ("me", "b", "c", "d", "e")]
+    found = mine.members(View.of(records), *HERE)
+    assert found.peer_ids == {"me", "b", "c", "d"} | (set() if left_out else {"e"})
+    assert mine.shunned == ({"e"} if left_out else set())
+
+
+def test_never_so_many_are_left_out_that_nobody_could_step() -> None:
+    """And nobody is by its own word."""
+    mine = company("b", "c", "d")
+    records = [record(one, slow=["c", "d", one]) for one in ("me", "b", "c", "d")]
+    mine.slow = {"c": 10, "d": 10}
+    found = mine.members(View.of(records), *HERE)
+    assert len(found.peer_ids) == 3 and found.enough
 
 
 def test_who_claims_to_be_ahead_takes_nobodys_place() -> None:

@@ -11,6 +11,7 @@ from swarm_units.made import record
 
 from tt_cli.supervisor.events import Event, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.board import View
+from tt_cli.swarm.burden import Burden
 from tt_cli.swarm.outcome import RoundResult
 from tt_cli.swarm.shared import StepFacts
 from tt_cli.swarm.spikes import CALM, LossWatch
@@ -181,3 +182,14 @@ def test_whose_record_names_a_step_that_the_run_does_not_have_is_named_too() -> 
         tell.committed(epoch, result("p0", "p1"), 64, SECONDS)
     (trouble,) = [event for event in told if isinstance(event, Trouble)]
     assert trouble.words.startswith("…p2") and "to which nobody came" in trouble.words
+
+
+def test_who_is_left_out_for_it_costs_too_much_is_told_with_the_figures() -> None:
+    tell, told = teller("ben")
+    tell.left_out({"p1": Burden(cost=31.2, whole=43.0, share=0.1, steps=10)})
+    (trouble,) = told
+    assert isinstance(trouble, Trouble) and trouble.what == "member"
+    assert trouble.words == (
+        "ben held up the last steps by 31 of 43 s each, with 10 % of the samples: it is left out for 10 steps if most "
+        "say so"
+    )

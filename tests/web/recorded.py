@@ -38,6 +38,7 @@ def record(folder: Path, *, steps: int) -> None:
         "round": "",
         "clipped_by": 0,
         "accused_by": 0,
+        "slow_by": 0,
     }
     snapshot = {
         "run": RUN.run.name,

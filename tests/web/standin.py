@@ -79,6 +79,7 @@ class MadeRun:
             "resynced_chunks": 0,
             "clipped_by": 0,
             "accused_by": 0,
+            "slow_by": 0,
             "age_s": 3.0,
         }
 

@@ -39,6 +39,7 @@ PEER = {
     "samples_per_second": 4.0,
     "clipped_by": 1,
     "accused_by": 0,
+    "slow_by": 0,
 }
 SNAPSHOT = {"time": 1005.0, "epoch": 5, "samples_per_second": 4.0, "agreeing": 1, "holders": 1, "loss": 2.5}
 SNAPSHOT |= {"trainers": 1, "peers": [PEER]}

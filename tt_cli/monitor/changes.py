@@ -85,6 +85,7 @@ def _standing(stayed: Sequence[tuple[PeerView, PeerView]], trainers: int) -> lis
         for words, count, counted in (
             ("made a wrong average, most say", peer.accused_by, old.accused_by),
             ("is clipped again and again, most say", peer.clipped_by, old.clipped_by),
+            ("is left out for some steps: it held the others up", peer.slow_by, old.slow_by),
         ):
             if 2 * count >= trainers and count > 0 and 2 * counted < max(1, trainers):
                 found.setdefault(words, []).append(peer)

@@ -126,6 +126,9 @@ def remarks(peer: PeerView, trainers: int, middle: float) -> list[str]:
         words.append(f"differs: holds {short_digest(peer.digest)}")
     if peer.clipped_by:
         words.append(f"clipped, say {plural(peer.clipped_by, 'peer')}")
+    if peer.slow_by:
+        out = "left out: " if 2 * peer.slow_by > trainers else ""
+        words.append(f"{out}holds others up, say {plural(peer.slow_by, 'peer')}")
     if peer.lag and peer.role == "trainer":  # an aux peer takes the state only now and then
         words.append(f"{plural(peer.lag, 'step')} behind")
     if peer.age_s > SILENT:

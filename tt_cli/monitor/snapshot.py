@@ -62,6 +62,7 @@ PEER_FIELDS: Mapping[str, str] = {
     "resynced_chunks": "integer: chunks of its state that it took again, as they differed from the others' at one step",
     "clipped_by": "integer: peers that saw its gradient clipped again and again",
     "accused_by": "integer: peers that say that they have a proof that it made a wrong average",
+    "slow_by": "integer: peers that say that it holds them up for longer than its samples are worth",
     "age_s": "number: seconds since it published this",
 }
 
@@ -88,6 +89,7 @@ class PeerView:
     resynced_chunks: int
     clipped_by: int
     accused_by: int
+    slow_by: int
     age_s: float
 
 
@@ -144,6 +146,7 @@ def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRec
     majority = _majorities(records)
     clipped = Counter(peer_id for record in records for peer_id in set(record.clipped) - {record.peer_id})
     accused = Counter(peer_id for record in records for peer_id in set(record.accused) - {record.peer_id})
+    slow = Counter(peer_id for record in records for peer_id in set(record.slow) - {record.peer_id})
     peers = [
         PeerView(
             peer_id=record.peer_id,
@@ -164,6 +167,7 @@ def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRec
             resynced_chunks=record.resynced_chunks,
             clipped_by=clipped[record.peer_id],
             accused_by=accused[record.peer_id],
+            slow_by=slow[record.peer_id],
             age_s=max(0.0, now - record.time),
         )
         for record in sorted(records, key=lambda r: (r.role != "trainer", -r.total_samples, r.peer_id))

@@ -48,6 +48,8 @@ def one_truth(snapshot: Snapshot) -> Text:
             line.append(f"; {_name(peer)} made a wrong average", style="bold red")
         elif peer.clipped_by and 2 * peer.clipped_by >= snapshot.trainers:
             line.append(f"; {_name(peer)} is clipped again and again", style="yellow")
+        elif 2 * peer.slow_by > snapshot.trainers:
+            line.append(f"; {_name(peer)} is left out: it held the others up", style="yellow")
     return line
 
 
@@ -81,6 +83,8 @@ def plain_text(snapshot: Snapshot) -> str:
             words.append(f"{plural(peer.resynced_chunks, 'chunk')} resynced")
         if peer.clipped_by:
             words.append(f"clipped again and again, say {plural(peer.clipped_by, 'peer')}")
+        if peer.slow_by:
+            words.append(f"holds others up, say {plural(peer.slow_by, 'peer')}")
         if peer.accused_by:
             words.append(f"made a wrong average, say {plural(peer.accused_by, 'peer')}")
         words += [clean(peer.round)] if peer.round else []

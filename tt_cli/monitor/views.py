@@ -52,6 +52,7 @@ link           direct: others can dial this peer; client: it dials others, and n
 slow           computes less than a quarter of the samples per second of the trainer in the middle
 differs        holds another state than most peers at the same step
 clipped        other peers saw its gradients clipped again and again; they may be wrong or unlike the others'
+left out       for some steps: it holds the others up for longer than its samples are worth, say most of them
 accused        other peers say that they have a proof that it made a wrong average
 TFLOP/s        of the forward and the backward pass, from the model's size; recomputation is not counted
 leaderboard    samples and time as the auxiliary peers recorded them; without one, as peers here now say\

@@ -255,8 +255,8 @@ class Averager(StateSharing, DecentralizedAverager):
 
     async def _prepare_round(self, meeting: Meeting) -> None:
         self._keys().meeting = self._meeting = meeting
-        self._matchmaking.target_group_size = max(2, meeting.expected)
-        self._matchmaking.potential_leaders.target_group_size = max(2, meeting.expected)
+        for seeker in (self._matchmaking, self._matchmaking.potential_leaders):
+            seeker.target_group_size = max(2, meeting.expected)
 
     def _keys(self) -> MeetingPoint:
         keys = self._matchmaking.group_key_manager
@@ -310,7 +310,7 @@ class Averager(StateSharing, DecentralizedAverager):
                     del self._runners[old]
                 self._begun.notify_all()
             await runner.run()
-            settlement.commitment, settlement.clipped = runner.commitment, dict(runner.reducer.clipped)
+            settlement.tell(runner.commitment, runner.reducer.clipped, runner.waits())
             transferred, received = time.monotonic(), self.store.received
             agreement = await settlement.run(runner.gone())
         except Exception as error:
@@ -362,6 +362,7 @@ class Averager(StateSharing, DecentralizedAverager):
             stub_of=self._stub,
             traffic=self.traffic,
             patience=3 * patience,  # a reducer waits for its senders, its members for it
+            longest=self._allreduce_timeout or math.inf,
         )
         return runner, settlement
 
@@ -407,9 +408,7 @@ class Averager(StateSharing, DecentralizedAverager):
         found: AverageStore | KeptAverage | None = self._averages.find(key) if isinstance(key, str) else None
         settlement = self._runners[key][1] if isinstance(key, bytes) and key in self._runners else None
         if settlement is not None:
-            found = self.store
-            if context.remote_id not in settlement.members:
-                return
+            found = self.store if context.remote_id in settlement.members else None
         if found is None or (settlement is not None and not settlement.holds()):
             return
         async for message in answer(found, parts, lambda: settlement is None or settlement.holds()):

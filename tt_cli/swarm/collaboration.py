@@ -44,7 +44,7 @@ from tt_cli.swarm.records import About, PeerRecord
 from tt_cli.swarm.shared import RolledBack, SharedState
 from tt_cli.swarm.steering import Steering
 from tt_cli.swarm.takeover import Publisher, TakeOver
-from tt_cli.swarm.telling import PHASES, Teller
+from tt_cli.swarm.telling import PHASES, PUBLISHED, Teller
 from tt_cli.swarm.throughput import Throughput
 
 __all__ = ["About", "Collaboration"]
@@ -83,7 +83,7 @@ class Collaboration:
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, client_mode
         self._state = GuardedState(shared)
-        self._target = run.swarm.target_batch_size
+        self._target, self._delayed = run.swarm.target_batch_size, run.optimizer.delayed
 
         self._throughput = Throughput()
         self._total_samples = self._rejected = self._rejected_in_row = 0
@@ -115,7 +115,8 @@ class Collaboration:
         self.tell = Teller(self.peer_id, emit, lambda: self.board.view)
         self.board = Board(run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT"))
         guilty = self.averager.audits.proofs.guilty
-        self._company = Company(self.peer_id, self.board, guilty, self._gathering.drop, self.averager.show_proofs)
+        late = run.swarm.next_chunk_timeout / 4
+        self._company = Company(self.peer_id, self.board, guilty, self._gathering.drop, self.averager.show_proofs, late)
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
     # ------------------------------------------------------------------ for the training loop
@@ -270,6 +271,7 @@ class Collaboration:
                 text_loss=shown.mean(shown.text),
                 image_loss=shown.mean(shown.image),
                 **self.tell.published(),
+                slow=list(self._company.slow)[:PUBLISHED],
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 rejected_micro_batches=self._rejected,
@@ -314,7 +316,7 @@ class Collaboration:
                     seconds = missing / max(view.samples_per_second(), 1e-9)
                     self.board.expect(seconds)
                     if not self._company.late(view, self.epoch):
-                        self._gathering.prepare(self._members(view), seconds, self._company.avoided)
+                        self._gathering.prepare(self._members(view), seconds, self._company.shunned)
                     with self._changed:
                         self._changed.wait(timeout=LOOK_SECONDS)
         except BaseException as error:  # handed to the training thread, which ends the peer with it
@@ -328,6 +330,7 @@ class Collaboration:
         started = time.monotonic()
         self._hold()
         held = time.monotonic() - started
+        self._company.due(self._samples_of_swarm(self.board.view) / self._target if self._delayed else math.inf)
         view = self.board.view if self._gathering.found else self._wait_for_late(started)
         while not self._closing and self.steering.due is None:
             if self._behind(view):
@@ -346,7 +349,7 @@ class Collaboration:
                 self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
                 mine = self._accumulator.held
                 result, missed = self._gathering.average(
-                    members, mine.samples, mine.total, self._company.avoided, self._overtaken
+                    members, mine.samples, mine.total, self._company.shunned, self._overtaken
                 )
                 self._company.ended(result, missed, view.records, self.epoch)
                 if result.complete:
@@ -402,7 +405,7 @@ class Collaboration:
             return
         stepped = time.monotonic()
         self.board.stepped(*self._state.position)
-        self._company.stepped(self.epoch)
+        self.tell.left_out(self._company.stepped(self.epoch, result))
         held = self._accumulator.held
         samples, loss = (held.samples, held.mean(held.total)) if result is None else result.samples_and_loss()
         self._last_loss = self._accumulator.release()

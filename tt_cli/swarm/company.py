@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from tt_cli.swarm.attendance import Attendance
 from tt_cli.swarm.board import Board, View
+from tt_cli.swarm.burden import Burden, Burdens
 from tt_cli.swarm.gathering import Members
 from tt_cli.swarm.outcome import RoundResult
 from tt_cli.swarm.records import PeerRecord
@@ -20,9 +23,10 @@ SHOW_SECONDS = 5.0  # between two tries to make proofs known to all
 class Company:
     """me: this peer's id. guilty: peer ids of those against whom there is a proof. drop: gives up the group sought.
 
-    show: shows the proof against a peer to others (ids).
+    show: shows the proof against a peer to others (ids). patience: seconds by which one may be late without blame.
 
-    avoided: peer id → the epoch until which no round includes it. For the thread that makes rounds, but `seek_anew`.
+    avoided: peer id → the epoch until which no round includes it. slow: the same, of those of whom this peer says that
+    they hold the others up. For the thread that makes rounds, but `seek_anew`.
     """
 
     def __init__(
@@ -32,13 +36,21 @@ class Company:
         guilty: Callable[[], Collection[str]],
         drop: Callable[[], None] = lambda: None,
         show: Callable[[dict[str, list[str]]], None] = lambda lacking: None,
+        patience: float = math.inf,
     ):
         self._me, self._board, self._guilty, self._drop, self._show = me, board, guilty, drop, show
         self._showed_at = -SHOW_SECONDS
-        self.avoided: dict[str, int] = {}
-        self._attendance = Attendance()
+        self.avoided, self.slow = dict[str, int](), dict[str, int]()
+        self._left_out: frozenset[str] = frozenset()  # of whom most say so
+        self._attendance, self._burdens = Attendance(), Burdens(patience)
+        self._stepped_at, self._ready = time.monotonic(), 0.0
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
         self._again = threading.Event()
+
+    @property
+    def shunned(self) -> frozenset[str]:
+        """With whom no round is made now."""
+        return self._left_out | self.avoided.keys()
 
     def seek_anew(self) -> None:
         """Try those again who did not come or spoiled a round; from any thread."""
@@ -56,15 +68,26 @@ class Company:
         guilty = set(self._guilty()) - {self._me}
         self.avoided |= dict.fromkeys(guilty, FOREVER)
         self._tell_of(guilty, view)
+        self._left_out = self._slow_by_most(view)
         own = [record for record in view.records if record.peer_id == self._me]
         others = [
             record
             for record in view.members(epoch, digest)
-            if record.peer_id not in {self._me, *self.avoided} and self._attendance.expects(record)
+            if record.peer_id not in {self._me, *self.shunned} and self._attendance.expects(record)
         ]
         # others would take the places of those who should come; records may be read late
         welcome = [r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART]
         return Members.of([*own, *others], swarm=len(self.other_trainers(epoch)) + 1, welcome=welcome)
+
+    def _slow_by_most(self, view: View) -> frozenset[str]:
+        """Of whom more than half of the trainers say that it holds them up; never so many that the rest is not more."""
+        trainers = [record for record in view.records if record.averages and record.peer_id != self._me]
+        votes = Counter(one for record in trainers for one in set(record.slow) - {record.peer_id}) + Counter(
+            [*self.slow]
+        )
+        count = 1 + len(trainers)
+        named = sorted((-said, one) for one, said in votes.items() if 2 * said > count and one != self._me)
+        return frozenset(one for _, one in named[: (count - 1) // 2])
 
     def _tell_of(self, guilty: set[str], view: View) -> None:
         """Show the proofs to those who do not say that they have them, now and then."""
@@ -99,6 +122,11 @@ class Company:
         once more.
         """
         self._attendance.ended(missed, result.members, records)
+        spoilers = set() if result.complete else result.failed.keys() | result.rejected.keys()
+        if 2 * len(spoilers) >= len(result.members):  # then it is rather this peer's own line
+            spoilers = set()
+        lost = sum(result.seconds.get(phase, 0.0) for phase in ("transfer", "commit"))
+        self._burdens.round_ended(result.late, spoilers, lost)
         if result.complete:
             return
         again, self._disputed = result.disputed & self._disputed, result.disputed
@@ -108,12 +136,30 @@ class Company:
             self.avoided[peer_id] = epoch + AVOIDED_STEPS
         self.avoided.pop(self._me, None)
 
-    def stepped(self, epoch: int) -> None:
-        """This peer came to `epoch`: those who spoiled rounds before may come again."""
+    def due(self, surplus: float) -> None:
+        """A step begins. surplus: samples of the swarm over those that the step needs: they lay ready for a while."""
+        self._ready = 1.0 - 1.0 / max(1.0, surplus)
+
+    def stepped(self, epoch: int, result: RoundResult | None) -> dict[str, Burden]:
+        """This peer came to `epoch`: those who spoiled rounds before may come again.
+
+        Returns of whom it says from now on that the swarm is faster without it.
+        """
         self._disputed = frozenset()
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= epoch}
+        now, before = time.monotonic(), self._stepped_at
+        self._stepped_at = now
+        samples = (
+            {peer: said.get("samples") or 0 for peer, said in result.members.items()} if result is not None else {}
+        )
+        found = self._burdens.stepped(epoch, now - before, self._ready * (now - before), samples)
+        found.pop(self._me, None)
+        self.slow = {peer_id: until for peer_id, until in self.slow.items() if until >= epoch}
+        self.slow |= {peer_id: epoch + burden.steps for peer_id, burden in found.items()}
+        return found
 
     def forgive(self, epoch: int) -> None:
         """Try those again who did not come or spoiled a round, but for those against whom there is a proof."""
         self._attendance.forgive()
+        self.slow = {}
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= FOREVER}

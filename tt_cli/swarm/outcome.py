@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tt_cli.swarm.burden import beyond_most, charged
 from tt_cli.swarm.runner import Runner, too_few
 from tt_cli.swarm.settle import Agreement, Settlement, Status
 
@@ -22,7 +23,8 @@ class RoundResult:
     refused. failed: peer id → why its parts of the average did not all come. disputed: reducers of parts of which no
     bytes had a majority. overtaken: it was given up, for others have made the step. seconds: of each phase.
     clipped: peer id → the share of the parts in which it was clipped. guilty: peers that were ever proven to have made
-    a wrong average. doubts: peer id → what the last audit could not clear up.
+    a wrong average. doubts: peer id → what the last audit could not clear up. late: peer id → seconds for which it held
+    the round up.
     """
 
     complete: bool = False
@@ -39,6 +41,7 @@ class RoundResult:
     clipped: dict[str, float] = field(default_factory=dict)
     guilty: frozenset[str] = frozenset()
     doubts: dict[str, str] = field(default_factory=dict)
+    late: dict[str, float] = field(default_factory=dict)
 
     def samples_and_loss(self) -> tuple[int, float | None]:
         """Samples of all members and their mean loss, from what they said."""
@@ -72,6 +75,7 @@ def outcome_of(
         seconds={**seconds, "reduce": runner.reducer.seconds},
         clipped=_clipped(runner, statuses),
         doubts=doubts,
+        late=late_of(runner, settlement),
     )
 
 
@@ -90,6 +94,13 @@ def _clipped(runner: Runner, statuses: Mapping[str, Status]) -> dict[str, float]
         for peer, count in statuses[str(reducer)].clipped.items() if str(reducer) in statuses else ():
             counts[peer] += min(count, parts)
     return {str(peer): counts[str(peer)] / len(runner.parts) for peer in runner.members if counts[str(peer)]}
+
+
+def late_of(runner: Runner, settlement: Settlement) -> dict[str, float]:
+    """Who held the round up: in the transfer as this peer saw it, and as others say; and when it was settled."""
+    told = {peer: status.waited for peer, status in settlement.statuses.items()}
+    late = charged(runner.waits(), beyond_most(settlement.heard_at), told)
+    return {str(peer): late[str(peer)] for peer in runner.members if peer != runner.me and str(peer) in late}
 
 
 def _disputed(runner: Runner, agreement: Agreement) -> frozenset[str]:

@@ -30,13 +30,13 @@ class PeerRecord(BaseModel):
     epoch: global steps its parameters have seen. digest: of its parameters and optimizer state at that epoch;
     peers of one epoch and unlike digests never average together. samples: accumulated towards the next step.
     role: "trainer", "assistant" (takes part in rounds, computes nothing) or "aux" (an auxiliary peer without a state
-    yet has the digest ""). loss: mean training loss
-    of its last step, None before the first. resynced_chunks: chunks of its state that it had to take again at the same
-    step, because they differed from the others'. left: the peer said goodbye. vote: it takes part in the swarm's steps
-    and has been in touch since the last one, see `tt_cli.swarm.view`. pass_text: its pass, in a closed run. clipped:
-    peer ids of those whose gradients it saw clipped again and again. accused: of those against whom it has a proof.
-    era: of the run, as the organiser's orders number it, to which its state belongs. lease: of an auxiliary peer that
-    could lead the others, the Unix time since when it does, 0 while it does not.
+    yet has the digest ""). loss: mean training loss of its last step, None before the first. resynced_chunks: chunks of
+    its state that it had to take again at the same step, because they differed from the others'. left: the peer said
+    goodbye. vote: it takes part in the swarm's steps and has been in touch since the last one, see `tt_cli.swarm.view`.
+    pass_text: its pass, in a closed run. clipped: peer ids of those whose gradients it saw clipped again and again.
+    accused: of those against whom it has a proof. slow: of those that hold the others up for longer than their samples
+    are worth. era: of the run, as the organiser's orders number it, to which its state belongs. lease: of an auxiliary
+    peer that could lead the others, the Unix time since when it does, 0 while it does not.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -65,6 +65,7 @@ class PeerRecord(BaseModel):
     vote: bool = False
     clipped: Named = []
     accused: Named = []
+    slow: Named = []
     pass_text: PassText = ""
     era: Count = 0
     lease: Finite | None = None

@@ -13,7 +13,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 
 from hivemind.proto import runtime_pb2
 
@@ -34,7 +33,8 @@ class Reducer:
     a member may claim; allowed: that some may claim, from the samples they published. spread: of this peer's gradient.
 
     failed: senders that are out, with the reason; what they sent before counts. rejected: senders some of whose numbers
-    were left out, with the reason. clipped: sender → parts in which it was clipped. seconds: spent on averages.
+    were left out, with the reason. clipped: sender → parts in which it was clipped. seconds: spent on averages. waited:
+    sender → seconds for which averages waited for it while more than half of the members had sent theirs.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class Reducer:
         self._changed = asyncio.Condition()
         self._ended = False
         self.seconds = 0.0
+        self.waited: dict[str, float] = {}
 
     async def take(
         self,
@@ -121,7 +122,7 @@ class Reducer:
         try:
             for index in range(len(self.parts)):
                 async with self._changed:
-                    await self._changed.wait_for(partial(self._ready, index))
+                    await self._wait_for_all(index)
                 before = time.perf_counter()
                 self._keep(index, self._average(index))
                 self.seconds += time.perf_counter() - before
@@ -140,8 +141,14 @@ class Reducer:
         if index >= self.made:
             raise IndexError(f"the round ended with {self.made} of {len(self.parts)} averages")
 
-    def _ready(self, index: int) -> bool:
-        return all(self._counts[sender] > index or sender in self.failed for sender in self.senders)
+    async def _wait_for_all(self, index: int) -> None:
+        """Until this part is here of all that are still there; who is late is noted."""
+        while late := [one for one in self.senders if self._counts[one] <= index and one not in self.failed]:
+            before = time.perf_counter()
+            await self._changed.wait()
+            if 2 * len(late) < len(self.senders):
+                passed = time.perf_counter() - before
+                self.waited |= {one: self.waited.get(one, 0.0) + passed for one in late}
 
     def used(self, sender: str) -> int:
         """How many of its parts are in the averages: the first ones. Final when all averages are made."""

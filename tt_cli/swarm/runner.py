@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -24,6 +25,7 @@ from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.aggregation import Aggregation
+from tt_cli.swarm.burden import beyond_most
 from tt_cli.swarm.clipping import FEWEST, spread
 from tt_cli.swarm.codec import MalformedPart
 from tt_cli.swarm.encoded import EncodedBuffer
@@ -97,6 +99,7 @@ class Runner:
         self.rejected: dict[str, str] = {}
         self.failed: dict[str, str] = {}
         self._started: set[PeerID] = set()
+        self._ended: dict[str, float] = {}  # reducer → when the exchange with it ended
         own = self.parts_of(me)
         self.reducer = Reducer(
             store.codec,
@@ -164,6 +167,11 @@ class Runner:
         silent = self.failed.keys() | {str(member) for member in self.members if member not in self.reducers}
         return silent & self.reducer.failed.keys()
 
+    def waits(self) -> dict[str, float]:
+        """Member → seconds for which this one waited for it, as reducer and for its averages, longer than for most."""
+        sent, answered = self.reducer.waited, beyond_most(self._ended)
+        return {one: max(sent.get(one, 0.0), answered.get(one, 0.0)) for one in sent.keys() | answered.keys()}
+
     # ---------------------------------------------------------------- as a sender
 
     async def _exchange(self, reducer: PeerID) -> None:
@@ -187,6 +195,8 @@ class Runner:
             logger.info(f"the exchange with reducer {reducer} failed: {error!r}")
             if reducer not in self._started:  # who does not answer will not begin to send
                 await self.reducer.fail(str(reducer), "did not answer")
+        finally:
+            self._ended[str(reducer)] = time.monotonic()
 
     def _keep(self, index: int, message: averaging_pb2.AveragingData) -> None:
         if message.code != AVERAGED:

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +31,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
+from tt_cli.swarm.burden import waits_to_tell
 from tt_cli.swarm.fetch import fetch_parts
 from tt_cli.swarm.store import HASH_BYTES, MISSING, AverageStore
 
@@ -37,6 +39,7 @@ logger = get_logger(__name__)
 
 ASKED_TIMES = 3  # a message may get lost
 RETRY_SECONDS = 0.2
+ASKING, ENDING = 0.8, 0.95  # of the time for the round: until then one waits for answers, until then all is fetched
 SOON = 3.0  # part of the patience in which a member answers whose own transfer is over
 
 
@@ -46,7 +49,7 @@ class Status:
 
     commitment: to what it reduced (signed.py), b"" without. clipped: peer id → of how many parts it clipped them.
     others: peer id → what that member signed; in a question b"", for who asks did not hear it. dropped: it will not
-    step with this average.
+    step with this average. waited: peer id → seconds for which it waited for that one, not checked.
     """
 
     hashes: tuple[bytes, ...]
@@ -55,12 +58,21 @@ class Status:
     clipped: dict[str, int] = field(default_factory=dict)
     others: dict[str, bytes] = field(default_factory=dict)
     dropped: bool = False
+    waited: object = None
 
     def pack(self, group_id: bytes) -> runtime_pb2.ExpertInfo:
         """As a message."""
         return runtime_pb2.ExpertInfo(
             serialized_info=MSGPackSerializer.dumps(
-                [group_id, b"".join(self.hashes), self.said, self.commitment, self.clipped, self.others, self.dropped]
+                [
+                    group_id,
+                    b"".join(self.hashes),
+                    {**self.said, "waited": self.waited} if self.waited else self.said,
+                    self.commitment,
+                    self.clipped,
+                    self.others,
+                    self.dropped,
+                ]
             )
         )
 
@@ -85,7 +97,7 @@ def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
         isinstance(peer, str) and isinstance(count, int) and 0 < count <= parts for peer, count in clipped.items()
     )
     known = {"samples": samples, "loss": loss} if honest else {}
-    return Status(hashes, known, commitment, clipped if counted else {}, others, dropped)
+    return Status(hashes, known, commitment, clipped if counted else {}, others, dropped, said.get("waited"))
 
 
 def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
@@ -143,11 +155,12 @@ class Settlement:
     """One member's side of what follows one transfer.
 
     parts: of the average, how many. said: what this member says about itself. traffic: as the runner's. stub_of: peer
-    id → hivemind stub. patience: seconds to wait for another member's transfer to end, and for a part that is fetched.
+    id → hivemind stub. patience: seconds to wait for another member's transfer to end, and for a part that is fetched;
+    longest: seconds for the whole round, which begins now.
 
     statuses: what the others said. passed_on: reducer from whom nothing was heard → what it signed, if others say true.
-    mended: parts that were fetched. commitment, clipped: to be said, set before `run`. dropped: to be set when this
-    member has dropped the round.
+    mended: parts that were fetched. dropped: to be set when this member has dropped the round. heard_at: peer id → when
+    it had answered, or was given up.
     """
 
     def __init__(
@@ -163,7 +176,9 @@ class Settlement:
         stub_of: Callable[[PeerID], Any],
         traffic: torch.Tensor,
         patience: float,
+        longest: float = math.inf,
     ):
+        self._asks_until, self._ends = (time.monotonic() + share * longest for share in (ASKING, ENDING))
         self.group_id, self.me, self.members, self.listening = group_id, me, members, listening
         self.store, self.traffic, self.patience = store, traffic, patience
         self.statuses: dict[str, Status] = {}
@@ -171,12 +186,18 @@ class Settlement:
         self.mended = 0
         self.commitment: bytes = b""
         self.clipped: dict[str, int] = {}
+        self.waited: dict[str, float] = {}
+        self.heard_at: dict[str, float] = {}
         self.dropped = False
         self._answered, self._gave_up = set[str](), set[str]()
         self._parts, self._said, self._stub_of = parts, said, stub_of
         self._hashes: list[bytes] | None = None
         self._over = asyncio.Event()
         self._heard = asyncio.Condition()
+
+    def tell(self, commitment: bytes, clipped: Mapping[str, int], waits: Mapping[str, float]) -> None:
+        """What this member did in the transfer is to be said, before `run`: see Status."""
+        self.commitment, self.clipped, self.waited = commitment, dict(clipped), waits_to_tell(waits)
 
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
         """Another member tells its status; tell it ours, when our transfer is over."""
@@ -196,7 +217,7 @@ class Settlement:
         """Compare and fetch. When nothing is lost or disputed and nothing is missing, the average is whole."""
         self._hashes = self.store.hashes
         self._over.set()
-        asking = [self._ask(member) for member in self.listening if member != self.me and str(member) not in gone]
+        asking = [self._timed(member) for member in self.listening if member != self.me and str(member) not in gone]
         calling = {str(member) for member in self.members if member not in self.listening}
         if self.me not in self.listening:  # nobody can call this member
             calling = set()
@@ -218,23 +239,35 @@ class Settlement:
 
     def status(self) -> Status:
         """What this member says now."""
-        return Status(tuple(self._hashes or ()), self._said, self.commitment, self.clipped, dropped=self.dropped)
+        return Status(
+            tuple(self._hashes or ()), self._said, self.commitment, self.clipped, {}, self.dropped, self.waited
+        )
+
+    def _left(self, patience: float = math.inf, until: float | None = None) -> float:
+        """Seconds to wait for an answer."""
+        until = self._asks_until if until is None else until
+        return max(0.0, min(self.patience, patience, until - time.monotonic()))
 
     async def _hear(self, peer: str, status: Status) -> None:
         async with self._heard:
+            self.heard_at.setdefault(peer, time.monotonic())
             self.statuses[peer] = status
             self._heard.notify_all()
 
     async def _wait_for(self, peers: set[str]) -> None:
         """Members that cannot be called call by themselves."""
         try:
-            async with asyncio.timeout(self.patience), self._heard:
+            async with asyncio.timeout(self._left()), self._heard:
                 await self._heard.wait_for(lambda: peers <= self.statuses.keys())
         except TimeoutError:
             logger.info(f"no word from {peers - self.statuses.keys()}")
 
+    async def _timed(self, member: PeerID) -> None:
+        await self._ask(member)
+        self.heard_at[str(member)] = time.monotonic()
+
     async def _ask(self, member: PeerID) -> None:
-        timeout = self.patience
+        timeout, asked_again = self._left(), False
         for attempt in range(ASKED_TIMES):
             try:
                 stub = self._stub_of(member)
@@ -243,9 +276,9 @@ class Settlement:
             except Exception as error:  # P2P errors of many types
                 logger.info(f"asking {member} for its status failed: {error!r}")
                 if isinstance(error, TimeoutError):
-                    if str(member) not in self.statuses or timeout < self.patience:
+                    if str(member) not in self.statuses or asked_again:
                         return
-                    timeout = self.patience / SOON  # it has called meanwhile
+                    asked_again, timeout = True, self._left(self.patience / SOON)  # it has called meanwhile
                 await asyncio.sleep(RETRY_SECONDS * attempt)
                 continue
             self._answered.add(str(member))
@@ -257,7 +290,8 @@ class Settlement:
         """Whether this member heard of those from whom this peer heard nothing: else one of them may drop the round."""
         question = replace(self.status(), others=dict.fromkeys(silent, b""))
         try:
-            answer = await self._stub_of(member).rpc_settle(question.pack(self.group_id), timeout=self.patience / SOON)
+            timeout = self._left(self.patience / SOON, self._ends)
+            answer = await self._stub_of(member).rpc_settle(question.pack(self.group_id), timeout=timeout)
             for peer, signed in read_status(answer, self._parts).others.items():
                 if peer in silent:
                     self.passed_on.setdefault(peer, set()).add(signed)
@@ -265,7 +299,7 @@ class Settlement:
             logger.info(f"asking {member} about {silent} failed: {error!r}")
 
     async def _mend(self, agreement: Agreement) -> None:
-        """Fetch what is wanted, from one holder after the other."""
+        """Fetch what is wanted, from one holder after the other, while there is time."""
         wanted = {index: digest for index, (digest, _) in agreement.wanted.items()}
         for holder in self.listening:
             here = {index: wanted[index] for index in wanted if str(holder) in agreement.wanted[index][1]}
@@ -273,9 +307,10 @@ class Settlement:
                 continue
             asked = set(here)
             try:
-                await fetch_parts(
-                    self._stub_of(holder), self.group_id, self.store, here, self.patience, self._count_received
-                )
+                async with asyncio.timeout(max(0.0, self._ends - time.monotonic()) if self._ends < math.inf else None):
+                    await fetch_parts(
+                        self._stub_of(holder), self.group_id, self.store, here, self.patience, self._count_received
+                    )
             except Exception as error:  # the next holder is asked
                 logger.info(f"fetching parts from {holder} failed: {error!r}")
             for index in asked - here.keys():

@@ -10,6 +10,7 @@ from typing import Any
 from tt_cli.supervisor.events import Emit, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.asking import printable
 from tt_cli.swarm.board import View
+from tt_cli.swarm.burden import Burden
 from tt_cli.swarm.failures import classify
 from tt_cli.swarm.outcome import RoundResult
 from tt_cli.swarm.shared import StepFacts
@@ -124,6 +125,15 @@ class Teller:
         """The state was damaged and is that of the step `epoch` again."""
         self.last_round = f"rolled back to step {epoch}"
         self._emit(Trouble("state", why, f"going on from step {epoch}, or from where the others are"))
+
+    def left_out(self, burdens: Mapping[str, Burden]) -> None:
+        """Members without which the swarm would be faster."""
+        for peer_id, burden in burdens.items():
+            words = (
+                f"{self.name(peer_id)} held up the last steps by {burden.cost:.0f} of {burden.whole:.0f} s each, with "
+                f"{100 * burden.share:.0f} % of the samples: it is left out for {burden.steps} steps if most say so"
+            )
+            self._emit(Trouble("member", words, REMEDIES[SLOW]))
 
     def step(self, epoch: int, loss: float | None, facts: StepFacts, digest: str) -> None:
         """A step was made. loss: the mean over its samples."""

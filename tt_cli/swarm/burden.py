@@ -1,0 +1,123 @@
+"""Who holds the others up for longer than its samples are worth.
+
+A member may use up nearly all of everybody's patience in each message and never fail; rounds then end, and take ten
+times as long. So every member measures by its own clock how much later each of the others ended what it did in a round
+than most did. Without a member that computes the share s of the samples a step would take 1 / (1 - s) times as long as
+it does now less the time for which this member holds it up. Where that is shorter by a tenth, over the last rounds and
+not in one, the swarm learns more without it. A member says so in its record, for some steps, and for twice as many each
+time again; who is named by more than half is left out. Unlike measurements so never part the members.
+
+What a slow line costs is free while the device computes on (delayed updates): only time counts in which the samples of
+the next step lay ready. Who says that somebody else held it up shares its time with that one: neither can an attacker
+make others out to be slow at no cost of its own, nor one that is slow by itself blame a different one in every round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+WINDOW, OFTEN = 5, 3  # steps with a member that are looked at; from how many on it is judged, the first time
+GAIN = 0.9  # of the time that a step takes with it: not more may be needed without it
+LARGEST_SHARE = 0.5  # of the samples that a member may have by its own word
+FIRST_STEPS, MOST_STEPS = 10, 640  # that one is left out
+TOLD = 3  # members that one may say it waited for
+
+
+def beyond_most(ended: Mapping[str, float]) -> dict[str, float]:
+    """Member → seconds by which it ended later than half of the others did. ended: member → when, in seconds."""
+    late = {}
+    for one, at in ended.items():
+        others = sorted(each for other, each in ended.items() if other != one)
+        if others and at > others[(len(others) - 1) // 2]:
+            late[one] = at - others[(len(others) - 1) // 2]
+    return late
+
+
+def charged(mine: Mapping[str, float], settled: Mapping[str, float], told: Mapping[str, object]) -> dict[str, float]:
+    """Member → seconds for which it held a round up.
+
+    mine: for which this peer waited for it in the transfer. settled: by which it ended later than others. told: member
+    → what it says that it waited for, member → seconds, not checked yet.
+    """
+    late = {one: max(mine.get(one, 0.0), settled.get(one, 0.0)) for one in mine.keys() | settled.keys()}
+    shared: dict[str, float] = defaultdict(float)
+    for one, said in told.items():
+        for other, seconds in read_waits(said).items():
+            longer = seconds - mine.get(other, 0.0)  # than this peer did, which was late all the same
+            if other != one and (half := min(late.get(one, 0.0), longer) / 2) > 0.0:
+                shared[other] = max(shared[other], half)
+                late[one] -= half
+                break  # the longest wait explains it
+    return {
+        one: seconds for one in late.keys() | shared.keys() if (seconds := max(late.get(one, 0.0), shared[one])) > 0
+    }
+
+
+def waits_to_tell(mine: Mapping[str, float]) -> dict[str, float]:
+    """The longest of them, for the others."""
+    longest = sorted(mine.items(), key=lambda item: -item[1])[:TOLD]
+    return {one: round(seconds, 1) for one, seconds in longest if seconds >= 1.0}
+
+
+def read_waits(said: object) -> dict[str, float]:
+    """What another member says that it waited for, the longest first; nothing where it says nonsense."""
+    if not isinstance(said, dict) or len(said) > TOLD:
+        return {}
+    numbers = {one: s for one, s in said.items() if isinstance(one, str) and isinstance(s, (int, float))}
+    return dict(sorted(((one, float(s)) for one, s in numbers.items() if 0 <= s < math.inf), key=lambda item: -item[1]))
+
+
+@dataclass(frozen=True)
+class Burden:
+    """Why one should be left out: seconds that it cost of a whole step, its share of the samples; for how long."""
+
+    cost: float
+    whole: float
+    share: float
+    steps: int
+
+
+class Burdens:
+    """What each member costs and gives. least: seconds of a step that nobody is blamed for. For one thread."""
+
+    def __init__(self, least: float):
+        self._least = least
+        self._now: dict[str, float] = defaultdict(float)  # member → seconds that it cost in this step so far
+        self._seen: dict[str, deque[tuple[int, float, float, float]]] = {}  # member → epoch, cost, whole, share
+        self._left_out: dict[str, tuple[int, int]] = {}  # member → for how many steps the last time, until which one
+
+    def round_ended(self, late: Mapping[str, float], spoilers: Collection[str] = (), seconds: float = 0.0) -> None:
+        """late: member → seconds for which it held the round up. spoilers: because of whom all seconds were lost."""
+        for one in late.keys() | set(spoilers):
+            self._now[one] += max(late.get(one, 0.0), seconds if one in spoilers else 0.0)
+
+    def stepped(self, epoch: int, whole: float, idle: float, samples: Mapping[str, int]) -> dict[str, Burden]:
+        """The step `epoch` was made: who should be left out from now on.
+
+        whole: seconds since the step before. idle: for how many of them the samples lay ready. samples: member → how
+        many it gave.
+        """
+        self._seen = {one: seen for one, seen in self._seen.items() if seen[-1][0] >= epoch - WINDOW}
+        # who came back and has been no burden for as long as it was left out begins anew
+        self._left_out = {
+            one: (steps, until) for one, (steps, until) in self._left_out.items() if epoch <= until + steps
+        }
+        total, now, found = sum(samples.values()), self._now, dict[str, Burden]()
+        self._now = defaultdict(float)
+        for one in samples.keys() | now.keys():
+            share = min(LARGEST_SHARE, samples.get(one, 0) / total if total else 0.0)
+            seen = self._seen.setdefault(one, deque(maxlen=WINDOW))
+            seen.append((epoch, min(now.get(one, 0.0), idle), whole, share))
+            _, cost, usual, given = (sum(column) / len(seen) for column in zip(*seen, strict=True))
+            if (len(seen) >= OFTEN or one in self._left_out) and self._too_much(cost, usual, given):
+                steps = min(MOST_STEPS, 2 * self._left_out[one][0]) if one in self._left_out else FIRST_STEPS
+                found[one] = Burden(cost, usual, given, steps)
+                self._left_out[one] = steps, epoch + steps
+                del self._seen[one]
+        return found
+
+    def _too_much(self, cost: float, whole: float, share: float) -> bool:
+        return cost > self._least and (whole - cost) / (1.0 - share) < GAIN * whole
