@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tt_cli.memory.activations import activations
+from tt_cli.memory.decoder import Decoder
 from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.reversible import Half, keeping_plan
 from tt_cli.run import load_run
 
 EMOJI = DalleConfig.from_run(load_run("emoji"))
@@ -27,6 +29,11 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def decoder(config: DalleConfig) -> Decoder:
+    """The same shape as the memory model sees it."""
+    return Decoder(**{field.name: getattr(config, field.name) for field in fields(Decoder)})
 
 
 def allocated(model: Dalle, b: int, dtype: torch.dtype | None) -> int:
@@ -67,6 +74,7 @@ def allocated(model: Dalle, b: int, dtype: torch.dtype | None) -> int:
         (LONG, 2, None, 10**12),
         (LONG, 2, None, 0),
         (LONG, 2, torch.bfloat16, 4 * MIB),
+        (replace(LONG, text_vocab=16000), 2, torch.bfloat16, 0),
     ],
 )
 def test_a_step_takes_what_the_account_says(
@@ -75,26 +83,57 @@ def test_a_step_takes_what_the_account_says(
     model = Dalle(config)
     model.activation_budget = budget
     itemsize = 4 if dtype is None else dtype.itemsize
-    said, seen = activations(model, b, itemsize, budget, "cpu"), allocated(model, b, dtype)
+    said, seen = activations(decoder(config), b, itemsize, budget, "cpu"), allocated(model, b, dtype)
     assert said.total == pytest.approx(seen, rel=0.05, abs=0.75 * MIB)
     assert said.kept <= budget
 
 
 def test_without_a_reversible_trunk_it_is_an_estimate() -> None:
     model = Dalle(replace(EMOJI, reversible=False))
-    assert activations(model, 8, 4, 0, "cpu").total == pytest.approx(allocated(model, 8, None), rel=0.15)
+    assert activations(decoder(model.config), 8, 4, 0, "cpu").total == pytest.approx(
+        allocated(model, 8, None), rel=0.15
+    )
 
 
-def test_a_model_without_memory_tells_the_same() -> None:
+@pytest.mark.parametrize("config", [EMOJI, LONG, replace(LONG, conv_kernel=3, tied_embeddings=False, depth=2)])
+def test_the_shape_without_torch_is_the_model_s(config: DalleConfig) -> None:
     with torch.device("meta"):
-        model = Dalle(EMOJI)
-    assert activations(model, 8, 4, 10**9, "cpu") == activations(Dalle(EMOJI), 8, 4, 10**9, "cpu")
+        model = Dalle(config)
+    shape = decoder(config)
+    assert sorted(shape.sizes()) == sorted(parameter.numel() for parameter in model.parameters())
+    assert shape.flops_per_sample() == config.flops_per_sample()
+    pattern = model.attention_branches[config.last_attention].pattern
+    assert shape.padded_length == pattern.padded_length(config.sequence_length)
+    parts = (model.attention, model.feed_forward)
+    shared = sum(parameter.numel() for part in parts for parameter in part.parameters())
+    assert shape.weight_sets * sum(shape.set_sizes) == shared
+
+
+def test_the_built_in_runs_have_their_models_shapes() -> None:
+    for name in ("emoji", "dalle"):
+        run = load_run(name)
+        assert Decoder.from_run(run) == decoder(DalleConfig.from_run(run))
+
+
+@pytest.mark.parametrize("budget", [0, 10**5, 3 * 10**6, 10**7, 10**10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_kept_is_what_the_trunk_plans(budget: int, dtype: torch.dtype) -> None:
+    with torch.device("meta"):
+        model = Dalle(LONG)
+    branches = [model.attention_branches[LONG.attention_kind(i)] for i in range(LONG.depth)]
+    layers = [(Half(branch, [], []), Half(model.feed_forward_branch, [], [])) for branch in branches]
+    x = torch.empty(2, LONG.sequence_length, LONG.dim, device="meta")
+    each = [
+        (0, x.nbytes, 2 * x.nbytes + sum(half.branch.kept_bytes(2, LONG.sequence_length, dtype) for half in halves))
+        for halves in layers
+    ]
+    plan = keeping_plan(layers, x, dtype, budget)
+    kept = sum(sizes[level] for sizes, level in zip(each, plan, strict=True))
+    assert activations(decoder(LONG), 2, dtype.itemsize, budget, "cpu").kept == kept
 
 
 def test_more_examples_and_larger_budgets_take_more() -> None:
-    with torch.device("meta"):
-        model = Dalle(LONG)
-    totals = [activations(model, b, 4, 10**9, "cuda").total for b in (1, 2, 4, 8, 16)]
+    totals = [activations(decoder(LONG), b, 4, 10**9, "cuda").total for b in (1, 2, 4, 8, 16)]
     assert totals == sorted(totals) and len(set(totals)) == 5
-    kept = [activations(model, 8, 4, budget, "cpu").kept for budget in (0, 10**7, 10**8, 10**10)]
+    kept = [activations(decoder(LONG), 8, 4, budget, "cpu").kept for budget in (0, 10**7, 10**8, 10**10)]
     assert kept == sorted(kept) and kept[0] == 0 and kept[1] <= 10**7

@@ -48,6 +48,7 @@ COMMANDS = (
     Command("convert", "turn published weights into a checkpoint, and back", "convert", "See what it does"),
     Command("init", "set up a new run", "init", "Organise"),
     Command("check", "validate a run and dry-run one step of it", "check", "Organise"),
+    Command("calc", "say how much memory training a model takes", "calc", "Organise"),
     Command("authority", "issue a closed run's passes, ban, give orders", "authority", "Organise"),
     Command("data", "encode pictures into a data set, publish it, look at it", "data", "Organise"),
     Command("site", "write a run's web page into files", "site", "Organise"),

@@ -1,20 +1,20 @@
 """What a training peer takes, item by item: on its device, and of the host for its whole family of processes.
 
-Nothing is allocated for it: the model is built on torch's meta device, its tensors and the order of its work give the
-bytes. What no formula gives (interpreters, libraries, what the C library's allocator holds beyond what is in use) was
+Nothing is allocated for it, and torch is not imported: the decoder's tensors and the order of its work give the bytes.
+What no formula gives (interpreters, libraries, what the C library's allocator holds beyond what is in use) was
 measured, see docs/performance.md; scripts/bench_peer.py measures the whole again.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+from tt_cli.memory.activations import activations
+from tt_cli.memory.decoder import Decoder
 from tt_cli.memory.sizes import shown
 
 if TYPE_CHECKING:
-    from tt_cli.model import Dalle
     from tt_cli.run import RunConfig
 
 Kind = Literal["cpu", "cuda"]
@@ -72,14 +72,13 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     itemsize: bytes of the products' dtype (4: float32, 2: bf16 or fp16). budget: bytes of activations that a reversible
     trunk may keep for the backward pass.
     """
-    from tt_cli.memory.activations import activations
-
-    model = _model(run.to_toml())
-    sizes = [parameter.numel() for parameter in model.parameters()]
+    decoder = Decoder.from_run(run)
+    sizes = decoder.sizes()
     parameters = sum(sizes)
     place: Place = "host" if kind == "cpu" else "device"
-    computed = activations(model, micro_batch, itemsize, budget, kind)
+    computed = activations(decoder, micro_batch, itemsize, budget, kind)
     state = 4 * parameters + _moments(run, sizes)
+    encoded = encoded_bytes(sizes, run.swarm.compression, run.swarm.large_tensor)
     items = [
         Item("parameters in training", 4 * parameters, place),
         Item("gradients", 4 * parameters, place),
@@ -88,7 +87,11 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
         Item("activations at work", computed.workspace, place),
         Item("shared state", state, "host"),
         Item("its copy for a backup", state, "host"),
-        Item("encoded gradient and average", 2 * _encoded(run, sizes), "host"),
+        Item(
+            "encoded gradient and average",
+            2 * encoded,
+            "host",
+        ),
         Item("largest tensor decoded", 4 * max(sizes), "host"),
         Item("a round's messages", int(AVERAGING * parameters), "host"),
         Item("processes", sum(PROCESSES.values()), "host"),
@@ -103,18 +106,6 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     return Need(tuple(items), micro_batch, budget)
 
 
-@cache
-def _model(run: str) -> Dalle:
-    """The run's model on the meta device. run: TOML."""
-    import torch
-
-    from tt_cli.model import Dalle, DalleConfig
-    from tt_cli.run import RunConfig
-
-    with torch.device("meta"):
-        return Dalle(DalleConfig.from_run(RunConfig.from_toml(run, "the run file")))
-
-
 def _moments(run: RunConfig, sizes: list[int]) -> int:
     """Both moments of every tensor: a byte for each element and a scale for each block, or 4 bytes each."""
     part = run.optimizer
@@ -123,8 +114,13 @@ def _moments(run: RunConfig, sizes: list[int]) -> int:
     return 2 * (sum(large) + 4 * blocks) + 8 * (sum(sizes) - sum(large))
 
 
-def _encoded(run: RunConfig, sizes: list[int]) -> int:
-    """One gradient as it travels: a byte for each element of large tensors and a scale per block, else two bytes."""
-    block, scale = (256, 2) if run.swarm.compression == "linear8" else (4096, 4)
-    large = sum(size for size in sizes if size >= run.swarm.large_tensor)
+def encoded_bytes(sizes: list[int], compression: str, large_tensor: int = 65536) -> int:
+    """One gradient as it travels: a byte for each element of large tensors and a scale per block, else two bytes.
+
+    compression: linear8 or blockwise8, as in a run file; fp16 and fp32 for comparison.
+    """
+    if compression in ("fp16", "fp32"):
+        return (2 if compression == "fp16" else 4) * sum(sizes)
+    block, scale = (256, 2) if compression == "linear8" else (4096, 4)
+    large = sum(size for size in sizes if size >= large_tensor)
     return large + scale * -(-large // block) + 2 * (sum(sizes) - large)

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tt_cli.model import Dalle, DalleConfig
+    from tt_cli.memory.decoder import Decoder
 
 _CHUNK = {"cpu": 24 << 20, "cuda": 512 << 20}  # blocks._CHUNK_BYTES
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}  # losses._CHUNK_ELEMENTS
+_PRODUCT = 1 << 21  # products._BLOCK_ELEMENTS; a CPU widens a part before it is added
 # Matrices of attention scores that one part of a batch holds at once on its way back, by how it is computed.
 _SCORES = {"dense": 3.0, "structured": 4.5}
 
@@ -34,36 +35,14 @@ class Activations:
         return self.kept + self.workspace + self.casts
 
 
-def activations(model: Dalle, b: int, itemsize: int, budget: int, kind: str) -> Activations:
-    """Of `b` examples with products of `itemsize` bytes and `budget` bytes to keep, on a device of this kind.
-
-    model: may lie on the meta device.
-    """
-    if not model.config.reversible:
-        return _of_autograd(model.config, b, itemsize, kind)
-    import torch
-
-    from tt_cli.model.reversible import Half, keeping_plan
-
-    config = model.config
-    n, d = config.sequence_length, config.dim
-    x = torch.empty(b, n, d, device="meta")
-    dtype = torch.float32 if itemsize == 4 else torch.bfloat16
-    layers = [
-        (
-            Half(model.attention_branches[config.attention_kind(i)], [], []),
-            Half(model.feed_forward_branch, [], []),
-        )
-        for i in range(config.depth)
-    ]
-    plan = keeping_plan(layers, x, dtype, budget)
-    stream = x.nbytes
-    sizes = [
-        (0, stream, 2 * stream + sum(half.branch.kept_bytes(b, n, dtype) for half in halves))[level]
-        for level, halves in zip(plan, layers, strict=True)
-    ]
-    sets = sum(p.numel() for part in (model.attention, model.feed_forward) for p in part.parameters())
+def activations(config: Decoder, b: int, itemsize: int, budget: int, kind: str) -> Activations:
+    """Of `b` examples with products of `itemsize` bytes and `budget` bytes to keep, on a device of this kind."""
+    if not config.reversible:
+        return _of_autograd(config, b, itemsize, kind)
     moment = _Moment(config, b, itemsize, kind)
+    stream = moment.stream
+    plan = _plan(moment, budget)
+    sizes = [(0, stream, 2 * stream + moment.whole_layer)[level] for level in plan]
     kept = sum(sizes)
     worst, below = kept + moment.head(ends=2 - (plan[-1] == 2)), kept
     for i in reversed(range(config.depth)):
@@ -71,16 +50,28 @@ def activations(model: Dalle, b: int, itemsize: int, budget: int, kind: str) -> 
         left_over = 0 if i == config.depth - 1 else stream + (0 if everything else moment.low)  # of the layer above
         worst = max(worst, below + left_over + moment.feed_forward(everything, streams))
         want = i > 0 and plan[i - 1] < 2
-        worst = max(worst, below + moment.attention(model, config.attention_kind(i), everything, streams, want))
+        worst = max(worst, below + moment.attention(everything, streams, want))
         below -= sizes[i]
+    sets = config.weight_sets * sum(config.set_sizes)
     return Activations(kept, worst - kept, sets * itemsize if itemsize != 4 else 0)
+
+
+def _plan(moment: _Moment, budget: int) -> list[int]:
+    """What each layer keeps (0: nothing, 1: a stream, 2: all), as tt_cli.model.reversible.keeping_plan decides."""
+    plan = [0] * moment.config.depth
+    for level, size in ((1, moment.stream), (2, moment.stream + moment.whole_layer)):
+        for i in reversed(range(moment.config.depth)):
+            if size > budget:
+                return plan
+            plan[i], budget = level, budget - size
+    return plan
 
 
 @dataclass(frozen=True)
 class _Moment:
     """Bytes beside what is kept, at each kind of moment."""
 
-    config: DalleConfig
+    config: Decoder
     b: int
     itemsize: int
     kind: str
@@ -99,6 +90,13 @@ class _Moment:
         return self.itemsize * self.rows * self.config.dim
 
     @property
+    def whole_layer(self) -> int:
+        """What both branches of a layer can use again (blocks.kept_bytes), beside streams."""
+        config = self.config
+        heads = 3 * self.b * config.padded_length * config.inner_dim
+        return self.itemsize * (heads + 2 * self.rows * config.ff_mult * config.dim)
+
+    @property
     def branch(self) -> int:
         """A branch's normed input, the incoming gradient times LayerScale (and as it is, when narrower), d/dh."""
         return 2 * self.low + (self.stream if self.itemsize == 4 else 2 * self.low)
@@ -112,8 +110,11 @@ class _Moment:
             logits = min(rows, max(1, _LOGITS[self.kind] // ids)) * ids
             if self.itemsize == 4:
                 worst = max(worst, copies + 4 * logits)
-            else:
-                worst = max(worst, copies + (4 + 2 * self.itemsize) * logits + self.itemsize * ids * config.dim)
+            else:  # the weight's copy; then two products of logits, or one and a part of the weight's gradient
+                matrix = ids * config.dim
+                part = min(matrix, _PRODUCT) * (self.itemsize + 4) if self.kind == "cpu" else matrix * self.itemsize
+                widest = (4 + self.itemsize) * logits + max(self.itemsize * logits, part)
+                worst = max(worst, copies + widest + self.itemsize * matrix)
         return worst + (4 + ends) * self.stream
 
     def feed_forward(self, everything: bool, streams: bool) -> int:
@@ -131,11 +132,11 @@ class _Moment:
         )  # the weight's gradient of its own, multiplied with the weight, which may be widened for that
         return held + self.branch + own + max(chunk, 2 * self.stream, own if self.itemsize == 4 else 2 * own)
 
-    def attention(self, model: Dalle, name: str, everything: bool, streams: bool, want: bool) -> int:
+    def attention(self, everything: bool, streams: bool, want: bool) -> int:
         """On the way back through an attention branch."""
-        config, pattern = self.config, model.attention_branches[name].pattern
+        config = self.config
         n, inner = config.sequence_length, config.inner_dim
-        padded = pattern.padded_length(n)
+        padded = config.padded_length
         heads = self.itemsize * inner * self.b
         held = (6 if everything else 7 if streams else 8) * self.stream + (0 if streams else self.low) + self.branch
         held += 0 if everything else 3 * heads * padded
@@ -156,7 +157,7 @@ class _Moment:
         return held + max(attending, joining, ending) + 4 * config.dim * inner
 
 
-def _of_autograd(config: DalleConfig, b: int, itemsize: int, kind: str) -> Activations:
+def _of_autograd(config: Decoder, b: int, itemsize: int, kind: str) -> Activations:
     """A trunk that is not reversible keeps every layer's activations; an estimate."""
     rows = b * config.sequence_length
     stream, low = 4 * rows * config.dim, itemsize * rows * config.dim

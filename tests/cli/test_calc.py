@@ -1,0 +1,107 @@
+"""`tt calc`: what it prints, its JSON, wrong input, and that it costs no import of torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tt_cli.cli.main import main
+
+WITHOUT_TORCH = """
+import contextlib, io, sys
+from tt_cli.cli.main import main
+with contextlib.redirect_stdout(io.StringIO()):
+    code = main(sys.argv[1:])
+print(code, sorted({"torch", "hivemind", "datasets", "numpy", "transformers"} & set(sys.modules)))
+"""
+
+
+def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main(["calc", *arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["gpt2-large", "--gpu", "8GB", "--8bit", "--offload"], ["dalle", "--gpu", "t4", "--compare"], ["--list"]],
+)
+def test_torch_is_not_imported(arguments: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, "calc", *arguments], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "0 []\n"
+
+
+def test_json_says_all(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "gpt2-large", "--gpu", "24GB", "--8bit", "--checkpointing")
+    assert found["parameters"] == 774_030_080 and found["fits"] is True
+    assert found["gpu_bytes"] == sum(c["bytes"] for c in found["components"] if c["place"] == "device")
+    assert found["host_bytes"] == sum(c["bytes"] for c in found["components"] if c["place"] == "host")
+    assert found["settings"]["micro_batch"] == found["largest_micro_batch"] > 1
+    assert found["settings"]["state_bits"] == 8 and found["settings"]["layers"] == "checkpointed"
+    assert found["network"]["seconds"] > 0 and found["compute"]["flops"] > 1e15
+    assert found["smallest_change"] is None and "compared" not in found
+
+
+def test_what_does_not_fit_is_told_a_change_that_does(capsys: pytest.CaptureFixture[str]) -> None:
+    found = answer(capsys, "gpt2-large", "--gpu", "12GB")
+    assert found["fits"] is False and found["largest_micro_batch"] == 0
+    fixed = answer(capsys, "gpt2-large", "--gpu", "12GB", *" ".join(found["smallest_change"]).split())
+    assert fixed["fits"] is True
+
+
+def test_a_run_file_is_taken(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(__file__).parents[2] / "configs" / "dalle.toml"
+    assert answer(capsys, str(file), "--gpu", "16GB") == answer(capsys, "dalle", "--gpu", "16GB")
+
+
+def test_people_see_a_table_with_bars_and_reasons(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calc", "gpt2", "--gpu", "t4", "--compare"]) == 0
+    text = capsys.readouterr().out
+    for words in ("124,439,808 parameters", "optimizer state", "█", "✓ it fits", "largest micro-batch that fits",
+                  "precision: mixed", "technique", "gradient checkpointing", "Mbit/s", "FLOP"):  # fmt: skip
+        assert words in text
+    assert main(["calc", "gpt2", "--gpu", "2GB"]) == 0
+    assert "✗ it does not fit" in capsys.readouterr().out
+
+
+def test_the_list_names_every_architecture(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["calc", "--list"]) == 0
+    assert "774,030,080 parameters" in capsys.readouterr().out
+    assert main(["calc", "--list", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["gpt2"] == 124_439_808
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "which model?"),
+        (["gpt2-lrage"], "did you mean 'gpt2-large'?"),
+        (["emojy"], "did you mean 'emoji'?"),
+        (["gpt2", "--gpu", "8XB"], "no amount of memory"),
+        (["gpt2", "--gpu", "rtx309"], "did you mean 'rtx3090'?"),
+        (["gpt2", "--gpu", "8GB", "--cpu", "4GB"], "--gpu and --cpu"),
+        (["gpt2", "--micro-batch", "0"], "--micro-batch 0"),
+        (["gpt2", "--micro-batch", "x"], "invalid int value"),
+        (["gpt2", "--line", "0"], "--line 0"),
+        (["gpt2", "--line", "nan"], "--line nan"),
+        (["gpt2", "--peers", "0"], "--peers 0"),
+        (["gpt2", "--bits", "4"], "invalid choice"),
+        (["gpt2", "--alone", "--compression", "fp16"], "--alone"),
+        (["gpt2", "--sequence", "4096"], "1024 positions"),
+        (["t5-base", "--attention", "fused"], "--attention eager"),
+        (["gpt2", "--optimizer", "adafactor", "--8bit"], "no 8-bit state"),
+        (["dalle", "--checkpointing"], "--checkpointing: no peer of a run"),
+        (["nowhere.toml"], "cannot read the run file"),
+    ],
+)
+def test_wrong_input_is_one_line(capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:
+    assert main(["calc", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert words in captured.err and captured.err.count("\n") == 1 and captured.out == ""

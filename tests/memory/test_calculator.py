@@ -1,0 +1,214 @@
+"""The calculator: against torch's own state and passes at tiny sizes, and what must hold for all options."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tt_cli.errors import UsageError
+from tt_cli.memory.architectures import ARCHITECTURES, Architecture, scaled, tensors
+from tt_cli.memory.calculator import (
+    Options,
+    flops_per_example,
+    network_bytes,
+    reckon,
+    smallest_change,
+    state_bytes,
+)
+from tt_cli.memory.gpus import GPUS, device_room
+from tt_cli.memory.question import Question, largest_that_fits, report
+
+GPT2 = ARCHITECTURES["gpt2-large"]
+TINY: dict[str, Any] = {"layers": 3, "dim": 64, "heads": 2, "dim_head": 32, "hidden": 256, "vocab": 500}
+SOME = st.sampled_from(["bert-base", "t5-small", "gpt2", "gpt2-large", "gpt3-1.3b", "gpt-j-6b", "dalle-12b"])
+
+
+def device(options: Options, model: Architecture = GPT2) -> int:
+    return reckon(model, options).total("device")
+
+
+@st.composite
+def options(draw: st.DrawFn) -> tuple[Architecture, Options]:
+    model = ARCHITECTURES[draw(SOME)]
+    optimizer = draw(st.sampled_from(["adam", "lamb", "adafactor"]))
+    attention = "eager" if model.family == "t5" else draw(st.sampled_from(["eager", "fused"]))
+    made = Options(
+        precision=draw(st.sampled_from(["fp32", "mixed", "pure16"])),
+        attention=attention,  # type: ignore[arg-type]
+        layers=draw(st.sampled_from(["kept", "checkpointed", "reversible"])),
+        micro_batch=draw(st.integers(1, 8)),
+        groups=draw(st.sampled_from([0, 2])),
+        optimizer=optimizer,  # type: ignore[arg-type]
+        bits=draw(st.sampled_from([32, 16] if optimizer == "adafactor" else [32, 16, 8])),
+        offload=draw(st.booleans()),
+        compression=draw(st.sampled_from([None, "linear8", "fp16"])),
+    )
+    return model, made
+
+
+@settings(max_examples=40, deadline=None)
+@given(options())
+def test_more_takes_more(case: tuple[Architecture, Options]) -> None:
+    model, asked = case
+    sizes = [device(replace(asked, micro_batch=b), model) for b in (1, 2, 3, 8, 64)]
+    assert sizes == sorted(sizes)
+    if not model.keys:
+        lengths = [device(replace(asked, sequence=n), model) for n in (64, 128, 256)]
+        assert lengths == sorted(lengths)
+
+
+@settings(max_examples=40, deadline=None)
+@given(options())
+def test_techniques_take_no_more(case: tuple[Architecture, Options]) -> None:
+    model, asked = case
+    plain = replace(asked, layers="kept", offload=False, groups=0)
+    assert device(replace(plain, layers="checkpointed"), model) <= device(plain, model)
+    assert device(replace(plain, offload=True), model) <= device(plain, model)
+    assert device(replace(plain, groups=2), model) <= device(plain, model)
+    assert device(replace(plain, precision="pure16"), model) <= device(replace(plain, precision="fp32"), model)
+    if asked.optimizer != "adafactor":
+        by_bits = [device(replace(plain, bits=bits), model) for bits in (8, 16, 32)]
+        assert by_bits == sorted(by_bits)
+
+
+@settings(max_examples=30, deadline=None)
+@given(options())
+def test_components_are_whole_and_of_one_worst_moment(case: tuple[Architecture, Options]) -> None:
+    model, asked = case
+    answer = reckon(model, asked)
+    assert all(component.bytes >= 0 for component in answer.components)
+    assert answer.tensors <= answer.total("device")
+    gpu = {component.what for component in answer.components if component.place == "device"}
+    assert {"gradients", "CUDA", "allocator's slack"} <= gpu
+    assert ("optimizer state" in gpu) != asked.offload
+
+
+@settings(max_examples=15, deadline=None)
+@given(options(), st.integers(4, 80))
+def test_the_largest_micro_batch_fits_and_one_more_does_not(case: tuple[Architecture, Options], gib: int) -> None:
+    model, asked = case
+    room = gib << 30
+
+    def taken(size: int) -> int:
+        return device(replace(asked, micro_batch=size), model)
+
+    most = largest_that_fits(taken, room)
+    assert most == 0 or taken(most) <= room
+    assert taken(most + 1) > room
+
+
+@settings(max_examples=15, deadline=None)
+@given(options(), st.integers(2, 40))
+def test_the_smallest_change_makes_it_fit(case: tuple[Architecture, Options], gib: int) -> None:
+    model, asked = case
+    found = smallest_change(model, asked, gib << 30)
+    assert found is None or found[1].total("device") <= gib << 30
+
+
+def test_state_is_what_the_optimizers_keep() -> None:
+    model = scaled(ARCHITECTURES["gpt2"], **TINY, positions=32, sequence=32)
+    found = tensors(model)
+    shapes = [(tensor.rows, tensor.columns) if tensor.columns else (tensor.rows,) for tensor in found]
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
+    for name, optimizer in (("adam", torch.optim.AdamW(parameters)), ("adafactor", torch.optim.Adafactor(parameters))):
+        for parameter in parameters:
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        held = sum(
+            value.nbytes for state in optimizer.state.values() for value in state.values() if getattr(value, "ndim", 0)
+        )
+        said = state_bytes(found, name, 32)  # type: ignore[arg-type]
+        assert said == pytest.approx(held, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "layers"),
+    [
+        ("gpt2", "fp32", "checkpointed"),
+        ("gpt2", "mixed", "kept"),
+        ("bert-base", "pure16", "kept"),
+        ("t5-small", "mixed", "kept"),
+    ],
+)
+def test_passes_take_what_torch_allocates(name: str, precision: str, layers: str) -> None:
+    pytest.importorskip("transformers")
+    from scripts.lab.memory_step import of_architecture
+
+    model = ARCHITECTURES[name]
+    shape = TINY | {"sequence": 96} | ({"positions": 96} if model.positions else {})
+    shape |= {"decoder_layers": 3, "target": 32} if model.family == "t5" else {}
+    case = {"model": name, "shape": shape, "device": "cpu", "precision": precision, "attention": "eager"}
+    case |= {"optimizer": "adam", "bits": 16 if precision == "pure16" else 32}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    seen = of_architecture(case | {"checkpointing": layers == "checkpointed", "micro_batch": 4})
+    torch.set_num_threads(threads)
+    asked = Options(
+        kind="cpu", precision=precision, attention="eager", layers=layers, micro_batch=4, bits=case["bits"]  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert reckon(scaled(model, **shape), asked).tensors == pytest.approx(max(seen["passes"], seen["update"]), rel=0.05)
+
+
+def test_network_and_compute() -> None:
+    asked = Options()
+    count = sum(tensor.count for tensor in tensors(GPT2))
+    assert network_bytes(GPT2, asked, 2) == pytest.approx(count, rel=0.01)
+    assert network_bytes(GPT2, asked, 16) == pytest.approx(2 * count * 15 / 16, rel=0.01)
+    assert network_bytes(GPT2, replace(asked, compression="fp16"), 2) == 2 * count
+    assert network_bytes(GPT2, replace(asked, compression=None), 9) == network_bytes(GPT2, asked, 1) == 0
+    flops = flops_per_example(GPT2, asked)
+    # 6 per parameter and token (Kaplan et al. 2020), and 12 L n^2 d for attention
+    assert flops == pytest.approx(6 * count * 1024 + 12 * 36 * 1024**2 * 1280, rel=0.01)
+    assert 1.2 < flops_per_example(GPT2, replace(asked, layers="checkpointed")) / flops < 4 / 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"optimizer": "adafactor", "bits": 8}, "no 8-bit state"),
+        ({"kind": "cpu", "offload": True}, "--offload"),
+        ({"sequence": 4096}, "1024 positions"),
+        ({"groups": 40}, "36 layers"),
+    ],
+)
+def test_what_does_not_exist_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        reckon(GPT2, replace(Options(), **changes))
+
+
+def test_gpus_by_name_and_by_size() -> None:
+    assert device_room("RTX 3090") == (24 << 30, GPUS["rtx3090"])
+    assert device_room("8GB") == (8 * 10**9, None)
+    with pytest.raises(UsageError, match="did you mean 'rtx4090'"):
+        device_room("rtx4091")
+
+
+def test_every_choice_has_its_reason() -> None:
+    found = report(Question("t5-small", gpu="t4"))
+    assert {"precision", "attention", "sequence", "optimizer", "state", "compression", "micro-batch", "usable"} <= set(
+        found.reasons
+    )
+    assert found.fits and found.largest == found.micro_batch
+    asked = report(
+        Question("gpt2", precision="fp32", attention="eager", sequence=64, optimizer="adam", bits=32, alone=True)
+    )
+    assert set(asked.reasons) == {"micro-batch", "examples", "compute"}
+
+
+def test_a_run_is_answered_by_its_account() -> None:
+    from tt_cli.memory import trainer_need
+    from tt_cli.run import load_run
+
+    found = report(Question("dalle", gpu="8GB", micro_batch=4), compare=True)
+    need = trainer_need(load_run("dalle"), "cuda", itemsize=2, micro_batch=4)
+    assert (found.answer.total("device"), found.answer.total("host")) == (need.device, need.host)
+    assert found.answer.parameters == 125_894_244
+    names = [row["technique"] for row in found.compared]
+    assert names[0] == "as the run is" and "no shared layers" in names
+    with pytest.raises(UsageError, match="8-bit LAMB"):
+        report(Question("emoji", bits=32))

@@ -1,0 +1,258 @@
+"""The memory calculator: what training one of the known architectures takes, component by component.
+
+A step has two worst moments: somewhere in a micro-batch's passes (tt_cli.memory.passes) and in the optimizer's update,
+when activations are gone. The larger one counts. Gradients are those of several micro-batches summed, so they exist all
+the while. With the optimizer offloaded, float32 weights, the gradients' copy and the state are in the host's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+from typing import Any, Literal
+
+from tt_cli.errors import UsageError
+from tt_cli.memory.account import (
+    AVERAGING,
+    CUDA_ON_DEVICE,
+    CUDA_ON_HOST,
+    HELD_BY_ALLOCATOR,
+    LIBRARIES,
+    PROCESSES,
+    Place,
+    encoded_bytes,
+)
+from tt_cli.memory.architectures import Architecture, Tensor, layer_tensors, tensors
+from tt_cli.memory.operations import Attention, Kind, Layers, Precision, Setting
+from tt_cli.memory.passes import play
+
+Optimizer = Literal["adam", "lamb", "adafactor"]
+Compression = Literal["linear8", "blockwise8", "fp16", "fp32"]
+
+USABLE = 0.9  # of a device's memory: the rest is the desktop's and the driver's
+# Not measured: no GPU was at hand. What torch's caching allocator commonly holds of a GPU beyond what is in use.
+HELD_ON_GPU = 0.05
+_BLOCK, _SMALLEST = 256, 4096  # bitsandbytes: elements that share a scale, and from which state is in 8 bits
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a model is trained. bits: of the optimizer's state. groups: distinct layers, 0 for all. sequence: 0 for the
+    published one. compression: of averaged gradients; None: alone, without a swarm."""
+
+    kind: Kind = "cuda"
+    precision: Precision = "mixed"
+    attention: Attention = "fused"
+    layers: Layers = "kept"
+    micro_batch: int = 1
+    sequence: int = 0
+    groups: int = 0
+    tied: bool | None = None
+    optimizer: Optimizer = "adam"
+    bits: int = 32
+    offload: bool = False
+    compression: Compression | None = "linear8"
+
+    def check(self, model: Architecture) -> None:
+        """Raises UsageError for what does not exist."""
+        if self.optimizer == "adafactor" and self.bits == 8:
+            raise UsageError("Adafactor has no 8-bit state: it keeps rows and columns already; leave --8bit out")
+        if model.family == "t5" and self.attention == "fused":
+            raise UsageError("T5 adds a learned bias to its scores, which fused attention has not: --attention eager")
+        if self.offload and self.kind == "cpu":
+            raise UsageError("--offload moves the optimizer from a GPU to the host; with --cpu all of it is there")
+        if model.positions and self.sequence > model.positions and not model.keys:
+            raise UsageError(f"{model.title} has {model.positions} positions: --sequence {self.sequence} is too long")
+        if self.sequence and model.keys:
+            raise UsageError(f"{model.title}'s sequence is its caption and its picture: leave --sequence out")
+        if self.groups > model.layers:
+            raise UsageError(f"{model.title} has {model.layers} layers: --share must be 1 to {model.layers}")
+
+    @property
+    def setting(self) -> Setting:
+        """What of it the passes depend on."""
+        return Setting(
+            self.kind,
+            self.precision,
+            self.attention,
+            self.layers,
+            self.micro_batch,
+            self.sequence,
+            self.groups,
+            self.tied,
+        )
+
+
+@dataclass(frozen=True)
+class Component:
+    """One use of memory, in bytes. assumed: a common figure that was not measured."""
+
+    what: str
+    bytes: int
+    place: Place
+    assumed: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one configuration takes at its worst moment. tensors: bytes of tensors alone, where training runs."""
+
+    parameters: int
+    components: tuple[Component, ...]
+    moment: str
+    tensors: int
+
+    def total(self, place: Place) -> int:
+        """Bytes."""
+        return sum(component.bytes for component in self.components if component.place == place)
+
+
+def reckon(model: Architecture, options: Options) -> Answer:
+    """Answer for one configuration. Raises UsageError for one that does not exist."""
+    options.check(model)
+    found = tensors(model, groups=options.groups, tied=options.tied)
+    count = sum(tensor.count for tensor in found)
+    item = 2 if options.precision == "pure16" else 4
+    tape = play(model, options.setting)
+    name = "master weights" if options.precision == "mixed" and not options.offload else "parameters"
+    state = state_bytes(found, options.optimizer, options.bits)
+    own = [(name, item * count), ("gradients", item * count)]
+    work = 0 if options.offload else _update_bytes(found, options, item)
+    if not options.offload:
+        own.append(("optimizer state", state))
+    if tape.peak >= work:
+        moment, own = "forward and backward pass", own + [(what, size) for what, size in tape.at_peak.items() if size]
+    else:
+        moment, own = "optimizer's update", [*own, ("workspace", work)]
+    place: Place = "host" if options.kind == "cpu" else "device"
+    components = [Component(what, size, place) for what, size in own]
+    activations = tape.peak if tape.peak >= work else work
+    if options.kind == "cpu":
+        components.append(Component("allocator's slack", int(HELD_BY_ALLOCATOR * activations), "host"))
+    else:
+        components += [
+            Component("allocator's slack", int(HELD_ON_GPU * activations), "device", assumed=True),
+            Component("CUDA", CUDA_ON_DEVICE, "device", assumed=True),
+            Component("CUDA", CUDA_ON_HOST, "host", assumed=True),
+        ]
+    if options.offload:
+        step = Component("workspace", _update_bytes(found, replace(options, kind="cpu"), 4), "host")
+        components += [
+            Component("master weights (offloaded)", 4 * count, "host"),
+            Component("gradients (offloaded)", item * count, "host"),
+        ]
+        components += [Component("optimizer state", state, "host"), step]
+    components += _of_the_swarm(found, state, options)
+    return Answer(count, tuple(components), moment, sum(size for _, size in own))
+
+
+def _of_the_swarm(found: list[Tensor], state: int, options: Options) -> list[Component]:
+    """What a peer's processes take of the host, as in tt_cli.memory.account; alone it is one process."""
+    count = sum(tensor.count for tensor in found)
+    if options.compression is None:
+        return [Component("process and libraries", PROCESSES["trainer"] + LIBRARIES, "host")]
+    sizes = [tensor.count for tensor in found]
+    return [
+        Component("swarm: encoded gradient and average", 2 * encoded_bytes(sizes, options.compression), "host"),
+        Component("swarm: largest tensor decoded", 4 * max(sizes), "host"),
+        Component("swarm: a round's messages", int(AVERAGING * count), "host"),
+        Component("swarm: copy of the state for a backup", 4 * count + state, "host"),
+        Component("processes and libraries", sum(PROCESSES.values()) + LIBRARIES, "host"),
+    ]
+
+
+def state_bytes(found: Iterable[Tensor], optimizer: Optimizer, bits: int) -> int:
+    """Of the optimizer's state: two moments an element; Adafactor keeps rows and columns (Shazeer and Stern 2018).
+
+    8 bits: a byte for each element and a float32 for each block of 256; tensors under 4096 elements stay in 32 bits.
+    """
+    total = 0
+    for tensor in found:
+        if optimizer == "adafactor":
+            total += (tensor.rows + tensor.columns) * bits // 8
+        elif bits == 8 and tensor.count >= _SMALLEST:
+            total += 2 * tensor.count + 8 * -(-tensor.count // _BLOCK)
+        else:
+            total += 2 * tensor.count * (4 if bits == 8 else bits // 8)
+    return total
+
+
+def _update_bytes(found: list[Tensor], options: Options, item: int) -> int:
+    """What an update takes for a while. On a GPU torch updates all tensors of Adam and LAMB at once (foreach)."""
+    counts = [tensor.count for tensor in found]
+    if options.optimizer == "adafactor":
+        return item * max(a + b for a, b in pairwise(counts))  # the last tensor's update lives until the next one's
+    if options.bits == 8:
+        return 0 if options.kind == "cuda" else 5 * 4 * max(counts)  # there bitsandbytes decodes a tensor's moments
+    more = 1 if options.optimizer == "lamb" else 0  # the update, whose norm is needed
+    return item * (sum(counts) * (1 + more) if options.kind == "cuda" else (2 + more) * max(counts))
+
+
+def changes(model: Architecture, options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What would take less, the cheapest first: none of the first costs time, the last ones cost time or precision."""
+    if options.micro_batch > 1:
+        yield "--micro-batch 1", {"micro_batch": 1}
+    if options.attention == "eager" and model.family != "t5":
+        yield "--attention fused", {"attention": "fused"}
+    if options.precision == "fp32" and options.kind == "cuda":
+        yield "--precision mixed", {"precision": "mixed"}
+    if options.optimizer != "adafactor" and options.bits > 8 and not options.offload:
+        yield "--8bit", {"bits": 8}
+    if options.layers == "kept":
+        yield "--checkpointing", {"layers": "checkpointed"}
+    if not options.offload and options.kind == "cuda":
+        yield "--offload", {"offload": True}
+    if options.precision != "pure16":
+        yield "--precision pure16", {"precision": "pure16"}
+
+
+def smallest_change(model: Architecture, options: Options, room: int) -> tuple[list[str], Answer] | None:
+    """The fewest changes, of as many the cheapest, that make it fit into `room` bytes; None: none does."""
+    place: Place = "host" if options.kind == "cpu" else "device"
+    possible = list(changes(model, options))
+    if not options.groups:  # makes another model of it: tried last
+        possible.append(("--share 4", {"groups": min(4, model.layers)}))
+
+    def answer(chosen: Sequence[tuple[str, dict[str, Any]]]) -> Answer:
+        merged = {key: value for _, change in chosen for key, value in change.items()}
+        return reckon(model, replace(options, **merged))
+
+    for few in (possible[:-1] if not options.groups else possible, possible):
+        if answer(few).total(place) > room:
+            continue
+        for number in range(1, len(few) + 1):
+            for chosen in combinations(few, number):
+                if (found := answer(chosen)).total(place) <= room:
+                    return [words for words, _ in chosen], found
+    return None
+
+
+def network_bytes(model: Architecture, options: Options, peers: int) -> int:
+    """What a peer sends for one global step, and receives: 2 (n - 1) / n encoded gradients (all-reduce by parts)."""
+    if options.compression is None or peers < 2:
+        return 0
+    sizes = [tensor.count for tensor in tensors(model, groups=options.groups, tied=options.tied)]
+    return 2 * encoded_bytes(sizes, options.compression) * (peers - 1) // peers
+
+
+def flops_per_example(model: Architecture, options: Options) -> int:
+    """Of the forward and backward pass: multiply and add are two, the backward pass needs twice the forward's, layers
+    that keep no activations run forward once more. Attention over all pairs, as eager and fused kernels without
+    causal skipping do; elementwise work is left out."""
+    n = options.sequence or model.sequence
+    m = model.target if not options.sequence else max(1, options.sequence * model.target // max(1, model.sequence))
+
+    def matrices(found: Iterable[Tensor]) -> int:
+        return sum(tensor.count for tensor in found if tensor.columns and tensor.product)
+
+    layer = matrices(layer_tensors(model)) * n + 2 * n * (min(n, model.keys) if model.keys else n) * model.inner
+    layers = model.layers * layer
+    if model.family == "t5":
+        own = matrices(layer_tensors(model, decoder=True)) - 2 * model.inner * model.dim
+        cross = 2 * model.inner * model.dim * n
+        layers += model.decoder_layers * (own * m + cross + 2 * (m * m + m * n) * model.inner)
+    head = model.vocab * model.dim * (m if model.family == "t5" else n)
+    if model.family == "bert":
+        head += model.dim**2 * n
+    return 2 * (layers * (3 if options.layers == "kept" else 4) + 3 * head)
