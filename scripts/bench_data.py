@@ -3,8 +3,9 @@
 
 - Pipeline: kept rows per CPU second of all processes, from the first batch on, through `ExampleStream` against the
   paper's pipeline (scripts/baselines/dalle_hivemind_data.py) on the same shards: 32 x 32 codes of 8,192, captions,
-  labels and sizes, one row in ten to be left out. Both tokenize with the built-in tokenizer and pad to 256 ids. Each is
-  a process of its own on one thread; they take turns.
+  labels and sizes, one row in ten to be left out. Each is a process of its own on one thread; they take turns. Both
+  pad to 256 ids, and tokenize with a tokenizer of T5's kind (a unigram model over words, trained on the captions here:
+  the paper's run has T5's own); and once more with the built-in one, a byte-level BPE.
 - Main process: CPU time of the training process for one micro-batch of 64, over a step of one second.
 - Bytes: of a row in a shard with the `code13` column, all that is in the file, over 1,664 bytes, which 1,024 codes of
   13 bits are; and 256 x 256 JPEGs (quality 85) over it. The codes are random, the worst there is; the pictures are
@@ -17,7 +18,7 @@
     scripts/bench_data.py --minutes 60          # memory of both processes, and how it grows
 
 JSON keys: pipeline_ratio, main_process_share, bytes_vs_bound, jpeg_ratio, first_batch_s, first_batch_mb (null without
-root), rows_per_cpu_second, paper_rows_per_cpu_second.
+root), rows_per_cpu_second, paper_rows_per_cpu_second; pipeline_ratio_builtin: with the built-in tokenizer.
 """
 
 from __future__ import annotations
@@ -44,9 +45,10 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from scripts.lab.namespaces import Network, NoNetwork  # noqa: E402
-from tt_cli.data import ExampleStream, builtin, decode_pictures, load_tokenizer, load_vqgan  # noqa: E402
+from tt_cli.data import ExampleStream, Tokenizer, builtin, decode_pictures, load_tokenizer, load_vqgan  # noqa: E402
 from tt_cli.data.codes import to_column  # noqa: E402
 from tt_cli.data.shards import write_shard  # noqa: E402
+from tt_cli.data.tokenizer import TOKENIZER_FILE  # noqa: E402
 from tt_cli.run import RunConfig, load_run  # noqa: E402
 
 CODES, CODEBOOK, BATCH = 1024, 8192, 64
@@ -121,10 +123,14 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def consume(place: str, rows: int) -> None:
+def consume(place: str, rows: int, tokenizer_file: str) -> None:
     """Print as JSON what rows of a stream cost, from the first batch on."""
+    import tokenizers
+
     run = run_on(place)
-    stream = ExampleStream(run, load_tokenizer(run), seed=0)
+    backend = tokenizers.Tokenizer.from_file(tokenizer_file)
+    sizes = {"text_length": run.model.text_length, "vocab_size": backend.get_vocab_size(), "pad_id": 0}
+    stream = ExampleStream(run, Tokenizer(backend, **sizes), seed=0)
     batches = stream.batches(BATCH)
     next(batches)
     assert stream._prefetch is not None
@@ -197,13 +203,29 @@ def measured(command: list[str]) -> dict[str, Any]:
     return found
 
 
-def pipelines(folder: Path, turns: int, rows: int, paper_rows: int) -> dict[str, float]:
+def of_t5s_kind(path: Path) -> Path:
+    """Write a tokenizer like T5's, a unigram model over words (Kudo 2018), trained on the captions."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+    backend = Backend(models.Unigram())
+    backend.normalizer = normalizers.Sequence([normalizers.Nmt(), normalizers.NFKC()])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()])
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=4000, special_tokens=special, unk_token="<unk>", show_progress=False)
+    backend.train_from_iterator(captions(), trainer)
+    backend.save(str(path))
+    return path
+
+
+def pipelines(folder: Path, tokenizer: Path, turns: int, rows: int, paper_rows: int) -> dict[str, float]:
     """Both pipelines in turns; the best of each counts, for others may be using the machine."""
     paper_program = str(ROOT / "scripts/baselines/dalle_hivemind_data.py")
     ours, papers = [], []
     for _ in range(turns):
-        ours.append(measured([__file__, "--consume", str(folder), str(rows)]))
-        papers.append(measured([paper_program, str(folder), "--rows", str(paper_rows), "--batch", str(BATCH)]))
+        ours.append(measured([__file__, "--consume", str(folder), str(rows), str(tokenizer)]))
+        paper = [paper_program, str(folder), "--tokenizer", str(tokenizer)]
+        papers.append(measured([*paper, "--rows", str(paper_rows), "--batch", str(BATCH)]))
     mine = max(one["rows"] / one["cpu_seconds"] for one in ours)
     theirs = max(one["rows"] / one["cpu_seconds"] for one in papers)
     return {
@@ -244,12 +266,12 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--minutes", type=float, help="watch the memory for so long instead")
     parser.add_argument("--pace", type=float, default=640.0, help="rows a second, with --minutes")
-    parser.add_argument("--consume", nargs=2, metavar=("PLACE", "ROWS"), help=argparse.SUPPRESS)
+    parser.add_argument("--consume", nargs=3, metavar=("PLACE", "ROWS", "TOKENIZER"), help=argparse.SUPPRESS)
     parser.add_argument("--first-batch", nargs=2, metavar=("PLACE", "CACHE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if arguments.consume:
-        return consume(arguments.consume[0], int(arguments.consume[1]))
+        return consume(arguments.consume[0], int(arguments.consume[1]), arguments.consume[2])
     if arguments.first_batch:
         return first_batch(*arguments.first_batch)
     with tempfile.TemporaryDirectory(prefix="tt-bench-data-") as scratch:
@@ -260,7 +282,9 @@ def main() -> None:
             return watch_memory(str(folder / "code"), arguments.minutes, arguments.pace)
         rows, size = write_shards(folder / "code13", "code13", shards)
         much = (1, 16_000, 4_000) if arguments.quick else (3, 80_000, 20_000)
-        found: dict[str, float | None] = {**pipelines(folder / "code", *much)}
+        found: dict[str, float | None] = {**pipelines(folder / "code", of_t5s_kind(folder / "tokenizer.json"), *much)}
+        theirs = builtin.checked_file("emoji", TOKENIZER_FILE)
+        found["pipeline_ratio_builtin"] = pipelines(folder / "code", theirs, *much)["pipeline_ratio"]
         found["bytes_vs_bound"] = size / rows / BOUND
         found["jpeg_ratio"] = jpeg_bytes(16 if arguments.quick else 128) / (size / rows)
         try:

@@ -4,7 +4,7 @@
 torch tensors by `with_format`, and collated by a DataLoader in the training process. Its settings: a buffer of 8,192
 rows, 256 rows for each call of `map`.
 
-    python scripts/baselines/dalle_hivemind_data.py FOLDER --rows 20000 --batch 64
+    python scripts/baselines/dalle_hivemind_data.py FOLDER --tokenizer tokenizer.json --rows 20000 --batch 64
 
 prints JSON: rows, cpu_seconds (this process and all it started), seconds; from the first batch on.
 """
@@ -63,14 +63,12 @@ def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "image": torch.stack([row["image"] for row in rows])}
 
 
-def batches(folder: Path, batch_size: int, seed: int = 0) -> Iterator[dict[str, torch.Tensor]]:
+def batches(folder: Path, batch_size: int, tokenizer_file: Path, seed: int = 0) -> Iterator[dict[str, torch.Tensor]]:
     """Batches as the paper's trainer got them, without end."""
     import datasets
+    import tokenizers
 
-    from tt_cli.data import load_tokenizer
-    from tt_cli.run import load_run
-
-    tokenizer = load_tokenizer(load_run("emoji")).backend
+    tokenizer = tokenizers.Tokenizer.from_file(str(tokenizer_file))
     files = sorted(str(path) for path in folder.glob("*.parquet"))
     rows = datasets.load_dataset("parquet", data_files=files, split="train", streaming=True)
     rows = rows.shuffle(seed=seed, buffer_size=SHUFFLE_BUFFER)
@@ -91,9 +89,10 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--tokenizer", type=Path, required=True, metavar="FILE", help="a tokenizer.json")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    stream = batches(arguments.folder, arguments.batch)
+    stream = batches(arguments.folder, arguments.batch, arguments.tokenizer)
     next(stream)
     started, spent, rows = time.monotonic(), time.process_time(), 0
     while rows < arguments.rows:

@@ -51,6 +51,12 @@ class ColumnRows(Sequence[Row]):
         for values in zip(*(column_values(column) for column in self._batch.columns), strict=True):
             yield dict(zip(self._names, values, strict=True))
 
+    def chosen(self, places: np.ndarray) -> ColumnRows:
+        """The rows at these places (k,), together."""
+        import pyarrow
+
+        return ColumnRows(self._batch.take(pyarrow.array(places)))
+
     def plain(self, rules: Rules) -> tuple[list[Any], np.ndarray, np.ndarray] | None:
         """All captions, all codes (n, k) int16, and which rows (n,) certainly pass the rules but for the codes' range.
 

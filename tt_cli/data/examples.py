@@ -7,6 +7,7 @@ another width, codes out of range, no caption) never reaches training, whatever 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -164,28 +165,24 @@ class RowFilter:
 
         Raises TTError after HOPELESS bad rows on end.
         """
-        plain = rows.plain(self.rules) if isinstance(rows, ColumnRows) else None
-        if plain is not None:
+        if isinstance(rows, ColumnRows) and (plain := rows.plain(self.rules)) is not None:
             return self._sifted(rows, *plain)
         rows = list(rows)
         reasons = [self.reason(row) for row in rows]
-        for reason in reasons:
-            if reason is not None:
-                self.counts.add({reason: 1})
+        self.counts.add(Counter(reason for reason in reasons if reason is not None))
         places = [place for place, reason in enumerate(reasons) if reason is None]
         captions, codes, good = self._decoded([rows[place] for place in places])
         self._look(len(rows), bool(captions))
         return captions, codes, np.array(places, dtype=np.int64)[good]
 
     def _sifted(
-        self, rows: Sequence[Mapping[str, Any]], captions: list[str], codes: np.ndarray, passed: np.ndarray
+        self, rows: ColumnRows, captions: list[str], codes: np.ndarray, passed: np.ndarray
     ) -> tuple[list[str], np.ndarray, np.ndarray]:
         """As `sift`, of rows of which most are known to pass."""
-        for place in np.flatnonzero(~passed):
-            reason = self.reason(rows[place])
-            passed[place] = reason is None
-            if reason is not None:
-                self.counts.add({reason: 1})
+        odd = np.flatnonzero(~passed)
+        reasons = [self.reason(row) for row in rows.chosen(odd)] if len(odd) else []
+        passed[odd] = [reason is None for reason in reasons]
+        self.counts.add(Counter(reason for reason in reasons if reason is not None))
         in_range = (codes.view(np.uint16) < self.codebook_size).all(axis=1)  # as if below 0 were very large
         good = np.flatnonzero(passed & in_range)
         self.counts.add({"kept": len(good), "code_range": int(passed.sum()) - len(good)})

@@ -1,4 +1,4 @@
-"""A subset's examples, the same for all peers; held-out ones; and rows through `datasets`, whose order the Hub's have."""
+"""A subset's examples, the same for all peers; held-out ones; and rows through `datasets`, in the Hub's order."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tt_cli.data import builtin
+from tt_cli.data.words import Words
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
 from tt_cli.run.hub import download
@@ -37,6 +38,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
+        self._words = Words(backend)
         self.text_length = text_length
         self.vocab_size = vocab_size
         self.pad_id = pad_id
@@ -46,7 +48,7 @@ class Tokenizer:
         ids = np.full((len(captions), self.text_length), self.pad_id, dtype=np.int64)
         for row, caption in zip(ids, captions, strict=True):
             # One by one: the batch call starts threads, which do not survive hivemind's forks.
-            known = self.backend.encode(caption, add_special_tokens=False).ids[: self.text_length]
+            known = self._words.ids(caption)[: self.text_length]
             row[: len(known)] = known  # through numpy: a tensor for each caption takes as long as its tokens
         return torch.from_numpy(ids)
 

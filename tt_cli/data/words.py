@@ -1,0 +1,103 @@
+"""Token ids of captions word by word: each word is given to the tokenizer once, for captions use the same ones.
+
+That is right where a tokenizer cuts text at spaces and treats a word alike wherever it stands, as T5's and the built-in
+one do. Whether it does is read from its parts; where any of them is not known to, and for captions with anything but
+single spaces and printable ASCII, all goes to the tokenizer as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import tokenizers
+
+MOST_WORDS = 200_000  # remembered; then it begins anew
+MOST_LETTERS = 32  # of a word that is remembered
+MOST_MARKS = 4
+LOCAL = {
+    "NFC",
+    "NFD",
+    "NFKC",
+    "NFKD",
+    "Nmt",
+    "Lowercase",
+    "StripAccents",
+    "Strip",
+    "Precompiled",
+}  # change no ASCII spaces
+SPACES = {r"\s+", " {2,}"}  # patterns that find nothing in single spaces but themselves
+WORDS = r" ?[\w-]+| ?[^\w\s-]+"  # cuts at every space, which goes with what follows it
+
+
+class Words:
+    """The ids of captions by a tokenizer, without special tokens."""
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        self._backend = backend
+        self._known: dict[str, list[int]] = {}
+        parts = json.loads(backend.to_str())
+        added = [one["content"] for one in parts.get("added_tokens") or []]
+        self._marks = sorted({content[0] for content in added if content})  # a caption without them has none of these
+        self.apart = cuts_at_spaces(parts) and len(self._marks) <= MOST_MARKS
+
+    def ids(self, caption: str) -> list[int]:
+        """As the tokenizer's own for the whole caption."""
+        if not self.apart or not caption.isascii() or not caption.isprintable() or self._odd(caption):
+            return self._whole(caption)
+        found: list[int] = []
+        known = self._known
+        for word in caption.split(" "):
+            ids = known.get(word)
+            found += self._learn(word) if ids is None else ids
+        return found
+
+    def _odd(self, caption: str) -> bool:
+        spaced = not caption or "  " in caption or caption[0] == " " or caption[-1] == " "
+        return spaced or any(mark in caption for mark in self._marks)
+
+    def _learn(self, word: str) -> list[int]:
+        ids = self._whole(word)
+        if len(word) <= MOST_LETTERS:
+            if len(self._known) >= MOST_WORDS:
+                self._known.clear()
+            self._known[word] = ids
+        return ids
+
+    def _whole(self, text: str) -> list[int]:
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+
+def cuts_at_spaces(parts: dict[str, Any]) -> bool:
+    """Whether a word of printable ASCII has the same ids between single spaces as alone. parts: of tokenizer.json."""
+    changes = _sequence(parts.get("normalizer"), "normalizers")
+    cuts = _sequence(parts.get("pre_tokenizer"), "pretokenizers")
+    prepends = [change for change in changes if change["type"] == "Prepend"]
+    if parts["model"].get("dropout") or not all(_is_local(change) for change in changes if change not in prepends):
+        return False
+    kinds = [cut["type"] for cut in cuts]
+    if kinds in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
+        return not prepends and cuts[-1].get("prepend_scheme") == "always" and cuts[-1].get("split") is True
+    if kinds == ["Split", "ByteLevel"]:
+        first, then = cuts
+        each = first["pattern"] == {"Regex": WORDS} and first["behavior"] == "Isolated" and not first["invert"]
+        plain = not then["add_prefix_space"] and not then["use_regex"]
+        return each and plain and changes[-1:] == prepends and prepends[0]["prepend"] == " "
+    return False
+
+
+def _sequence(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
+    if part is None:
+        return []
+    return [one for each in part[inner] for one in _sequence(each, inner)] if part["type"] == "Sequence" else [part]
+
+
+def _is_local(change: dict[str, Any]) -> bool:
+    if change["type"] != "Replace":
+        return change["type"] in LOCAL
+    pattern = change["pattern"]
+    if "String" in pattern:
+        return bool(pattern["String"]) and not pattern["String"].isascii()
+    return pattern.get("Regex") in SPACES and change["content"] == " "
