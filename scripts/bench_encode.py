@@ -1,0 +1,132 @@
+#!/usr/bin/env python
+"""Measure how fast `tt data encode` turns pictures into codes, beside the plain loop.
+
+The plain loop takes one picture at a time: open, RGB, resize, cut, encode with the same VQGAN on the same device, and
+one parquet file at the end. `tt data encode` filters, decodes in processes of its own where the device is a GPU, gives
+the device batches, and writes down every batch so that nothing is lost. Both read JPEGs of 512 x 384 pixels with noise
+and shapes in them. Twice: with the built-in VQGAN (64 x 64 pixels), and with one of the published sizes at 256 x 256 pixels
+and random weights, which compute as fast as any others. The two take turns; the best of each counts.
+
+  scripts/bench_encode.py
+  scripts/bench_encode.py --quick --json
+
+JSON keys: device, small_per_second, small_ratio (over the plain loop), large_per_second, large_ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import pyarrow  # noqa: E402
+import pyarrow.parquet  # noqa: E402
+import torch  # noqa: E402
+from PIL import Image, ImageDraw, ImageOps  # noqa: E402
+
+from tt_cli.data import encoding, load_vqgan  # noqa: E402
+from tt_cli.data.journal import Journal  # noqa: E402
+from tt_cli.data.sources import open_source  # noqa: E402
+from tt_cli.model.vqgan import PUBLISHED, Vqgan  # noqa: E402
+from tt_cli.run import RunConfig, load_run  # noqa: E402
+
+
+def draw_pictures(folder: Path, count: int) -> None:
+    """JPEGs with captions beside them."""
+    folder.mkdir()
+    random = np.random.default_rng(0)
+    for number in range(count):
+        noise = random.integers(0, 80, (384, 512, 3), dtype=np.uint8)
+        picture = Image.fromarray(noise + random.integers(0, 175, 3, dtype=np.uint8))
+        pen = ImageDraw.Draw(picture)
+        for x, y, size in random.integers(0, 300, (8, 3)):
+            pen.ellipse((x, y, x + size, y + size), fill=tuple(random.integers(0, 256, 3).tolist()))
+        picture.save(folder / f"{number:05d}.jpg", quality=90)
+        (folder / f"{number:05d}.txt").write_text(f"picture number {number}")
+
+
+def plain_loop(folder: Path, out: Path, vqgan: Vqgan, side: int, device: torch.device) -> int:
+    """One picture at a time; returns how many."""
+    rows = []
+    for path in sorted(folder.glob("*.jpg")):
+        square = ImageOps.fit(Image.open(path).convert("RGB"), (side, side), Image.Resampling.LANCZOS)
+        pixels = torch.from_numpy(np.asarray(square).copy()).permute(2, 0, 1)[None].float().div(255)
+        codes = vqgan.encode(pixels.to(device))[0].to(torch.int16).cpu().numpy()
+        rows.append({"caption": path.with_suffix(".txt").read_text(), "code": codes.astype("<i2").tobytes()})
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), out, compression="brotli")
+    return len(rows)
+
+
+def ours(folder: Path, out: Path, vqgan: Vqgan, run: RunConfig, device: torch.device) -> int:
+    """As `tt data encode`; returns how many pictures were kept."""
+    source = open_source(str(folder))
+    for each in (out, out / "data", out / "progress"):
+        each.mkdir()
+    journal = Journal(out, 0, ".parquet")
+    workers = 1 if device.type == "cpu" else max(1, encoding.cores() - 1)
+    encoder = encoding.Encoder(vqgan, device, run.vqgan.codebook_size)
+    batch, _ = encoding.choose_batch(device, run.vqgan.pixels)
+    fields = encoding.fields_of(encoding.first_picture(source))
+    done = encoding.encode(source, run, encoder, journal, fields=fields, batch=batch, workers=workers)
+    journal.close()
+    return done.counts["kept"]
+
+
+def beside(run: RunConfig, vqgan: Vqgan, pictures: int, turns: int, device: torch.device) -> tuple[float, float]:
+    """Pictures per second of ours, and over those of the plain loop."""
+    vqgan.to(device).eval()
+    best = {"ours": 0.0, "plain": 0.0}
+    with tempfile.TemporaryDirectory(prefix="tt-bench-encode-") as scratch:
+        folder = Path(scratch)
+        draw_pictures(folder / "pictures", pictures)
+        for turn in range(turns + 1):  # the first warms both up
+            began = time.monotonic()
+            made = ours(folder / "pictures", folder / f"ours-{turn}", vqgan, run, device)
+            middle = time.monotonic()
+            there = plain_loop(folder / "pictures", folder / f"{turn}.parquet", vqgan, run.vqgan.pixels, device)
+            ended = time.monotonic()
+            if made != there:
+                sys.exit(f"{made} pictures were encoded by one, {there} by the other")
+            if turn:
+                best["ours"] = max(best["ours"], made / (middle - began))
+                best["plain"] = max(best["plain"], there / (ended - middle))
+    return best["ours"], best["ours"] / best["plain"]
+
+
+def main() -> None:
+    """Measure, print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="few pictures, one turn")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    small, turns = load_run("emoji"), 1 if arguments.quick else 3
+    sizes = {"source": "hub", "filename": "x.safetensors", "grid": 32, "pixels": 256, "codebook_size": 8192}
+    large = small.replaced({f"vqgan.{key}": value for key, value in sizes.items()})
+    many = 20 if device.type == "cpu" else 1
+    found: dict[str, float | str] = {"device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu"}
+    per_second, ratio = beside(small, load_vqgan(small), 100 if arguments.quick else 600, turns, device)
+    found |= {"small_per_second": per_second, "small_ratio": ratio}
+    count = max(4, (80 if arguments.quick else 480) // many)
+    per_second, ratio = beside(large, Vqgan(PUBLISHED), count, turns, device)
+    found |= {"large_per_second": per_second, "large_ratio": ratio}
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    print(f"{platform.machine()}, {os.cpu_count()} CPU cores, Python {platform.python_version()}, {found['device']}\n")
+    print("| pictures | tt data encode, pictures/s | over the plain loop |\n|---|---|---|")
+    for name, words in (("small", "64 x 64, built-in VQGAN"), ("large", "256 x 256, published sizes")):
+        print(f"| {words} | {found[f'{name}_per_second']:.2f} | {found[f'{name}_ratio']:.2f} |")
+
+
+if __name__ == "__main__":
+    main()
