@@ -4,8 +4,8 @@
 The plain loop takes one picture at a time: open, RGB, resize, cut, encode with the same VQGAN on the same device, and
 one parquet file at the end. `tt data encode` filters, decodes in processes of its own where the device is a GPU, gives
 the device batches, and writes down every batch so that nothing is lost. Both read JPEGs of 512 x 384 pixels with noise
-and shapes in them. Twice: with the built-in VQGAN (64 x 64 pixels), and with one of the published sizes at 256 x 256 pixels
-and random weights, which compute as fast as any others. The two take turns; the best of each counts.
+and shapes in them: for the built-in VQGAN (64 x 64 pixels), and for one of the published sizes at 256 x 256 pixels with
+random weights, which compute as fast as any others. The two take turns; the best of each counts.
 
   scripts/bench_encode.py
   scripts/bench_encode.py --quick --json
