@@ -16,6 +16,7 @@ import torch
 from scripts.lab.attacks.intruder import ANOTHERS, BANNED, EXPIRED, FORGED, REPLAYED
 from scripts.lab.attacks.stranger import Facts
 from scripts.lab.attacks.table import STRANGER, Attack
+from scripts.lab.disturbance import states_of
 from scripts.lab.passes import HOUR, Issuer, key_file
 from tt_cli.checkpoint import load
 from tt_cli.data import ExampleStream, load_tokenizer
@@ -195,7 +196,7 @@ def outcome(run: RunConfig, size: Size, honest: list[Member]) -> dict[str, Any]:
     times: dict[int, float] = {}
     digests: dict[int, set[str]] = {}
     for member in honest:
-        for event in (*member.of(Step), *member.of(Synchronised)):
+        for event in states_of(member):
             digests.setdefault(event.epoch, set()).add(event.digest)
         for event in member.of(Step):
             times[event.epoch] = min(event.at, times.get(event.epoch, float("inf")))
@@ -298,6 +299,6 @@ def newcomer(late: list[Member], honest: list[Member]) -> dict[str, Any]:
     """Whether who joined in the middle took the honest state over; {} where nobody did."""
     if not late:
         return {}
-    true = {(event.epoch, event.digest) for member in honest for event in (*member.of(Step), *member.of(Synchronised))}
+    true = {(event.epoch, event.digest) for member in honest for event in states_of(member)}
     taken = [event for event in late[0].of(Synchronised) if event.source not in ("", "seed", "backup")]
     return {"taken": len(taken), "false": sum((event.epoch, event.digest) not in true for event in taken)}

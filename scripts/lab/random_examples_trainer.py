@@ -33,6 +33,6 @@ class RandomExamples:
 
 
 if __name__ == "__main__":
-    trainer.load_tokenizer = lambda run: None  # type: ignore[assignment, return-value]
-    trainer.ExampleStream = RandomExamples  # type: ignore[assignment, misc]
+    trainer.load_tokenizer = lambda run: None  # type: ignore[assignment, return-value, attr-defined]
+    trainer.ExampleStream = RandomExamples  # type: ignore[assignment, misc, attr-defined]
     sys.exit(run_worker(trainer.main))

@@ -97,7 +97,7 @@ def spoil_state(number: int) -> None:
 
     from tt_cli.swarm import collaboration
 
-    collaboration.GuardedState = Held  # type: ignore[misc]
+    collaboration.GuardedState = Held  # type: ignore[misc, attr-defined]
     GuardedState.snapshot = snapshot  # type: ignore[method-assign]
     Board._send = send  # type: ignore[method-assign]
 

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from hivemind.proto import averaging_pb2, runtime_pb2
@@ -21,7 +21,7 @@ from tt_cli.swarm.settle import Settlement
 from tt_cli.swarm.signed import Opening, input_hash
 
 ENDLESS = 10**5  # messages more than were asked for, then this attacker is tired too
-Message = averaging_pb2.AveragingData
+Message: TypeAlias = averaging_pb2.AveragingData
 Change = Callable[["Round", Part, Message], None]
 
 
