@@ -45,6 +45,7 @@ class Operations:
         self.low = 4 if setting.precision == "fp32" else 2  # … of a product
         self.casts: dict[object, Storage] = {}
         self.masks: list[Storage] = []
+        self.weights: Value | None = None  # of the last attention: a layer refers to them until it ends
 
     # -- attention --
 
@@ -97,7 +98,7 @@ class Operations:
         del scores
         if model.family in ("gpt", "gptj"):
             weights = self.halved(weights)
-        weights = self.dropout(weights, "attention")
+        weights = self.weights = self.dropout(weights, "attention")
         v = self.contiguous(v)
         out = self.product(self.halved(weights), v, self.b * n * model.inner)
         del weights, v

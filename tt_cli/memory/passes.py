@@ -58,13 +58,13 @@ def _stack(o: Operations, layers: int, layer: Callable[[Value, int], Value], x: 
         shared = i % o.s.groups if o.s.groups else i
 
         def function(x: Value, index: int = shared) -> Value:
-            out = layer(x, index)
+            out, o.weights = layer(x, index), None
             if o.t.recording:  # repeated on the way back: autocast forgets its copies after each layer
                 o.casts.clear()
             return out
 
         if o.s.layers == "kept":
-            x = layer(x, shared)
+            x, o.weights = layer(x, shared), None
         elif o.s.layers == "checkpointed":
             x = o.t.checkpoint(function, x)
         else:
