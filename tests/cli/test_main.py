@@ -70,7 +70,7 @@ def test_help_takes_less_than_importing_numpy() -> None:
 def test_help_names_every_command(tt: Tt) -> None:
     text = tt("--help").stdout
     for command in entry.COMMANDS:
-        assert f"  {command.name:<10}{command.help}\n" in text
+        assert f"  {command.name:<11}{command.help}\n" in text
     assert "  tt demo " in text
 
 

@@ -56,6 +56,7 @@ COMMANDS = (
     Command("logout", "forget the login", "logout", "Account"),
     Command("whoami", "say who is logged in", "whoami", "Account"),
     Command("identity", "show, export or import this machine's peers' keys", "identity", "Account"),
+    Command("completion", "print what a shell completes `tt` with", "completion", "Account"),
 )
 
 EXAMPLES = """\
@@ -144,9 +145,9 @@ def help_text() -> str:
     lines = ["usage: tt COMMAND …", "", "Train a text-to-image transformer together over the internet."]
     for group in dict.fromkeys(command.group for command in COMMANDS):
         lines += ["", f"{group}:"]
-        lines += [f"  {command.name:<10}{command.help}" for command in COMMANDS if command.group == group]
-    lines += ["", "Anywhere:", "  --help    show this, or with a command what it can do"]
-    lines += ["  --debug   show tracebacks of errors", "  --version show the version"]
+        lines += [f"  {command.name:<11}{command.help}" for command in COMMANDS if command.group == group]
+    lines += ["", "Anywhere:", "  --help     show this, or with a command what it can do"]
+    lines += ["  --debug    show tracebacks of errors", "  --version  show the version"]
     return "\n".join([*lines, "", "examples:", _indented(EXAMPLES)])
 
 
