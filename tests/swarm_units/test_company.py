@@ -152,3 +152,17 @@ def test_a_proof_is_shown_to_whoever_does_not_say_that_it_has_it(monkeypatch: py
     assert len(shown) == 2
     mine.members(View.of([*records[:2], record("liar")]), *HERE)
     assert len(shown) == 2, "all have it"
+
+
+def test_peers_in_client_mode_try_the_only_one_that_they_can_reach_again() -> None:
+    """Though it did not come before: nothing else would ever bring it back."""
+    mine = company("a", "b")
+    records = [record("me", client_mode=True), record("b", client_mode=True), record("a")]
+    seen = View.of(records)
+    assert not mine.members(seen, *HERE).lacking
+    for _ in range(2):
+        mine.ended(RoundResult(problem="no group"), {"a"}, seen.records, 5)
+    found = mine.members(seen, *HERE)
+    assert found.enough and found.lacking == "in client mode, for a trainer that accepts connections"
+    mine.forgive(5)
+    assert not mine.members(seen, *HERE).lacking

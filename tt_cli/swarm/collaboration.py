@@ -339,11 +339,9 @@ class Collaboration:
                 self._accumulator.give_back(self.averager.local)
                 return
             members = self._members(view)
-            if not members.enough:  # the missing live as far as anyone knows: until their records expire
+            if members.lacking:  # the missing live as far as anyone knows: until their records expire
                 self._company.forgive(self.epoch)
-                self._wait("waiting", f"for more than {len(members)} of {members.swarm} trainers")
-            elif not members.leader:
-                self._wait("waiting", "in client mode, for a trainer that accepts connections")
+                self._wait("waiting", members.lacking)
             elif len(members) > 1:
                 self.contacts.accompanied(members.peer_ids - {self.peer_id})
                 self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")

@@ -49,6 +49,13 @@ class Members:
         """More than half of the trainers: no others can make the same step."""
         return 2 * len(self) > self.swarm
 
+    @property
+    def lacking(self) -> str:
+        """Words about whom they need for a step; "" when they are enough."""
+        if not self.enough:
+            return f"for more than {len(self)} of {self.swarm} trainers"
+        return "" if self.leader else "in client mode, for a trainer that accepts connections"
+
 
 @dataclass(frozen=True)
 class Sought:
