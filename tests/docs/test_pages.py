@@ -1,0 +1,65 @@
+"""The documentation: links lead somewhere, what is made from code is what the code makes, and the site builds."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import build_cli_reference, build_diagram
+from tests.docs.links import anchors, broken, links
+from tt_cli.cli.main import COMMANDS
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_and_anchors_exist(page: Path) -> None:
+    assert not broken(page)
+
+
+def test_a_broken_link_and_a_broken_anchor_are_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# A `b`, c's\n\n[1](#a-b-cs) [2](#none) [3](page.md#none) [4](none.md) [5](https://e.org) `[6](no)`\n"
+    )
+    assert list(links(page)) == ["#a-b-cs", "#none", "page.md#none", "none.md"]
+    assert anchors(page) == {"a-b-cs"}
+    assert broken(page) == ["#none: no such heading", "page.md#none: no such heading", "none.md: no such file"]
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [(build_cli_reference.PAGE, build_cli_reference.page), (build_cli_reference.MAN, build_cli_reference.man)],
+)
+def test_the_command_reference_is_current(name: str, made: object) -> None:
+    assert callable(made)
+    hint = "run scripts/build_cli_reference.py and commit"
+    assert (ROOT / name).read_text(encoding="utf-8") == made(), hint
+
+
+def test_the_command_reference_has_every_command() -> None:
+    assert {f"tt-{command.name}" for command in COMMANDS} <= anchors(ROOT / build_cli_reference.PAGE)
+
+
+def test_the_diagram_is_current_and_names_files_that_exist() -> None:
+    assert build_diagram.FILE.read_text(encoding="utf-8") == build_diagram.picture(), "run scripts/build_diagram.py"
+    for _, _, file in build_diagram.STAGES:
+        assert (ROOT / "tt_cli" / file).is_file()
+
+
+def test_the_site_builds_and_asks_no_other_host(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", site]
+    built = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
+    )
+    assert built.returncode == 0, built.stderr
+    loaded = re.compile(r"<(?:script|img|iframe|link)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^\"'> ]+")
+    for page in site.rglob("*.html"):
+        assert not loaded.findall(page.read_text(encoding="utf-8")), page.name
