@@ -127,7 +127,7 @@ def _sections(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield f"{sentence(each.description or _help_of(parser, each))}\n"
         yield f"```\n{usage(each)}\n```\n"
         if rows := [f"| `{_cell(invocation(one))}` | {_cell(meaning(each, one))} |" for one in shown(each)]:
-            yield "\n".join(["| | |", "|---|---|", *rows]) + "\n"
+            yield "\n".join(["| argument or flag | meaning |", "|---|---|", *rows]) + "\n"
 
 
 def _help_of(parser: argparse.ArgumentParser, child: argparse.ArgumentParser) -> str:
