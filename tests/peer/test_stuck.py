@@ -21,6 +21,7 @@ from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Roun
 from tt_cli.supervisor.worker import Orders, WorkerBroken
 from tt_cli.swarm.board import View
 from tt_cli.swarm.contact import DEAD_AFTER, Contact
+from tt_cli.swarm.records import About
 from tt_cli.swarm.telling import Teller
 
 A, B, C = frozenset("a"), frozenset("b"), frozenset("abc")
@@ -257,6 +258,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     collaboration = SimpleNamespace(
         peer_id="a",
         client_mode=False,
+        about=About(role="trainer"),
         paused="",
         board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab"), read_at=math.inf),
         contacts=Contacts(),
@@ -308,6 +310,17 @@ def test_who_is_left_by_others_that_say_goodbye_is_not_in_trouble(watched: Any) 
     for _ in range(20):
         watched.look()
         watched.heard(Step(6, 1.0, 1e-3, 1.0, "aa"))
+    assert not [event for event in watched.told if isinstance(event, Trouble)]
+
+
+def test_an_assistant_without_trainers_is_not_in_trouble(watched: Any) -> None:
+    """Though others answer, and its last trainers went without goodbye."""
+    watched.look()
+    watched.swarm.about.role = "assistant"
+    watched.swarm.board.view = View.of([record("a")])
+    for _ in range(20):
+        watched.look()
+        watched.heard(Phase("waiting", "for trainers"))
     assert not [event for event in watched.told if isinstance(event, Trouble)]
 
 

@@ -182,6 +182,7 @@ class StuckWatch:
         others = sum(record.peer_id != collaboration.peer_id for record in trainers)
         self._count_others(others)
         download = heard.download
+        trains = collaboration.about.role == "trainer"  # an assistant is often alone
         return Facts(
             phase=phase,
             since_phase=now - self._phase_at,
@@ -203,8 +204,8 @@ class StuckWatch:
             failed_rounds=heard.failed_rounds,
             problem=heard.problem,
             missing=tuple(collaboration.missing()),
-            alone=not others,
-            lost_company=self._lost,
+            alone=not others and trains,
+            lost_company=self._lost and trains,
             client_mode=collaboration.client_mode,
             listening=any(not record.client_mode for record in trainers),
             contact=self._contact,

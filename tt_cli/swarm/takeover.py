@@ -161,7 +161,8 @@ class TakeOver:
                 self._state.patch(Taken(tree, chunks, (place,)))
                 self._tell(place, started, sum(len(chunk) for chunk in chunks.values()), len(chunks))
         except (TTError, ValueError) as error:
-            self._emit(Log(f"no published checkpoint was used: {error}", "warning"))
+            level = "warning" if self._state.epoch else "info"  # nothing may be published yet
+            self._emit(Log(f"no published checkpoint was used: {error}", level))
             return False
         return True
 
