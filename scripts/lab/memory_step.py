@@ -71,7 +71,7 @@ def optimizer_of(name: str, bits: int, parameters: Iterable[nn.Parameter]) -> to
     if name == "adam" and bits == 8:
         import bitsandbytes
 
-        return bitsandbytes.optim.AdamW8bit(parameters, lr=1e-4)
+        return bitsandbytes.optim.AdamW8bit(parameters, lr=1e-4)  # type: ignore[attr-defined]
     return torch.optim.AdamW(parameters, lr=1e-4)
 
 
