@@ -1,8 +1,23 @@
-"""The DALL-E decoder and the VQGAN, in torch only: no network, no files."""
+"""The DALL-E decoder and the VQGAN, in torch only: no network, no files.
 
-from tt_cli.model.config import DalleConfig
-from tt_cli.model.dalle import Dalle
-from tt_cli.model.losses import Losses
-from tt_cli.model.vqgan import Vqgan, VqganConfig
+torch is loaded with the first name that needs it: the shape of a decoder, `DalleConfig`, does not.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tt_cli.model.config import DalleConfig
+    from tt_cli.model.dalle import Dalle
+    from tt_cli.model.losses import Losses
+    from tt_cli.model.vqgan import Vqgan, VqganConfig
 
 __all__ = ["Dalle", "DalleConfig", "Losses", "Vqgan", "VqganConfig"]
+
+_FROM = {"DalleConfig": "config", "Dalle": "dalle", "Losses": "losses", "Vqgan": "vqgan", "VqganConfig": "vqgan"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FROM:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_FROM[name]}"), name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from tt_cli.errors import UsageError
 
@@ -79,7 +80,7 @@ class DalleConfig:
                 )
 
     @classmethod
-    def from_run(cls, run: RunConfig) -> DalleConfig:
+    def from_run(cls, run: RunConfig) -> Self:
         """The decoder that a run file describes: its model part, the tokenizer's ids, the VQGAN's codes."""
         model = run.model
         return cls(
@@ -142,7 +143,8 @@ class DalleConfig:
         set_weights = (4 * self.inner_dim + 3 * self.ff_mult * self.dim) * self.dim
         forward = self.depth * self.sequence_length * set_weights
         forward += self.dim * (self.text_length * self.text_ids + self.image_positions * self.image_vocab)
-        pairs = sum(self._attended_pairs(self.attention_kind(layer)) for layer in range(self.depth))
+        kinds = Counter(map(self.attention_kind, range(self.depth)))
+        pairs = sum(layers * self._attended_pairs(kind) for kind, layers in kinds.items())
         forward += 2 * pairs * self.inner_dim
         return 3 * 2 * forward
 
