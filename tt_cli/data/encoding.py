@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import time
 from collections import Counter, deque
@@ -203,8 +204,8 @@ def encode(
     """Encode what `journal` says is left of this worker's part, and seal the last shard.
 
     encoder: pictures (b, side, side, 3) uint8 → codes (b, n). fields: columns of the rows beside caption and codes.
-    tell: is called about once a second. Raises TTError when the disk is full or the source is lost; then, as after a
-    kill, another call with an equal source goes on.
+    tell: is called after the first batch and about once a second. Raises TTError when the disk is full or the source is
+    lost; then, as after a kill, another call with an equal source goes on.
     """
     clock = _Clock(journal, source.total and -(-source.total // part.count), tell)
     if journal.finished.done:
@@ -390,7 +391,7 @@ class _Clock:
 
     def __init__(self, journal: Journal, total: int | None, tell: Callable[[Progress], None]):
         self._journal, self._total, self._tell = journal, total, tell
-        self._started = self._told = time.monotonic()
+        self._started, self._told = time.monotonic(), -math.inf  # the first batch is told at once
         self._seen_before = journal.counts["seen"]
 
     def tell(self) -> None:
