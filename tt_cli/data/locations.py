@@ -36,9 +36,8 @@ class Shard:
 
 
 class Location(Protocol):
-    """A place with shards. local: its shards need no copy. found: what `shards` found out, for `fetch`."""
+    """A place with shards. found: what `shards` found out, for `fetch`."""
 
-    local: bool
     found: str
 
     @property
@@ -50,16 +49,16 @@ class Location(Protocol):
         """The shards of a split, by name. Raises UsageError without any, ShardProblem where that may pass."""
         ...
 
-    def open(self, shard: Shard) -> BinaryIO:
-        """A shard that lies here. Raises ShardProblem."""
-        ...
+
+class Remote(Location, Protocol):
+    """A place whose shards come over the network."""
 
     def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
         """Bring a shard. announced: told its size beforehand. Raises ShardProblem, and OSError of `target`."""
         ...
 
 
-def location_of(kind: str, place: str, revision: str | None = None, patience: float = PATIENCE) -> Location:
+def location_of(kind: str, place: str, revision: str | None = None, patience: float = PATIENCE) -> Folder | Remote:
     """kind: "hub" for the data set `place` there; "files" for a folder or an http(s) address."""
     if kind == "hub":
         return Hub(place, revision, patience)
@@ -94,8 +93,6 @@ def of_split(names: Iterable[str], split: str, where: str) -> list[str]:
 class Folder:
     """A folder, or one file, on this machine."""
 
-    local = True
-
     def __init__(self, place: str) -> None:
         self.place, self.found = Path(place).expanduser(), ""
 
@@ -118,15 +115,11 @@ class Folder:
         return [Shard(name) for name in of_split(names, split, str(self.place))]
 
     def open(self, shard: Shard) -> BinaryIO:
-        """See `Location`."""
+        """A shard. Raises ShardProblem."""
         try:
             return (self.place if self.place.is_file() else self.place / shard.name).open("rb")
         except OSError as error:
             raise ShardProblem(error.strerror or str(error), lasting=True) from error
-
-    def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
-        """Nothing is fetched from a folder."""
-        raise NotImplementedError
 
     def _names(self) -> Iterable[str]:
         seen: set[tuple[int, int]] = set()
@@ -153,8 +146,6 @@ class Address:
     object with "shards": names, or objects with "name" and what is known of "bytes" and "sha256"). Names are relative
     to it.
     """
-
-    local = False
 
     def __init__(self, place: str, patience: float = PATIENCE) -> None:
         self.place, self._patience = place, patience
@@ -191,12 +182,8 @@ class Address:
             f"cannot read the data set {self.place}: it has no {' or '.join(INDEXES)}: {last}; check data.location"
         )
 
-    def open(self, shard: Shard) -> BinaryIO:
-        """Nothing lies here."""
-        raise NotImplementedError
-
     def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
-        """See `Location`."""
+        """See `Remote`."""
         query = urlsplit(self.place).query
         url = urljoin(self.found, quote(shard.name)) + (f"?{query}" if query else "")
         return fetch(
@@ -219,8 +206,6 @@ class Address:
 
 class Hub:
     """A data set on the Hugging Face Hub, at one revision, through its own client."""
-
-    local = False
 
     def __init__(self, place: str, revision: str | None = None, patience: float = PATIENCE) -> None:
         self.place, self.revision, self._patience = place, revision, patience
@@ -258,12 +243,8 @@ class Hub:
         names = [file.rfilename for file in found.siblings or [] if container_of(file.rfilename)]
         return [Shard(name) for name in of_split(names, split, self.place)]
 
-    def open(self, shard: Shard) -> BinaryIO:
-        """Nothing lies here."""
-        raise NotImplementedError
-
     def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
-        """See `Location`."""
+        """See `Remote`."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,11 +19,11 @@ from typing import Any
 import numpy as np
 
 from tt_cli.data.codes import CODE_DTYPE
+from tt_cli.data.prefetch_process import LENGTHS
 from tt_cli.data.reading import Plan
 from tt_cli.errors import TTError, UsageError
 
 PREFETCH_BYTES = 16 << 20
-LENGTHS = struct.Struct("<II")  # bytes of the header, and of the codes after it
 STARTS = 3  # of the process, when it ends before it gave anything
 PROGRAM = Path(__file__).with_name("prefetch_process.py")
 

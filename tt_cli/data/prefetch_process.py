@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROWS = 256  # of a frame
-LENGTHS = struct.Struct("<II")
+LENGTHS = struct.Struct("<II")  # bytes of a frame's header, and of the codes after it
 
 
 class Frames:

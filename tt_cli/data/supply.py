@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
-from tt_cli.data.locations import Shard, location_of
+from tt_cli.data.locations import Folder, Shard, location_of
 from tt_cli.data.shard_cache import ShardCache
 from tt_cli.data.transfer import ShardProblem
 
@@ -34,7 +34,7 @@ class Supply:
     ) -> None:
         self._location = location_of(kind, place, revision, patience)
         self._asked, self._note = f"{kind} {place} {revision}", note
-        self._folder = None if cache is None or self._location.local else Path(cache)
+        self._folder = None if cache is None or self.local else Path(cache)
         self._cache = ShardCache(self._folder or Path(os.devnull), cache_bytes if self._folder else 0, note)
         self._pinned = kind == "hub" and bool(re.fullmatch(r"[0-9a-f]{40}", revision or ""))
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="shards")
@@ -64,7 +64,7 @@ class Supply:
     @property
     def local(self) -> bool:
         """Whether the shards lie on this machine; then none is fetched or kept."""
-        return self._location.local
+        return isinstance(self._location, Folder)
 
     def take(self, number: int) -> BinaryIO:
         """A shard at its beginning; close it. Raises ShardProblem."""
@@ -75,7 +75,7 @@ class Supply:
 
     def look_ahead(self, numbers: list[int]) -> None:
         """Have these shards fetched meanwhile."""
-        if not self.may_look_ahead or self._location.local:
+        if not self.may_look_ahead or self.local:
             return
         for number in numbers:
             if number not in self._ahead:
@@ -91,11 +91,11 @@ class Supply:
         self._fetcher.shutdown(wait=False, cancel_futures=True)
 
     def _brought(self, number: int) -> BinaryIO:
-        shard = self.shards[number]
-        if self._location.local:
-            return self._location.open(shard)
+        shard, location = self.shards[number], self._location
+        if isinstance(location, Folder):
+            return location.open(shard)
         return self._cache.bring(
-            self._content(shard), lambda target, announced: self._location.fetch(shard, target, announced)
+            self._content(shard), lambda target, announced: location.fetch(shard, target, announced)
         )
 
     def _content(self, shard: Shard) -> str:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 WINDOW, OFTEN = 5, 3  # steps with a member that are looked at; from how many on it is judged, the first time
 GAIN = 0.9  # of the time that a step takes with it: not more may be needed without it
+BLAMELESS = 0.25  # of `next_chunk_timeout`: so long a member may hold a step up
 LARGEST_SHARE = 0.5  # of the samples that a member may have by its own word
 FIRST_STEPS, MOST_STEPS = 10, 640  # that one is left out
 TOLD = 3  # members that one may say it waited for

@@ -32,6 +32,7 @@ from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.board import Board, View
+from tt_cli.swarm.burden import BLAMELESS
 from tt_cli.swarm.company import Company
 from tt_cli.swarm.contact import Contacts
 from tt_cli.swarm.encoded import DecodedGradients
@@ -115,7 +116,7 @@ class Collaboration:
         self.tell = Teller(self.peer_id, emit, lambda: self.board.view)
         self.board = Board(run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT"))
         guilty = self.averager.audits.proofs.guilty
-        late = run.swarm.next_chunk_timeout / 4
+        late = BLAMELESS * run.swarm.next_chunk_timeout
         self._company = Company(self.peer_id, self.board, guilty, self._gathering.drop, self.averager.show_proofs, late)
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
