@@ -13,8 +13,7 @@ import hashlib
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from tt_cli.data.journal import PROGRESS, SETTINGS, SHARDS, SUMS, Finished, sums
 from tt_cli.data.shards import ShardFacts
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run.hub import HubUnreachable, hub_errors, quiet_and_bounded
-from tt_cli.run.repository import CARD, Moved
+from tt_cli.run.repository import CARD, Moved, sending
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
@@ -112,7 +111,7 @@ def publish(encoded: Encoded, name: str, licence: str, *, private: bool | None =
         except (HubUnreachable, Moved) as error:
             if not left:
                 raise
-            tell(f"{error}; trying again in {wait:.0f} s")
+            tell(f"{str(error).removesuffix('; try again')}; trying again in {wait:.0f} s")
             time.sleep(wait)
             wait = min(LONGEST_WAIT, 2 * wait)
     raise AssertionError("the last try returns or raises")
@@ -130,7 +129,7 @@ def _publish(encoded: Encoded, name: str, licence: str, private: bool | None, ac
     names = {f"{SHARDS}/{facts.name}" for facts in encoded.shards}
     adds = [CommitOperationAdd(path, str(encoded.folder / path)) for path in sorted(names)]
     for start in range(0, len(adds), GROUP):
-        with _sending(action):
+        with sending(action, ANSWER_SECONDS):
             HfApi().preupload_lfs_files(name, adds[start : start + GROUP], repo_type="dataset")
         tell(f"{min(start + GROUP, len(adds)):,} of {len(adds):,} shards are on the Hub")
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
@@ -142,7 +141,7 @@ def _publish(encoded: Encoded, name: str, licence: str, private: bool | None, ac
     old = (file for file in there if file.startswith(f"{SHARDS}/") and file not in names)
     operations += [CommitOperationDelete(file) for file in sorted(old)]
     words = f"{encoded.counts['kept']:,} pictures as codes"
-    with _sending(action):
+    with sending(action, ANSWER_SECONDS):
         HfApi().create_commit(name, operations, commit_message=words, repo_type="dataset", parent_commit=head)
 
 
@@ -171,33 +170,6 @@ def _text(name: str, head: str | None, action: str) -> str:
         answer = get_session().get(url, headers=build_hf_headers(), follow_redirects=True)
         hf_raise_for_status(answer)
     return answer.content.decode("utf-8", "replace")
-
-
-@contextmanager
-def _sending(action: str) -> Iterator[None]:
-    """Turns what the client raises when it sends into Moved, UsageError or HubUnreachable, each of one line."""
-    from huggingface_hub.errors import HfHubHTTPError
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.run.hub
-
-    with quiet_and_bounded(ANSWER_SECONDS), hub_errors(action):
-        try:
-            yield
-        except HfHubHTTPError as error:
-            if error.response.status_code == 412:
-                raise Moved(f"{action}: somebody else changed it meanwhile") from error
-            raise
-        except PermissionError as error:
-            if error.filename is None:  # not of a file here: the store for large files
-                raise UsageError(f"{action}: the Hub refuses access; run `tt login`") from error
-            raise
-        except json.JSONDecodeError:
-            raise
-        except ValueError as error:  # what the Hub says of the card
-            raise UsageError(f"{action}: {str(error).strip().splitlines()[-1]}") from error
-        except RuntimeError as error:  # a large file could not be sent
-            if isinstance(error.__cause__, (httpx.HTTPError, OSError)):
-                raise error.__cause__ from error
-            raise HubUnreachable(f"{action}: {(str(error).strip().splitlines() or ['nothing said'])[0]}") from error
 
 
 def card(encoded: Encoded, name: str, licence: str) -> str:

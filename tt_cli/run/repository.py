@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -91,14 +92,20 @@ def commit(
     HubUnreachable; after that one it may have been done all the same.
     """
     from huggingface_hub import HfApi
+
+    with sending(action, timeout):
+        return HfApi().create_commit(repository.name, operations, commit_message=words, parent_commit=repository.commit)
+
+
+@contextmanager
+def sending(action: str, timeout: float | None = None) -> Iterator[None]:
+    """Turns what the Hub's client raises when it sends into Moved, UsageError or HubUnreachable, each of one line."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.run.hub
 
     with quiet_and_bounded(timeout), hub_errors(action):
         try:
-            return HfApi().create_commit(
-                repository.name, operations, commit_message=words, parent_commit=repository.commit
-            )
+            yield
         except HfHubHTTPError as error:
             if error.response.status_code == 412:
                 raise Moved(f"{action}: somebody else changed it meanwhile; try again") from error
