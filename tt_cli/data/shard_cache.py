@@ -90,7 +90,10 @@ class ShardCache:
 
     def taken(self) -> int:
         """Bytes that shards, and parts of some that are on their way, take now."""
-        return sum(size for _, size, _ in self._files())
+        if not self.folder.is_dir():
+            return 0
+        with self._alone():  # or a shard that makes room is counted, and what takes its room too
+            return sum(size for _, size, _ in self._files())
 
     def _kept(self, key: str, fetch: Fetch) -> BinaryIO:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -109,8 +112,9 @@ class ShardCache:
                 if room != came.bytes:  # it had not been announced, or otherwise
                     self._make_room(part, file, came.bytes)
                 path = self.folder / f"{key}.{came.sha256}.shard"
-                os.replace(part, path)
-                return path.open("rb")
+                with self._alone():  # or who counts meanwhile may see neither name
+                    os.replace(part, path)
+                    return path.open("rb")
             finally:
                 part.unlink(missing_ok=True)
 
@@ -119,10 +123,12 @@ class ShardCache:
         if size > self.cap:
             raise _TooLarge
         with self._alone():
-            files = sorted(self._files(besides=part))
-            for path in [path for _, _, path in files if path.suffix == ".part" and not _is_alive(path)]:
-                path.unlink(missing_ok=True)
-            files = [one for one in files if one[2].exists()]
+            files = []
+            for one in sorted(self._files(besides=part)):
+                if one[2].suffix == ".part" and not _is_alive(one[2]):
+                    one[2].unlink(missing_ok=True)
+                else:
+                    files.append(one)
             total = sum(size for _, size, _ in files)
             for _, taken, path in files:
                 if total + size <= self.cap:
