@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from tt_cli.memory.tables import RUN, Tables
+from tt_cli.run import load_run
 from tt_cli.web.index import STATIC, index_html
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -27,6 +29,7 @@ HOSTILE = (
     "n" * 500,
     "\x1b[31mred\x00",
 )
+TABLES = Tables(load_run("emoji"), "emoji")
 DEVICES = ("NVIDIA GeForce RTX 3060", "NVIDIA GeForce RTX 4090", "NVIDIA GTX 1080 Ti", "Tesla T4", "AMD Ryzen 7 5800X")
 USERS = ("ada", "grace-h", "li.wei", "marie", "kofi_a", "noether", "yuki", "ramanujan", "sofia", "tomek", "zainab")
 PROMPTS = ("red apple", "sailboat", "grinning face with smiling eyes", "snow-capped mountain", "blue heart", "owl")
@@ -108,6 +111,7 @@ class MadeRun:
             "checkpoints": self._checkpoints,
             "rounds": lambda: {"rows": [self._round(index) for index in range(40)] if self.peers else []},
             "figures": self._figures,
+            "calculator": lambda: TABLES.table(query.get("model", RUN)),
         }
         return makers[path]()
 

@@ -20,6 +20,9 @@ from tests.web.standin import HOSTILE, MadeRun, Standin
 from tt_cli.auxiliary.reader import Reader
 from tt_cli.auxiliary.store import database_url
 from tt_cli.auxiliary.web_part import WebOptions, web_part
+from tt_cli.memory import shown
+from tt_cli.memory.question import Question, report
+from tt_cli.memory.tables import Tables
 from tt_cli.run import folders
 from tt_cli.supervisor.events import Event, Log
 from tt_cli.web.answers import Answers
@@ -374,10 +377,61 @@ def test_the_real_server_tells_of_a_step(context: BrowserContext, tmp_path: Path
         expect(page.locator("#readout")).to_contain_text("Step 31")
 
 
+QUESTIONS = [
+    ({"Model": "GPT-2 large"}, {}),
+    (
+        {"Graphics card": "T4, 16 GB", "Optimizer": "8-bit Adam", "Activations": "checkpointed"},
+        {"gpu": "t4", "bits": 8, "layers": "checkpointed"},
+    ),
+    (
+        {"Numbers": "16 bits", "Optimizer’s place": "in the host’s memory", "Examples at a time": "8"},
+        {"precision": "pure16", "offload": True, "micro_batch": 8},
+    ),
+]
+
+
+def test_the_calculator_answers_as_the_command_does(context: BrowserContext, served: Standin, axe: str) -> None:
+    page = opened(context, served)
+    expect(page.locator("#calc-command code")).to_have_text("tt calc emoji --gpu 8GB")
+    asked: dict[str, Any] = {"model": "gpt2-large", "gpu": "8GB"}
+    for chosen, question in QUESTIONS:
+        for label, option in chosen.items():
+            page.get_by_label(label, exact=True).select_option(option)
+        asked |= question
+        expect(page.locator("#calc-command code")).to_contain_text("gpt2-large")
+        size = asked.get("micro_batch") or report(Question(**asked)).largest or 1
+        found = report(Question(**asked | {"micro_batch": 1 << (size.bit_length() - 1)}))  # the page has powers of two
+        verdict = page.locator("#calc-verdict")
+        expect(verdict).to_contain_text("It fits" if found.fits else "It does not fit")
+        expect(verdict).to_contain_text(shown(found.taken))
+        expect(verdict).to_contain_text(shown(found.room))
+        for table, place in (("#calc-device", "device"), ("#calc-host", "host")):
+            rows = [component for component in found.answer.components if component.place == place]
+            expect(page.locator(f"{table} tbody tr")).to_have_count(len(rows) + 1)
+            for row in rows:
+                shown_row = page.locator(f"{table} tbody tr").filter(has_text=row.what)
+                expect(shown_row.filter(has_text=shown(row.bytes))).to_have_count(1)
+            expect(page.locator(f"{table} tbody tr").last).to_contain_text(shown(found.answer.total(place)))
+        expect(page.locator("#calc-step")).to_contain_text(shown(found.network["bytes_each_way"]))
+    command = page.locator("#calc-command code").inner_text()
+    flags = "--gpu t4 --precision pure16 --8bit --checkpointing --offload --micro-batch 8"
+    assert command.split() == f"tt calc gpt2-large {flags}".split()
+    expect(page.locator("#calc-others strong")).to_have_count(4)
+    page.get_by_label("Model").select_option("emoji: this run")  # which has fewer choices
+    expect(page.get_by_label("Optimizer", exact=True)).to_be_hidden()
+    page.get_by_label("Model").focus()
+    page.keyboard.press("ArrowDown")  # by keyboard alone, and the focus stays
+    expect(page.locator("#calc-command code")).to_contain_text("tt calc bert-base --gpu t4")
+    expect(page.get_by_label("Model")).to_be_focused()
+    assert violations(page, axe, "#memory") == []
+    assert complaints(page) == []
+
+
 def test_an_export_works_under_any_path(context: BrowserContext, tmp_path: Path) -> None:
     record(tmp_path / "run", steps=300)
     reader = Reader(database_url(tmp_path / "run"))
-    export(Answers(reader, RUN, "emoji"), tmp_path / "run" / "pictures", tmp_path / "www" / "some" / "where")
+    answers = Answers(reader, RUN, "emoji", calculator=Tables(RUN, "emoji"))
+    export(answers, tmp_path / "run" / "pictures", tmp_path / "www" / "some" / "where")
     reader.close()
     asked: list[str] = []
 
@@ -400,6 +454,8 @@ def test_an_export_works_under_any_path(context: BrowserContext, tmp_path: Path)
         expect(page.locator("#leaders .who").first).to_have_text("<b>ada</b>")
         with page.expect_request(re.compile(r"api/history-0\.json$")):
             page.get_by_role("button", name="Zoom in").click()
+        page.get_by_label("Model").select_option("BERT base")
+        expect(page.locator("#calc-command code")).to_have_text("tt calc bert-base --gpu 8GB")
         server.shutdown()
     assert failed == []
     assert not [path for path in asked if not path.startswith("/some/where/")]

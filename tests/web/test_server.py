@@ -23,6 +23,7 @@ from schemathesis import GenerationMode
 
 from tt_cli.auxiliary.reader import Reader
 from tt_cli.auxiliary.store import Store, database_url
+from tt_cli.memory.tables import Tables
 from tt_cli.run import load_run
 from tt_cli.web import app as room
 from tt_cli.web.answers import Answers
@@ -66,7 +67,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def answers_in(folder: Path, now: float = 1010.0) -> Answers:
-    return Answers(Reader(database_url(folder)), RUN, "emoji", lambda: now)
+    return Answers(Reader(database_url(folder)), RUN, "emoji", lambda: now, Tables(RUN, "emoji"))
 
 
 def asked(answers: Answers, folder: Path, *paths: str, **headers: str) -> list[httpx2.Response]:
@@ -83,9 +84,9 @@ def asked(answers: Answers, folder: Path, *paths: str, **headers: str) -> list[h
 
 OPERATIONS = [
     *("/api/run", "/api/snapshot", "/api/history", "/api/activity", "/api/leaderboard", "/api/peers"),
-    *("/api/checkpoints", "/api/rounds", "/api/figures", "/metrics", "/health"),
+    *("/api/checkpoints", "/api/rounds", "/api/figures", "/api/calculator", "/metrics", "/health"),
 ]
-WITH_PARAMETERS = ("/api/history", "/api/activity", "/api/leaderboard")
+WITH_PARAMETERS = ("/api/history", "/api/activity", "/api/leaderboard", "/api/calculator")
 
 
 def test_all_that_it_does_is_tested(filled: Path) -> None:
@@ -118,6 +119,22 @@ def test_it_does_what_its_description_says(
         case.call_and_validate()
 
     try_it()
+
+
+def test_the_calculator_knows_its_models_alone(filled: Path) -> None:
+    """What a visitor names is never looked for: no file, no repository."""
+    run, gpt2, *others = asked(
+        answers_in(filled),
+        filled,
+        *("/api/calculator", "/api/calculator?model=gpt2"),
+        *(f"/api/calculator?model={name}" for name in ("emoji", "/etc/passwd", "a/b", "run.toml", "")),
+    )
+    assert run.json()["name"] == "run" and run.json()["command"] == "tt calc emoji"
+    assert gpt2.json()["title"] == "GPT-2 small" and gpt2.json()["models"] == run.json()["models"]
+    assert {answer.status_code for answer in others} == {404}
+    assert others[0].json() == {"detail": "no such model"}
+    without = Answers(Reader(database_url(filled)), RUN, "emoji")
+    assert asked(without, filled, "/api/calculator")[0].json() == {"detail": "this page has no calculator"}
 
 
 def test_what_it_answers(filled: Path) -> None:
@@ -195,7 +212,7 @@ def test_a_history_that_does_not_answer(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         answers = answers_in(folder)
         found = asked(answers, folder, *OPERATIONS)
-        assert [answer.status_code for answer in found] == [503] * 9 + [200, 503]
+        assert [answer.status_code for answer in found] == [503] * 9 + [200, 200, 503]  # the calculator needs none
         assert found[0].json() == {"detail": "the run's history does not answer at the moment"}
         assert found[0].headers["retry-after"] == "5" and "tt_database_up 0.0" in found[-2].text
         assert found[-1].json()["problems"] == ["the run's history cannot be read and written"]

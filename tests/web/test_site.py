@@ -14,6 +14,7 @@ from tests.web.recorded import RUN, record
 from tt_cli.auxiliary.reader import Reader
 from tt_cli.auxiliary.store import database_url
 from tt_cli.errors import TTError, UsageError
+from tt_cli.memory.tables import Tables
 from tt_cli.run import folders
 from tt_cli.web.answers import Answers
 from tt_cli.web.export import MARK, Exported, export
@@ -25,7 +26,8 @@ Tt = Callable[..., subprocess.CompletedProcess[str]]
 def exported(source: Path, out: Path) -> Exported:
     reader = Reader(database_url(source))
     try:
-        return export(Answers(reader, RUN, "emoji"), source / "pictures", out)
+        answers = Answers(reader, RUN, "emoji", calculator=Tables(RUN, "emoji"))
+        return export(answers, source / "pictures", out)
     finally:
         reader.close()
 
@@ -43,6 +45,8 @@ def test_every_answer_is_a_file_and_the_page_knows(tmp_path: Path) -> None:
     assert answer(out, "snapshot")["epoch"] == 25
     assert answer(out, "leaderboard")["rows"][0]["user"] == "<b>ada</b>"
     assert {file.name for file in STATIC.iterdir()} <= {file.name for file in out.iterdir()}
+    for name in ("run", "gpt2-large"):
+        assert answer(out, f"calculator-{name}") == json.loads(json.dumps(Tables(RUN, "emoji").table(name)))
     page = (out / "index.html").read_text()
     assert '<meta name="tt-static" content="1">' in page and "tt join emoji" in page
     (checkpoint,) = answer(out, "checkpoints")["rows"]  # one picture of two is not there any more

@@ -56,6 +56,7 @@ def web_part(options: WebOptions, database: str, log: Path, show: Callable[[Even
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """The worker process: serve until it is asked to leave."""
+    from tt_cli.memory.tables import Tables
     from tt_cli.web.answers import Answers
     from tt_cli.web.app import make_app
     from tt_cli.web.server import PORT, Server
@@ -64,7 +65,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     run = RunConfig.from_toml(opts.run, "the run file")
     folder = folders.run_folder(run)
     reader = Reader(database_url(folder, os.environ.get(DATABASE, "")))
-    answers = Answers(reader, run, opts.name)
+    answers = Answers(reader, run, opts.name, calculator=Tables(run, opts.name))
     app = make_app(answers, folder / PICTURES)
     server = Server(app, opts.host, PORT, MORE_PORTS) if opts.port is None else Server(app, opts.host, opts.port)
     threading.Thread(target=_read_ahead, args=(answers,), daemon=True).start()

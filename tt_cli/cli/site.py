@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from tt_cli.auxiliary.reader import Reader
     from tt_cli.auxiliary.store import FILE, PICTURES, database_url
     from tt_cli.errors import TTError
+    from tt_cli.memory.tables import Tables
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.web.answers import Answers
     from tt_cli.web.export import export
@@ -43,8 +44,10 @@ def run(args: argparse.Namespace) -> int:
     if not args.database and not (folder / FILE).is_file():
         raise TTError(f"this machine has recorded nothing of run {args.run}: `tt aux-peer {args.run}` does")
     reader = Reader(database_url(folder, args.database))
+    name = name_for_others(args.run, config)
     try:
-        written = export(Answers(reader, config, name_for_others(args.run, config)), folder / PICTURES, args.out)
+        answers = Answers(reader, config, name, calculator=Tables(config, name))
+        written = export(answers, folder / PICTURES, args.out)
     finally:
         reader.close()
     if args.json:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import Any, Literal
 
@@ -114,20 +115,20 @@ def reckon(model: Architecture, options: Options) -> Answer:
     found = tensors(model, groups=options.groups, tied=options.tied)
     count = sum(tensor.count for tensor in found)
     item = 2 if options.precision == "pure16" else 4
-    tape = play(model, options.setting)
+    peak, at_peak = _passes(model, options.setting)
     name = "master weights" if options.precision == "mixed" and not options.offload else "parameters"
     state = state_bytes(found, options.optimizer, options.bits)
     own = [(name, item * count), ("gradients", item * count)]
     work = 0 if options.offload else _update_bytes(found, options, item)
     if not options.offload:
         own.append(("optimizer state", state))
-    if tape.peak >= work:
-        moment, own = "forward and backward pass", own + [(what, size) for what, size in tape.at_peak.items() if size]
+    if peak >= work:
+        moment, own = "forward and backward pass", [*own, *at_peak]
     else:
         moment, own = "optimizer's update", [*own, ("workspace", work)]
     place: Place = "host" if options.kind == "cpu" else "device"
     components = [Component(what, size, place) for what, size in own]
-    activations = tape.peak if tape.peak >= work else work
+    activations = max(peak, work)
     if options.kind == "cpu":
         components.append(Component("allocator's slack", int(HELD_BY_ALLOCATOR * activations), "host"))
     else:
@@ -145,6 +146,13 @@ def reckon(model: Architecture, options: Options) -> Answer:
         components += [Component("optimizer state", state, "host"), step]
     components += _of_the_swarm(found, state, options)
     return Answer(count, tuple(components), moment, sum(size for _, size in own))
+
+
+@lru_cache(maxsize=1024)
+def _passes(model: Architecture, setting: Setting) -> tuple[int, tuple[tuple[str, int], ...]]:
+    """Bytes of the passes' worst moment, and of what; many questions differ in the optimizer alone."""
+    tape = play(model, setting)
+    return tape.peak, tuple((what, size) for what, size in tape.at_peak.items() if size)
 
 
 def _of_the_swarm(found: list[Tensor], state: int, options: Options) -> list[Component]:

@@ -29,7 +29,11 @@ class OfRun:
     @classmethod
     def asked(cls, question: Question) -> OfRun:
         """Raises UsageError for a run that is not there, and for what a run's peers do not do."""
-        run = load_run(question.model)
+        return cls.of(load_run(question.model), question)
+
+    @classmethod
+    def of(cls, run: RunConfig, question: Question) -> OfRun:
+        """A run that is at hand. Raises UsageError for what its peers do not do."""
         if question.optimizer not in (None, "lamb") or question.bits not in (None, 8):
             raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as all runs of tt: leave the optimizer out")
         for flag, given in (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 from urllib.parse import quote
 
 from tt_cli.errors import TTError
@@ -24,15 +24,35 @@ DAY_SECONDS = 86400.0
 STALE_SECONDS = 60.0  # of a snapshot, after which nobody watches the swarm
 
 
+class Calculator(Protocol):
+    """What the page shows of memory; tt_cli.memory.tables.Tables is one, and says what a table holds."""
+
+    names: Sequence[str]
+
+    def table(self, name: str) -> Content:
+        """All answers for one of `names`."""
+
+
 class NothingYet(Exception):
     """No snapshot has been taken."""
 
 
 class Answers:
-    """Of one run. name: how people join it. clock: Unix seconds. Methods raise DatabaseDown; thread-safe."""
+    """Of one run. name: how people join it. clock: Unix seconds. Methods raise DatabaseDown; thread-safe.
 
-    def __init__(self, source: Source, run: RunConfig, name: str, clock: Callable[[], float] = time.time):
+    calculator: None: the page goes without.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        run: RunConfig,
+        name: str,
+        clock: Callable[[], float] = time.time,
+        calculator: Calculator | None = None,
+    ):
         self.source, self._run, self._name, self._clock = source, run, name, clock
+        self.calculator = calculator
         self.history = History(source)
 
     def run(self) -> Content:

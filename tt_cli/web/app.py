@@ -59,10 +59,11 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     def cached(request: Request, key: Hashable, seconds: float, make: Callable[[], Any]) -> Response:
         return respond(request, cache.get(key, seconds, lambda: Encoded.of(make())))
 
-    def described(form: type[Any], *, parameters: bool = False) -> dict[str, Any]:
+    def described(form: type[Any], *, parameters: bool = False, missing: str = "") -> dict[str, Any]:
         problems = {
             503: "the database does not answer, or nothing is known yet",
             **({422: "malformed"} if parameters else {}),
+            **({404: missing} if missing else {}),
         }
         return {
             "response_model": None,
@@ -123,6 +124,14 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     def figures(request: Request) -> Response:
         """This run's own numbers for the five challenges."""
         return cached(request, "figures", 10.0, answers.figures)
+
+    @app.get("/api/calculator", **described(forms.Table, parameters=True, missing="no such model"))
+    def calculator(request: Request, model: Annotated[str, Query(max_length=40)] = "run") -> Response:
+        """What training takes of memory: all answers for one model, of which the page shows what is asked."""
+        known = answers.calculator
+        if known is None or model not in known.names:
+            return _problem(404, "no such model" if known else "this page has no calculator")
+        return cached(request, ("calculator", model), DAY_SECONDS, lambda: known.table(model))
 
     @app.get("/api/events", include_in_schema=False)
     async def events(request: Request) -> Any:

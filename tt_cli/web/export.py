@@ -89,6 +89,9 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
     }
     for number in range(newest // BLOCK + 1):
         contents[f"history-{number}"] = answers.steps(BLOCK, number * BLOCK, (number + 1) * BLOCK - 1)
+    if answers.calculator is not None:
+        for name in answers.calculator.names:
+            contents[f"calculator-{name}"] = answers.calculator.table(name)
     (folder / "api").mkdir()
     for name, content in contents.items():
         _text(folder / "api" / f"{name}.json", json.dumps(content, separators=(",", ":"), allow_nan=False))

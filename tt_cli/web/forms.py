@@ -185,6 +185,73 @@ class Figures(Form):
     security: list[Figure]
 
 
+class ChosenFrom(Form):
+    """One of the options. flag: of `tt calc`, empty for what it takes by itself."""
+
+    words: str
+    flag: str
+
+
+class Choices(Form):
+    """What is chosen; the first option is usual."""
+
+    name: str
+    title: str
+    options: list[ChosenFrom]
+
+
+class Component(Form):
+    """One use of memory. place: "device" or "host"; assumed: never measured."""
+
+    what: str
+    place: str
+    assumed: bool
+
+
+class NamedModel(Form):
+    """A model that has a table."""
+
+    name: str
+    title: str
+
+
+class NamedGpu(Form):
+    """flag: of `tt calc --gpu`. half, full: TFLOP/s of 16 and of 32 bits; null where no card is named."""
+
+    flag: str
+    title: str
+    bytes: int
+    half: float | None
+    full: float | None
+
+
+class Table(Form):
+    """All answers for one model. Keys of answers and flops: the numbers of chosen options, such as "0 1 0 0".
+
+    An answer: the components that are the same for all micro-batches, then for each of them the others, each
+    [number of the component, bytes]. flops: of one example. gradient_bytes: encoded; n peers send
+    2 (n - 1) / n of it each for a global step.
+    """
+
+    name: str
+    title: str
+    command: str
+    parameters: int
+    sequence: int
+    models: list[NamedModel]
+    choices: list[Choices]
+    micro_batches: list[int]
+    components: list[Component]
+    answers: dict[str, list[list[tuple[int, int]]]]
+    flops: dict[str, int]
+    examples: int
+    examples_reason: str
+    gradient_bytes: int
+    usable: float
+    gpus: list[NamedGpu]
+    utilisation: float
+
+
 class Part(Form):
     """What a part of the auxiliary peer last told, and how long ago."""
 

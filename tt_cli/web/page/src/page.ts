@@ -10,6 +10,7 @@ import {
   type Rows,
   type Run,
 } from "./answers";
+import { Calculator } from "./calculator";
 import { byId, make, tell } from "./dom";
 import { Hero } from "./hero";
 import { addCopy, showCheckpoints, showFigures, showRounds, showRun } from "./join";
@@ -30,6 +31,7 @@ const hero = new Hero();
 const swarm = new Swarm();
 const leaders = new Leaderboard();
 const samples = new Samples();
+const calculator = new Calculator();
 const plots = new Plots((history) => hero.recorded(history));
 let seenAt = 0; // Unix seconds of the newest snapshot, by this machine's clock
 
@@ -100,6 +102,7 @@ async function everything(): Promise<void> {
     }),
     plots.load(),
     seldom(),
+    calculator.load(),
   ]);
 }
 
