@@ -27,14 +27,17 @@ def test_builtin_runs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pyt
 
 
 def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
-    """The layout of the wheel: pyproject.toml puts configs/ into tt_cli/run/builtin, the notebooks beside the page."""
+    """The layout of the wheel: pyproject.toml puts configs/ into tt_cli/run/builtin, the notebooks and what
+    `tt explain` reads into tt_cli/docs."""
     shutil.copytree(SOURCE, tmp_path / "site" / "tt_cli", ignore=shutil.ignore_patterns("__pycache__", "builtin"))
     builtin = tmp_path / "site" / "tt_cli" / "run" / "builtin"
     shutil.copytree(SOURCE.parent / "configs", builtin)
-    shutil.copytree(SOURCE.parent / "docs" / "notebooks", tmp_path / "site" / "tt_cli" / "web" / "notebook_files")
+    shutil.copytree(SOURCE.parent / "docs" / "notebooks", tmp_path / "site/tt_cli/docs/notebooks")
+    shutil.copyfile(SOURCE.parent / "docs" / "troubleshooting.md", tmp_path / "site/tt_cli/docs/troubleshooting.md")
     code = (
         "import tt_cli; from tt_cli.run import load_run; print(tt_cli.__file__, load_run('emoji').identity); "
-        "from tt_cli.web.notebooks import folder; print(folder())"
+        "from tt_cli.web.notebooks import folder; print(folder()); "
+        "from tt_cli.cli.troubles import page; print(page())"
     )
     found = subprocess.run(
         [sys.executable, "-c", code],
@@ -44,7 +47,8 @@ def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
         check=True,
     )
     site = tmp_path / "site" / "tt_cli"
-    assert found.stdout.split() == [f"{site}/__init__.py", load_run("emoji").identity, f"{site}/web/notebook_files"]
+    files = [f"{site}/docs/notebooks", f"{site}/docs/troubleshooting.md"]
+    assert found.stdout.split() == [f"{site}/__init__.py", load_run("emoji").identity, *files]
 
 
 def test_an_unknown_name_is_met_with_the_known_ones() -> None:

@@ -43,6 +43,7 @@ COMMANDS = (
     Command("resume", "have a peer go on after `tt pause`", "resume", "Take part"),
     Command("finish", "have a peer end after the current step", "finish", "Take part"),
     Command("doctor", "find what would keep a peer from working here", "doctor", "Take part"),
+    Command("explain", "say what a trouble or an error means", "explain", "Take part"),
     Command("monitor", "watch a run's swarm", "monitor", "See what it does"),
     Command("infer", "draw pictures with what a run has learned", "infer", "See what it does"),
     Command("convert", "turn published weights into a checkpoint, and back", "convert", "See what it does"),
@@ -86,6 +87,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if debug:
             raise
         print(f"tt: {error}", file=sys.stderr)
+        if sys.stderr.isatty():  # elsewhere an error is one line
+            from tt_cli.cli.troubles import of_error
+
+            print(f"    more: tt explain {of_error(error)}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         if debug:

@@ -27,7 +27,9 @@ STALE_SECONDS = 60.0  # of a snapshot, after which nobody watches the swarm
 class Calculator(Protocol):
     """What the page shows of memory; tt_cli.memory.tables.Tables is one, and says what a table holds."""
 
-    names: Sequence[str]
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the models."""
 
     def table(self, name: str) -> Content:
         """All answers for one of `names`."""

@@ -13,9 +13,10 @@ _PEERS = ('os.environ.get("TT_NOTEBOOK_PEERS", "")', 'os.environ.get("TT_NOTEBOO
 
 
 def folder() -> Path:
-    """Where they lie: in an installed wheel beside this file, in a source tree in docs/."""
-    packaged = Path(__file__).parent / "notebook_files"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "docs" / "notebooks"
+    """Where they lie: in an installed wheel inside the package, in a source tree beside it."""
+    package = Path(__file__).parents[1]
+    packaged = package / "docs" / "notebooks"
+    return packaged if packaged.is_dir() else package.parent / "docs" / "notebooks"
 
 
 def notebook(filename: str, facts: dict[str, Any]) -> bytes:

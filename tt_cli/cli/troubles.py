@@ -1,0 +1,93 @@
+"""The troubleshooting page, as the tool itself reads it: which section explains a line that it said."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import TracebackType
+
+BLANK = "…"  # in a quoted line: what differs from time to time
+# The section of a line that the page does not quote, by the room of tt_cli that said it.
+BY_ROOM = {
+    "auth": "membership",
+    "auxiliary": "for-organisers",
+    "checkpoint": "checkpoints-and-weights",
+    "data": "data",
+    "database": "for-organisers",
+    "draw": "checkpoints-and-weights",
+    "memory": "memory-and-device",
+    "model": "memory-and-device",
+    "monitor": "joining",
+    "optim": "memory-and-device",
+    "organise": "for-organisers",
+    "peer": "joining",
+    "run": "runs-and-run-files",
+    "supervisor": "running-peers",
+    "swarm": "joining",
+    "web": "for-organisers",
+}
+OTHERWISE = "commands-and-flags"
+
+
+@dataclass(frozen=True)
+class Section:
+    """One section. anchor: its name in links. text: Markdown without the heading. patterns: the lines it quotes."""
+
+    anchor: str
+    title: str
+    text: str
+    patterns: tuple[re.Pattern[str], ...]
+
+
+def page() -> Path:
+    """Where it lies: in an installed wheel inside the package, in a source tree beside it."""
+    package = Path(__file__).parents[1]
+    packaged = package / "docs" / "troubleshooting.md"
+    return packaged if packaged.is_file() else package.parent / "docs" / "troubleshooting.md"
+
+
+@cache
+def sections() -> dict[str, Section]:
+    """All that explain something, by anchor, in the page's order."""
+    parts = re.split(r"^### +(.+)$", page().read_text(encoding="utf-8"), flags=re.MULTILINE)
+    found = {}
+    for title, rest in zip(parts[1::2], parts[2::2], strict=True):
+        text = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0].strip()
+        quotes = [quote for quote in re.findall(r"`([^`\n]+)`", text) if " " in quote.strip(BLANK + " ")]
+        patterns = tuple(_pattern(quote) for quote in quotes if not quote.startswith(("tt ", "sudo ", "unset ")))
+        anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+        found[anchor] = Section(anchor, title, text, patterns)
+    return found
+
+
+def explaining(line: str) -> Section | None:
+    """The section that quotes a line most closely; None: none does."""
+    best: tuple[int, Section] | None = None
+    for section in sections().values():
+        for pattern in section.patterns:
+            if pattern.search(line) and (best is None or len(pattern.pattern) > best[0]):
+                best = len(pattern.pattern), section
+    return best[1] if best else None
+
+
+def of_error(error: Exception) -> str:
+    """The anchor for an error that was raised: every one has one."""
+    found = explaining(str(error))
+    return found.anchor if found else BY_ROOM.get(_room(error.__traceback__), OTHERWISE)
+
+
+def _pattern(quote: str) -> re.Pattern[str]:
+    return re.compile(".*".join(re.escape(part) for part in quote.strip(BLANK).split(BLANK)), re.DOTALL)
+
+
+def _room(trace: TracebackType | None) -> str:
+    """The room of tt_cli whose function raised it, such as "data"."""
+    room = ""
+    while trace is not None:
+        names = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")
+        if names[0] == "tt_cli" and len(names) > 1:
+            room = names[1]
+        trace = trace.tb_next
+    return room
