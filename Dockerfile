@@ -25,6 +25,7 @@ RUN python -m venv /opt/tt \
     && /opt/tt/bin/pip install --no-cache-dir $index "torch==$version"
 COPY configs configs
 COPY docs/notebooks docs/notebooks
+COPY docs/troubleshooting.md docs/
 COPY tt_cli tt_cli
 RUN /opt/tt/bin/pip install --no-cache-dir -c scripts/constraints.txt ".[numba,postgres]"
 
