@@ -132,6 +132,10 @@ async def reached_at(peer: PeerID, address: str, ports: Sequence[int]) -> list[i
     return []
 
 
+def _is_of_a_network(address: str) -> bool:
+    return bool(tcp_addresses([f"/ip4/{address}/tcp/1"])) and not address.startswith("127.")
+
+
 @dataclass(frozen=True)
 class Reachability:
     """What members said. answered: how many dialled. reached: address and port → how many came through there.
@@ -145,12 +149,12 @@ class Reachability:
 
     @classmethod
     def of(cls, answers: Sequence[dict[str, Any]]) -> Reachability:
-        """From what members answered; what is malformed is left out."""
+        """From what members answered. What is malformed is left out, and who is on this machine: it speaks for no other."""
         counts: dict[tuple[str, int], int] = {}
         seen: list[str] = []
         for answer in answers:
             match answer:
-                case {"seen": str(address), "reached": [*ports]} if tcp_addresses([f"/ip4/{address}/tcp/1"]):
+                case {"seen": str(address), "reached": [*ports]} if _is_of_a_network(address):
                     seen.append(address)
                     for port in {port for port in ports if type(port) is int}:
                         counts[address, port] = counts.get((address, port), 0) + 1
@@ -262,7 +266,7 @@ def _reached_or_client(
         why = (
             f"others see {found.seen}, not what --announce says"
             if found.seen
-            else "nobody who could dial back is there yet"
+            else "nobody on another machine is there yet who could dial back"
         )
         emit(Choice("reachable", "not checked", why))
         return dht, False
