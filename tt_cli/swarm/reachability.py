@@ -149,7 +149,7 @@ class Reachability:
 
     @classmethod
     def of(cls, answers: Sequence[dict[str, Any]]) -> Reachability:
-        """From what members answered. What is malformed is left out, and who is on this machine: it speaks for no other."""
+        """From what members answered; left out: what is malformed, and who is on this machine: it speaks for none."""
         counts: dict[tuple[str, int], int] = {}
         seen: list[str] = []
         for answer in answers:
