@@ -65,7 +65,7 @@ def test_encode_a_folder(tmp_path: Path, tt: Tt) -> None:
     )
     assert sums.returncode == 0 and sums.stdout == "data/train-000-00000.parquet: OK\n"
     again = tt("data", "encode", "pictures", "codes", "--run", "emoji")
-    assert "10 of 12 pictures are encoded, in 1 shards of" in again.stdout
+    assert "10 of 12 pictures are encoded, in 1 shard of" in again.stdout
     assert "left out, picture broken: 1" in again.stdout
 
 

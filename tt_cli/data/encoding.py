@@ -153,7 +153,7 @@ def choose_batch(device: torch.device, pixels: int) -> tuple[int, str]:
     """How many pictures to encode side by side, and why, in words."""
     if device.type == "cpu":
         batch = max(4, min(64, 2**18 // pixels**2))
-        return batch, f"{batch} pictures at a time: no more than some seconds of a CPU's work are at stake"
+        return batch, f"{batch} pictures at a time: a kill costs some seconds of a CPU's work at most"
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
