@@ -71,6 +71,7 @@ def test_a_training_peer() -> None:
         "  limits    --hours 23:00-07:00 · max_upload 8 Mbit/s (~/.config/tt/config.toml) · --idle-only",
         "  troubles  clock 2, state download 1",
         "            31 s ago: this machine's clock is 5 s ahead: set it by NTP",
+        "            more: `tt explain clock`",
         "  up        2 h 05 min · process 4711",
     ]
     assert max(map(len, shown(status, width=40)[1:])) <= 40

@@ -99,9 +99,10 @@ def _troubles(status: Status, now: float) -> list[tuple[str, str]]:
     if not status.troubles:
         return []
     counts = ", ".join(f"{what} {one.count:,}" for what, one in sorted(status.troubles.items()))
-    newest = max(status.troubles.values(), key=lambda one: one.at)
+    name, newest = max(status.troubles.items(), key=lambda item: item[1].at)
     remedy = f": {newest.remedy}" if newest.remedy else ""
-    return [("troubles", counts), ("", f"{duration(now - newest.at)} ago: {newest.words}{remedy}")]
+    more = f"more: `tt explain {name}`"
+    return [("troubles", counts), ("", f"{duration(now - newest.at)} ago: {newest.words}{remedy}"), ("", more)]
 
 
 def _gone(status: Status, now: float) -> list[Text]:
