@@ -1,4 +1,4 @@
-"""The notebooks of docs/, cell by cell, in a kernel of their own: joining a real swarm, and drawing."""
+"""The notebooks of docs/, cell by cell, in a kernel of their own: joining a real swarm, drawing, the memory tutorial."""
 
 from __future__ import annotations
 
@@ -98,6 +98,15 @@ def test_return_join_leave_and_draw(swarm: LocalSwarm, tmp_path: Path, monkeypat
 def test_what_goes_wrong_stops_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CellExecutionError, match="tt infer ended with exit code 2"):
         executed("infer.ipynb", tmp_path, monkeypatch, TT_NOTEBOOK_RUN="no-such-run")
+
+
+def test_fine_tune_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"TT_NOTEBOOK_STEPS": "3", "TT_NOTEBOOK_FLAGS": "--tiny --batch 4", "TT_NOTEBOOK_SAVE": "kept"}
+    source = {"TT_NOTEBOOK_SOURCE": str(NOTEBOOKS.parents[1])}
+    text = printed(executed("memory.ipynb", tmp_path, monkeypatch, **settings, **source))
+    assert "GPT-2 large: 774,030,080 parameters" in text and "✓ it fits" in text
+    assert text.count(": loss ") == 3 and "the calculator was off by" in text
+    assert (tmp_path / "kept" / "step-000003" / "model.safetensors").is_file()
 
 
 @pytest.mark.parametrize("name", [path.name for path in sorted(NOTEBOOKS.glob("*.ipynb"))])

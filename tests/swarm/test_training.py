@@ -123,8 +123,11 @@ def test_two_peers_in_client_mode_alone_say_what_they_wait_for(start_swarm: Star
     client = swarm.start_trainer("cleo", batch_size=4, seed=0, client_mode=True)
     assert swarm.wait(lambda: any(event.phase == "waiting" for event in client.of(Phase)), WAIT)
     assert not client.of(Step)
+    aux = swarm.members["aux"]
+    assert swarm.wait(lambda: any("--assist would help" in event.reason for event in aux.of(Phase)), WAIT)
     swarm.start_trainer("anna", batch_size=4, seed=1)
     wait_for_step(swarm, 2, "anna", "cleo")
+    assert swarm.wait(lambda: aux.of(Phase)[-1].phase == "serving", WAIT)
 
 
 @pytest.mark.parametrize("poison", ["local", "remote"])

@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -136,6 +137,18 @@ def _leave(keeper: Keeper, recorder: Recorder, order: RollBack) -> None:
     recorder.go_back(order.step, order.order)
 
 
+def phase_of(records: Iterable[PeerRecord]) -> tuple[str, str]:
+    """What the swarm lets this peer do, and why; says so where nobody can make a step."""
+    records = list(records)
+    trainers = sum(record.role == "trainer" for record in records)
+    if not trainers:
+        return "waiting", "for trainers"
+    words = f"{trainers} trainer{'' if trainers == 1 else 's'}"
+    if any(record.averages and not record.client_mode for record in records):
+        return "serving", words
+    return "waiting", f"for one who accepts connections: {words} in client mode make no step; --assist would help them"
+
+
 class _Service:
     """One look at the swarm after the other."""
 
@@ -235,11 +248,7 @@ class _Service:
         if now >= self._written_at + (LARGE_SNAPSHOT_SECONDS if len(view.records) > LARGE_SNAPSHOT_PEERS else 0.0):
             self._written_at = now
             self._recorder.put("snapshot", {key: value for key, value in told.items() if key != "history"})
-        trainers = sum(record.role == "trainer" for record in view.records)
-        reason = f"{trainers} trainer{'' if trainers == 1 else 's'}" if trainers else "for trainers"
-        phase = ("serving" if trainers else "waiting", reason)
-        if paused := self._steering.paused:
-            phase = "waiting", paused
+        phase = ("waiting", paused) if (paused := self._steering.paused) else phase_of(view.records)
         if phase != self._phase:
             self._phase = phase
             self._emit(Phase(*phase))
