@@ -84,8 +84,11 @@ def test_the_version(tt: Tt) -> None:
         (["jion"], "no command is called 'jion'; did you mean `tt join`?"),
         (["xyz"], "no command is called 'xyz'; there are demo, join, aux-peer"),
         (["--jsn"], "no such flag: --jsn; see `tt --help`"),
-        (["whoami", "--jsn"], "unrecognized arguments: --jsn; see `tt whoami --help`"),
-        (["whoami", "x"], "unrecognized arguments: x; see `tt whoami --help`"),
+        (["whoami", "--jsn"], "no such flag: --jsn; did you mean --json?"),
+        (["whoami", "--zzz=1"], "no such flag: --zzz; see `tt whoami --help`"),
+        (["data", "encode", "a", "b", "--batchsize", "4"], "no such flag: --batchsize; did you mean --batch?"),
+        (["data", "encode", "a", "b", "--x"], "no such flag: --x; see `tt data encode --help`"),
+        (["whoami", "x"], "too many arguments: x; see `tt whoami --help`"),
     ],
 )
 def test_wrong_words_are_one_line_and_exit_code_2(

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tt_cli import __version__
 from tt_cli.errors import TTError, UsageError
@@ -72,7 +72,17 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UsageError in one line, with the way to the help."""
-        raise UsageError(f"{message}; see `{self.prog} --help`")
+        raise UsageError(message if message.endswith("?") else f"{message}; see `{self.prog} --help`")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """What argparse's does, but nothing may be unknown, in whom it concerns: `tt data encode`, not `tt data`."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if not unknown:
+            return found, unknown
+        flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+        close = difflib.get_close_matches(flag, self._option_string_actions, n=1) if flag else []
+        hint = f"; did you mean {close[0]}?" if close else ""
+        self.error(f"no such flag: {flag}{hint}" if flag else f"too many arguments: {' '.join(unknown)}")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
