@@ -96,9 +96,8 @@ def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int
             assert group_id == GROUP
             return runtime_pb2.ExpertInfo(serialized_info=shown[self.peer].answer(str(PEERS[0]), asked, part))
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audit, "pick", lambda runner: (PEERS[reducer], index))
-        return asyncio.run(audit.audit(runners[PEERS[0]], commitments(outcomes[0]), RULES, Stub, 5.0))
+    place = PEERS[reducer], index
+    return asyncio.run(audit.audit(runners[PEERS[0]], place, commitments(outcomes[0]), RULES, Stub, 5.0))
 
 
 def test_an_honest_round_stands_every_audit() -> None:

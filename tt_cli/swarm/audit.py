@@ -1,9 +1,10 @@
-"""Random parts of an average are computed again by members that did not reduce them; a wrong one is proven.
+"""Parts of an average are computed again by members that did not reduce them; a wrong one is proven.
 
-After a committed round a member picks a part by chance. Its reducer shows the list of inputs to which it committed,
-each sender that took part what it sent of this part: all of it was signed (signed.py). What follows from them must be
-the average that everybody has. If not, the inputs and signatures together are an `Accusation` that everybody can check:
-it is kept, passed on to the other members (proofs.py), and whoever is guilty is in no further round.
+After a committed round a member may pick a part (picking.py). Its reducer shows the list of inputs to which it
+committed, each sender that took part what it sent of this part: all of it was signed (signed.py). What follows from
+them must be the average that everybody has. If not, the inputs and signatures together are an `Accusation` that
+everybody can check: it is kept, passed on to the other members (proofs.py), and whoever is guilty is in no further
+round.
 
 A reducer cannot know which parts will be looked at, for they are picked when its averages are signed. A sender that
 does not show its part keeps the reducer from being proven guilty, so it is named.
@@ -14,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import secrets
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ from hivemind.utils import MSGPackSerializer, get_logger
 
 from tt_cli.run import RunConfig, folders
 from tt_cli.swarm.membership import Membership, admits
+from tt_cli.swarm.picking import Picker, Place
 from tt_cli.swarm.proofs import Court, Proofs, header_of, pass_on, read_header
 from tt_cli.swarm.runner import Runner, too_few
 from tt_cli.swarm.settle import Settlement
@@ -43,8 +44,6 @@ from tt_cli.swarm.signed import (
 
 logger = get_logger(__name__)
 
-SHARE = 0.05  # of the bytes of a round that audits may cost on average,
-LEAST = 0.25  # but an audit every so many rounds there is at least
 ANSWERS = 8  # that one member gets for a round
 
 
@@ -98,17 +97,6 @@ def _commitment(runner: Runner, reducer: PeerID, envelope: bytes) -> Commitment:
     return commitment
 
 
-def pick(runner: Runner) -> tuple[PeerID, int] | None:
-    """A part to compute again: its reducer, and its place among the reducer's parts. None: not this time."""
-    others = [reducer for reducer in runner.reducers if reducer != runner.me]
-    parts = [(reducer, place) for reducer in others for place in range(len(runner.parts_of(reducer)))]
-    if not parts:
-        return None
-    cost = len(runner.members) * runner.store.buffer.nbytes / len(runner.parts)
-    chance = max(LEAST, SHARE * 2 * runner.store.buffer.nbytes / cost)
-    return secrets.choice(parts) if secrets.randbelow(10**6) < chance * 10**6 else None
-
-
 class Shown:
     """Answers the audits of others: this peer's inputs as a reducer, and its own parts as a sender."""
 
@@ -145,11 +133,15 @@ def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes, str, int | Non
 
 
 async def audit(
-    runner: Runner, commitments: Mapping[str, bytes], rules: Rules, stub_of: Callable[[PeerID], Any], patience: float
+    runner: Runner,
+    picked: Place | None,
+    commitments: Mapping[str, bytes],
+    rules: Rules,
+    stub_of: Callable[[PeerID], Any],
+    patience: float,
 ) -> Finding:
-    """Compute one part again, if chance has it. Never raises for what others do."""
+    """Compute one part again, if one was picked. Never raises for what others do."""
     finding = Finding()
-    picked = pick(runner)
     if picked is None or str(picked[0]) not in commitments:
         return finding
     reducer, index = picked
@@ -227,6 +219,7 @@ class Audits(ServicerBase):
         self._shown: dict[bytes, Shown] = {}
         self._doubts: dict[str, str] = {}
         self._audit: asyncio.Task[None] | None = None
+        self._picker = Picker()
 
     def unsigned(self, runner: Runner, settlement: Settlement) -> dict[str, str]:
         """Reducers that did not sign the averages that everybody has, with words: no step is made with those."""
@@ -242,7 +235,8 @@ class Audits(ServicerBase):
         return doubts
 
     async def _look(self, runner: Runner, commitments: Mapping[str, bytes], stub_of: Callable[[PeerID], Any]) -> None:
-        finding = await audit(runner, commitments, self.rules, stub_of, self._patience)
+        picked = await asyncio.to_thread(self._picker.pick, runner)
+        finding = await audit(runner, picked, commitments, self.rules, stub_of, self._patience)
         if list(self._rounds)[-1:] == [runner.group_id]:  # else what was sent may be gone
             self._doubts |= finding.doubts
         if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
