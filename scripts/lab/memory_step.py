@@ -4,7 +4,7 @@ Models are transformers' own classes made from small configurations, and the pro
 profiler sees every allocation; to that come the tensors that exist before the step (weights, gradients, optimizer
 state, batch). On a GPU torch.cuda.max_memory_allocated tells the same. Reads a JSON object from standard input,
 prints one.
-Used by scripts/bench_memory_model.py.
+Used by scripts/bench_memory_model.py and scripts/finetune_gpt2.py.
 """
 
 from __future__ import annotations
@@ -64,15 +64,17 @@ def built(model: Architecture, attention: str) -> nn.Module:
     )  # fmt: skip
 
 
-def optimizer_of(name: str, bits: int, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Adam's 16-bit state is what torch gives 16-bit weights."""
+def optimizer_of(
+    name: str, bits: int, parameters: Iterable[nn.Parameter], *, rate: float = 1e-4
+) -> torch.optim.Optimizer:
+    """Adam's 16-bit state is what torch gives 16-bit weights. rate: Adam's learning rate."""
     if name == "adafactor":
         return torch.optim.Adafactor(parameters, lr=1e-3)
     if name == "adam" and bits == 8:
         import bitsandbytes
 
-        return bitsandbytes.optim.AdamW8bit(parameters, lr=1e-4)  # type: ignore[attr-defined]
-    return torch.optim.AdamW(parameters, lr=1e-4)
+        return bitsandbytes.optim.AdamW8bit(parameters, lr=rate)  # type: ignore[attr-defined]
+    return torch.optim.AdamW(parameters, lr=rate)
 
 
 def tensors_of(module: nn.Module, optimizer: torch.optim.Optimizer, batch: Iterable[Tensor]) -> int:

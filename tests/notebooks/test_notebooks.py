@@ -1,4 +1,4 @@
-"""The notebooks of docs/, cell by cell, in a kernel of their own: joining a real swarm, drawing, the memory tutorial."""
+"""The notebooks of docs/, cell by cell, in a kernel of their own: a real swarm, drawing, the memory tutorial."""
 
 from __future__ import annotations
 
