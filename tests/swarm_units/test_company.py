@@ -86,14 +86,27 @@ def test_who_holds_the_others_up_is_named_for_some_steps(monkeypatch: pytest.Mon
     members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
     for epoch in range(1, burden.OFTEN + 1):
         result = RoundResult(complete=True, members=members, late={"slow": 30.0})
-        mine.due(4.0)
         mine.ended(result, (), (), epoch)
         clock.now += 40.0
-        found = mine.stepped(epoch, result)
+        found = mine.stepped(epoch, result, computing=10.0)
         assert bool(found) == (epoch == burden.OFTEN)
     assert set(found) == {"slow"} == set(mine.slow)
     mine.stepped(epoch + burden.FIRST_STEPS + 1, None)
     assert not mine.slow, "it may come again"
+
+
+def test_nobody_is_blamed_while_the_swarm_computes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow line costs nothing where its rounds end before the next step's samples are there."""
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(company_room, "time", clock)
+    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
+    mine = Company("me", board, lambda: (), patience=2.0)
+    members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
+    for epoch in range(1, 9):
+        result = RoundResult(complete=True, members=members, late={"slow": 30.0})
+        mine.ended(result, (), (), epoch)
+        clock.now += 40.0
+        assert not mine.stepped(epoch, result, computing=39.0)
 
 
 def test_a_line_that_fails_with_most_of_the_others_blames_none_of_them() -> None:
@@ -102,7 +115,6 @@ def test_a_line_that_fails_with_most_of_the_others_blames_none_of_them() -> None
         members=dict.fromkeys(("me", "b", "c", "d"), {}), failed={"b": "x", "c": "x"}, seconds={"commit": 9.0}
     )
     for epoch in range(1, 9):
-        mine.due(float("inf"))
         mine.ended(failed, (), (), epoch)
         assert not mine.stepped(epoch, failed)
 

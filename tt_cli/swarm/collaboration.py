@@ -331,7 +331,6 @@ class Collaboration:
         started = time.monotonic()
         self._hold()
         held = time.monotonic() - started
-        self._company.due(self._samples_of_swarm(self.board.view) / self._target if self._delayed else math.inf)
         view = self.board.view if self._gathering.found else self._wait_for_late(started)
         while not self._closing and self.steering.due is None:
             if self._behind(view):
@@ -404,7 +403,8 @@ class Collaboration:
             return
         stepped = time.monotonic()
         self.board.stepped(*self._state.position)
-        self.tell.left_out(self._company.stepped(self.epoch, result))
+        computing = self._target / max(self.board.view.samples_per_second(), 1e-9) if self._delayed else 0.0
+        self.tell.left_out(self._company.stepped(self.epoch, result, computing))
         held = self._accumulator.held
         samples, loss = (held.samples, held.mean(held.total)) if result is None else result.samples_and_loss()
         self._last_loss = self._accumulator.release()

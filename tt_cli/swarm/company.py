@@ -43,7 +43,7 @@ class Company:
         self.avoided, self.slow = dict[str, int](), dict[str, int]()
         self._left_out: frozenset[str] = frozenset()  # of whom most say so
         self._attendance, self._burdens = Attendance(), Burdens(patience)
-        self._stepped_at, self._ready = time.monotonic(), 0.0
+        self._stepped_at = time.monotonic()
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
         self._again = threading.Event()
 
@@ -136,13 +136,10 @@ class Company:
             self.avoided[peer_id] = epoch + AVOIDED_STEPS
         self.avoided.pop(self._me, None)
 
-    def due(self, surplus: float) -> None:
-        """A step begins. surplus: samples of the swarm over those that the step needs: they lay ready for a while."""
-        self._ready = 1.0 - 1.0 / max(1.0, surplus)
-
-    def stepped(self, epoch: int, result: RoundResult | None) -> dict[str, Burden]:
+    def stepped(self, epoch: int, result: RoundResult | None, computing: float = 0.0) -> dict[str, Burden]:
         """This peer came to `epoch`: those who spoiled rounds before may come again.
 
+        computing: seconds in which the swarm computes the samples of a step, where it does so while it averages.
         Returns of whom it says from now on that the swarm is faster without it.
         """
         self._disputed = frozenset()
@@ -152,7 +149,7 @@ class Company:
         samples = (
             {peer: said.get("samples") or 0 for peer, said in result.members.items()} if result is not None else {}
         )
-        found = self._burdens.stepped(epoch, now - before, self._ready * (now - before), samples)
+        found = self._burdens.stepped(epoch, now - before, max(0.0, now - before - computing), samples)
         found.pop(self._me, None)
         self.slow = {peer_id: until for peer_id, until in self.slow.items() if until >= epoch}
         self.slow |= {peer_id: epoch + burden.steps for peer_id, burden in found.items()}
