@@ -54,6 +54,15 @@ def test_one_slow_step_is_forgiven() -> None:
         assert not burdens.stepped(epoch, 40.0 if epoch == 10 else 10.0, 10.0, samples)
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_nor_is_one_failed_round_held_against_anybody_among_quick_steps(place: int) -> None:
+    """A first round that broke off after five seconds, and two of a second each: three steps of 3 s on average."""
+    burdens = Burdens(0.5)
+    for epoch, late in enumerate([0.0] * place + [5.0] + [0.0] * (2 - place), 1):
+        burdens.round_ended({"a": late})
+        assert not burdens.stepped(epoch, 1.0 + late, 1.0 + late, HONEST)
+
+
 def test_who_makes_rounds_fail_is_charged_with_all_of_their_time() -> None:
     burdens, found = Burdens(2.0), {}
     for epoch in range(1, OFTEN + 1):

@@ -3,8 +3,8 @@
 A member may use up nearly all of everybody's patience in each message and never fail; rounds then end, and take ten
 times as long. So every member measures by its own clock how much later each of the others ended what it did in a round
 than most did. Without a member that computes the share s of the samples a step would take 1 / (1 - s) times as long as
-it does now less the time for which this member holds it up. Where that is shorter by a tenth, over the last rounds and
-not in one, the swarm learns more without it. A member says so in its record, for some steps, and for twice as many each
+it does now less the time for which this member holds it up. Where that is shorter by a tenth, in most of the last steps
+and in all of them together, the swarm learns more without it. A member says so in its record, for some steps, and for twice as many each
 time again; who is named by more than half is left out. Unlike measurements so never part the members.
 
 What a slow line costs is free while the device computes on (delayed updates): only time counts in which the samples of
@@ -113,7 +113,9 @@ class Burdens:
             seen = self._seen.setdefault(one, deque(maxlen=WINDOW))
             seen.append((epoch, min(now.get(one, 0.0), idle), whole, share))
             _, cost, usual, given = (sum(column) / len(seen) for column in zip(*seen, strict=True))
-            if (len(seen) >= OFTEN or one in self._left_out) and self._too_much(cost, usual, given):
+            heavy = sum(self._too_much(*step) for _, *step in seen)  # not by one round that failed
+            often = (len(seen) >= OFTEN or one in self._left_out) and 2 * heavy > len(seen)
+            if often and self._too_much(cost, usual, given):
                 steps = min(MOST_STEPS, 2 * self._left_out[one][0]) if one in self._left_out else FIRST_STEPS
                 found[one] = Burden(cost, usual, given, steps)
                 self._left_out[one] = steps, epoch + steps
