@@ -4,8 +4,9 @@ A member may use up nearly all of everybody's patience in each message and never
 times as long. So every member measures by its own clock how much later each of the others ended what it did in a round
 than most did. Without a member that computes the share s of the samples a step would take 1 / (1 - s) times as long as
 it does now less the time for which this member holds it up. Where that is shorter by a tenth, in most of the last steps
-and in all of them together, the swarm learns more without it. A member says so in its record, for some steps, and for twice as many each
-time again; who is named by more than half is left out. Unlike measurements so never part the members.
+and in all of them together, the swarm learns more without it. A member says so in its record, for some steps, and for
+twice as many each time again; who is named by more than half is left out. Unlike measurements so never part the
+members.
 
 What a slow line costs is free while the device computes on (delayed updates): only time counts in which the samples of
 the next step lay ready. Who says that somebody else held it up shares its time with that one: neither can an attacker
