@@ -19,15 +19,16 @@ first picture's (null where it was not measured).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import platform
+import queue
 import re
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,6 +51,7 @@ class Newcomer:
         self.folder, self.host, self.commands = folder or clone, host, 0
         self._environment = {**os.environ, "TT_HOME": str(home), "PATH": f"{clone / '.venv/bin'}:{os.environ['PATH']}"}
         self._running: list[subprocess.Popen[str]] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
     def types(self, *command: str, until: Callable[[str], Any] | None = None) -> Any:
         """Start a command; until: a function of a line it says, whose first true answer is returned while it goes on.
@@ -61,24 +63,25 @@ class Newcomer:
         options: dict[str, Any] = {"cwd": self.folder, "env": self._environment, "text": True}
         process = start(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, **options)
         self._running.append(process)
-        said: list[str] = []
-        began = time.monotonic()
-        for line in process.stdout:
-            said.append(line)
-            if until is not None and (found := until(line)):
-                return found
-            if time.monotonic() > began + LONGEST:
-                break
-        if until is not None or process.wait(timeout=LONGEST) != 0:
-            raise SystemExit(f"{' '.join(command)}:\n" + "".join(said[-20:]))
-        return None
+        self._lines = queue.SimpleQueue()
+        threading.Thread(target=_read, args=(process, self._lines), daemon=True).start()
+        return self.hears(until)
 
-    def awaits_the_end(self) -> None:
-        """Of the last command. Raises SystemExit where it fails."""
-        process = self._running[-1]
-        said = process.communicate(timeout=LONGEST)[0]
-        if process.returncode != 0:
-            raise SystemExit(f"exit code {process.returncode}:\n{said[-2000:]}")
+    def hears(self, until: Callable[[str], Any] | None = None) -> Any:
+        """What the last command says from now on, as in `types`."""
+        said: list[str] = []
+        process, ends = self._running[-1], time.monotonic() + LONGEST
+        try:
+            while (line := self._lines.get(timeout=max(0.0, ends - time.monotonic()))) is not None:
+                said.append(line)
+                if until is not None and (found := until(line)):
+                    return found
+            failed = until is not None or process.wait() != 0
+        except queue.Empty:
+            failed = True
+        if failed:
+            raise SystemExit(f"{' '.join(map(str, process.args))}:\n" + "".join(said[-20:]))
+        return None
 
     def leaves(self) -> None:
         """End what still runs."""
@@ -86,8 +89,14 @@ class Newcomer:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
         for process in self._running:
-            with contextlib.suppress(ValueError):  # it was read to its end before
-                process.communicate(timeout=60)
+            process.wait(timeout=60)
+
+
+def _read(process: subprocess.Popen[str], lines: queue.SimpleQueue[str | None]) -> None:
+    """All that it says, to its end: a full pipe would stop it. None: nothing more comes."""
+    for line in process.stdout or ():
+        lines.put(line)
+    lines.put(None)
 
 
 def first_picture(clone: Path, folder: Path) -> dict[str, Any]:
@@ -98,7 +107,7 @@ def first_picture(clone: Path, folder: Path) -> dict[str, Any]:
     demo = ("scripts/demo", "--plain", "--out", str(folder / "demo"), "--prompt", "a red apple")
     newcomer.types(*demo, until=lambda line: line.startswith("Done: "))
     set_up = time.monotonic() - began
-    newcomer.awaits_the_end()
+    newcomer.hears()
     took = time.monotonic() - began
     if not list((folder / "demo").rglob("*.png")):
         raise SystemExit(f"no picture in {folder / 'demo'}")
@@ -135,7 +144,7 @@ def own_run(clone: Path, folder: Path) -> dict[str, Any]:
         newcomer.types("tt", "init", "my-run", "--yes", "--size", "tiny", "--batch", "64")
         newcomer.types("tt", "check", "my-run/run.toml")
         listens = ("--announce", f"/ip4/127.0.0.1/tcp/{PORT}", "--no-publish")
-        run, peer = newcomer.types("tt", "aux-peer", "my-run/run.toml", *listens, until=line_to_join)
+        _, peer = newcomer.types("tt", "aux-peer", "my-run/run.toml", *listens, until=line_to_join)
         newcomer.types("tt", "join", "my-run/run.toml", "--peer", peer, "--json", until=has_stepped)
         took = time.monotonic() - began
     finally:

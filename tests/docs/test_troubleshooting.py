@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ast
-import re
 from functools import cache
 from pathlib import Path
 
 from tests.docs.links import anchors
+from tt_cli.cli.troubles import BLANK, pattern, quotes
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/troubleshooting.md"
-BLANK = "…"
 
 
 def text_of(node: ast.expr | None) -> str:
@@ -57,12 +56,6 @@ def test_every_kind_of_trouble_has_an_anchor() -> None:
 
 
 def test_what_is_quoted_is_what_the_tool_says() -> None:
-    quotes = [quote for quote in re.findall(r"`([^`\n]+)`", PAGE.read_text(encoding="utf-8")) if " " in quote]
-    quotes = [quote for quote in quotes if not quote.startswith(("tt ", "sudo ", "unset "))]
-    assert len(quotes) > 80
-    unknown = []
-    for quote in quotes:
-        pattern = re.compile(".*".join(map(re.escape, quote.strip(BLANK).split(BLANK))))
-        if not any(pattern.search(text) for text in said()):
-            unknown.append(quote)
-    assert not unknown
+    found = quotes(PAGE.read_text(encoding="utf-8"))
+    assert len(found) > 80
+    assert not [quote for quote in found if not any(map(pattern(quote).search, said()))]

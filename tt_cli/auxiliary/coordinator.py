@@ -146,7 +146,10 @@ def phase_of(records: Iterable[PeerRecord]) -> tuple[str, str]:
     words = f"{trainers} trainer{'' if trainers == 1 else 's'}"
     if any(record.averages and not record.client_mode for record in records):
         return "serving", words
-    return "waiting", f"for one who accepts connections: {words} in client mode make no step; --assist would help them"
+    return (
+        "waiting",
+        f"for one who accepts connections: {words} in client mode, so no step is made; --assist would help",
+    )
 
 
 class _Service:

@@ -165,6 +165,7 @@ def _writing(path: Path) -> Iterator[None]:
 def _publish(args: argparse.Namespace) -> int:
     from tt_cli.data.publishing import finished_folder, publish
     from tt_cli.memory import shown
+    from tt_cli.supervisor.drawing import plural
 
     encoded = finished_folder(args.out)
 
@@ -176,7 +177,7 @@ def _publish(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps({"published": address, "rows": rows, "shards": len(encoded.shards), "bytes": size}))
     else:
-        shards = _counted(len(encoded.shards), "shard")
+        shards = plural(len(encoded.shards), "shard")
         print(f"Published: {address}, {rows:,} rows in {shards} of {shown(size)} together.")
     return 0
 
@@ -185,6 +186,7 @@ def _encode(args: argparse.Namespace) -> int:
     from tt_cli.data import encoding, journal, load_vqgan
     from tt_cli.data.sources import open_source
     from tt_cli.run import load_run
+    from tt_cli.supervisor.drawing import plural
 
     config = load_run(args.run)
     device = _device(args.device)
@@ -200,7 +202,7 @@ def _encode(args: argparse.Namespace) -> int:
         if args.batch:
             batch, reason = args.batch, f"{args.batch} pictures at a time, as --batch says"
         workers = args.workers or (max(1, min(16, encoding.cores() - 1)) if device.type != "cpu" else 1)
-        tell = _teller(args.json, f"{device}; {reason}; {_counted(workers, 'process', 'processes')} to decode them")
+        tell = _teller(args.json, f"{device}; {reason}; {plural(workers, 'worker')} to decode them")
         done = encoding.encode(
             source,
             config,
@@ -248,17 +250,14 @@ def _left(seconds: float | None) -> str:
     return f", {hours}:{minutes:02}:{rest:02} left" if hours else f", {minutes}:{rest:02} left"
 
 
-def _counted(number: int, one: str, many: str = "") -> str:
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
 def _summary(progress: Progress) -> str:
     from tt_cli.memory import shown
+    from tt_cli.supervisor.drawing import plural
 
     counts = progress.counts
     lines = [
         f"{counts.get('kept', 0):,} of {counts.get('seen', 0):,} pictures are encoded, in "
-        f"{_counted(progress.shards, 'shard')} of {shown(progress.bytes)} together."
+        f"{plural(progress.shards, 'shard')} of {shown(progress.bytes)} together."
     ]
     lines += [f"  left out, {words}: {counts[key]:,}" for key, words in LEFT_OUT.items() if counts.get(key)]
     return "\n".join(lines)

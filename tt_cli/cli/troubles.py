@@ -55,8 +55,7 @@ def sections() -> dict[str, Section]:
     found = {}
     for title, rest in zip(parts[1::2], parts[2::2], strict=True):
         text = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0].strip()
-        quotes = [quote for quote in re.findall(r"`([^`\n]+)`", text) if " " in quote.strip(BLANK + " ")]
-        patterns = tuple(_pattern(quote) for quote in quotes if not quote.startswith(("tt ", "sudo ", "unset ")))
+        patterns = tuple(pattern(quote) for quote in quotes(text) if " " in quote.strip(BLANK + " "))
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
         found[anchor] = Section(anchor, title, text, patterns)
     return found
@@ -78,7 +77,14 @@ def of_error(error: Exception) -> str:
     return found.anchor if found else BY_ROOM.get(_room(error.__traceback__), OTHERWISE)
 
 
-def _pattern(quote: str) -> re.Pattern[str]:
+def quotes(text: str) -> list[str]:
+    """The lines of the tool in a text; commands, which are quoted too, are left out."""
+    found = [quote for quote in re.findall(r"`([^`\n]+)`", text) if " " in quote]
+    return [quote for quote in found if not quote.startswith(("tt ", "sudo ", "unset "))]
+
+
+def pattern(quote: str) -> re.Pattern[str]:
+    """Of a quoted line, with anything where it has a BLANK."""
     return re.compile(".*".join(re.escape(part) for part in quote.strip(BLANK).split(BLANK)), re.DOTALL)
 
 

@@ -245,7 +245,6 @@ class Table(Form):
     answers: dict[str, list[list[tuple[int, int]]]]
     flops: dict[str, int]
     examples: int
-    examples_reason: str
     gradient_bytes: int
     usable: float
     gpus: list[NamedGpu]
