@@ -18,25 +18,30 @@ from tt_cli.model.allocator import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 faults = []
-for _ in range(5):
+for _ in range(30):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     block = torch.ones(10 << 20)  # 40 MiB
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
     del block
-print(min(faults[1:]))
+print(*faults[20:])
 """
 
 
-def faults(mode: str) -> int:
+def faults(mode: str) -> list[int]:
+    """Pages taken at each of the last ten blocks: at first a few more lie side by side, until a hole fits."""
     done = subprocess.run([sys.executable, "-c", SCRIPT, mode], capture_output=True, text=True, check=True)
-    return int(done.stdout)
+    return [int(count) for count in done.stdout.split()]
 
 
 def test_freed_blocks_are_used_again() -> None:
-    """Without the setting each block of 40 MiB is paged in anew; with it, not one page is."""
+    """Without the setting each block of 40 MiB is paged in anew; with it, not one page is.
+
+    glibc gives an aligned block no hole of just its size, and what small objects leave free beside it differs from
+    start to start: the first handful of blocks may each lie behind the last.
+    """
     pages = (40 << 20) // 4096
-    assert faults("default") > pages / 1024  # huge pages are 2 MiB
-    assert faults("keep") < 10
+    assert min(faults("default")) > pages / 1024  # huge pages are 2 MiB
+    assert max(faults("keep")) < 10
 
 
 def test_free_memory_is_there() -> None:
