@@ -24,7 +24,6 @@ import os
 import platform
 import queue
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -87,7 +86,7 @@ class Newcomer:
         """End what still runs."""
         for process in reversed(self._running):
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+                process.terminate()  # as Ctrl-C, which who was started in the background does not hear
         for process in self._running:
             process.wait(timeout=60)
 
@@ -111,6 +110,7 @@ def first_picture(clone: Path, folder: Path) -> dict[str, Any]:
     took = time.monotonic() - began
     if not list((folder / "demo").rglob("*.png")):
         raise SystemExit(f"no picture in {folder / 'demo'}")
+    print(f"first picture: {took / 60:.1f} minutes, {set_up / 60:.1f} of them the set-up", file=sys.stderr)
     return {
         "setup_minutes": set_up / 60,
         "first_picture_minutes": took / 60,
@@ -133,6 +133,7 @@ def two_machines(clone: Path, folder: Path) -> dict[str, Any]:
         finally:
             other.leaves()
             one.leaves()
+    print(f"two machines: {took / 60:.1f} minutes", file=sys.stderr)
     return {"two_machines_minutes": took / 60, "two_machines_commands": one.commands + other.commands}
 
 

@@ -45,7 +45,7 @@ def test_compose_keeps_the_aux_peer_from_what_it_does_not_need() -> None:
     assert aux["depends_on"]["database"]["condition"] == "service_healthy"
     assert services["prometheus"]["profiles"] == ["prometheus"]
     outside = [port for service in services.values() for port in service.get("ports", [])]
-    assert [port for port in outside if not port.startswith("127.0.0.1:")] == ["31337:31337"]
+    assert [port for port in outside if not port.startswith("127.0.0.1:")] == ["31337:31337", "31338:31338"]
     assert set(content["volumes"]) == {"database", "prometheus"}
     gateway = content["networks"]["default"]["ipam"]["config"][0]["subnet"].replace(".0/24", ".1")
     assert aux["command"][-1] == gateway

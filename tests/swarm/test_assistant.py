@@ -1,4 +1,4 @@
-"""`tt aux-peer --assist`: peers in client mode, of whom nobody accepts connections, train together."""
+"""The assistant of `tt aux-peer`: peers in client mode, of whom nobody accepts connections, train together."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from tt_cli.supervisor.local_swarm import LocalSwarm
 def test_notebooks_alone_train_with_an_assistant_and_hand_the_state_on(tmp_path: Path) -> None:
     run = tiny_run()
     with (
-        AuxCommand(run, tmp_path / "aux", "--assist", "--no-web", "--port", "0") as aux,
+        AuxCommand(run, tmp_path / "aux", "--no-web", "--port", "0") as aux,
         LocalSwarm(run.to_toml(), tmp_path / "trainers") as swarm,
     ):
         swarm.addresses = aux.addresses
-        aux.need(lambda: bool(aux.said("assists from step 0")), "the assistant to take part")
         anna = swarm.start_trainer("anna", batch_size=4, seed=0, client_mode=True)
         ben = swarm.start_trainer("ben", batch_size=4, seed=1, client_mode=True)
+        aux.need(lambda: bool(aux.said("assists from step 0")), "the assistant to start by itself")
+        assert len(aux.said("in client mode, so nobody can make a step: starting the assistant")) == 1
         done = swarm.wait(lambda: all(len(committed(one)) >= 3 for one in (anna, ben)), WAIT)
         assert done, anna.worker.log.read_text()
         both = [event for event in committed(anna) if len(event.members) == 3]

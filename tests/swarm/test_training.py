@@ -124,7 +124,7 @@ def test_two_peers_in_client_mode_alone_say_what_they_wait_for(start_swarm: Star
     assert swarm.wait(lambda: any(event.phase == "waiting" for event in client.of(Phase)), WAIT)
     assert not client.of(Step)
     aux = swarm.members["aux"]
-    assert swarm.wait(lambda: any("--assist would help" in event.reason for event in aux.of(Phase)), WAIT)
+    assert swarm.wait(lambda: any("the assistant helps (--assist)" in event.reason for event in aux.of(Phase)), WAIT)
     swarm.start_trainer("anna", batch_size=4, seed=1)
     wait_for_step(swarm, 2, "anna", "cleo")
     assert swarm.wait(lambda: aux.of(Phase)[-1].phase == "serving", WAIT)

@@ -148,7 +148,7 @@ def phase_of(records: Iterable[PeerRecord]) -> tuple[str, str]:
         return "serving", words
     return (
         "waiting",
-        f"for one who accepts connections: {words} in client mode, so no step is made; --assist would help",
+        f"for one who accepts connections: {words} in client mode, so no step is made; the assistant helps (--assist)",
     )
 
 

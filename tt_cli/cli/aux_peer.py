@@ -7,7 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,12 +69,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MINUTES",
         help=f"at most one in so many (default {EVERY_MINUTES:g}); the run's last step at once",
     )
-    assistant = parser.add_argument_group("assistant")
-    assistant.add_argument(
-        "--assist",
-        action="store_true",
-        help="take part in averaging without training: peers in client mode, such as notebooks, then need no others",
+    assistant = parser.add_argument_group(
+        "assistant", "takes part in averaging without training; starts by itself once all trainers are in client mode"
     )
+    assists = assistant.add_mutually_exclusive_group()
+    assists.add_argument("--assist", action="store_true", help="start it at once: peers in client mode need no others")
+    assists.add_argument("--no-assist", action="store_true", help="never")
     assistant.add_argument(
         "--assist-port", type=port, metavar="N", help="its TCP port (default: the one after the aux peer's)"
     )
@@ -112,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
     from tt_cli.auth.admission import Admission
     from tt_cli.auxiliary.evaluator_part import evaluator_part
     from tt_cli.auxiliary.publisher_part import publisher_part
+    from tt_cli.auxiliary.standby import Standby
     from tt_cli.auxiliary.store import DATABASE, database_url
     from tt_cli.auxiliary.web_part import WebOptions, web_part
     from tt_cli.database import Database
@@ -143,8 +144,8 @@ def run(args: argparse.Namespace) -> int:
         "port": config.peers.coordinator_port if args.port is None else args.port,
         "announce": args.announce,
     }
-    if args.assist_port is not None and not args.assist:
-        raise UsageError("--assist-port: add --assist, which switches the assistant on")
+    if args.assist_port is not None and args.no_assist:
+        raise UsageError("--assist-port: there is no assistant with --no-assist")
     slot = claim_slot(folders.run_folder(config), AUX)
     status = new_status(args.run, config.identity, "aux", config.schedule.total_steps, __version__)
     status.log = str(slot.log)
@@ -159,6 +160,9 @@ def run(args: argparse.Namespace) -> int:
         worker = Worker("tt_cli.auxiliary", options, slot.log, {DATABASE: database})
         admitted.attach(worker)
         return worker
+
+    def assistant() -> AbstractContextManager[None]:
+        return _assistant(config, args, options, slot.folder / "assistant.log", screen)
 
     with (
         Control(slot, status, Limits(), by_hand=sys.stdin.isatty()) as control,
@@ -175,11 +179,12 @@ def run(args: argparse.Namespace) -> int:
         publisher_part(publish, database, slot.folder / "publisher.log", screen.show) if publish else nullcontext(),
         _authority(config, args, slot.folder / "authority.log", screen) if args.authority else nullcontext(),
         Admission(config, identity_name(slot), tell, here=True) as admitted,
-        _assistant(config, args, options, slot.folder / "assistant.log", screen) if args.assist else nullcontext(),
+        assistant() if args.assist else nullcontext(),
+        Standby(config, screen, assistant) as standby,
     ):
         if unpublished:
             tell(unpublished, "info")
-        supervise(start, screen, control)
+        supervise(start, screen if args.assist or args.no_assist else standby, control)
         admitted.check()
     return 0
 

@@ -62,6 +62,7 @@ def rendered(facts: Facts) -> dict[str, str]:
     words = {
         "name": facts.name,
         "port": str(facts.port),
+        "assistant_port": str(facts.port + 1),
         "host": facts.hosts[0],
         "hosts": " ".join(facts.hosts),
         "caddy_hosts": ", ".join(facts.hosts),

@@ -1,0 +1,106 @@
+"""Starts the assistant where no step can be made without it: all trainers are in client mode, and nobody can dial them.
+
+So it is with the first volunteers of most runs, whose routers let nobody in, and with notebooks. Of several auxiliary
+peers the one that leads does it. Once started it stays: what it does is worth its memory while anybody trains.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from tt_cli.auxiliary.lease import LeaseFile
+from tt_cli.errors import TTError
+from tt_cli.memory import shown, trainer_need
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.events import Event, Log, Snapshot
+from tt_cli.supervisor.host_memory import HostMemory, host_memory
+
+PATIENCE_SECONDS = 20.0  # somebody who accepts connections may be joining
+AGAIN_SECONDS = 600.0  # after it could not be started
+
+
+class Shows(Protocol):
+    """A screen, or anything else that follows events."""
+
+    def show(self, event: Event) -> None: ...
+
+
+class Standby:
+    """A context manager, and a screen that passes all events on to `screen`.
+
+    start: begins the assistant, which goes on until this is left; raises TTError where it cannot. It runs in the thread
+    that shows the coordinator's snapshots. memory: what is free, asked before that.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        screen: Shows,
+        start: Callable[[], AbstractContextManager[object]],
+        memory: Callable[[], HostMemory] = host_memory,
+    ):
+        self._run, self._screen, self._start, self._memory = run, screen, start, memory
+        self._lease = LeaseFile(folders.run_folder(run))
+        self._running = ExitStack()
+        self._started = False
+        self._due_at: float | None = None
+        self._told = ""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.close()
+
+    def show(self, event: Event) -> None:
+        """Pass it on; look at the swarm where it tells of that."""
+        self._screen.show(event)
+        if isinstance(event, Snapshot) and not self._started:
+            self._look(waiting_trainers(event.swarm["peers"]))
+
+    def _look(self, waiting: int) -> None:
+        now = time.monotonic()
+        if not waiting:
+            self._due_at = None
+        elif self._due_at is None:
+            self._due_at = now + PATIENCE_SECONDS
+        elif now >= self._due_at and not self._lease.other():
+            self._due_at = now + AGAIN_SECONDS
+            self._begin(waiting)
+
+    def _begin(self, waiting: int) -> None:
+        who = "the only trainer is" if waiting == 1 else f"all {waiting} trainers are"
+        why = f"{who} in client mode, so nobody can make a step"
+        # at most: it computes no gradients
+        free, takes = self._memory(), trainer_need(self._run, "cpu").host
+        of = f"{shown(free.free)} of {free.whose}'s {shown(free.total)} free, it takes at most {shown(takes)}"
+        if free.free < takes:
+            self._tell(f"{why}, and no assistant is started by itself: {of}; --assist starts it all the same", "error")
+            return
+        try:
+            self._running.enter_context(self._start())
+        except TTError as error:
+            self._tell(f"{why}, and the assistant does not start: {error}; it is tried again", "error")
+            return
+        self._started = True
+        self._tell(f"{why}: starting the assistant, as with --assist; {of}", "info")
+
+    def _tell(self, words: str, level: str) -> None:
+        """Once, until there is something else to tell."""
+        if words.partition(":")[0] != self._told:
+            self._told = words.partition(":")[0]
+            self._screen.show(Log(words, level))
+
+
+def waiting_trainers(peers: Iterable[Mapping[str, Any]]) -> int:
+    """How many trainers a snapshot names, none where somebody among those who average accepts connections."""
+    average = [peer for peer in peers if peer["role"] in ("trainer", "assistant")]
+    if any(not peer["client_mode"] for peer in average):
+        return 0
+    return sum(peer["role"] == "trainer" for peer in average)
