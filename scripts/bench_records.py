@@ -3,7 +3,8 @@
 
 An auxiliary peer (its own process, as `tt aux-peer` starts it) and 19 nodes, each of which publishes the records of its
 share of the simulated peers, one of each every `every_s` seconds: 15, as trainers do, and for many peers as often as
-this machine, which runs all nodes, keeps up with. What is measured in the --seconds after all have been published once:
+this machine, which runs all nodes, keeps up with; their records then count for longer, so that all are there. What is
+measured in the --seconds after all have been published once:
 
 - `snapshot_s`: an observer, as `tt monitor` is one, reads all records from the DHT, checks each signature, and makes a
   snapshot of them (median); `seen`: the peers in it; `records_kb`: their records, as JSON;
@@ -44,7 +45,8 @@ NODES, COUNTS = 20, (10, 100, 1000)
 QUICK_NODES, QUICK_COUNTS = 4, (10, 50)
 NODE = "scripts.lab.record_node"
 START_SECONDS = 600.0  # keys for a thousand peers are made first
-EVERY, MOST_PER_SECOND = 15.0, 4.0  # seconds between two records of a peer; records of all of them
+EVERY, MOST_PER_SECOND = 15.0, 5.0  # seconds between two records of a peer; records of all of them
+LIVES = 2.5  # times as long as that a record counts, at least, so that one may be lost
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -74,7 +76,9 @@ def told(node: Member) -> dict[str, float]:
 
 def measure(count: int, nodes: int, every: float, seconds: float) -> dict[str, Any]:
     """One row."""
-    run = load_run("emoji").replaced({"run.name": "bench-records"})
+    run = load_run("emoji")
+    lives = max(run.swarm.statistics_expiration, LIVES * every)
+    run = run.replaced({"run.name": "bench-records", "swarm.statistics_expiration": lives})
     with (
         tempfile.TemporaryDirectory(prefix="bench-records-") as scratch,
         LocalSwarm(run.to_toml(), Path(scratch)) as swarm,
