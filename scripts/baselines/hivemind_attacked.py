@@ -42,7 +42,8 @@ from tt_cli.run import RunConfig
 from tt_cli.supervisor.worker import die_with_parent, raise_file_limit
 
 MODULE = "scripts.baselines.hivemind_attacked"
-WAIT, LIMIT = 300.0, 900.0
+WAIT, LIMIT = 300.0, 600.0
+STUCK_SECONDS = 150.0  # without a step of anybody: hivemind gives a round up after 60
 FIRST_STEP = 3
 MICRO_BATCH_SECONDS = 1.0
 ENDLESS = 10**5
@@ -216,13 +217,25 @@ def run_attacked_baseline(size: Size, row: str, folder: Path) -> dict[str, Any]:
             honest[0].wait_for(lambda: len(honest[0].of("step")) >= FIRST_STEP, LIMIT, "its first steps")
             got = asyncio.run(download(honest[0].of("listening")[0]["addresses"][0]))
             strangers = {"state": {"tries": 1, "refused": int(not got), "words": "", "got": f"{got} bytes"}}
-        deadline = time.monotonic() + LIMIT
-        finished = []
-        for peer in honest:
-            with contextlib.suppress(SystemExit):  # one that does not get there is a result too
-                peer.wait_for(partial(peer.of, "done"), max(1.0, deadline - time.monotonic()), "the last step")
-                finished.append(peer)
+        finished = finishers(honest)
         return {**facts(run, honest, finished, folder, peers), "strangers": strangers, "noticed": {}}
+
+
+def finishers(honest: list[Launched]) -> list[Launched]:
+    """Who comes to the last step in time, and while anybody makes steps. Who does not is a result too."""
+    deadline = time.monotonic() + LIMIT
+    made, since = 0, time.monotonic()
+
+    def over(peer: Launched) -> bool:
+        nonlocal made, since
+        if (now := sum(len(one.of("step")) for one in honest)) > made:
+            made, since = now, time.monotonic()
+        return bool(peer.of("done")) or time.monotonic() > since + STUCK_SECONDS
+
+    for peer in honest:
+        with contextlib.suppress(SystemExit):
+            peer.wait_for(partial(over, peer), max(1.0, deadline - time.monotonic()), "the last step")
+    return [peer for peer in honest if peer.of("done")]
 
 
 def facts(
