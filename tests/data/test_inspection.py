@@ -15,8 +15,10 @@ from tt_cli.cli.main import main
 from tt_cli.data import builtin
 from tt_cli.data.codes import pack
 from tt_cli.data.inspection import as_page, as_text, inspect, shard_files
+from tt_cli.data.journal import SETTINGS, SHARDS
 from tt_cli.data.shards import CONTAINERS, write_shard
 from tt_cli.errors import UsageError
+from tt_cli.run import load_run
 
 
 def plain(number: int, codes: bytes) -> dict[str, object]:
@@ -83,6 +85,27 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         assert sheet.width > 1000
     assert main([*arguments, "--sheet", str(tmp_path / "a.nothing")]) == 2
     assert "tt: cannot write" in capsys.readouterr().err
+
+
+def test_an_encoded_folder_knows_its_vqgan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --run: the shards of a 16 x 16 grid are no broken ones of the default run."""
+    emoji = load_run("emoji")
+    examples = builtin.examples("emoji")[:30]
+    strings = pack(np.stack([example.codes for example in examples]), emoji.vqgan.codebook_size)
+    (tmp_path / SHARDS).mkdir()
+    rows = [{"caption": one.caption, "code13": string} for one, string in zip(examples, strings, strict=True)]
+    write_shard(tmp_path / SHARDS / "a.jsonl.br", rows)
+    (tmp_path / SETTINGS).write_text(json.dumps({"vqgan": emoji.vqgan.model_dump(exclude_none=True)}))
+    for path in (tmp_path, tmp_path / SHARDS, tmp_path / SHARDS / "a.jsonl.br"):
+        assert main(["data", "inspect", str(path)]) == 0
+        said = capsys.readouterr().out
+        assert said.startswith("30 rows in 1 shard of ") and "not to be trained on" not in said
+    assert main(["data", "inspect", str(tmp_path), "--run", "dalle"]) == 0
+    assert "code width: 30" in capsys.readouterr().out
+    for broken in ("[]", "{", '{"vqgan": {"grid": -1}}'):
+        (tmp_path / SETTINGS).write_text(broken)
+        assert main(["data", "inspect", str(tmp_path)]) == 2
+        assert f"cannot read {tmp_path / SETTINGS}" in capsys.readouterr().err
 
 
 def test_where_there_is_nothing_it_says_so(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ tt data encode captions.csv codes --run my-run       columns file_name and capti
 tt data encode shards/ codes --run dalle             WebDataset tars
 tt data encode acme/photos codes --run dalle --shard 2/8     a data set on the Hub; the second of eight machines
 tt data publish codes acme/my-codes --licence cc-by-4.0
-tt data inspect codes --run my-run --page codes.html         what is in it, and random rows as pictures
+tt data inspect codes --page codes.html      what is in it, and random rows as pictures
 
 What is interrupted goes on when the same line is typed again. `tt data ACTION --help` says more about each.
 encode --json prints one JSON object a line: {"event": "progress" or "done", "seen", "kept", "left_out": {reason: n},
@@ -79,7 +79,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         allow_abbrev=False,
     )
     inspect.add_argument("path", metavar="PATH", type=Path, help="a shard, or a folder of them")
-    inspect.add_argument("--run", default=DEFAULT_RUN, help=f"whose VQGAN the codes are of (default {DEFAULT_RUN})")
+    inspect.add_argument(
+        "--run", help=f"whose VQGAN the codes are of (default: as written by `encode` beside them, else {DEFAULT_RUN})"
+    )
     inspect.add_argument("--samples", type=_positive, default=16, metavar="N", help="random rows to show (default 16)")
     inspect.add_argument("--seed", type=int, default=0, metavar="N", help="another seed shows other rows (default 0)")
     inspect.add_argument("--page", type=Path, metavar="FILE", help="write one HTML page with everything in it")
@@ -123,12 +125,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _inspect(args: argparse.Namespace) -> int:
     from tt_cli.data import decode_pictures, load_vqgan
-    from tt_cli.data.inspection import as_page, as_text, inspect, shard_files
+    from tt_cli.data.inspection import as_page, as_text, inspect, run_of, shard_files
     from tt_cli.draw import Drawing, contact_sheet
     from tt_cli.run import load_run
 
-    config = load_run(args.run)
     files = shard_files(args.path)
+    config = load_run(args.run) if args.run else run_of(args.path, load_run(DEFAULT_RUN))
     found = inspect(files, config, args.samples, args.seed)
     if args.json:
         captions = [caption for caption, _ in found.samples]

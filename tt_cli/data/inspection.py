@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,12 @@ import numpy as np
 
 from tt_cli.data.codes import CODE_COLUMNS, column_bytes, from_column
 from tt_cli.data.columns import Row
-from tt_cli.data.journal import SHARDS
+from tt_cli.data.journal import SETTINGS, SHARDS
 from tt_cli.data.shards import CONTAINERS, container_of, read_rows
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
+from tt_cli.run.parts import VqganPart
+from tt_cli.supervisor.drawing import byte_count, plural
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -86,6 +89,22 @@ def shard_files(path: Path) -> list[Path]:
         if folder.is_dir() and (found := sorted(file for file in folder.iterdir() if container_of(file.name))):
             return [file for file in found if not file.name.startswith(".")]
     raise UsageError(f"there are no shards in {path}: their names end in {', '.join(CONTAINERS)}")
+
+
+def run_of(path: Path, run: RunConfig) -> RunConfig:
+    """`run` with the VQGAN that `tt data encode` wrote down beside these shards; as it is where nothing is written.
+
+    Raises UsageError where that cannot be read.
+    """
+    beside = (folder / SETTINGS for folder in (path, *path.resolve().parents[:2]))
+    file = next((file for file in beside if file.is_file()), None)
+    if file is None:
+        return run
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))["vqgan"]
+        return run.replaced({f"vqgan.{key}": known.get(key) for key in VqganPart.model_fields})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+        raise UsageError(f"cannot read {file} ({error}); name the run that the codes are of with --run") from error
 
 
 def inspect(files: Sequence[Path], run: RunConfig, samples: int, seed: int) -> Inspection:
@@ -160,7 +179,7 @@ def as_text(found: Inspection) -> str:
     bins = found.histogram()
     most = max(bins, default=0) or 1
     lines = [
-        f"{found.rows:,} rows in {found.shards:,} shards of {found.bytes / 1e6:,.1f} MB: "
+        f"{plural(found.rows, 'row')} in {plural(found.shards, 'shard')} of {byte_count(found.bytes)} together: "
         f"{facts['bytes_per_row']:,.1f} bytes a row",
         f"codes: {facts['codes_used']:,} of {found.codebook_size:,} are used, "
         f"{facts['bits_per_code']:.2f} bits each (column {found.column})",
