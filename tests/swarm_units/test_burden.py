@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tt_cli.swarm.burden import FIRST_STEPS, MOST_STEPS, OFTEN, Burdens, beyond_most, charged, read_waits, waits_to_tell
+from tt_cli.swarm.burden import FIRST_STEPS, MOST_STEPS, OFTEN, Burdens, beyond_most, read_waits, waits_to_tell
 
 HONEST = {name: 80 for name in "abcdefg"}
 
@@ -98,22 +101,108 @@ def test_how_late_is_measured_against_half_of_the_others() -> None:
     assert beyond_most(dict.fromkeys("abc", 7.0)) == {}
 
 
-def test_who_was_held_up_by_another_shares_its_time_with_it() -> None:
-    """Whoever of the two lies: each is charged with half, and no third one."""
-    assert charged({}, {"victim": 12.0}, {"victim": {"attacker": 12.0}}) == {"victim": 6.0, "attacker": 6.0}
-    assert charged({"a": 12.0}, {"b": 11.0}, {"b": {"a": 12.0}}) == {"a": 12.0, "b": 11.0}, "all waited for a"
-    assert charged({"a": 8.0}, {"b": 11.0}, {"b": {"a": 12.0}}) == {"a": 8.0, "b": 9.0}
-    assert charged({}, {"slow": 12.0}, {"slow": {"slow": 12.0}, "other": {"slow": 5.0}}) == {"slow": 12.0}
-    assert charged({"a": 1.0}, {"a": 4.0, "b": 2.0}, {}) == {"a": 4.0, "b": 2.0}
+def test_who_is_named_for_weeks_is_left_out_no_longer_for_it_unless_it_was_out_meanwhile() -> None:
+    """While most do not say so yet, it stays, and is named again at every step."""
+    burdens, samples, lengths = Burdens(2.0), HONEST | {"x": 80}, []
+    for epoch in range(1, 9):
+        burdens.round_ended({"x": 30.0})
+        lengths += [burden.steps for burden in burdens.stepped(epoch, 40.0, 40.0, samples).values()]
+    assert lengths == [FIRST_STEPS] * 6
+
+
+Round = tuple[dict[str, float], dict[str, dict[str, float]]]  # who was late, and for whom it waited as it says
+
+
+def steps_out(steps: int, held_up: Callable[[set[str]], Round]) -> Counter[str]:
+    """Of all steps, for how many each was left out. held_up: what happens in a round of these members."""
+    burdens, out, counts = Burdens(2.0), dict[str, int](), Counter[str]()
+    for epoch in range(1, steps + 1):
+        present = {one for one in HONEST if out.get(one, 0) < epoch}
+        counts.update(HONEST.keys() - present)
+        late, told = held_up(present)
+        burdens.round_ended(late, told)
+        took = 40.0 if late else 10.0
+        found = burdens.stepped(epoch, took, took, {one: 80 for one in present})
+        assert found.keys() <= present
+        out |= {one: epoch + burden.steps for one, burden in found.items()}
+    return counts
+
+
+def late_for(late: str, waited_for: str) -> Round:
+    return {late: 30.0}, {late: {waited_for: 30.0}}
+
+
+def test_who_is_slow_with_one_alone_is_left_out_and_that_one_is_not() -> None:
+    counts = steps_out(OFTEN + FIRST_STEPS, lambda there: late_for("a", "x") if {"a", "x"} <= there else ({}, {}))
+    assert not counts  # there is no x
+    counts = steps_out(OFTEN + FIRST_STEPS, lambda there: late_for("a", "b") if {"a", "b"} <= there else ({}, {}))
+    assert counts == {"b": FIRST_STEPS}
+
+
+def test_who_is_slow_with_another_one_once_that_is_left_out_pays_for_most_of_it() -> None:
+    def held_up(there: set[str]) -> Round:
+        return late_for(min(there - {"g"}), "g") if "g" in there else ({}, {})
+
+    counts = steps_out(300, held_up)
+    assert counts["g"] > 250 and set(counts) <= {"g", "a"} and counts["a"] <= FIRST_STEPS
+
+
+def test_who_is_slow_and_blames_another_one_each_time_costs_one_member_a_few_steps() -> None:
+    blamed: list[str] = []
+
+    def held_up(there: set[str]) -> Round:
+        if "g" not in there:
+            return {}, {}
+        if not blamed or blamed[-1] not in there:
+            blamed.append(min(there - {"g"} - set(blamed), default="a"))
+        return late_for("g", blamed[-1])
+
+    counts = steps_out(300, held_up)
+    assert counts["g"] > 250 and sum(counts.values()) - counts["g"] <= FIRST_STEPS
+
+
+def test_two_that_are_slow_with_each_other_alone_take_turns() -> None:
+    both = 0
+
+    def held_up(there: set[str]) -> Round:
+        nonlocal both
+        both += not {"a", "b"} & there
+        return late_for("a", "b") if {"a", "b"} <= there else ({}, {})
+
+    counts = steps_out(400, held_up)
+    assert set(counts) == {"a", "b"} and both == 0
+    assert 1 / 3 < counts["a"] / counts["b"] < 3
+
+
+def test_who_lie_about_one_together_have_nobody_else_left_out() -> None:
+    def held_up(there: set[str]) -> Round:
+        liars = {"f", "g"} & there
+        if not liars or "a" not in there:
+            return {}, {}
+        return dict.fromkeys(liars, 30.0), {one: {"a": 30.0} for one in liars}
+
+    assert set(steps_out(400, held_up)) <= {"a", "f", "g"}
 
 
 def test_another_victim_in_each_round_leaves_the_attacker_out_and_nobody_else() -> None:
-    burdens, samples = Burdens(2.0), HONEST | {"x": 80}
+    turn = 0
+
+    def held_up(there: set[str]) -> Round:
+        nonlocal turn
+        turn += 1
+        victims = sorted(there - {"g"})
+        return late_for(victims[turn % len(victims)], "g") if "g" in there else ({}, {})
+
+    assert set(steps_out(60, held_up)) == {"g"}
+
+
+def test_what_all_saw_explains_first() -> None:
+    """Who is late because of one that is late for everybody is charged with the rest alone."""
+    burdens = Burdens(2.0)
     for epoch in range(1, OFTEN + 1):
-        victim = "abcdefg"[epoch]
-        burdens.round_ended(charged({}, {victim: 30.0}, {victim: {"x": 30.0}}))
-        found = burdens.stepped(epoch, 40.0, 40.0, samples)
-    assert set(found) == {"x"}
+        burdens.round_ended({"a": 30.0, "b": 29.0}, {"b": {"a": 30.0}})
+        found = burdens.stepped(epoch, 80.0, 80.0, HONEST)
+    assert {one: burden.cost for one, burden in found.items()} == {"a": 30.0, "b": 29.0}
 
 
 nonsense = st.recursive(
@@ -126,8 +215,9 @@ nonsense = st.recursive(
 def test_what_others_say_of_their_waits_is_checked(said: object) -> None:
     waits = read_waits(said)
     assert all(seconds >= 0 and seconds < 1e400 for seconds in waits.values())
-    found = charged({}, {"b": 5.0}, {"b": said})
-    assert 0 < sum(found.values()) <= 5.0 + 1e-9
+    burdens = Burdens(2.0)
+    burdens.round_ended({"b": 5.0}, {"b": waits})
+    assert sum(burdens._now.values()) == pytest.approx(5.0)
 
 
 def test_what_is_told_of_waits_is_read_again() -> None:

@@ -9,8 +9,13 @@ twice as many each time again; who is named by more than half is left out. Unlik
 members.
 
 What a slow line costs is free while the device computes on (delayed updates): only time counts in which the samples of
-the next step lay ready. Who says that somebody else held it up shares its time with that one: neither can an attacker
-make others out to be slow at no cost of its own, nor one that is slow by itself blame a different one in every round.
+the next step lay ready.
+
+A member that is late for all others may have waited for one that is slow with it alone, and says so; or it lies. Nobody
+else can tell, and without either of the two it ends. So only one of them is charged: the one that has trouble with more
+others; between two that have it with each other alone it takes turns, whoever is named first. So neither who slows down
+another one each time that the last one is left out, nor who is slow by itself and blames another one each time, costs
+the swarm much more than itself; and as many as lie about one member have one left out.
 """
 
 from __future__ import annotations
@@ -26,6 +31,7 @@ BLAMELESS = 0.25  # of `next_chunk_timeout`: so long a member may hold a step up
 LARGEST_SHARE = 0.5  # of the samples that a member may have by its own word
 FIRST_STEPS, MOST_STEPS = 10, 640  # that one is left out
 TOLD = 3  # members that one may say it waited for
+REMEMBERED = 2 * MOST_STEPS  # steps for which it counts whom a late member named
 
 
 def beyond_most(ended: Mapping[str, float]) -> dict[str, float]:
@@ -36,26 +42,6 @@ def beyond_most(ended: Mapping[str, float]) -> dict[str, float]:
         if others and at > others[(len(others) - 1) // 2]:
             late[one] = at - others[(len(others) - 1) // 2]
     return late
-
-
-def charged(mine: Mapping[str, float], settled: Mapping[str, float], told: Mapping[str, object]) -> dict[str, float]:
-    """Member → seconds for which it held a round up.
-
-    mine: for which this peer waited for it in the transfer. settled: by which it ended later than others. told: member
-    → what it says that it waited for, member → seconds, not checked yet.
-    """
-    late = {one: max(mine.get(one, 0.0), settled.get(one, 0.0)) for one in mine.keys() | settled.keys()}
-    shared: dict[str, float] = defaultdict(float)
-    for one, said in told.items():
-        for other, seconds in read_waits(said).items():
-            longer = seconds - mine.get(other, 0.0)  # than this peer did, which was late all the same
-            if other != one and (half := min(late.get(one, 0.0), longer) / 2) > 0.0:
-                shared[other] = max(shared[other], half)
-                late[one] -= half
-                break  # the longest wait explains it
-    return {
-        one: seconds for one in late.keys() | shared.keys() if (seconds := max(late.get(one, 0.0), shared[one])) > 0
-    }
 
 
 def waits_to_tell(mine: Mapping[str, float]) -> dict[str, float]:
@@ -90,11 +76,46 @@ class Burdens:
         self._now: dict[str, float] = defaultdict(float)  # member → seconds that it cost in this step so far
         self._seen: dict[str, deque[tuple[int, float, float, float]]] = {}  # member → epoch, cost, whole, share
         self._left_out: dict[str, tuple[int, int]] = {}  # member → for how many steps the last time, until which one
+        self._named: dict[tuple[str, str], int] = {}  # who was late, for whom it waited as it says → the last step
+        self._epoch = 0
 
-    def round_ended(self, late: Mapping[str, float], spoilers: Collection[str] = (), seconds: float = 0.0) -> None:
-        """late: member → seconds for which it held the round up. spoilers: because of whom all seconds were lost."""
-        for one in late.keys() | set(spoilers):
-            self._now[one] += max(late.get(one, 0.0), seconds if one in spoilers else 0.0)
+    def round_ended(
+        self,
+        late: Mapping[str, float],
+        told: Mapping[str, Mapping[str, float]] | None = None,
+        spoilers: Collection[str] = (),
+        seconds: float = 0.0,
+    ) -> None:
+        """late: member → seconds for which it held the round up. told: member → for whom it waited, as it says, and for
+        how many seconds, the longest first. spoilers: because of whom all `seconds` were lost.
+        """
+        charged = self._charged(late, told or {})
+        for one in charged.keys() | set(spoilers):
+            self._now[one] += max(charged.get(one, 0.0), seconds if one in spoilers else 0.0)
+
+    def _charged(self, late: Mapping[str, float], told: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Member → seconds, with what a late one waited for another charged to either of the two."""
+        charged = defaultdict(float, late)
+        for one, waits in told.items():
+            for other, seconds in waits.items():
+                explained = min(late.get(one, 0.0), seconds - late.get(other, 0.0))  # beyond what others see themselves
+                if other != one and explained > self._least:
+                    self._named[one, other] = self._epoch
+                    if self._believed(one, other):
+                        charged[one] -= explained
+                        charged[other] = max(charged[other], explained)
+                    break  # the longest wait explains it
+        return charged
+
+    def _believed(self, one: str, other: str) -> bool:
+        """Whether the second of the two is charged, of whom the first says that it waited for it."""
+        named = sum(late == one for late, _ in self._named)
+        naming = sum(waited_for == other for _, waited_for in self._named)
+        return naming > named or (naming == named and self._times(other) <= self._times(one))
+
+    def _times(self, one: str) -> int:
+        """How often it was left out, each time for twice as long."""
+        return (self._left_out.get(one, (0, 0))[0] // FIRST_STEPS).bit_length()
 
     def stepped(self, epoch: int, whole: float, idle: float, samples: Mapping[str, int]) -> dict[str, Burden]:
         """The step `epoch` was made: who should be left out from now on.
@@ -102,7 +123,9 @@ class Burdens:
         whole: seconds since the step before. idle: for how many of them the samples lay ready. samples: member → how
         many it gave.
         """
+        self._epoch = epoch
         self._seen = {one: seen for one, seen in self._seen.items() if seen[-1][0] >= epoch - WINDOW}
+        self._named = {pair: at for pair, at in self._named.items() if at >= epoch - REMEMBERED}
         # who came back and has been no burden for as long as it was left out begins anew
         self._left_out = {
             one: (steps, until) for one, (steps, until) in self._left_out.items() if epoch <= until + steps
@@ -117,7 +140,9 @@ class Burdens:
             heavy = sum(self._too_much(*step) for _, *step in seen)  # not by one round that failed
             often = (len(seen) >= OFTEN or one in self._left_out) and 2 * heavy > len(seen)
             if often and self._too_much(cost, usual, given):
-                steps = min(MOST_STEPS, 2 * self._left_out[one][0]) if one in self._left_out else FIRST_STEPS
+                steps, until = self._left_out.get(one, (FIRST_STEPS, epoch))
+                if epoch > until:  # it came back; else most do not say so yet
+                    steps = min(MOST_STEPS, 2 * steps)
                 found[one] = Burden(cost, usual, given, steps)
                 self._left_out[one] = steps, epoch + steps
                 del self._seen[one]

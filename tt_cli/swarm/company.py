@@ -126,7 +126,7 @@ class Company:
         if 2 * len(spoilers) >= len(result.members):  # then it is rather this peer's own line
             spoilers = set()
         lost = sum(result.seconds.get(phase, 0.0) for phase in ("transfer", "commit"))
-        self._burdens.round_ended(result.late, spoilers, lost)
+        self._burdens.round_ended(result.late, result.waited, spoilers, lost)
         if result.complete:
             return
         again, self._disputed = result.disputed & self._disputed, result.disputed

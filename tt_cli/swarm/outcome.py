@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tt_cli.swarm.burden import beyond_most, charged
+from tt_cli.swarm.burden import beyond_most, read_waits
 from tt_cli.swarm.runner import Runner, too_few
 from tt_cli.swarm.settle import Agreement, Settlement, Status
 
@@ -24,7 +24,7 @@ class RoundResult:
     bytes had a majority. overtaken: it was given up, for others have made the step. seconds: of each phase.
     clipped: peer id → the share of the parts in which it was clipped. guilty: peers that were ever proven to have made
     a wrong average. doubts: peer id → what the last audit could not clear up. late: peer id → seconds for which it held
-    the round up.
+    the round up. waited: peer id → for which members it waited, as it says, and for how many seconds.
     """
 
     complete: bool = False
@@ -42,6 +42,7 @@ class RoundResult:
     guilty: frozenset[str] = frozenset()
     doubts: dict[str, str] = field(default_factory=dict)
     late: dict[str, float] = field(default_factory=dict)
+    waited: dict[str, dict[str, float]] = field(default_factory=dict)
 
     def samples_and_loss(self) -> tuple[int, float | None]:
         """Samples of all members and their mean loss, from what they said."""
@@ -76,6 +77,7 @@ def outcome_of(
         clipped=_clipped(runner, statuses),
         doubts=doubts,
         late=late_of(runner, settlement),
+        waited=waited_for(runner, settlement),
     )
 
 
@@ -97,10 +99,18 @@ def _clipped(runner: Runner, statuses: Mapping[str, Status]) -> dict[str, float]
 
 
 def late_of(runner: Runner, settlement: Settlement) -> dict[str, float]:
-    """Who held the round up: in the transfer as this peer saw it, and as others say; and when it was settled."""
-    told = {peer: status.waited for peer, status in settlement.statuses.items()}
-    late = charged(runner.waits(), beyond_most(settlement.heard_at), told)
-    return {str(peer): late[str(peer)] for peer in runner.members if peer != runner.me and str(peer) in late}
+    """Who held the round up as this peer saw it, in the transfer and when it was settled."""
+    waits, settled = runner.waits(), beyond_most(settlement.heard_at)
+    late = {str(peer): max(waits.get(str(peer), 0.0), settled.get(str(peer), 0.0)) for peer in runner.members}
+    return {peer: seconds for peer, seconds in late.items() if seconds > 0.0 and peer != str(runner.me)}
+
+
+def waited_for(runner: Runner, settlement: Settlement) -> dict[str, dict[str, float]]:
+    """For which members of the round the others say that they waited, the longest wait first."""
+    members = {str(peer) for peer in runner.members}
+    told = {one: read_waits(status.waited) for one, status in settlement.statuses.items() if one in members}
+    kept = {one: {other: s for other, s in waits.items() if other in members} for one, waits in told.items()}
+    return {one: waits for one, waits in kept.items() if waits}
 
 
 def _disputed(runner: Runner, agreement: Agreement) -> frozenset[str]:
