@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.errors import TTError
@@ -18,15 +18,10 @@ from tt_cli.memory import shown, trainer_need
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Event, Log, Snapshot
 from tt_cli.supervisor.host_memory import HostMemory, host_memory
+from tt_cli.supervisor.supervise import Shows
 
 PATIENCE_SECONDS = 20.0  # somebody who accepts connections may be joining
 AGAIN_SECONDS = 600.0  # after it could not be started
-
-
-class Shows(Protocol):
-    """A screen, or anything else that follows events."""
-
-    def show(self, event: Event) -> None: ...
 
 
 class Standby:
