@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
+from hivemind.utils import MPFuture, get_dht_time
 from swarm_units.made import record
 from swarm_units.rounds import PEERS
 
+from tt_cli.swarm import meeting
 from tt_cli.swarm.allowances import SharedAllowances, allowances
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.gathering import Gathering, Members
-from tt_cli.swarm.meeting import Meeting
+from tt_cli.swarm.meeting import Meeting, MeetingPoint
 from tt_cli.swarm.outcome import RoundResult
 
 
@@ -123,17 +127,60 @@ def group(count: int) -> GroupInfo:
     [(1, 2, False), (2, 2, True), (2, 3, True), (2, 4, False), (3, 4, True), (3, 6, False)],
 )
 def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool) -> None:
-    meeting = Meeting("0_aa", 2, str(PEERS[0]), expected)
+    met = Meeting("0_aa", 2, str(PEERS[0]), expected)
     if enough:
-        meeting.check(group(came))
+        met.check(group(came))
     else:
         with pytest.raises(ValueError, match=f"only {came} of {expected}"):
-            meeting.check(group(came))
+            met.check(group(came))
 
 
 def test_a_group_with_a_spoiler_has_no_round() -> None:
     with pytest.raises(ValueError, match="who spoiled a round"):
         Meeting("0_aa", 2, str(PEERS[0]), 2, frozenset({str(PEERS[1])})).check(group(2))
+
+
+class Heard:
+    """One of the futures by which the averager's process hears that a step is given up; notes what it then sees."""
+
+    def __init__(self, seen: list[bool], control: StepControl):
+        self._seen, self._control = seen, control
+
+    def cancel(self) -> None:
+        self._seen.append(self._control.cancelled())
+
+    def set_result(self, _: None) -> None:
+        self._seen.append(self._control.cancelled())
+
+    def done(self) -> bool:
+        return True
+
+
+def control_heard() -> tuple[StepControl, list[bool]]:
+    MPFuture()  # it starts what those derived from it use
+    seen: list[bool] = []
+    control = StepControl(get_dht_time(), get_dht_time() + 60.0, False, 1.0, b"")
+    control.attach(Heard(seen, control), Heard(seen, control))
+    return control, seen
+
+
+def test_a_step_counts_as_given_up_before_the_averager_hears_of_it() -> None:
+    """hivemind's looks once, when it hears; it went on to a round that the trainer repeats with others."""
+    meeting.install()
+    control, seen = control_heard()
+    assert control.cancel() and control.cancelled()
+    assert seen == [True, True]
+
+
+def test_a_group_that_was_given_up_as_it_formed_has_no_round() -> None:
+    control, _ = control_heard()
+    point = MeetingPoint(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: control)
+    point.meeting = Meeting("0_aa", 2, str(PEERS[0]), 2)
+    asyncio.run(point.update_key_on_group_assembled(group(2)))
+    point.check(group(2))
+    control.cancel()
+    with pytest.raises(ValueError, match="given up"):
+        point.check(group(2))
 
 
 def test_the_smallest_peer_id_that_accepts_connections_leads() -> None:

@@ -301,7 +301,7 @@ class Averager(StateSharing, DecentralizedAverager):
         """One round in a group that has formed, from the moment when this peer's gradient is ready."""
         began = time.monotonic()
         try:
-            self._meeting.check(group_info)
+            self._keys().check(group_info)
             runner, settlement = self._begin(group_info, weight)
             self._running_groups[group_info.group_id].set_result(runner)
             async with self._begun:

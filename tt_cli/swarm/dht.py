@@ -21,7 +21,7 @@ from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import alive, children_of, keep_objects_shared
 from tt_cli.supervisor.worker import WorkerBroken
-from tt_cli.swarm import door, lookup, streams
+from tt_cli.swarm import door, lookup, meeting, streams
 from tt_cli.swarm.addresses import listen_and_announce, moved
 from tt_cli.swarm.door import DhtDoor
 from tt_cli.swarm.failures import classify
@@ -82,6 +82,7 @@ def start_dht(
     dht, guard = None, DhtDoor(membership)
     door.install()
     lookup.install()
+    meeting.install()
     streams.install()
     try:
         dht = DHT(

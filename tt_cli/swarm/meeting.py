@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 import msgpack
 from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.dht import DHT
 from hivemind.p2p import PeerID
-from hivemind.utils import get_dht_time
+from hivemind.utils import MPFuture, get_dht_time
 
 from tt_cli.run.passes import MAX_PASS
 from tt_cli.swarm.membership import Membership, NotAdmitted
@@ -58,6 +59,23 @@ class Meeting:
             raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} trainers came")
 
 
+def install() -> None:
+    """Have hivemind's controls count as cancelled before their averager hears of it, here and in forked processes.
+
+    It looks whether they are when it hears of it. Told first, it went on, and made a round that its trainer had given
+    up, and repeated in another group, while the other members stepped.
+    """
+    StepControl.cancel = _cancel
+
+
+_told_first = StepControl.cancel
+
+
+def _cancel(control: StepControl) -> bool:
+    MPFuture.cancel(control)
+    return bool(_told_first(control))
+
+
 def member_in(gathered: bytes, peer: PeerID, membership: Membership) -> AveragingMode:
     """How a member of a group takes part, by what it told the leader: its bandwidth, its mode and its pass.
 
@@ -86,10 +104,10 @@ class MeetingPoint(GroupKeyManager):
     seeker: what looks for a group now. formed: the newest groups that this peer was in, each with what looked for it.
     """
 
-    def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], object]):
+    def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], StepControl | None]):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
         self.meeting = Meeting()
-        self.formed: list[tuple[bytes, object]] = []
+        self.formed: list[tuple[bytes, StepControl | None]] = []
         self._seeker = seeker
         self._asked = -float("inf")
 
@@ -110,6 +128,12 @@ class MeetingPoint(GroupKeyManager):
     ) -> bool:
         """Nobody looks for this peer on the DHT."""
         return True
+
+    def check(self, group: GroupInfo) -> None:
+        """As Meeting.check; raises ValueError too for a group whose seeker was cancelled when it had just formed."""
+        self.meeting.check(group)
+        if any(seeker is not None and seeker.cancelled() for formed, seeker in self.formed if formed == group.group_id):
+            raise ValueError("the group was given up")
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
         """The key follows the state alone; the group is remembered."""
