@@ -24,10 +24,11 @@ def test_the_parts_of_a_lying_reducer_look_wrong_to_everybody() -> None:
         others = [peer for peer in PEERS if peer != runner.me]
         if runner.me == PEERS[2]:
             continue
-        found = _unlike(runner, others)
-        assert [reducer for reducer, _ in found] == [PEERS[2]]
-        reducer, place = found[0]
-        assert 0 <= place < len(runner.parts_of(reducer))
+        looks = [_unlike(runner, others) for _ in range(40)]  # at one part of each, some of which are small
+        found = {place for look in looks for place in look}
+        assert {reducer for reducer, _ in found} == {PEERS[2]}
+        assert {place for _, place in found} <= set(range(len(runner.parts_of(PEERS[2]))))
+        assert sum(bool(look) for look in looks) > len(looks) / 2
 
 
 def test_what_looks_wrong_is_looked_at_at_once_and_costs_no_more_than_was_saved(
