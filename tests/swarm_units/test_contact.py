@@ -143,6 +143,17 @@ def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
     assert not pair.why_not_alone(parted=["a"]), "the only other one said goodbye"
 
 
+def test_a_line_that_breaks_while_it_asks_does_not_make_the_others_gone() -> None:
+    """The initial peer had answered when it broke, the others not yet: whoever asks again hears nobody."""
+    broken = Answers(JOINED)
+    broken.accompanied(["a", "b"])
+    told = iter([answers("aux"), answers()])
+    broken.ask = lambda *_, **__: next(told)  # type: ignore[method-assign]
+    assert broken.why_not_alone() == CUT_OFF
+    broken.ask = lambda *_, **__: answers("aux")  # type: ignore[method-assign]
+    assert not broken.why_not_alone(), "they are gone, twice"
+
+
 def test_who_is_answered_by_one_that_it_does_not_see_waits_for_it_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     contacts = Answers()
     contacts.accompanied(["a", "b"])

@@ -136,13 +136,16 @@ class Contacts:
         if not unseen:
             self._unseen_since = math.inf
             return ""
-        found = self.newest if time.monotonic() < self._asked_at + RECENT_SECONDS else self.ask()
-        self._unseen_since = min(self._unseen_since, time.monotonic())
-        there = found.answered & unseen
-        if there and time.monotonic() < self._unseen_since + UNSEEN_SECONDS:
-            return UNSEEN.format(f"{len(there)} other trainers" if len(there) > 1 else "another trainer")
-        if not found.answered and self._initial:
-            return CUT_OFF
+        recent = time.monotonic() < self._began_at + RECENT_SECONDS
+        # Asked again before anybody counts as gone: the line may have broken when some had answered and others not yet.
+        for look in range(2):
+            found = self.newest if recent and not look else self.ask()
+            self._unseen_since = min(self._unseen_since, time.monotonic())
+            there = found.answered & unseen
+            if there and time.monotonic() < self._unseen_since + UNSEEN_SECONDS:
+                return UNSEEN.format(f"{len(there)} other trainers" if len(there) > 1 else "another trainer")
+            if not found.answered and self._initial:
+                return CUT_OFF
         self._company -= unseen
         self._unseen_since = math.inf
         return ""
