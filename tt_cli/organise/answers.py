@@ -232,7 +232,8 @@ QUESTIONS = (
     Question(
         "address", "IP or host name of the server with the aux peer? Empty: not known yet", lambda b: "", _address
     ),
-    Question("port", "Its TCP port for peers?", lambda before: "31337", _number("--port", 1, 65535)),
+    # the assistant takes the next one
+    Question("port", "Its TCP port for peers?", lambda before: "31337", _number("--port", 1, 65534)),
     Question(
         "repository",
         "Repository on the Hub for run file and checkpoints, OWNER/NAME? Empty: none",
