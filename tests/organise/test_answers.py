@@ -76,7 +76,7 @@ def test_a_folder_is_a_data_set(tmp_path: Path) -> None:
         ({"authority": "passes.example.org"}, "--authority passes.example.org: must be an address such as"),
         ({"address": "my server"}, "--address my server: give an IP address or a host name"),
         ({"address": "1.2.3"}, "--address 1.2.3: give an IP"),
-        ({"port": "0"}, "--port 0: must be a whole number from 1 to 65,535"),
+        ({"port": "0"}, "--port 0: must be a whole number from 1 to 65,534"),
         ({"port": "x"}, "--port x: must be a whole number"),
         ({"repository": "mine"}, "--repository mine: must be OWNER/NAME"),
         ({"steps": "-4"}, "--steps -4: must be a whole number from 1"),
