@@ -63,10 +63,12 @@ def test_what_must_be_refused_is_refused_and_its_sender_named(nodes: Nodes, atta
 
 
 @pytest.mark.parametrize("attack", ["", ENDLESS])
-def test_more_than_was_asked_for_is_not_read(nodes: Nodes, attack: str) -> None:
+def test_more_than_was_asked_for_is_not_read_and_its_sender_named(nodes: Nodes, attack: str) -> None:
     outcomes, members = nodes.round(attack, HONEST)
     assert_alike(outcomes)
-    assert not any(outcome.runner.rejected or outcome.runner.failed for outcome in outcomes)
+    assert not any(outcome.runner.failed for outcome in outcomes)
+    named = [list(outcome.runner.rejected) for outcome in outcomes]
+    assert named == [[str(members[-1].peer)] if attack else []] * HONEST, named
     assert error(outcomes[0], members) < 0.02
 
 

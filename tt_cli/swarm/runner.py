@@ -59,9 +59,9 @@ class Runner:
     patience: seconds to wait for a sender's next part; a reducer gets twice as long, for it waits for the others.
     longest: seconds for all parts of a sender.
 
-    rejected: peer id → why what it sent was refused. failed: reducer → why its averages did not all come. inputs,
-    commitment: what this peer reduced, packed, and its signed commitment to it; b"" where it reduced nothing. used: of
-    how many members it used all parts; of all where it reduced nothing.
+    rejected: peer id → why what it sent, or some of it, was refused. failed: reducer → why its averages did not all
+    come. inputs, commitment: what this peer reduced, packed, and its signed commitment to it; b"" where it reduced
+    nothing. used: of how many members it used all parts; of all where it reduced nothing.
     """
 
     def __init__(
@@ -318,6 +318,8 @@ class Runner:
                     opening = opening or self._read_opening(sender, message)
                     check = partial(_signed, opening, message.weight)
                     await self.reducer.take(sender, message.tensor_part, message.weight, check)
+            if await anext(stream, None) is not None:  # the rest is not read: what it sent before counts
+                self.rejected[sender] = "sent more parts than it was asked for"
         except MalformedPart as error:
             await self.reducer.fail(sender, str(error))
             raise
