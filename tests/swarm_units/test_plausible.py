@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from swarm_units.made import record
 
-from tt_cli.swarm.plausible import Accounts
+from tt_cli.swarm.plausible import Accounts, boasting
 from tt_cli.swarm.records import PeerRecord
 
 
@@ -40,6 +40,12 @@ def liar(epoch: int = 5, **lies: object) -> PeerRecord:
 
 def samples(records: list[PeerRecord]) -> dict[str, int]:
     return {one.peer_id: one.samples for one in records}
+
+
+@pytest.mark.parametrize("lie", [{"samples": 10**12}, {"samples_per_second": 1e12}], ids=str)
+def test_who_claims_what_nobody_can_have_done_is_known(lie: dict[str, float]) -> None:
+    fast = record("fast", samples=50_000, samples_per_second=5000.0)
+    assert boasting([*honest(), fast, record("boaster", **lie)], 80) == {"boaster"}
 
 
 def test_honest_accounts_are_believed(accounts: Accounts, clock: Clock) -> None:

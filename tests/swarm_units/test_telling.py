@@ -184,6 +184,17 @@ def test_whose_record_names_a_step_that_the_run_does_not_have_is_named_too() -> 
     assert trouble.words.startswith("…p2") and "to which nobody came" in trouble.words
 
 
+def test_whose_record_claims_work_that_nobody_can_have_done_is_named() -> None:
+    told: list[Event] = []
+    view = replace(View.of([record("p0", epoch=0), record("p1", epoch=0)]), boasting=frozenset({"p1"}))
+    tell = Teller("p0", told.append, lambda: view)
+    for epoch in range(OFTEN):
+        assert not [event for event in told if isinstance(event, Trouble)]
+        tell.committed(epoch, result("p0", "p1"), 64, SECONDS)
+    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    assert trouble.words.startswith("…p1") and "claims work that nobody can have done" in trouble.words
+
+
 def test_who_is_left_out_for_it_costs_too_much_is_told_with_the_figures() -> None:
     tell, told = teller("ben")
     tell.left_out({"p1": Burden(cost=31.2, whole=43.0, share=0.1, steps=10)})

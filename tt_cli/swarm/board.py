@@ -22,7 +22,7 @@ from tt_cli.run.passes import CLOCK_LEEWAY, era_of
 from tt_cli.swarm.identity import Identity, peer_id_of
 from tt_cli.swarm.membership import Membership, NotAdmitted, admits, membership_at
 from tt_cli.swarm.notices import Notices
-from tt_cli.swarm.plausible import Accounts
+from tt_cli.swarm.plausible import Accounts, boasting
 from tt_cli.swarm.records import HistoryRecord, PeerRecord, history_key, peers_key
 from tt_cli.swarm.validator import owners_of
 from tt_cli.swarm.view import View, Vote
@@ -228,8 +228,10 @@ class Board(threading.Thread):
             with self._failures_told():
                 found, claiming = _read(self._dht, self._run)
             records = self._remember(found)
+            boasters = boasting(records, self._run.swarm.target_batch_size)
             with self._lock:
-                view = replace(View.of(self._accounts.bounded(records, self._peer_id)), claiming=claiming)
+                view = View.of(self._accounts.bounded(records, self._peer_id))
+            view = replace(view, claiming=claiming, boasting=boasters)
             self._count_trainers(view)
             with self._failures_told():
                 self._keep_in_touch()

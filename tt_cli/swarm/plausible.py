@@ -18,7 +18,15 @@ from tt_cli.swarm.view import FASTER, speeds
 
 SPARE, SPARE_SECONDS = 1.5, 1.0  # speeds are means over half a minute, and records are read a little late
 
+BEYOND_ALL = 1e6  # target batches: more than anybody computes in a second, or towards a step in a run's whole life
+
 State = tuple[int, str]
+
+
+def boasting(records: Iterable[PeerRecord], target_batch_size: int) -> frozenset[str]:
+    """Peer ids of those that claim work that nobody can have done. It counts as `Accounts.bounded` lets it."""
+    most = BEYOND_ALL * target_batch_size
+    return frozenset(one.peer_id for one in records if max(one.samples, one.samples_per_second) > most)
 
 
 class Accounts:

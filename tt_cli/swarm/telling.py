@@ -26,6 +26,7 @@ LONGEST = 200  # letters
 SLOW, REFUSED, AWAY = "its parts did not come in time", "what it sent had to be refused", "it did not come"
 CLIPPED = "its gradient was so unlike the others' that most of it was clipped"
 CLAIMING = "its record names a step to which nobody came"
+BOASTING = "its record claims work that nobody can have done"
 SILENT = "it left an audit without an answer"
 MOSTLY = 0.5  # of the parts: then a member counts as clipped in this round
 PUBLISHED = 8  # peer ids
@@ -35,6 +36,7 @@ REMEDIES = {
     CLIPPED: "it may be broken or hostile: it should run `tt doctor`; the organiser can ban it",
     SILENT: "it may be cut off, or hide what it did",
     CLAIMING: "nothing follows from its record; it should update tt; the organiser can ban it",
+    BOASTING: "only what it can have done counts; it should update tt; the organiser can ban it",
     AWAY: "it may be asleep or cut off; on its machine `tt status` and `tt doctor` say more",
 }
 
@@ -90,7 +92,7 @@ class Teller:
         ahead = [r.peer_id for r in view.records if r.role == "trainer" and r.epoch > epoch + FAR_AHEAD]
         clipped = [peer_id for peer_id, share in result.clipped.items() if share > MOSTLY]
         spoiled = dict.fromkeys(result.doubts, SILENT) | dict.fromkeys(clipped, CLIPPED)
-        spoiled |= dict.fromkeys((*ahead, *view.claiming), CLAIMING)
+        spoiled |= dict.fromkeys(view.boasting, BOASTING) | dict.fromkeys((*ahead, *view.claiming), CLAIMING)
         self._note(spoiled | dict.fromkeys(result.rejected, REFUSED))
         return self._accuse(result)
 
