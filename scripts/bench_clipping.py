@@ -9,7 +9,8 @@
   were clipped, and of the attackers'. Honest, nobody should be.
 - cost: CPU seconds of one reducer's share of a round of 32 million parameters and some members, one thread; of the
   plain mean, of CenteredClip with honest members, and with one that is clipped. audit: of what signing costs a peer in
-  that round (hashing what it sends and what it gets, signatures), and of computing one part again.
+  that round (hashing what it sends and what it gets, signatures), and of computing one part again. look: of comparing
+  one part of each other reducer with this peer's gradient, which it does once a round to choose what to audit.
 
     scripts/bench_clipping.py
     scripts/bench_clipping.py --quick --json
@@ -30,6 +31,7 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parent)]
@@ -43,9 +45,10 @@ from tt_cli.optim import warm_up  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
 from tt_cli.swarm.aggregation import average_part  # noqa: E402
 from tt_cli.swarm.clipping import Contribution  # noqa: E402
-from tt_cli.swarm.codec import codec_of  # noqa: E402
+from tt_cli.swarm.codec import GradientCodec, codec_of  # noqa: E402
 from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer  # noqa: E402
 from tt_cli.swarm.layout import PART_ELEMENTS  # noqa: E402
+from tt_cli.swarm.picking import unlike  # noqa: E402
 from tt_cli.swarm.signed import Opening, RoundName, Signer, input_hash  # noqa: E402
 
 SIZES = [28, 20, 12, 4, 16, 16, 8, 8, 12, 4]  # samples of each member in a step
@@ -127,6 +130,19 @@ def seconds(work: Callable[[], Any], times: int = 5) -> float:
     return statistics.median(spent)
 
 
+def averaged(codec: GradientCodec, encoded: list[bytes]) -> Any:
+    """What `unlike` needs of a round: parts of PART_ELEMENTS, one of each of the other reducers, and their averages."""
+    part = SimpleNamespace(elements=PART_ELEMENTS, large=True)
+    return SimpleNamespace(
+        weight=20.0,
+        codec=codec,
+        parts=[part] * len(encoded),
+        parts_of=lambda reducer: [int(reducer.rpartition(" ")[2])],
+        store=SimpleNamespace(get=encoded.__getitem__),
+        encoded=encoded.__getitem__,
+    )
+
+
 def cost(members: int) -> dict[str, float]:
     """Of a reducer, which has 1 / members of the parameters, from each of the members."""
     torch.set_num_threads(1)
@@ -150,6 +166,8 @@ def cost(members: int) -> dict[str, float]:
     signing = members * (seconds(lambda: opening.sign(signer)) + seconds(lambda: Opening.read(envelope)))
     found["sign"] = hashing + signing
     found["audit_of_a_part"] = found["clip"] / rounds + members * seconds(lambda: input_hash(encoded[0]))
+    reducers = [f"reducer {number}" for number in range(members - 1)]
+    found["look"] = seconds(lambda: unlike(averaged(codec, encoded), reducers))  # type: ignore[arg-type]
     return {f"{key}_cpu_s_{members}": round(value, 4) for key, value in found.items()}
 
 

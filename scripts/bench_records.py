@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 import tempfile
@@ -33,12 +31,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from scripts.lab.cpu import cpu_seconds, machine
 from tt_cli.monitor import take_snapshot
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.host_memory import family_memory
 from tt_cli.supervisor.local_swarm import LocalSwarm, Member
-from tt_cli.supervisor.processes import family_of
 from tt_cli.swarm.observer import Observer
 
 NODES, COUNTS = 20, (10, 100, 1000)
@@ -47,19 +45,6 @@ NODE = "scripts.lab.record_node"
 START_SECONDS = 600.0  # keys for a thousand peers are made first
 EVERY, MOST_PER_SECOND = 15.0, 5.0  # seconds between two records of a peer; records of all of them
 LIVES = 2.5  # times as long as that a record counts, at least, so that one may be lost
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(root: int) -> float:
-    """Of a process and all below it, since each began."""
-    total = 0.0
-    for pid in family_of(root):
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        total += (int(fields[11]) + int(fields[12])) / TICKS
-    return total
 
 
 def loopback_bytes() -> int:
@@ -145,13 +130,6 @@ def looks(run: Any, addresses: list[str]) -> tuple[list[float], int, int]:
             seen = max(seen, sum(record.role == "trainer" for record in records))
         size = sum(len(json.dumps(record.model_dump())) for record in records)
     return times, seen, size
-
-
-def machine() -> str:
-    """What this runs on."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    name = next((line.split(": ", 1)[1] for line in lines if line.startswith("model name")), platform.machine())
-    return f"{name}, {os.cpu_count()} cores; Python {platform.python_version()}"
 
 
 def main() -> None:

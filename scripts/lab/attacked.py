@@ -109,7 +109,7 @@ def run_attacked(size: Size, attack: Attack | None, folder: Path) -> dict[str, A
                 options |= intrude(attack, issuer, run, folder, name)
                 bad.append(start(name, 100 + number, module=attack.module, **options))
         trainers = [*honest, *(bad if attackers else [])]
-        need(swarm, lambda: all(_in_training(member) for member in trainers), "the start of all", trainers)
+        need(swarm, lambda: all(in_training(member) for member in trainers), "the start of all", trainers)
         gate.touch()
         late: list[Member] = []
         told = -1
@@ -150,7 +150,8 @@ def intrude(attack: Attack, issuer: Issuer, run: RunConfig, folder: Path, name: 
     return {"victim": issuer.admit(victim, run, "trainer", NAMES[0])} if attack.name == ANOTHERS else {}
 
 
-def _in_training(member: Member) -> bool:
+def in_training(member: Member) -> bool:
+    """Or it has ended."""
     return any(event.phase == "training" for event in member.of(Phase)) or not member.running
 
 

@@ -206,13 +206,9 @@ def _download(network: Network, peers: list[Launched], number: int, victim: Laun
 
 def _cpu(peers: list[Launched]) -> float:
     """CPU seconds so far of all peers' processes."""
-    from tt_cli.supervisor.processes import family_of
+    from scripts.lab.cpu import cpu_seconds
 
-    total = 0
-    for pid in {pid for peer in peers if peer.running for pid in family_of(peer.pid)}:
-        values = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-        total += int(values[11]) + int(values[12])
-    return total / os.sysconf("SC_CLK_TCK")
+    return sum(cpu_seconds(peer.pid) for peer in peers if peer.running)
 
 
 def main() -> None:

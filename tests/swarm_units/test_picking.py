@@ -7,7 +7,7 @@ from swarm_units.rounds import PEERS
 from swarm_units.test_audit import honest_round, lying_round
 
 from tt_cli.swarm import picking
-from tt_cli.swarm.picking import LEAST, Picker, _unlike
+from tt_cli.swarm.picking import LEAST, Picker, unlike
 
 
 def test_no_part_of_an_honest_round_looks_wrong() -> None:
@@ -15,7 +15,7 @@ def test_no_part_of_an_honest_round_looks_wrong() -> None:
     for outcome in honest_round():
         others = [peer for peer in PEERS if peer != outcome.runner.me]
         for _ in range(5):
-            assert _unlike(outcome.runner, others) == []
+            assert unlike(outcome.runner, others) == []
 
 
 def test_the_parts_of_a_lying_reducer_look_wrong_to_everybody() -> None:
@@ -24,7 +24,7 @@ def test_the_parts_of_a_lying_reducer_look_wrong_to_everybody() -> None:
         others = [peer for peer in PEERS if peer != runner.me]
         if runner.me == PEERS[2]:
             continue
-        looks = [_unlike(runner, others) for _ in range(40)]  # at one part of each, some of which are small
+        looks = [unlike(runner, others) for _ in range(40)]  # at one part of each, some of which are small
         found = {place for look in looks for place in look}
         assert {reducer for reducer, _ in found} == {PEERS[2]}
         assert {place for _, place in found} <= set(range(len(runner.parts_of(PEERS[2]))))
@@ -58,4 +58,4 @@ def test_who_gave_nothing_looks_by_chance_alone(monkeypatch: pytest.MonkeyPatch)
     """An assistant has no gradient of its own to compare with."""
     runner = lying_round()[0].runner
     monkeypatch.setattr(runner, "weight", 0.0)
-    assert _unlike(runner, PEERS[1:]) == []
+    assert unlike(runner, PEERS[1:]) == []

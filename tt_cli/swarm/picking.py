@@ -43,9 +43,9 @@ class Picker:
             return None
         chance = _chance(runner)
         self._saved = min(SAVED, self._saved + chance / 2)
-        if self._saved >= 1.0 and (unlike := _unlike(runner, others)):
+        if self._saved >= 1.0 and (doubtful := unlike(runner, others)):
             self._saved -= 1.0
-            return secrets.choice(unlike)
+            return secrets.choice(doubtful)
         if secrets.randbelow(10**6) >= chance * 10**6:
             return None
         return secrets.choice(
@@ -58,7 +58,7 @@ def _chance(runner: Runner) -> float:
     return max(LEAST, SHARE * 2 * runner.store.buffer.nbytes / cost)
 
 
-def _unlike(runner: Runner, others: Sequence[PeerID]) -> list[Place]:
+def unlike(runner: Runner, others: Sequence[PeerID]) -> list[Place]:
     """Of one part of each reducer, those that are less than half as like this peer's gradient as the middle one."""
     if runner.weight <= 0.0:
         return []

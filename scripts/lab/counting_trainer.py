@@ -1,0 +1,66 @@
+"""A lockstep trainer of a closed run that counts, in all its processes, what its doors check, and tells it each step.
+
+One JSON object a step: `epoch`; `requests` through the DHT's door, its own and those of others; `admits`, looks at a
+pass at any door; `admit_s`, CPU seconds of those looks; `cpu_s`, of the whole peer; `at`, seconds. All since it began.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from multiprocessing import Array
+from typing import Any
+
+from scripts.lab import lockstep_trainer
+from scripts.lab.cpu import cpu_seconds
+from tt_cli.supervisor.events import Emit, Event, Log, Step
+from tt_cli.supervisor.worker import Orders, run_worker
+from tt_cli.swarm.door import DhtDoor
+from tt_cli.swarm.membership import Closed
+
+REQUESTS, ADMITS, NANOSECONDS = range(3)
+
+
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """As a lockstep trainer's."""
+    counts = Array("q", 3)  # what forks from here has it too
+    admit, serve, call = Closed.admit, DhtDoor.serve, DhtDoor.call
+
+    def count(which: int, by: int) -> None:
+        with counts.get_lock():
+            counts[which] += by
+
+    def admitting(*args: Any, **more: Any) -> str:
+        began = time.thread_time_ns()
+        try:
+            return admit(*args, **more)
+        finally:
+            spent = time.thread_time_ns() - began
+            count(ADMITS, 1)
+            count(NANOSECONDS, spent)
+
+    async def serving(*args: Any, **more: Any) -> Any:
+        count(REQUESTS, 1)
+        return await serve(*args, **more)
+
+    async def calling(*args: Any, **more: Any) -> Any:
+        count(REQUESTS, 1)
+        return await call(*args, **more)
+
+    def noting(event: Event) -> None:
+        emit(event)
+        if isinstance(event, Step):
+            told = {"epoch": event.epoch, "at": time.monotonic(), "cpu_s": cpu_seconds(os.getpid())}
+            requests, admits, nanoseconds = counts
+            told |= {"requests": requests, "admits": admits, "admit_s": nanoseconds / 1e9}
+            emit(Log(json.dumps(told)))
+
+    Closed.admit = admitting  # type: ignore[method-assign]
+    DhtDoor.serve, DhtDoor.call = serving, calling  # type: ignore[method-assign]
+    lockstep_trainer.main(options, noting, orders)
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(main))
