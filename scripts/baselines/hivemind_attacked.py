@@ -3,7 +3,8 @@
 
 The peer is that of scripts/baselines/hivemind_optimizer.py, with real gradients: the model and the data of the rows of
 scripts/bench_attacks.py, one micro-batch a second. An attacker changes hivemind's own classes in its own process, from
-its start on; what is wrong with its gradients, from step 3 on. It prints the lines that the other baseline prints.
+its start on; what is wrong with its gradients, from step 3 on. It prints the lines that the other baseline prints. An
+honest peer whose parameters are not finite any more is at its end: no step would mend them.
 """
 
 from __future__ import annotations
@@ -165,10 +166,12 @@ def train(args: argparse.Namespace, run: RunConfig, dht: DHT, commands: Commands
         if commands.ended.is_set():
             return
         optimizer.step(batch_size=args.micro_batch)
+        lost = False
         if optimizer.local_epoch != epoch:
             epoch = optimizer.local_epoch
             tell("step", epoch=epoch)
-        if epoch >= args.steps:
+            lost = not all(bool(torch.isfinite(tensor).all()) for tensor in parameters.values())
+        if epoch >= args.steps or (lost and not args.attack):
             optimizer.state_averager.step(wait_for_delayed_updates=True)
             np.savez(args.parameters, **{name: tensor.detach().numpy() for name, tensor in parameters.items()})
             tell("done", epoch=epoch)
@@ -255,6 +258,7 @@ def facts(
     return {
         "loss": loss if math.isfinite(loss) else None,
         "finished": len(finished),
+        "last_step": max(times),
         "rounds_lost": max(
             sum("failed" in line["words"] or "local gradients" in line["words"] for line in peer.of("message"))
             for peer in honest
