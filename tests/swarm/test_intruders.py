@@ -19,12 +19,13 @@ from scripts.lab.attacks.records import EPOCHS_AHEAD, RECORDS
 from scripts.lab.attacks.stranger import STRANGERS, Attempt, Facts, Stranger, Tried, try_door
 from scripts.lab.passes import HOUR, Issuer, key_file
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Listening, Phase, Step, Synchronised
+from tt_cli.supervisor.events import Listening, Phase, Step, Synchronised, Trouble
 from tt_cli.supervisor.local_swarm import LocalSwarm, Member
 from tt_cli.swarm.board import Board
 from tt_cli.swarm.dht import dht_time, start_dht, stop_dht
 from tt_cli.swarm.identity import claim_identity
 from tt_cli.swarm.records import PeerRecord
+from tt_cli.swarm.telling import BOASTING
 
 NAMES = ("anna", "ben", "cleo")
 LYING_STEPS = 2
@@ -228,3 +229,15 @@ def test_nobody_follows_who_lies_about_itself(training: Training, liar: Liar, li
         assert liar.identity.peer_id not in {event.source for event in taken}
         rounds = committed(member)[steps[member.name] :]
         assert all(event.samples >= training.run.swarm.target_batch_size / 2 for event in rounds), rounds
+
+
+def test_who_claims_what_nobody_can_have_done_is_named_by_all(training: Training, liar: Liar) -> None:
+    def all_name_it() -> bool:
+        return all(any(BOASTING in event.words for event in member.of(Trouble)) for member in training.trainers)
+
+    deadline = time.monotonic() + WAIT
+    while not all_name_it() and time.monotonic() < deadline:
+        liar.say(**LIES["samples 10^12"](PeerRecord.model_construct(epoch=training.newest.epoch), 1))
+        training.swarm.wait(all_name_it, 2.0)
+    liar.say(left=True)
+    assert all_name_it()
