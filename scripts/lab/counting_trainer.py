@@ -53,8 +53,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         emit(event)
         if isinstance(event, Step):
             told = {"epoch": event.epoch, "at": time.monotonic(), "cpu_s": cpu_seconds(os.getpid())}
-            requests, admits, nanoseconds = counts
-            told |= {"requests": requests, "admits": admits, "admit_s": nanoseconds / 1e9}
+            told |= {"requests": counts[REQUESTS], "admits": counts[ADMITS], "admit_s": counts[NANOSECONDS] / 1e9}
             emit(Log(json.dumps(told)))
 
     Closed.admit = admitting  # type: ignore[method-assign]
