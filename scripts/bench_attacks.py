@@ -15,8 +15,8 @@ until an attack changes the parameters. Attackers behave until step 3. The colum
 
 A newcomer joins in the middle of the rows about donors; `newcomer_false` counts the false states that it took over.
 
-With --baseline, the same attackers on stock hivemind.Optimizer (scripts/baselines/hivemind_attacked.py), where the row
-has a meaning there.
+With --baseline, the same attackers on stock hivemind.Optimizer (scripts/baselines/hivemind_attacked_swarm.py), where
+the row has a meaning there.
 
 Examples:
   scripts/bench_attacks.py --out attacks.jsonl             # about two hours; what is in the file is not done again
@@ -64,7 +64,7 @@ def measure(side: str, row: str, size: Size) -> dict[str, Any]:
         if side == "ours":
             found = run_attacked(size, ATTACKS.get(row), Path(scratch))
         else:
-            from scripts.baselines.hivemind_attacked import run_attacked_baseline
+            from scripts.baselines.hivemind_attacked_swarm import run_attacked_baseline
 
             found = run_attacked_baseline(size, row, Path(scratch))
     took = round(time.monotonic() - began, 1)
@@ -143,7 +143,7 @@ def main() -> None:
     rows = []
     for side in ("ours", "baseline") if args.baseline else ("ours",):
         if side == "baseline":
-            from scripts.baselines.hivemind_attacked import ROWS
+            from scripts.baselines.hivemind_attacked_swarm import ROWS
 
             wanted = [row for row in wanted if row in ROWS]
         calm: dict[str, Any] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from scripts import bench_attacks
-from scripts.baselines import hivemind_attacked
+from scripts.baselines import hivemind_attacked_swarm
 from scripts.lab.attacks.table import ATTACKS
 
 CALM = {"row": "no attack", "side": "ours", "loss": 5.0, "seconds_per_step": 2.0, "longest_step_s": 2.5}
@@ -22,7 +22,7 @@ def compared(**changes: Any) -> dict[str, Any]:
 
 def test_every_attack_is_one_row_and_the_baseline_has_no_other() -> None:
     assert len(ATTACKS) == 28
-    assert set(hivemind_attacked.ROWS) <= set(ATTACKS)
+    assert set(hivemind_attacked_swarm.ROWS) <= set(ATTACKS)
     assert {name for name, attack in ATTACKS.items() if attack.newcomer} == {"false donor", "overwritten donor record"}
 
 
