@@ -89,7 +89,6 @@ def test_the_keys_go_to_the_views(tmp_path: Path) -> None:
 
 def test_the_overview_says_it_all(tmp_path: Path) -> None:
     async def steps(pilot: Screen) -> None:
-        text = await shows(pilot, "FLOP/s")
         for words in (
             "tt monitor emoji",
             "emoji-1a2b3c4d",
@@ -103,7 +102,7 @@ def test_the_overview_says_it_all(tmp_path: Path) -> None:
             "? help",
             "Tab next view",
         ):
-            assert words in text
+            text = await shows(pilot, words)  # the frame is drawn in parts
         assert sum(0x2800 <= ord(cell) < 0x2900 for cell in text) > 30
 
     drive(tmp_path, steps)
