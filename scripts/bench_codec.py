@@ -52,8 +52,8 @@ from hivemind.proto import runtime_pb2  # noqa: E402
 from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
-from tt_cli.swarm import linear8  # noqa: E402
-from tt_cli.swarm.registry import TAG, Linear8, register  # noqa: E402
+from tt_cli.swarm.compression import linear8  # noqa: E402
+from tt_cli.swarm.compression.hivemind_registry import TAG, Linear8, register  # noqa: E402
 
 PART = 512 * 1024  # elements: hivemind's parts of 512 KiB in 8 bits
 WEIGHT = 3.0

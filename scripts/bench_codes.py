@@ -18,9 +18,10 @@ import numpy as np
 import pyarrow
 from PIL import Image, ImageDraw
 
-from tt_cli.data import builtin, load_vqgan
+from tt_cli.data import builtin
 from tt_cli.data.codes import bits_per_code, pack
 from tt_cli.run import load_run
+from tt_cli.task.picture_codec import load_vqgan
 
 WORDS = ("red", "apple", "sea", "tower", "night", "bridge", "green", "seven")
 

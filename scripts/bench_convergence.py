@@ -53,18 +53,18 @@ import torch  # noqa: E402
 from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.optim import warm_up  # noqa: E402
-from tt_cli.peer.shared import TrainedState  # noqa: E402
+from tt_cli.peer.trained_state import TrainedState  # noqa: E402
 from tt_cli.run import RunConfig, load_run  # noqa: E402
 from tt_cli.supervisor.events import Listening, Round, Step  # noqa: E402
 from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
-from tt_cli.swarm.accumulator import Accumulator  # noqa: E402
-from tt_cli.swarm.aggregation import Aggregation  # noqa: E402
-from tt_cli.swarm.clipping import spread  # noqa: E402
-from tt_cli.swarm.codec import codec_of  # noqa: E402
-from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer  # noqa: E402
-from tt_cli.swarm.layout import Layout  # noqa: E402
-from tt_cli.swarm.reducer import Reducer  # noqa: E402
-from tt_cli.swarm.store import AverageStore  # noqa: E402
+from tt_cli.swarm.allreduce.aggregation import Aggregation  # noqa: E402
+from tt_cli.swarm.allreduce.average_buffer import AverageStore  # noqa: E402
+from tt_cli.swarm.allreduce.centered_clip import spread  # noqa: E402
+from tt_cli.swarm.allreduce.reducer import Reducer  # noqa: E402
+from tt_cli.swarm.compression.accumulator import Accumulator  # noqa: E402
+from tt_cli.swarm.compression.codec import codec_of  # noqa: E402
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer  # noqa: E402
+from tt_cli.swarm.compression.partition import Layout  # noqa: E402
 
 ARMS = {"fp32": (False, False), "swarm": (True, True), "codec": (True, False), "lamb": (False, True)}
 SHARES = (28, 20, 12, 4)  # of 64

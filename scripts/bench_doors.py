@@ -44,10 +44,10 @@ from scripts.lab.passes import Issuer, key_file
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Finished, Log
 from tt_cli.supervisor.local_swarm import LocalSwarm, Member
-from tt_cli.swarm.door import DhtDoor
-from tt_cli.swarm.limits import Rate
-from tt_cli.swarm.meeting import member_in
-from tt_cli.swarm.membership import Closed, Open, membership_of
+from tt_cli.swarm.allreduce.round_plan import member_in
+from tt_cli.swarm.membership.admission import Closed, Open, membership_of
+from tt_cli.swarm.membership.dht_auth import DhtDoor
+from tt_cli.swarm.membership.request_rates import Rate
 
 REQUESTS, REPEATS = 2000, 3
 WITHOUT, OPEN, CLOSED = "dht request without a door", "dht request, open run", "dht request, closed run"

@@ -33,11 +33,12 @@ import pyarrow.parquet  # noqa: E402
 import torch  # noqa: E402
 from PIL import Image, ImageDraw, ImageOps  # noqa: E402
 
-from tt_cli.data import encoding, load_vqgan  # noqa: E402
-from tt_cli.data.journal import Journal  # noqa: E402
-from tt_cli.data.sources import open_source  # noqa: E402
+from tt_cli.data.build import encoder as encoding  # noqa: E402
+from tt_cli.data.build.journal import Journal  # noqa: E402
+from tt_cli.data.build.picture_sources import open_source  # noqa: E402
 from tt_cli.model.vqgan import PUBLISHED, Vqgan  # noqa: E402
 from tt_cli.run import RunConfig, load_run  # noqa: E402
+from tt_cli.task.picture_codec import load_vqgan  # noqa: E402
 
 
 def draw_pictures(folder: Path, count: int) -> None:
@@ -73,7 +74,7 @@ def ours(folder: Path, out: Path, vqgan: Vqgan, run: RunConfig, device: torch.de
         each.mkdir()
     journal = Journal(out, 0, ".parquet")
     workers = 1 if device.type == "cpu" else max(1, encoding.cores() - 1)
-    encoder = encoding.Encoder(vqgan, device, run.vqgan.codebook_size)
+    encoder = encoding.Encoder(vqgan.to(device), device, run.vqgan.codebook_size)
     batch, _ = encoding.choose_batch(device, run.vqgan.pixels)
     fields = encoding.fields_of(encoding.first_picture(source))
     done = encoding.encode(source, run, encoder, journal, fields=fields, batch=batch, workers=workers)

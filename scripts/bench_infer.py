@@ -37,10 +37,10 @@ from baselines import dalle_pytorch, vqgan  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
-from tt_cli.model.drawing_memory import drawing_bytes  # noqa: E402
-from tt_cli.model.generation import Decoder, draw_codes  # noqa: E402
-from tt_cli.model.projection import drawing_dtype  # noqa: E402
-from tt_cli.model.sampling import Sampling  # noqa: E402
+from tt_cli.model.layers.projection import drawing_dtype  # noqa: E402
+from tt_cli.model.sampling.code_choice import Sampling  # noqa: E402
+from tt_cli.model.sampling.drawing_memory import drawing_bytes  # noqa: E402
+from tt_cli.model.sampling.generation import Decoder, draw_codes  # noqa: E402
 
 PAPER = DalleConfig(
     dim=1024, depth=64, heads=16, dim_head=64, text_vocab=32100, text_length=256, image_size=32, image_vocab=8192

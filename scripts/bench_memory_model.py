@@ -32,9 +32,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from scripts.lab.memory_paper import WARNED, paper_bytes  # noqa: E402
-from tt_cli.memory.account import trainer_need  # noqa: E402
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture, scaled  # noqa: E402
 from tt_cli.memory.calculator import Options, reckon  # noqa: E402
+from tt_cli.memory.trainer_account import trainer_need  # noqa: E402
 from tt_cli.run import RunConfig, load_run  # noqa: E402
 
 STEP = ROOT / "scripts" / "lab" / "memory_step.py"

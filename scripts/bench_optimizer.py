@@ -54,9 +54,9 @@ from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.optim import Lamb8bit, implementation, learning_rate, warm_up  # noqa: E402
 from tt_cli.optim.kernels import Kernels  # noqa: E402
-from tt_cli.optim.portable import Portable  # noqa: E402
+from tt_cli.optim.lamb_portable import Portable  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
-from tt_cli.run.parts import OptimizerPart  # noqa: E402
+from tt_cli.run.sections import OptimizerPart  # noqa: E402
 
 MIB = 1 << 20
 RATE = 2.5e-3

@@ -28,12 +28,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 from sqlalchemy import create_engine, insert
 
-from tt_cli.auxiliary.store import Store, database_url
-from tt_cli.auxiliary.tables import activity, hours, peers, steps
-from tt_cli.auxiliary.web_part import WebOptions, web_part
+from tt_cli.auxiliary.history.schema import activity, hours, peers, steps
+from tt_cli.auxiliary.history.writer import Store, database_url
+from tt_cli.auxiliary.web_process import WebOptions, web_part
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor.events import Event, Log
-from tt_cli.web.index import STATIC
+from tt_cli.web.index_html import STATIC
 
 RUN = load_run("emoji")
 CHROMIUM = "/usr/bin/chromium"

@@ -45,9 +45,8 @@ from scripts.lab.random_examples_trainer import RandomExamples  # noqa: E402
 from tt_cli.memory import Need, parse_size, shown, trainer_need  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.model.allocator import keep_freed_memory  # noqa: E402
-from tt_cli.peer.batch import SLOWEST_MICRO_BATCH, MicroBatchSearch, undisturbed_seconds  # noqa: E402
 from tt_cli.peer.device import choose_device  # noqa: E402
-from tt_cli.peer.fit import (  # noqa: E402
+from tt_cli.peer.memory_budget import (  # noqa: E402
     ACTIVATION_SHARE,
     PLANNED,
     RoomMemory,
@@ -55,6 +54,7 @@ from tt_cli.peer.fit import (  # noqa: E402
     choose_activation_budget,
     kind_of,
 )
+from tt_cli.peer.micro_batch import SLOWEST_MICRO_BATCH, MicroBatchSearch, undisturbed_seconds  # noqa: E402
 from tt_cli.peer.trainer import MicroStep  # noqa: E402
 from tt_cli.run import RunConfig, load_run  # noqa: E402
 from tt_cli.supervisor.events import Choice, Event, Failure, Listening, Round  # noqa: E402

@@ -30,12 +30,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tt_cli.auxiliary.history.writer import FILE, MadeStep, Seen, Store, database_url
 from tt_cli.auxiliary.recorder import Recorder
-from tt_cli.auxiliary.store import FILE, MadeStep, Seen, Store, database_url
 from tt_cli.run import load_run
-from tt_cli.supervisor.worker import die_with_parent
-from tt_cli.swarm.records import PeerRecord
-from tt_cli.swarm.view import View
+from tt_cli.supervisor.reporter import die_with_parent
+from tt_cli.swarm.records.consensus import View
+from tt_cli.swarm.records.peer_record import PeerRecord
 
 KILLS, QUICK_KILLS = 50, 5
 PEERS = 20

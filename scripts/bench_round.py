@@ -51,15 +51,15 @@ from lab.raw_tcp import Exchange
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.processes import family_of
-from tt_cli.supervisor.worker import die_with_parent
+from tt_cli.supervisor.reporter import die_with_parent
+from tt_cli.swarm.allreduce.round_plan import Meeting
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.codec import codec_of
-from tt_cli.swarm.dht import addresses_of, start_dht
-from tt_cli.swarm.encoded import DecodedGradients, EncodedBuffer
-from tt_cli.swarm.identity import claim_identity
-from tt_cli.swarm.layout import Layout
-from tt_cli.swarm.linear8 import warm_up
-from tt_cli.swarm.meeting import Meeting
+from tt_cli.swarm.compression.codec import codec_of
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
+from tt_cli.swarm.compression.linear8 import warm_up
+from tt_cli.swarm.compression.partition import Layout
+from tt_cli.swarm.membership.rsa_identity import claim_identity
+from tt_cli.swarm.network.dht_node import addresses_of, start_dht
 
 PEERS = 4
 # A decoder layer and a half of width 1024 with its embedding: 32 million parameters.

@@ -29,11 +29,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tt_cli.auxiliary.store import DATABASE, MadeStep, Store, database_url
-from tt_cli.auxiliary.web_part import WebOptions
+from tt_cli.auxiliary.history.writer import DATABASE, MadeStep, Store, database_url
+from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor.events import Log
-from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.worker_process import Worker
 
 RUN = load_run("emoji")
 STEPS = 100_000
@@ -141,7 +141,7 @@ def measure(clients: int, peers: int, seconds: float) -> Figures:
         store = Store(database_url(folders.run_folder(RUN)), RUN.identity)
         fill(store)
         options = vars(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0))
-        worker = Worker("tt_cli.auxiliary.web_part", options, Path(name) / "log", {DATABASE: ""})
+        worker = Worker("tt_cli.auxiliary.web_process", options, Path(name) / "log", {DATABASE: ""})
         try:
             line = next(event.message for event in worker.events(60) if isinstance(event, Log))
             port = int(re.findall(r":(\d+)/", line)[0])

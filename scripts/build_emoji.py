@@ -38,10 +38,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from tt_cli.data import builtin, decode_pictures
-from tt_cli.data.pictures import BUILTIN_CONFIG, BUILTIN_WEIGHTS
+from tt_cli.data import builtin
 from tt_cli.data.tokenizer import TOKENIZER_FILE
 from tt_cli.model.vqgan import Vqgan
+from tt_cli.task.picture_codec import BUILTIN_CONFIG, BUILTIN_WEIGHTS, decode_pictures
 
 if TYPE_CHECKING:
     import tokenizers

@@ -37,7 +37,7 @@ from scripts.lab.launched import Commands, tell
 from tt_cli.data import ExampleStream, load_tokenizer
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.worker import die_with_parent, raise_file_limit
+from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit
 
 FIRST_STEP = 3
 MICRO_BATCH_SECONDS = 1.0

@@ -51,8 +51,8 @@ from scripts.lab.launched import Commands, tell
 from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.optim import learning_rate
 from tt_cli.run import RunConfig, load_run
-from tt_cli.run.parts import OptimizerPart
-from tt_cli.supervisor.worker import die_with_parent, raise_file_limit
+from tt_cli.run.sections import OptimizerPart
+from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit
 
 CHUNK = 2**24  # elements whose moments are decoded at once, as in the paper's optimizer
 

@@ -16,9 +16,9 @@ from typing import Any
 from scripts.lab import lockstep_trainer
 from scripts.lab.cpu import cpu_seconds
 from tt_cli.supervisor.events import Emit, Event, Log, Step
-from tt_cli.supervisor.worker import Orders, run_worker
-from tt_cli.swarm.door import DhtDoor
-from tt_cli.swarm.membership import Closed
+from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.swarm.membership.admission import Closed
+from tt_cli.swarm.membership.dht_auth import DhtDoor
 
 REQUESTS, ADMITS, NANOSECONDS = range(3)
 

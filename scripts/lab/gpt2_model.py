@@ -14,8 +14,8 @@ import torch
 from scripts.lab.text_stream import readable
 from tt_cli.data import builtin
 from tt_cli.errors import UsageError
+from tt_cli.hub.hub_files import download
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture
-from tt_cli.run.hub import download
 
 TINY = "a tiny GPT-2"
 # without dropout, which would take fused attention away on a CPU; its ids are those of the built-in tokenizer

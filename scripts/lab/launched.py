@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tt_cli.supervisor.process import SHARING
+from tt_cli.supervisor.worker_process import SHARING
 
 ROOT = Path(__file__).resolve().parents[2]
 LEAVE_SECONDS = 15.0

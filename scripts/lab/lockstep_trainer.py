@@ -20,12 +20,12 @@ from typing import Any
 from tt_cli.data import ExampleStream
 from tt_cli.peer import trainer
 from tt_cli.peer.backup import Backups
-from tt_cli.peer.batch import MicroBatches
-from tt_cli.peer.lifelines import Lifelines
-from tt_cli.peer.memory_watch import MemoryWatch
-from tt_cli.peer.stuck import StuckWatch
+from tt_cli.peer.health.lifelines import Lifelines
+from tt_cli.peer.health.memory_watch import MemoryWatch
+from tt_cli.peer.health.watchdog import StuckWatch
+from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.supervisor.events import Emit, Event, Step, Synchronised
-from tt_cli.supervisor.worker import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders, run_worker
 
 LOOK_SECONDS, GATE_SECONDS = 1.0, 0.1  # how soon it notices that it should leave, or begin
 news = threading.Condition()

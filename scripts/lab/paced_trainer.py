@@ -13,7 +13,7 @@ from typing import Any
 
 from tt_cli.peer import trainer
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.worker import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders, run_worker
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:

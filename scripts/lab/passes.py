@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from tt_cli.identity.passes import Notice, Pass, public_text, sign_notice, sign_pass
+from tt_cli.identity.peer_key import make_key_file, peer_id, private_key, public_der
 from tt_cli.run import RunConfig
-from tt_cli.run.passes import Notice, Pass, public_text, sign_notice, sign_pass
-from tt_cli.run.peer_key import make_key_file, peer_id, private_key, public_der
 
 HOUR = 3600.0
 

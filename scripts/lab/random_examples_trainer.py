@@ -11,7 +11,7 @@ import torch
 from tt_cli.data import Batch
 from tt_cli.peer import trainer
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.worker import run_worker
+from tt_cli.supervisor.reporter import run_worker
 
 
 class RandomExamples:

@@ -19,10 +19,10 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Listening, Log
-from tt_cli.supervisor.worker import Orders, run_worker
-from tt_cli.swarm.dht import addresses_of, start_dht, stop_dht
-from tt_cli.swarm.identity import claim_identity, peer_id_of
-from tt_cli.swarm.records import PeerRecord, peers_key
+from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.swarm.membership.rsa_identity import claim_identity, peer_id_of
+from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
+from tt_cli.swarm.records.peer_record import PeerRecord, peers_key
 
 AT_ONCE = 2  # keys in one message to the DHT process, whose pipe breaks long ones
 ANSWER_SECONDS = 30.0

@@ -29,15 +29,15 @@ from scripts.lab.launched import Commands, tell, tell_line
 from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim import warm_up
-from tt_cli.peer.shared import TrainedState, move_into_mapping
+from tt_cli.peer.trained_state import TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Event
 from tt_cli.supervisor.processes import release_freed_memory
-from tt_cli.supervisor.worker import die_with_parent, raise_file_limit
-from tt_cli.swarm.codec import codec_of, self_test
+from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit
 from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.dht import addresses_of, start_dht, stop_dht
-from tt_cli.swarm.identity import claim_identity
+from tt_cli.swarm.compression.codec import codec_of, self_test
+from tt_cli.swarm.membership.rsa_identity import claim_identity
+from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
 
 REPORT_SECONDS = 1.0
 

@@ -54,9 +54,9 @@ class Peer:
         from tt_cli.checkpoint import StateTree
         from tt_cli.run import load_run
         from tt_cli.swarm.averager import Averager
-        from tt_cli.swarm.board import Board
-        from tt_cli.swarm.dht import addresses_of, start_dht
-        from tt_cli.swarm.identity import claim_identity
+        from tt_cli.swarm.membership.rsa_identity import claim_identity
+        from tt_cli.swarm.network.dht_node import addresses_of, start_dht
+        from tt_cli.swarm.records.publisher import Board
 
         self.run = load_run("emoji")
         self.shapes = shapes_of(size)
@@ -82,9 +82,9 @@ class Peer:
         import torch
 
         from tt_cli.checkpoint import TrainingState
-        from tt_cli.swarm.buffer import StateBuffer
-        from tt_cli.swarm.dht import dht_time
-        from tt_cli.swarm.records import PeerRecord
+        from tt_cli.swarm.network.dht_node import dht_time
+        from tt_cli.swarm.records.peer_record import PeerRecord
+        from tt_cli.swarm.state.state_buffer import StateBuffer
 
         generator = torch.Generator().manual_seed(0)
         parameters = {name: torch.rand(shape, generator=generator) for name, shape in self.shapes.items()}
@@ -118,7 +118,7 @@ class Peer:
 
 def work(args: argparse.Namespace) -> None:
     """What one host runs."""
-    from tt_cli.supervisor.worker import die_with_parent, raise_file_limit
+    from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit
 
     die_with_parent()
     raise_file_limit()

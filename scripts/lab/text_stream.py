@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.run.hub import hub_errors
+from tt_cli.hub.hub_files import hub_errors
 
 C4 = ("allenai/c4", "en")
 

@@ -11,8 +11,8 @@ import json
 import sys
 import threading
 
-from tt_cli.auth import keeper
-from tt_cli.auth.admission import Admission
+from tt_cli.auth import pass_renewer
+from tt_cli.auth.peer_admission import Admission
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
 
@@ -25,8 +25,8 @@ def main() -> int:
     flags = sys.argv[2:]
     if "--poll" in flags:
         at = flags.index("--poll")
-        keeper.POLL_SECONDS = float(flags.pop(at + 1))
-        keeper.FIRST_WAITS = (0.1, 0.1)
+        pass_renewer.POLL_SECONDS = float(flags.pop(at + 1))
+        pass_renewer.FIRST_WAITS = (0.1, 0.1)
     names = [flag for flag in flags if not flag.startswith("--")]
     over = threading.Event()
 

@@ -15,10 +15,11 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 
-from tt_cli.auth.authority.service import Authority
-from tt_cli.auth.joining import Purpose, signed_message
-from tt_cli.run import RunConfig, load_run, peer_key
-from tt_cli.run.passes import encode
+from tt_cli.auth.authority.issuer import Authority
+from tt_cli.auth.join_proof import Purpose, signed_message
+from tt_cli.identity import peer_key
+from tt_cli.identity.passes import encode
+from tt_cli.run import RunConfig, load_run
 
 START = 1_800_000_000.0
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from auth.peers import closed_run, pointed
 
-from tt_cli.auth.authority import serve
-from tt_cli.auth.client import Client
-from tt_cli.auth.keeper import Keeper
+from tt_cli.auth.authority import authority_server
+from tt_cli.auth.authority_client import Client
+from tt_cli.auth.pass_renewer import Keeper
+from tt_cli.identity.passes import Notice
 from tt_cli.run import RunConfig, folders
-from tt_cli.run.passes import Notice
 
 LIFE = 2.0  # seconds of a pass
 MOST = 30.0  # seconds that a test waits for what must come
@@ -22,7 +22,7 @@ class Running:
 
     def __init__(self, port: int = 0, life: float = LIFE):
         run = closed_run()
-        self.server = serve.Server(serve.ServeOptions(run.to_toml(), "127.0.0.1", port, "", life))
+        self.server = authority_server.Server(authority_server.ServeOptions(run.to_toml(), "127.0.0.1", port, "", life))
         self.authority, self.port = self.server.authority, self.server.port
         self.key = self.authority.folder.settings().line()
         self.run = pointed(run, f"http://127.0.0.1:{self.port}", self.key)

@@ -17,16 +17,16 @@ from auth.peers import START, Clock, Peer, closed_run
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
-from tt_cli.auth.authority import app as room
-from tt_cli.auth.authority import bodies, serve
-from tt_cli.auth.authority.app import Limits, make_app
-from tt_cli.auth.authority.keys import AuthorityFolder
-from tt_cli.auth.authority.limits import RateLimit, address_key
-from tt_cli.auth.authority.service import Authority
-from tt_cli.auth.authority.store import metadata
+from tt_cli.auth.authority import authority_server, request_limits
+from tt_cli.auth.authority import http_api as room
+from tt_cli.auth.authority.authority_folder import AuthorityFolder
+from tt_cli.auth.authority.http_api import Limits, make_app
+from tt_cli.auth.authority.issuer import Authority
+from tt_cli.auth.authority.member_store import metadata
+from tt_cli.auth.authority.rate_limiter import RateLimit, address_key
 from tt_cli.errors import TTError
+from tt_cli.identity.passes import encode, read_pass
 from tt_cli.run import folders
-from tt_cli.run.passes import encode, read_pass
 
 UNLIMITED = RateLimit(burst=10**9, per_second=1e9)
 
@@ -37,10 +37,10 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TT_HOME", str(tmp_path_factory.mktemp("authority")))
         run = closed_run()
-        serve.found(run)
+        authority_server.found(run)
         folder = AuthorityFolder(run)
         assert folders.home() in folder.path.parents
-        store = serve.open_store(folder)
+        store = authority_server.open_store(folder)
         yield Authority(run, folder, store, clock=Clock())
         store.close()
 
@@ -218,8 +218,8 @@ class Running:
 
     def __init__(self, trusted_proxy: str = "", pass_seconds: float = 3600.0):
         run = closed_run()
-        options = serve.ServeOptions(run.to_toml(), "127.0.0.1", 0, trusted_proxy, pass_seconds)
-        self.server = serve.Server(options)
+        options = authority_server.ServeOptions(run.to_toml(), "127.0.0.1", 0, trusted_proxy, pass_seconds)
+        self.server = authority_server.Server(options)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         self.url = f"http://127.0.0.1:{self.server.port}"
@@ -250,7 +250,7 @@ def test_a_forwarded_address_counts_only_from_the_trusted_proxy(trusted: str, mo
 
 
 def test_a_body_that_does_not_end_or_come_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bodies, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(request_limits, "BODY_SECONDS", 0.3)
     running = Running()
     try:
         with socket.create_connection(("127.0.0.1", running.server.port)) as slow:
@@ -279,9 +279,9 @@ def test_a_database_that_breaks_is_a_503_in_one_line() -> None:
 
 def test_a_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        options = serve.ServeOptions(closed_run().to_toml(), "127.0.0.1", taken.getsockname()[1])
+        options = authority_server.ServeOptions(closed_run().to_toml(), "127.0.0.1", taken.getsockname()[1])
         with pytest.raises(TTError, match="cannot listen on 127.0.0.1 port .*: Address already in use"):
-            serve.Server(options)
+            authority_server.Server(options)
 
 
 def test_the_description_names_every_answer(authority: Authority) -> None:

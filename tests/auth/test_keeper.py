@@ -12,18 +12,18 @@ import pytest
 from auth.peers import closed_run, pointed
 from auth.running import LIFE, MOST, Running, Told, begun, key_file
 
-from tt_cli.auth import keeper as room
-from tt_cli.auth.admission import UNGUARDED, Admission, is_here
-from tt_cli.auth.authority.keys import AuthorityFolder
+from tt_cli.auth import pass_renewer as room
+from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.organiser import Organiser
-from tt_cli.auth.client import Client, Refused
-from tt_cli.auth.keeper import Keeper, OnThisHost
+from tt_cli.auth.authority_client import Client, Refused
+from tt_cli.auth.identities import free_identity
+from tt_cli.auth.pass_renewer import Keeper, OnThisHost
+from tt_cli.auth.peer_admission import UNGUARDED, Admission, is_here
 from tt_cli.errors import TTError, UsageError
+from tt_cli.identity.passes import read_notice, read_pass
 from tt_cli.run import folders
-from tt_cli.run.identities import free_identity
-from tt_cli.run.passes import read_notice, read_pass
 from tt_cli.supervisor.slot import AUX, TRAINER, claim_slot, identity_name
-from tt_cli.swarm.identity import claim_identity
+from tt_cli.swarm.membership.rsa_identity import claim_identity
 
 
 @pytest.fixture(autouse=True)

@@ -13,11 +13,11 @@ import httpx2
 import pytest
 from auth.peers import closed_run
 
-from tt_cli.auth.authority import serve
-from tt_cli.auth.authority.part import AuthorityPart
-from tt_cli.auth.authority.serve import ServeOptions
+from tt_cli.auth.authority import authority_server
+from tt_cli.auth.authority.authority_process import AuthorityPart
+from tt_cli.auth.authority.authority_server import ServeOptions
 from tt_cli.errors import TTError
-from tt_cli.supervisor import part as room
+from tt_cli.supervisor import side_process as room
 from tt_cli.supervisor.events import Event, Log
 
 
@@ -52,7 +52,7 @@ def port_in(line: str) -> int:
 def test_it_serves_and_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "AGAIN_SECONDS", (0.05,))
     run, shown = closed_run(), Shown()
-    serve.found(run)
+    authority_server.found(run)
     with AuthorityPart(ServeOptions(run.to_toml(), "127.0.0.1", 0), tmp_path / "authority.log", shown) as part:
         first = port_in(shown.wait("the authority listens on port"))
         with httpx2.Client(trust_env=False) as http:
@@ -70,7 +70,7 @@ def test_it_serves_and_is_started_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
     run = closed_run()
-    serve.found(run)
+    authority_server.found(run)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options = ServeOptions(run.to_toml(), "127.0.0.1", taken.getsockname()[1])
         with pytest.raises(TTError, match="the authority does not start: cannot listen on 127.0.0.1 port") as caught:

@@ -10,12 +10,12 @@ import pytest
 from auth.peers import Clock, Peer, closed_run
 from postgres_server import postgres_server
 
-from tt_cli.auth.authority import serve
-from tt_cli.auth.authority.backup import back_up, restore
-from tt_cli.auth.authority.keys import AuthorityFolder
+from tt_cli.auth.authority import authority_server
+from tt_cli.auth.authority.authority_backup import back_up, restore
+from tt_cli.auth.authority.authority_folder import AuthorityFolder
+from tt_cli.auth.authority.issuer import Authority, Refused
+from tt_cli.auth.authority.member_store import DatabaseDown, Store, metadata
 from tt_cli.auth.authority.organiser import Organiser
-from tt_cli.auth.authority.service import Authority, Refused
-from tt_cli.auth.authority.store import DatabaseDown, Store, metadata
 
 pytestmark = pytest.mark.debian
 
@@ -29,8 +29,8 @@ def postgres() -> Iterator[str]:
 
 def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> None:
     run, clock, ada = closed_run(), Clock(), Peer()
-    serve.found(run, postgres)
-    authority = Authority(run, AuthorityFolder(run), serve.open_store(AuthorityFolder(run)), clock=clock)
+    authority_server.found(run, postgres)
+    authority = Authority(run, AuthorityFolder(run), authority_server.open_store(AuthorityFolder(run)), clock=clock)
     text = authority.issue_here(ada.peer_id, "ada")
     clock.now += 1800
     text = ada.renewal(authority, text)

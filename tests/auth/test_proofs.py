@@ -16,18 +16,27 @@ from auth.peers import Peer, closed_run
 from auth.running import Running, Told, begun
 from hivemind.utils.crypto import RSAPrivateKey
 
-from tt_cli.auth import keeper as room
-from tt_cli.auth.authority import judge
-from tt_cli.auth.authority.judge import MOST_PROOF, NoProof, judged
+from tt_cli.auth import pass_renewer as room
+from tt_cli.auth.authority import proof_judge
+from tt_cli.auth.authority.issuer import CONVICTED, MOST_WRONG
 from tt_cli.auth.authority.organiser import Organiser
-from tt_cli.auth.authority.service import CONVICTED, MOST_WRONG
-from tt_cli.auth.client import Client, Rejected
+from tt_cli.auth.authority.proof_judge import MOST_PROOF, NoProof, judged
+from tt_cli.auth.authority_client import Client, Rejected
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, folders
-from tt_cli.swarm.aggregation import average_part
-from tt_cli.swarm.clipping import Contribution
-from tt_cli.swarm.signed import Accusation, Commitment, Inputs, Opening, RoundName, Rules, Signer, input_hash
-from tt_cli.swarm.store import HASH_BYTES, part_hash
+from tt_cli.swarm.allreduce.aggregation import average_part
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
+from tt_cli.swarm.allreduce.centered_clip import Contribution
+from tt_cli.swarm.allreduce.messages import (
+    Accusation,
+    Commitment,
+    Inputs,
+    Opening,
+    RoundName,
+    Rules,
+    Signer,
+    input_hash,
+)
 
 
 @cache
@@ -69,7 +78,7 @@ def banned(running: Running) -> dict[str, str]:
 
 def heard(run: RunConfig, packed: bytes) -> dict[str, str]:
     """What the judge's process prints, in this one."""
-    return judge.main(BytesIO(json.dumps(run.to_toml()).encode() + b"\n" + packed))
+    return proof_judge.main(BytesIO(json.dumps(run.to_toml()).encode() + b"\n" + packed))
 
 
 def test_the_judge_computes_the_sum_again() -> None:
@@ -84,7 +93,7 @@ def test_the_judge_computes_the_sum_again() -> None:
 
 
 def test_a_judge_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "JUDGE_SECONDS", 0.01)
+    monkeypatch.setattr(proof_judge, "JUDGE_SECONDS", 0.01)
     with pytest.raises(NoProof, match="it took more than"):
         judged(closed_run(), b"")
 
@@ -151,7 +160,7 @@ def test_only_members_hand_in_proofs_and_only_what_they_announced(running: Runni
         for body, code in ((b"y" * 100, 401), (b"x" * 101, 401), (bytes(MOST_PROOF + 1), 413), (packed, 403)):
             assert http.post("/v1/proofs", content=body, headers=ticket).status_code == code
         assert http.post("/v1/proofs", content=packed, headers={"TT-Ticket": "A" * 40}).status_code == 401
-        with judge._at_work:
+        with proof_judge._at_work:
             busy = http.post("/v1/proofs", content=packed, headers=ticket)
         assert busy.status_code == 429 and busy.headers["Retry-After"] == "10"
         running.authority.store.ban("peer", peer.peer_id, "", 0.0)

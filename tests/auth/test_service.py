@@ -13,14 +13,14 @@ from auth.peers import START, Clock, Peer, closed_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tt_cli.auth.authority import keys, serve, service
-from tt_cli.auth.authority.backup import back_up, restore
-from tt_cli.auth.authority.keys import AuthorityFolder
+from tt_cli.auth.authority import authority_folder, authority_server, issuer
+from tt_cli.auth.authority.authority_backup import back_up, restore
+from tt_cli.auth.authority.authority_folder import AuthorityFolder
+from tt_cli.auth.authority.issuer import Authority, Refused
+from tt_cli.auth.authority.member_store import DatabaseDown, Store
 from tt_cli.auth.authority.organiser import Organiser
-from tt_cli.auth.authority.service import Authority, Refused
-from tt_cli.auth.authority.store import DatabaseDown, Store
 from tt_cli.errors import TTError, UsageError
-from tt_cli.run.passes import InvalidPass, read_notice, read_pass
+from tt_cli.identity.passes import InvalidPass, read_notice, read_pass
 
 HOUR = 3600.0
 
@@ -33,9 +33,9 @@ def clock() -> Clock:
 @pytest.fixture
 def authority(clock: Clock) -> Iterator[Authority]:
     run = closed_run()
-    serve.found(run)
+    authority_server.found(run)
     folder = AuthorityFolder(run)
-    store = serve.open_store(folder)
+    store = authority_server.open_store(folder)
     yield Authority(run, folder, store, clock=clock)
     store.close()
 
@@ -87,7 +87,7 @@ def test_a_nonce_counts_once_for_one_peer_and_purpose(authority: Authority, cloc
         refused(401, "nonce is not one", lambda o=other, s=signed: authority.renew(peer.public, o.nonce, s, text))
     late = authority.challenge(peer.peer_id, "renew")
     signed = peer.signature("renew", late.key, authority.run.identity, late.nonce, {"pass": text})
-    clock.now += service.NONCE_SECONDS
+    clock.now += issuer.NONCE_SECONDS
     refused(401, "too old", lambda: authority.renew(peer.public, late.nonce, signed, text))
 
 
@@ -113,12 +113,12 @@ def test_a_pass_never_lives_longer_than_it_should(authority: Authority, clock: C
     text = authority.issue_here(peer.peer_id, "eve")
     for jump in jumps:
         clock.now += jump
-        held = read_pass(text, key, run, clock.now, leeway=10 * service.GRACE_SECONDS)
+        held = read_pass(text, key, run, clock.now, leeway=10 * issuer.GRACE_SECONDS)
         try:
             text = peer.renewal(authority, text)
         except Refused as error:
             assert error.status == 401
-            assert held.expires + service.GRACE_SECONDS <= clock.now or held.issued > clock.now
+            assert held.expires + issuer.GRACE_SECONDS <= clock.now or held.issued > clock.now
             continue
         renewed = read_pass(text, key, run, clock.now)
         assert renewed.expires - renewed.issued == HOUR
@@ -128,8 +128,8 @@ def test_a_pass_never_lives_longer_than_it_should(authority: Authority, clock: C
 def test_who_proved_it_long_ago_proves_it_again(authority: Authority, clock: Clock) -> None:
     peer = Peer()
     text = authority.issue_here(peer.peer_id, "ada")
-    while clock.now < START + service.PROOF_SECONDS:
-        clock.now += service.GRACE_SECONDS  # away for a week less an hour's pass
+    while clock.now < START + issuer.PROOF_SECONDS:
+        clock.now += issuer.GRACE_SECONDS  # away for a week less an hour's pass
         text = peer.renewal(authority, text)
     clock.now += 1
     refused(401, "more than 14 days ago", lambda: peer.renewal(authority, text))
@@ -138,7 +138,7 @@ def test_who_proved_it_long_ago_proves_it_again(authority: Authority, clock: Clo
 def test_after_a_long_absence_it_is_joining_again(authority: Authority, clock: Clock) -> None:
     peer = Peer()
     text = authority.issue_here(peer.peer_id, "ada")
-    clock.now += HOUR + service.GRACE_SECONDS
+    clock.now += HOUR + issuer.GRACE_SECONDS
     refused(401, "expired", lambda: peer.renewal(authority, text))
 
 
@@ -202,7 +202,10 @@ def test_of_many_at_the_same_time_one_gets_the_nonce(authority: Authority) -> No
     peer = Peer()
     text = authority.issue_here(peer.peer_id, "ada")
     second = Authority(
-        authority.run, AuthorityFolder(authority.run), serve.open_store(authority.folder), clock=authority.clock
+        authority.run,
+        AuthorityFolder(authority.run),
+        authority_server.open_store(authority.folder),
+        clock=authority.clock,
     )
     made = authority.challenge(peer.peer_id, "renew")
     signature = peer.signature("renew", made.key, authority.run.identity, made.nonce, {"pass": text})
@@ -228,9 +231,9 @@ def test_of_many_at_the_same_time_one_gets_the_nonce(authority: Authority) -> No
 
 def test_an_open_run_needs_no_pass(clock: Clock) -> None:
     run = closed_run().replaced({"membership.kind": "open", "membership.organisation": None})
-    serve.found(run)
+    authority_server.found(run)
     folder = AuthorityFolder(run)
-    open_one = Authority(run, folder, serve.open_store(folder), clock=clock)
+    open_one = Authority(run, folder, authority_server.open_store(folder), clock=clock)
     refused(
         403, "is open: it needs no pass", lambda: open_one.join(Peer().public, "n", b"s", {"way": "hub", "user": "a"})
     )
@@ -256,10 +259,10 @@ def test_the_key_changes_without_anybody_falling_out(
         assert read_pass(text, key, run, clock.now)
     with pytest.raises(UsageError, match="the key changes already, until 2027-02-01"):
         authority.folder.rotate(clock.now, "2027-03-01")
-    ends = keys._begin("2027-02-01")
-    clock.now = ends - keys.EARLY - HOUR
+    ends = authority_folder._begin("2027-02-01")
+    clock.now = ends - authority_folder.EARLY - HOUR
     text = authority.issue_here(peer.peer_id, "ada")
-    clock.now = ends - keys.EARLY + 1
+    clock.now = ends - authority_folder.EARLY + 1
     text = peer.renewal(authority, text)  # the new one signs, and peers with the new run file take both
     assert read_pass(text, line, run, clock.now)
     assert read_notice(authority.notice()[1], line, run, 4e9)
@@ -291,7 +294,7 @@ def test_its_files_are_its_owners_alone(authority: Authority) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
     with pytest.raises(UsageError, match="has its key already"):
-        serve.found(authority.run)
+        authority_server.found(authority.run)
 
 
 # ---------------------------------------------------------------- loss and recovery
@@ -314,9 +317,9 @@ def test_a_lost_database_is_noticed_and_comes_back(authority: Authority, clock: 
         path.unlink()
 
     with pytest.raises(TTError, match="its database is empty: restore it with `tt authority restore`"):
-        serve.open_authority(run)
+        authority_server.open_authority(run)
     restore(run, file, clock.now)
-    again = Authority(run, AuthorityFolder(run), serve.open_store(AuthorityFolder(run)), clock=clock)
+    again = Authority(run, AuthorityFolder(run), authority_server.open_store(AuthorityFolder(run)), clock=clock)
     assert ada.renewal(again, text)
     assert bob.renewal(again, later)  # his own pass proves it
     refused(403, "user Mallory is banned", lambda: again.issue_here(Peer(2).peer_id, "Mallory"))

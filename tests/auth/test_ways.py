@@ -16,9 +16,9 @@ import pytest
 from auth.peers import Member, Peer, Served, closed_run, member, pointed, served
 from hub_standin import HubStandin
 
-from tt_cli.auth.joining import PROOF_REPOSITORY, proof_content, proof_path
+from tt_cli.auth.join_proof import PROOF_REPOSITORY, proof_content, proof_path
+from tt_cli.identity.passes import read_pass
 from tt_cli.run import RunConfig
-from tt_cli.run.passes import read_pass
 
 SECRETS = ("hf_ada_write", "hf_ada_read", "hf_ada_login", "hf_mallory", "hf_fine", "refresh")
 NO_KEY = "ed25519:" + "A" * 43

@@ -15,21 +15,21 @@ from PIL import Image
 
 from tt_cli.auxiliary import evaluator as room
 from tt_cli.auxiliary.evaluator import Evaluator, spread
-from tt_cli.auxiliary.evaluator_part import (
+from tt_cli.auxiliary.evaluator_process import (
     EMOJI_PROMPTS,
     GENERAL_PROMPTS,
     SamplesOptions,
     checked_prompts,
     evaluator_part,
 )
-from tt_cli.auxiliary.reader import Reader
-from tt_cli.auxiliary.store import Store, database_url
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import Store, database_url
 from tt_cli.checkpoint import load
 from tt_cli.data import Example, builtin
-from tt_cli.data.shards import write_shard
+from tt_cli.data.shard_format import write_shard
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor import part as part_room
+from tt_cli.supervisor import side_process as part_room
 from tt_cli.supervisor.events import Event, Log
 
 RUN = tiny_run()

@@ -9,9 +9,9 @@ import pytest
 from auxiliary.test_store import RUN, made, seen, the_story
 from postgres_server import postgres_server
 
-from tt_cli.auxiliary.reader import Reader
-from tt_cli.auxiliary.store import OtherDatabase, Store
-from tt_cli.auxiliary.tables import metadata
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.schema import metadata
+from tt_cli.auxiliary.history.writer import OtherDatabase, Store
 from tt_cli.database import Database
 
 pytestmark = pytest.mark.debian

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 from peer.states import small_run, trained
-from swarm_units.made import record
+from swarm.made import record
 
-from tt_cli.auxiliary import keeper as room
-from tt_cli.auxiliary.keeper import Keeper
+from tt_cli.auxiliary import state_keeper as room
+from tt_cli.auxiliary.state_keeper import Keeper
 from tt_cli.checkpoint import StateTree, TrainingState, load, received_state, save
+from tt_cli.identity.passes import RollBack
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.peer.shared import TrainedState
+from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import folders
-from tt_cli.run.passes import RollBack
 from tt_cli.supervisor.events import Event, Log, Saved, Synchronised
-from tt_cli.swarm.board import View
-from tt_cli.swarm.handover import Chunks, NoState, StateBuffer, Taken
+from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.state.bridge import Chunks, NoState, StateBuffer, Taken
 
 RUN = small_run(**{"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16})
 

@@ -17,17 +17,17 @@ import torch
 from hub_standin import HubStandin
 from peer.states import small_run
 
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import MadeStep, Store, database_url
 from tt_cli.auxiliary.lease import LeaseFile
-from tt_cli.auxiliary.publisher_part import PublisherOptions
-from tt_cli.auxiliary.reader import Reader
-from tt_cli.auxiliary.store import MadeStep, Store, database_url
+from tt_cli.auxiliary.publisher_process import PublisherOptions
 from tt_cli.checkpoint import TrainingState, save
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.peer.shared import TrainedState
+from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders
-from tt_cli.run.card import BEGIN, card
+from tt_cli.run.model_card import BEGIN, card
 from tt_cli.supervisor.events import Log
-from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.worker_process import Worker
 
 TINY = {"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16}
 RUN = small_run(**TINY, **{"checkpoints.repository": "acme/run", "schedule.total_steps": 100})
@@ -36,11 +36,11 @@ WAIT = 120.0
 FIND = """
 import json, sys
 from pathlib import Path
-from tt_cli.draw.source import find_checkpoint
+from tt_cli.draw.weights_source import find_checkpoint
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.peer.published import newest_published
+from tt_cli.peer.published_states import newest_published
 from tt_cli.run import load_run
-from tt_cli.swarm.handover import StateBuffer
+from tt_cli.swarm.state.bridge import StateBuffer
 from tt_cli.checkpoint import StateTree
 run = load_run("acme/run")
 shapes = {name: one.shape for name, one in Dalle(DalleConfig.from_run(run)).named_parameters()}
@@ -67,7 +67,7 @@ class Publishing:
     ):
         options = asdict(PublisherOptions(run.to_toml(), every=every, again=0.05, look=0.05))
         environment = {**hub.environment(home), **({"HF_TOKEN": token} if token else {})}
-        self.worker = Worker("tt_cli.auxiliary.publisher_part", options, home / "publisher.log", environment)
+        self.worker = Worker("tt_cli.auxiliary.publisher_process", options, home / "publisher.log", environment)
         self.told: list[str] = []
 
     def __enter__(self) -> Self:

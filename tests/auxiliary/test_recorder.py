@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from swarm_units.made import record
+from swarm.made import record
 
 from tt_cli.auxiliary import recorder as room
-from tt_cli.auxiliary.reader import Reader
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import OtherDatabase, Store, database_url
 from tt_cli.auxiliary.recorder import HISTORY_STEPS, Recorder
-from tt_cli.auxiliary.store import OtherDatabase, Store, database_url
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
-from tt_cli.swarm.records import HistoryRecord
-from tt_cli.swarm.view import View
+from tt_cli.swarm.records.consensus import View
+from tt_cli.swarm.records.peer_record import HistoryRecord
 
 RUN = load_run("emoji")
 
@@ -250,7 +250,7 @@ import itertools, sys, threading
 from pathlib import Path
 from auxiliary.test_recorder import RUN, view
 from tt_cli.auxiliary.recorder import Recorder
-from tt_cli.auxiliary.store import Store, database_url
+from tt_cli.auxiliary.history.writer import Store, database_url
 folder = Path(sys.argv[1])
 committed, record_step = threading.Semaphore(2), Store.record_step
 def told(store, made, seen, target):

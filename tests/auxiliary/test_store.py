@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tt_cli.auxiliary import store as room
-from tt_cli.auxiliary.reader import Reader
-from tt_cli.auxiliary.store import MadeStep, OtherDatabase, Seen, Store, database_url, sane
+from tt_cli.auxiliary.history import writer as room
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import MadeStep, OtherDatabase, Seen, Store, database_url, sane
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import UsageError
 

@@ -14,10 +14,10 @@ import pytest
 from conftest import Tt
 from PIL import Image, ImageDraw
 
-from tt_cli.data import decode_pictures, load_vqgan
-from tt_cli.data.shards import read_rows
+from tt_cli.data.shard_format import read_rows
 from tt_cli.run import load_run
 from tt_cli.supervisor.processes import Watch, family_of
+from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
 
 def draw_pictures(folder: Path, count: int) -> None:

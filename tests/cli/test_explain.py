@@ -46,7 +46,7 @@ def test_each_quoted_line_is_found_again() -> None:
 
 def test_an_error_that_is_not_quoted_has_the_section_of_its_room() -> None:
     """It is raised where the code of tt raises it; only its words are other ones."""
-    load = importlib.import_module("tt_cli.run.load")
+    load = importlib.import_module("tt_cli.run.run_source")
     with pytest.raises(TTError) as raised:
         load.load_run("no-such-run")
     assert of_error(raised.value) == "runs-and-run-files"

@@ -11,9 +11,10 @@ import pyarrow.parquet
 import pytest
 from data.rows import write
 
-from tt_cli.data import builtin, load_tokenizer, load_vqgan
+from tt_cli.data import builtin, load_tokenizer
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import load_run
+from tt_cli.task.picture_codec import load_vqgan
 
 EMOJI = builtin.folder() / "emoji"
 

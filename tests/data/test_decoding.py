@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tt_cli.data.decoding import Decoded, Undecodable, decode
+from tt_cli.data.build.picture_decoding import Decoded, Undecodable, decode
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 from data.rows import row, run_on
 
-from tt_cli.data import encoding
-from tt_cli.data.decoding import Decoded, Undecodable
-from tt_cli.data.encoding import Part, encode, fields_of, first_picture, reason_against, settings
+from tt_cli.data.build import encoder as encoding
+from tt_cli.data.build.encoder import Part, encode, fields_of, first_picture, reason_against, settings
+from tt_cli.data.build.journal import Journal, agree_on
+from tt_cli.data.build.picture_decoding import Decoded, Undecodable
+from tt_cli.data.build.picture_sources import DamagedUnit, Picture
 from tt_cli.data.examples import RowFilter
-from tt_cli.data.journal import Journal, agree_on
-from tt_cli.data.shards import CONTAINERS, read_rows
-from tt_cli.data.sources import DamagedUnit, Picture
+from tt_cli.data.shard_format import CONTAINERS, read_rows
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, load_run
 
@@ -377,7 +377,7 @@ def test_a_picture_that_kills_its_process_is_listed(tmp_path: Path, monkeypatch:
 
 
 def dying_decode(content: bytes, side: int) -> Decoded | Undecodable:
-    from tt_cli.data.decoding import decode
+    from tt_cli.data.build.picture_decoding import decode
 
     if content == b"die":
         os.kill(os.getpid(), signal.SIGKILL)

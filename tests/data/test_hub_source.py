@@ -17,7 +17,7 @@ from PIL import Image
 CLIENT = """
 import json
 import sys
-from tt_cli.data.sources import open_source
+from tt_cli.data.build.picture_sources import open_source
 from tt_cli.errors import TTError
 
 for name in sys.argv[1:]:

@@ -13,10 +13,10 @@ from PIL import Image
 
 from tt_cli.cli.main import main
 from tt_cli.data import builtin
+from tt_cli.data.build.inspection import as_page, as_text, inspect, shard_files
+from tt_cli.data.build.journal import SETTINGS, SHARDS
 from tt_cli.data.codes import pack
-from tt_cli.data.inspection import as_page, as_text, inspect, shard_files
-from tt_cli.data.journal import SETTINGS, SHARDS
-from tt_cli.data.shards import CONTAINERS, write_shard
+from tt_cli.data.shard_format import CONTAINERS, write_shard
 from tt_cli.errors import UsageError
 from tt_cli.run import load_run
 

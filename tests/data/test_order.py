@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tt_cli.data.order import TRIES, Position, Walk, block_order, block_rows, epoch_order
-from tt_cli.data.places import session_seed
+from tt_cli.data.stream.plan import session_seed
+from tt_cli.data.stream.shard_order import TRIES, Position, Walk, block_order, block_rows, epoch_order
 
 
 def taken(walk: Walk, count: int) -> list[int | None]:

@@ -15,10 +15,12 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from tt_cli.data import builtin, decode_pictures, load_vqgan, pictures
+from tt_cli.data import builtin
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model.vqgan import PUBLISHED, Vqgan
 from tt_cli.run import RunConfig, load_run
+from tt_cli.task import picture_codec
+from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
 RENDERED = Path(__file__).parent / "files" / "red-apple.png"  # by scripts/build_emoji.py, from Noto Color Emoji (OFL)
 TINY = dataclasses.replace(
@@ -91,8 +93,8 @@ def test_a_run_file_of_other_sizes_is_refused(changes, message) -> None:
 
 def hub_run(monkeypatch: pytest.MonkeyPatch, path: Path) -> RunConfig:
     """A run with a VQGAN from the Hub: the published architecture, but tiny, with weights at `path`."""
-    monkeypatch.setattr(pictures, "PUBLISHED", TINY)
-    monkeypatch.setattr(pictures, "download", lambda name, filename, revision: path)
+    monkeypatch.setattr(picture_codec, "PUBLISHED", TINY)
+    monkeypatch.setattr(picture_codec, "download", lambda name, filename, revision: path)
     sizes = {"vqgan.codebook_size": 12, "vqgan.grid": 4, "vqgan.pixels": 32}
     return load_run("emoji").replaced({"vqgan.source": "hub", "vqgan.filename": path.name, **sizes})
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from data.rows import numbered, run_on, write
 
-from tt_cli.data.places import plan_of
-from tt_cli.data.prefetch import LENGTHS, Chunk, Prefetch
-from tt_cli.data.prefetch_process import Frames
-from tt_cli.data.reading import Plan
+from tt_cli.data.stream.plan import plan_of
+from tt_cli.data.stream.prefetch import LENGTHS, Chunk, Prefetch
+from tt_cli.data.stream.prefetch_process import Frames
+from tt_cli.data.stream.row_reader import Plan
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.processes import Watch, alive
 
@@ -83,8 +83,8 @@ def test_when_it_is_killed_another_one_goes_on_there(plan: Plan) -> None:
 
 PARENT = """
 import sys, time
-from tt_cli.data.prefetch import Prefetch
-from tt_cli.data.reading import Plan
+from tt_cli.data.stream.prefetch import Prefetch
+from tt_cli.data.stream.row_reader import Plan
 
 prefetch = Prefetch(Plan.from_json(sys.stdin.read()), print)
 prefetch.next()

@@ -13,8 +13,8 @@ import yaml
 from data.rows import row
 from hub_standin import HubStandin
 
-from tt_cli.data.journal import Journal, agree_on
-from tt_cli.data.publishing import card, finished_folder
+from tt_cli.data.build.dataset_publishing import card, finished_folder
+from tt_cli.data.build.journal import Journal, agree_on
 from tt_cli.errors import TTError, UsageError
 
 NAME = "acme/codes"

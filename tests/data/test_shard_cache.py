@@ -13,8 +13,8 @@ from typing import BinaryIO
 
 import pytest
 
-from tt_cli.data.shard_cache import Fetch, ShardCache
-from tt_cli.data.transfer import Came, ShardProblem
+from tt_cli.data.stream.shard_cache import Fetch, ShardCache
+from tt_cli.data.stream.transfer import Came, ShardProblem
 
 
 class Source:
@@ -140,8 +140,8 @@ def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, source: Source) ->
 WORKER = """
 import hashlib, sys
 from pathlib import Path
-from tt_cli.data.shard_cache import ShardCache
-from tt_cli.data.transfer import Came
+from tt_cli.data.stream.shard_cache import ShardCache
+from tt_cli.data.stream.transfer import Came
 
 cache = ShardCache(Path(sys.argv[1]), 5000, print)
 

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tt_cli.data import shards
-from tt_cli.data.shards import CONTAINERS, read_rows, stored_bytes, write_shard
+from tt_cli.data import shard_format
+from tt_cli.data.shard_format import CONTAINERS, read_rows, stored_bytes, write_shard
 from tt_cli.errors import TTError
 
 Row = dict[str, Any]
@@ -87,7 +87,7 @@ def test_round_trip(
 
 @pytest.mark.parametrize("container", CONTAINERS)
 def test_from_any_row_across_row_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str) -> None:
-    monkeypatch.setattr(shards, "GROUP_ROWS", 7)
+    monkeypatch.setattr(shard_format, "GROUP_ROWS", 7)
     rows = numbered(30)
     path = tmp_path / f"a{container}"
     write_shard(path, rows)
@@ -129,7 +129,7 @@ def test_a_shard_that_just_ends_is_named_after_its_good_rows(tmp_path: Path, con
 
 
 def test_a_damaged_page_costs_its_row_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "GROUP_ROWS", 50)
+    monkeypatch.setattr(shard_format, "GROUP_ROWS", 50)
     rows = numbered(200)
     path = tmp_path / "a.parquet"
     write_shard(path, rows)

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from tt_cli.data.sources import DamagedUnit, Picture, PictureSource, open_source, walk
+from tt_cli.data.build.picture_sources import DamagedUnit, Picture, PictureSource, open_source, walk
 from tt_cli.errors import UsageError
 
 

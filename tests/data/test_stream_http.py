@@ -13,9 +13,9 @@ import pytest
 from data.rows import numbered, run_on, write
 from data.shard_server import ShardServer
 
-from tt_cli.data.places import plan_of
-from tt_cli.data.reading import Reader
-from tt_cli.data.transfer import LONGEST_WAIT, seconds_to_wait
+from tt_cli.data.stream.plan import plan_of
+from tt_cli.data.stream.row_reader import Reader
+from tt_cli.data.stream.transfer import LONGEST_WAIT, seconds_to_wait
 from tt_cli.errors import TTError, UsageError
 
 NAMES = [f"data/train {shard}.parquet" for shard in range(4)]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from tt_cli.data import builtin
-from tt_cli.data.words import Words, cuts_at_spaces
+from tt_cli.data.word_cache import Words, cuts_at_spaces
 
 NAMES = [example.caption for example in builtin.examples("emoji")]
 
@@ -61,7 +61,7 @@ def test_any_text_has_the_ids_of_the_whole(kind: str, texts: list[str]) -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tt_cli.data import words as room
+    from tt_cli.data import word_cache as room
 
     monkeypatch.setattr(room, "MOST_WORDS", 10)
     backend = BACKENDS["built-in"]

@@ -13,13 +13,13 @@ import pytest
 import torch
 from draw.tiny import Tiny
 
-from tt_cli.data import decode_pictures
 from tt_cli.draw import Drawing, cut_prompts, draw, recall
-from tt_cli.draw.batching import Part, free_memory, memory_limit, next_batch
+from tt_cli.draw.draw_batches import Part, free_memory, memory_limit, next_batch
 from tt_cli.draw.drawing import candidate_noise
 from tt_cli.errors import TTError, UsageError
-from tt_cli.model.drawing_memory import drawing_bytes
-from tt_cli.model.generation import Decoder
+from tt_cli.model.sampling.drawing_memory import drawing_bytes
+from tt_cli.model.sampling.generation import Decoder
+from tt_cli.task.picture_codec import decode_pictures
 
 # What candidate_noise(7, "red apple", 3, …) begins with.
 FIRST_NUMBERS = [0.07833967242391493, 0.3978473314267471]

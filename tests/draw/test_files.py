@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from tt_cli.draw import Drawing, output_folder, save_drawings
-from tt_cli.draw.files import slug
+from tt_cli.draw.picture_files import slug
 from tt_cli.errors import TTError
 
 

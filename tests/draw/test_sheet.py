@@ -7,7 +7,7 @@ import pytest
 from PIL import ImageFont
 
 from tt_cli.draw import Drawing, contact_sheet
-from tt_cli.draw.sheet import FONT_SIZE, GAP, PAPER, _wrap
+from tt_cli.draw.contact_sheet import FONT_SIZE, GAP, PAPER, _wrap
 
 FONT = ImageFont.load_default(FONT_SIZE)
 

@@ -8,9 +8,10 @@ from pathlib import Path
 import torch
 
 from tt_cli.checkpoint import TrainingState, save
-from tt_cli.data import Tokenizer, load_tokenizer, load_vqgan, subset_examples
+from tt_cli.data import Tokenizer, load_tokenizer, subset_examples
 from tt_cli.model import Dalle, DalleConfig, Vqgan
 from tt_cli.run import RunConfig, load_run
+from tt_cli.task.picture_codec import load_vqgan
 
 
 def tiny_run(subset: int = 4) -> RunConfig:

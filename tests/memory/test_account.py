@@ -8,11 +8,11 @@ import pytest
 
 from tt_cli.memory import trainer_need
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.peer.shared import TrainedState
+from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import load_run
-from tt_cli.swarm.codec import codec_of
-from tt_cli.swarm.encoded import EncodedBuffer
-from tt_cli.swarm.layout import Layout
+from tt_cli.swarm.compression.codec import codec_of
+from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.compression.partition import Layout
 
 EMOJI = load_run("emoji")
 

@@ -11,9 +11,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tt_cli.memory.activations import activations
-from tt_cli.memory.decoder import Decoder
+from tt_cli.memory.decoder_shape import Decoder
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.model.reversible import Half, keeping_plan
+from tt_cli.model.layers.reversible import Half, keeping_plan
 from tt_cli.run import load_run
 
 EMOJI = DalleConfig.from_run(load_run("emoji"))

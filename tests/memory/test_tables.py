@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tt_cli.errors import UsageError
+from tt_cli.memory.answer_tables import OF_ARCHITECTURES, OF_RUNS, RUN, SIZES, Tables
 from tt_cli.memory.question import Question, report
-from tt_cli.memory.tables import OF_ARCHITECTURES, OF_RUNS, RUN, SIZES, Tables
 from tt_cli.run import load_run
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]

@@ -7,9 +7,9 @@ import torch
 from model import published_fixture as fixture
 from torch import Tensor
 
-from tt_cli.model import attention
-from tt_cli.model.attention import AttentionPattern
-from tt_cli.model.published import published_names
+from tt_cli.model.layers import attention
+from tt_cli.model.layers.attention import AttentionPattern
+from tt_cli.model.published_names import published_names
 
 MODES = pytest.mark.parametrize("mode", ["reversible", "sequential"])
 PATHS = pytest.mark.parametrize("dense_positions", [0, 1000], ids=["structured", "dense"])

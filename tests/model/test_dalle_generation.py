@@ -10,11 +10,11 @@ from model.test_dalle_reference import configs, example, randomised
 
 from tt_cli.errors import UsageError
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.model.cache import Caches
-from tt_cli.model.drawing_memory import drawing_bytes
-from tt_cli.model.generation import Decoder, WholeDecoder, draw_codes
-from tt_cli.model.projection import Projection, has_onednn_linear
-from tt_cli.model.sampling import Sampling
+from tt_cli.model.layers.projection import Projection, has_onednn_linear
+from tt_cli.model.sampling.code_choice import Sampling
+from tt_cli.model.sampling.drawing_memory import drawing_bytes
+from tt_cli.model.sampling.generation import Decoder, WholeDecoder, draw_codes
+from tt_cli.model.sampling.kv_cache import Caches
 
 SMALL = DalleConfig(32, 6, 2, 16, 20, 6, 4, 24)
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]

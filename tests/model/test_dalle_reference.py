@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from model import reference
 from torch import Tensor
 
-from tt_cli.model import Dalle, DalleConfig, attention
-from tt_cli.model.attention import AttentionPattern
-from tt_cli.model.token_shift import shift_tokens
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.layers import attention
+from tt_cli.model.layers.attention import AttentionPattern
+from tt_cli.model.layers.token_shift import shift_tokens
 
 KINDS = st.sampled_from(["axial_row", "axial_col", "conv_like"])
 

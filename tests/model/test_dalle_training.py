@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.layers.reversible import ALL, NOTHING, STREAM, Trunk, keeping_plan
 from tt_cli.model.losses import Targets, split_cross_entropy
-from tt_cli.model.reversible import ALL, NOTHING, STREAM, Trunk, keeping_plan
 from tt_cli.model.training import _layers
 
 SMALL = DalleConfig(32, 6, 2, 16, 20, 6, 4, 24)

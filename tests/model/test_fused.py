@@ -8,8 +8,8 @@ from torch import Tensor
 from torch._inductor import config as inductor
 
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.model import fused as room
-from tt_cli.model.fused import Fusion, fused
+from tt_cli.model.layers import fused as room
+from tt_cli.model.layers.fused import Fusion, fused
 
 SMALL = DalleConfig(32, 3, 2, 16, 20, 6, 4, 24)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tt_cli.model.sampling import Sampling, filter_top_k, filter_top_p, pick
+from tt_cli.model.sampling.code_choice import Sampling, filter_top_k, filter_top_p, pick
 
 NONE = -torch.inf
 # Probabilities 1/2, 1/4, 1/8, 1/8 in a shuffled order.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tt_cli.monitor import PeerView, Snapshot
-from tt_cli.monitor.page import Page
+from tt_cli.monitor.page_client import Page
 from tt_cli.monitor.watch import Watch
 
 EVIL = "\x1b[2J\x9b1m\nowned"

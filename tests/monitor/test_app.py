@@ -16,8 +16,8 @@ from textual.pilot import Pilot
 
 from tt_cli.errors import TTError
 from tt_cli.monitor import PeerView, Snapshot
-from tt_cli.monitor.app import MonitorApp
-from tt_cli.monitor.tables import PEER_COLUMNS, Column
+from tt_cli.monitor.monitor_app import MonitorApp
+from tt_cli.monitor.peer_tables import PEER_COLUMNS, Column
 from tt_cli.monitor.widgets import Table
 
 WAIT = 60.0
@@ -283,7 +283,7 @@ def test_of_a_thousand_peers_only_those_that_are_seen_are_written(
         return "noted"
 
     noting = (*PEER_COLUMNS, Column("noted", 5, 5, 99, note, lambda row: 0.0))
-    monkeypatch.setattr("tt_cli.monitor.app.PEER_COLUMNS", noting)
+    monkeypatch.setattr("tt_cli.monitor.monitor_app.PEER_COLUMNS", noting)
 
     async def steps(pilot: Screen) -> None:
         await pilot.press("2")

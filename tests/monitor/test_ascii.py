@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from rich.cells import cell_len
 
-from tt_cli.monitor.ascii import asks_for_ascii, to_ascii
+from tt_cli.terminal.ascii import asks_for_ascii, to_ascii
 
 
 @pytest.mark.parametrize(

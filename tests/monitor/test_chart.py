@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from tt_cli.monitor.chart import LABEL, area_chart, figure, line_chart, log_ticks, nice_ticks, smoothed
+from tt_cli.terminal.chart import LABEL, area_chart, figure, line_chart, log_ticks, nice_ticks, smoothed
 
 FALLING = [(float(step), 8.0 / step) for step in range(1, 9)]
 

@@ -13,8 +13,8 @@ import pytest
 from monitor.made import EVIL, snapshot, trainer, watch_of
 
 from tt_cli.errors import UsageError
-from tt_cli.monitor import page as pages
-from tt_cli.monitor.page import Page, PageUnreachable, page_here
+from tt_cli.monitor import page_client as pages
+from tt_cli.monitor.page_client import Page, PageUnreachable, page_here
 from tt_cli.run import load_run
 from tt_cli.run.folders import run_folder
 

@@ -14,16 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from end_to_end.conftest import tiny_run
 from monitor.made import EVIL, snapshot, trainer
-from swarm.conftest import tiny_run
 
-from tt_cli.auxiliary.reader import Reader
-from tt_cli.auxiliary.store import MadeStep, Seen, Store, database_url
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import MadeStep, Seen, Store, database_url
 from tt_cli.run import load_run
 from tt_cli.supervisor.local_swarm import LocalSwarm
-from tt_cli.web.answers import Answers
-from tt_cli.web.app import make_app
-from tt_cli.web.server import Server
+from tt_cli.web.queries import Answers
+from tt_cli.web.web_app import make_app
+from tt_cli.web.web_server import Server
 
 pytestmark = pytest.mark.debian
 WAIT = 60.0  # seconds; an upper bound for a busy machine

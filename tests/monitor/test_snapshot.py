@@ -10,7 +10,7 @@ import pytest
 from tt_cli.monitor import Snapshot, take_snapshot
 from tt_cli.monitor.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
 from tt_cli.run import RunConfig, load_run
-from tt_cli.swarm.records import HistoryRecord, PeerRecord
+from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 
 NOW = 1000.0
 

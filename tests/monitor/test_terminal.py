@@ -10,7 +10,7 @@ import pytest
 from monitor.made import EVIL, TRAINER, snapshot, trainer
 
 from tt_cli.monitor import Snapshot
-from tt_cli.monitor.terminal import follow, one_truth, plain_text
+from tt_cli.monitor.snapshot_text import follow, one_truth, plain_text
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from monitor.made import snapshot, trainer, watch_of
 from tt_cli.errors import TTError
 from tt_cli.monitor import Snapshot
 from tt_cli.run.folders import home
+from tt_cli.supervisor.peer_state import new_status
 from tt_cli.supervisor.slot import claim_slot
-from tt_cli.supervisor.status import new_status
 
 WAIT = 60.0
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from end_to_end.conftest import tiny_run
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
-from swarm.conftest import tiny_run
 
-from tt_cli.auth.client import made_key
+from tt_cli.auth.authority_client import made_key
+from tt_cli.auth.identities import export_identities, identities
 from tt_cli.checkpoint import load
 from tt_cli.run import folders
-from tt_cli.run.identities import export_identities, identities
 from tt_cli.supervisor.local_swarm import LocalSwarm
 
 NOTEBOOKS = Path(__file__).parents[2] / "docs" / "notebooks"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from optim.settings import Settings, normal
 from torch import Tensor
 
-from tt_cli.optim import Lamb8bit, NonFiniteGradient, choice
+from tt_cli.optim import Lamb8bit, NonFiniteGradient, implementation
 from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map, parts
-from tt_cli.optim.compiled import Compiled
-from tt_cli.optim.portable import Portable
+from tt_cli.optim.lamb_numba import Compiled
+from tt_cli.optim.lamb_portable import Portable
 
 KERNELS = (Portable(), Compiled())
 TINY = 1.4e-45  # the smallest denormal number of fp32
@@ -186,13 +186,13 @@ def test_a_block_of_zeros_reads_as_zeros(kernels: Portable | Compiled) -> None:
 @pytest.fixture
 def no_memory() -> Iterator[None]:
     """Each test chooses anew."""
-    choice.implementation.cache_clear()
+    implementation.implementation.cache_clear()
     yield
-    choice.implementation.cache_clear()
+    implementation.implementation.cache_clear()
 
 
 def test_chooses_the_compiled_one_where_numba_is(no_memory: None) -> None:
-    chosen = choice.implementation()
+    chosen = implementation.implementation()
     assert (chosen.name, type(chosen.kernels)) == ("compiled", Compiled)
     assert "agree with torch to the last bit" in chosen.reason
 
@@ -206,8 +206,8 @@ class OneBitOff(Compiled):
 
 
 def test_passes_over_kernels_that_differ_in_one_bit(no_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "_compiled", OneBitOff)
-    chosen = choice.implementation()
+    monkeypatch.setattr(implementation, "_compiled", OneBitOff)
+    chosen = implementation.implementation()
     assert (chosen.name, type(chosen.kernels)) == ("portable", Portable)
     assert chosen.reason == "the compiled kernels compute other bytes here (parameter)"
 

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tt_cli.errors import UsageError
-from tt_cli.organise.answers import Answers, Question, answered, multiaddr_host
+from tt_cli.organise.model_sizes import SIZES, takes
+from tt_cli.organise.questions import Answers, Question, answered, multiaddr_host
 from tt_cli.organise.recipe import run_of
 from tt_cli.organise.run_file import commented
-from tt_cli.organise.sizes import SIZES, takes
 from tt_cli.run import RunConfig
-from tt_cli.run.load import builtin_runs, load_run
+from tt_cli.run.run_source import builtin_runs, load_run
 
 
 def defaults(question: Question, default: str) -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tt_cli.auth.authority.serve import ServeOptions, Server
+from tt_cli.auth.authority.authority_server import ServeOptions, Server
+from tt_cli.doctor.checks import Check
 from tt_cli.errors import TTError
-from tt_cli.organise import check as room
-from tt_cli.organise.answers import answered
-from tt_cli.organise.check import authority, keys, look_over, within
+from tt_cli.organise import run_check as room
+from tt_cli.organise.questions import answered
 from tt_cli.organise.recipe import make
-from tt_cli.peer.doctor import Check
+from tt_cli.organise.run_check import authority, keys, look_over, within
 from tt_cli.run import RunConfig, load_run
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]

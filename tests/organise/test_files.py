@@ -1,4 +1,4 @@
-"""The files for servers: one source for `tt init` and for deploy/, and what their own programs say of them."""
+"""The files for servers: one source for `tt init` and for configs/deploy/, and what their own programs say of them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import yaml
 
 from tt_cli.cli import aux_peer
 from tt_cli.cli.main import COMMANDS, command_parser
-from tt_cli.organise.files import EXAMPLE, Facts, rendered
+from tt_cli.organise.server_files import EXAMPLE, Facts, rendered
 
 SOURCE = Path(__file__).parents[2]
 
 
 def test_the_examples_are_what_init_writes() -> None:
-    found = {path.name: path.read_text() for path in (SOURCE / "deploy").iterdir()}
-    assert found == rendered(EXAMPLE), "write them anew: python -m tt_cli.organise.files deploy"
+    found = {path.name: path.read_text() for path in (SOURCE / "configs" / "deploy").iterdir()}
+    assert found == rendered(EXAMPLE), "write them anew: python -m tt_cli.organise.server_files configs/deploy"
     assert not any("@{" in text for text in found.values())
 
 

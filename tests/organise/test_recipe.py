@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from tt_cli.auth.authority.keys import AuthorityFolder
-from tt_cli.auth.authority.serve import open_store
+from tt_cli.auth.authority.authority_folder import AuthorityFolder
+from tt_cli.auth.authority.authority_server import open_store
+from tt_cli.auth.identities import identities
 from tt_cli.errors import TTError, UsageError
 from tt_cli.organise import recipe as room
-from tt_cli.organise.answers import Answers, answered
+from tt_cli.organise.questions import Answers, answered
 from tt_cli.organise.recipe import make, next_steps
 from tt_cli.run import folders, load_run
-from tt_cli.run.identities import identities
 
 CLOSED = {
     "organisation": "acme",
@@ -83,7 +83,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from tt_cli.organise import recipe
-from tt_cli.organise.answers import answered
+from tt_cli.organise.questions import answered
 recipe.card = lambda run: os.kill(os.getpid(), signal.SIGKILL)
 recipe.make(answered("mine", {}, lambda question, default: default), Path(sys.argv[1]))
 """

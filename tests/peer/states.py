@@ -6,7 +6,7 @@ import torch
 from optim.settings import normal
 from torch import Tensor, nn
 
-from tt_cli.peer.shared import TrainedState
+from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, load_run
 
 

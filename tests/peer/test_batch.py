@@ -12,7 +12,8 @@ import torch
 
 from tt_cli.data import Batch
 from tt_cli.errors import TTError
-from tt_cli.peer.batch import (
+from tt_cli.peer.device import Device
+from tt_cli.peer.micro_batch import (
     Found,
     MicroBatches,
     MicroBatchSearch,
@@ -24,7 +25,6 @@ from tt_cli.peer.batch import (
     undisturbed_seconds,
     waiting_seconds,
 )
-from tt_cli.peer.device import Device
 from tt_cli.supervisor.events import Choice, Event, Log
 
 GIB = 2**30
@@ -187,7 +187,7 @@ def test_running_out_of_memory_is_known_on_every_device(run_out: Callable[[], No
 
 @pytest.fixture(autouse=True)
 def quiet_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tt_cli.peer.batch.waiting_seconds", lambda: 0.0)
+    monkeypatch.setattr("tt_cli.peer.micro_batch.waiting_seconds", lambda: 0.0)
 
 
 def remembered(path: Path, told: list[Event]) -> Remembered:
@@ -208,7 +208,7 @@ def test_a_choice_is_remembered_with_its_day_and_reason(tmp_path: Path) -> None:
 def test_a_choice_made_beside_busy_programs_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Event] = []
     waits = iter([0.0, 1e9])
-    monkeypatch.setattr("tt_cli.peer.batch.waiting_seconds", lambda: next(waits))
+    monkeypatch.setattr("tt_cli.peer.micro_batch.waiting_seconds", lambda: next(waits))
     machine = Machine(lambda size: 0.01)
     choose_micro_batch(None, SETTINGS, machine, machine.search, remembered(tmp_path, told), told.append)
     assert isinstance(told[0], Choice) and told[0].reason.endswith("other programs are busy: tried out again next time")

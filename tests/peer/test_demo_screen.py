@@ -10,8 +10,8 @@ import pytest
 from peer.happened import SIZES, TITLES, TRAINING, made, progress, stepped, swarm
 from rich.cells import cell_len
 
-from tt_cli.peer.demo_screen import DemoScreen, DemoView, draw
 from tt_cli.supervisor import events as e
+from tt_cli.terminal.demo_screen import DemoScreen, DemoView, draw
 
 
 @pytest.fixture(autouse=True)

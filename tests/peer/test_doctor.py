@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tt_cli.doctor import checks
+from tt_cli.doctor.checks import Asked, Check
 from tt_cli.errors import TTError, UsageError
-from tt_cli.peer import doctor
-from tt_cli.peer.doctor import Asked, Check
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,29 +35,29 @@ def asked(**changes: object) -> Asked:
 
 def test_the_versions_are_those_of_the_package() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for package, low, high in doctor.RANGES:
+    for package, low, high in checks.RANGES:
         wanted = f"{package}>={low}" + (f",<{high}" if high else "")
         assert wanted in project["dependencies"]
-    low, high = (".".join(map(str, version)) for version in doctor.PYTHON)
+    low, high = (".".join(map(str, version)) for version in checks.PYTHON)
     assert project["requires-python"] == f">={low},<{high}"
-    assert doctor.versions().verdict == "pass"
+    assert checks.versions().verdict == "pass"
 
 
 @pytest.mark.parametrize(
     ("version", "fix"), [("2.4.1", "pip install 'numpy>=1.26,<2.4'"), ("1.25.9", "pip install 'numpy>=1.26,<2.4'")]
 )
 def test_a_library_that_breaks_averaging_fails(version: str, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = doctor.metadata.version
-    monkeypatch.setattr(doctor.metadata, "version", lambda name: version if name == "numpy" else found(name))
-    assert doctor.versions() == Check("versions", "fail", f"numpy {version} will not work", fix)
+    found = checks.metadata.version
+    monkeypatch.setattr(checks.metadata, "version", lambda name: version if name == "numpy" else found(name))
+    assert checks.versions() == Check("versions", "fail", f"numpy {version} will not work", fix)
 
 
 def test_a_library_that_is_missing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> str:
-        raise doctor.metadata.PackageNotFoundError(name)
+        raise checks.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(doctor.metadata, "version", missing)
-    check = doctor.versions()
+    monkeypatch.setattr(checks.metadata, "version", missing)
+    check = checks.versions()
     assert check.verdict == "fail" and check.words.startswith("no torch, no hivemind")
 
 
@@ -82,8 +82,8 @@ def test_a_torch_that_hangs_or_breaks_fails(
     body: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pretend_python(tmp_path, body, monkeypatch)
-    monkeypatch.setattr(doctor, "PROBE_SECONDS", 0.3 if "sleep" in body else 30.0)
-    (check,) = doctor.gpu(doctor.probe(None, None))
+    monkeypatch.setattr(checks, "PROBE_SECONDS", 0.3 if "sleep" in body else 30.0)
+    (check,) = checks.gpu(checks.probe(None, None))
     assert (check.verdict, check.words) == ("fail", said)
     assert check.fix
 
@@ -106,29 +106,29 @@ def test_a_torch_that_hangs_or_breaks_fails(
 def test_what_trains(
     found: dict[str, object], driver: str, verdict: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor, "_driver", lambda: driver)
-    (check,) = doctor.gpu({"gpus": [], "gpu_error": "", "built_for_gpu": True, **found})
+    monkeypatch.setattr(checks, "_driver", lambda: driver)
+    (check,) = checks.gpu({"gpus": [], "gpu_error": "", "built_for_gpu": True, **found})
     assert check.verdict == verdict and words in check.words
 
 
 def test_a_run_that_does_not_fit_fails_with_what_would_make_it_fit() -> None:
-    (check,) = doctor.memory({"refusal": "it needs 40 GiB of RAM, and 8.0 GiB are free: close other programs"})
+    (check,) = checks.memory({"refusal": "it needs 40 GiB of RAM, and 8.0 GiB are free: close other programs"})
     assert check == Check("memory", "fail", "it needs 40 GiB of RAM, and 8.0 GiB are free", "close other programs")
-    assert [one.verdict for one in doctor.memory({"needs": "it takes 1 GiB"})] == ["pass"]
+    assert [one.verdict for one in checks.memory({"needs": "it takes 1 GiB"})] == ["pass"]
 
 
 def test_disk_and_shared_memory_against_what_a_run_keeps_there(tmp_path: Path) -> None:
     for state, verdict in ((10**15, "fail"), (1000, "pass")):
-        assert doctor.disk(tmp_path, state).verdict == verdict
-        assert doctor.shared_memory(tmp_path, state).verdict == verdict
-    assert "--shm-size" in doctor.shared_memory(tmp_path, 10**15).fix
-    assert doctor.shared_memory(tmp_path / "missing", 1).verdict == "fail"
+        assert checks.disk(tmp_path, state).verdict == verdict
+        assert checks.shared_memory(tmp_path, state).verdict == verdict
+    assert "--shm-size" in checks.shared_memory(tmp_path, 10**15).fix
+    assert checks.shared_memory(tmp_path / "missing", 1).verdict == "fail"
 
 
 def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     for most, verdict in ((1024, "warning"), (1 << 20, "pass"), (resource.RLIM_INFINITY, "pass")):
         monkeypatch.setattr(resource, "getrlimit", lambda which, most=most: (256, most))
-        assert doctor.open_files().verdict == verdict
+        assert checks.open_files().verdict == verdict
 
 
 @pytest.mark.parametrize(
@@ -146,21 +146,21 @@ def test_few_open_files_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_clock_against_a_server_s(ahead: float, verdict: str, words: str) -> None:
     """A way of 0.2 s, and a date without fractions."""
     now = 1_000_000.0
-    check = doctor.clock(formatdate(now, usegmt=True), now + ahead, now + ahead + 0.2)
+    check = checks.clock(formatdate(now, usegmt=True), now + ahead, now + ahead + 0.2)
     assert check.verdict == verdict and words in check.words
 
 
 def test_a_server_without_a_date_tells_nothing() -> None:
     for date in ("", "yesterday"):
-        assert doctor.clock(date, 0.0, 0.0).verdict == "warning"
+        assert checks.clock(date, 0.0, 0.0).verdict == "warning"
 
 
 def test_a_hub_that_does_not_answer_or_must_not_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert [check.verdict for check in doctor.hub_and_clock("http://127.0.0.1:9")] == ["warning", "warning"]
+    assert [check.verdict for check in checks.hub_and_clock("http://127.0.0.1:9")] == ["warning", "warning"]
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    hub, clock = doctor.hub_and_clock("http://127.0.0.1:9")
+    hub, clock = checks.hub_and_clock("http://127.0.0.1:9")
     assert (hub.verdict, clock.verdict) == ("warning", "warning") and "refused" in hub.words
 
 
@@ -168,9 +168,9 @@ def test_an_account_that_the_run_does_not_admit_fails() -> None:
     def nobody() -> None:
         raise UsageError("the run admits members of acme only, and nobody is logged in here: run `tt login`")
 
-    assert doctor.account(asked()).words == "logged in as anna"
-    assert doctor.account(asked(login=lambda: None)).verdict == "pass"
-    check = doctor.account(asked(member=nobody))
+    assert checks.account(asked()).words == "logged in as anna"
+    assert checks.account(asked(login=lambda: None)).verdict == "pass"
+    check = checks.account(asked(member=nobody))
     assert (check.verdict, check.fix) == ("fail", "run `tt login`")
 
 
@@ -178,9 +178,9 @@ def test_a_limit_that_nothing_can_watch_fails() -> None:
     def refuse() -> None:
         raise TTError("--idle-only: the desktop cannot be seen: leave it out")
 
-    check = doctor.limits(asked(limits=refuse))
+    check = checks.limits(asked(limits=refuse))
     assert check == Check("limits", "fail", "--idle-only: the desktop cannot be seen", "leave it out")
-    assert doctor.limits(asked()).verdict == "pass"
+    assert checks.limits(asked()).verdict == "pass"
 
 
 def test_ports_and_addresses_are_really_tried() -> None:
@@ -188,14 +188,14 @@ def test_ports_and_addresses_are_really_tried() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen(4)
         number = taken.getsockname()[1]
-        check = doctor.port("127.0.0.1", number)
+        check = checks.port("127.0.0.1", number)
         assert check.verdict == "fail" and "Address already in use" in check.words
         alive, dead = f"/ip4/127.0.0.1/tcp/{number}/p2p/Qm", "/ip4/127.0.0.1/tcp/9/p2p/Qm"
-        assert doctor.reachable([alive], "emoji").verdict == "pass"
-        both = doctor.reachable([dead, alive], "emoji")
+        assert checks.reachable([alive], "emoji").verdict == "pass"
+        both = checks.reachable([dead, alive], "emoji")
         assert both.verdict == "warning" and f"{dead}: Connection refused" in both.words
-        assert doctor.reachable([dead], "emoji").verdict == "fail"
-        assert doctor.reachable(["/ip4/127.0.0.1/udp/9/p2p/Qm"], "emoji").verdict == "fail"
-    assert doctor.port("127.0.0.1", number).verdict == "pass"
-    assert doctor.port("127.0.0.1", 0).verdict == "pass"
-    assert "tt aux-peer emoji" in doctor.reachable([], "emoji").fix
+        assert checks.reachable([dead], "emoji").verdict == "fail"
+        assert checks.reachable(["/ip4/127.0.0.1/udp/9/p2p/Qm"], "emoji").verdict == "fail"
+    assert checks.port("127.0.0.1", number).verdict == "pass"
+    assert checks.port("127.0.0.1", 0).verdict == "pass"
+    assert "tt aux-peer emoji" in checks.reachable([], "emoji").fix

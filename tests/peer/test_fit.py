@@ -9,9 +9,9 @@ import torch
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.memory import GIB, trainer_need
-from tt_cli.peer import fit
+from tt_cli.peer import memory_budget
 from tt_cli.peer.device import Device
-from tt_cli.peer.fit import RoomMemory, check_host, check_room, choose_activation_budget, host_room
+from tt_cli.peer.memory_budget import RoomMemory, check_host, check_room, choose_activation_budget, host_room
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Choice, Event
 from tt_cli.supervisor.host_memory import FamilyMemory, HostMemory
@@ -25,9 +25,11 @@ GPU = Device(torch.device("cuda", 0), "a GPU", torch.bfloat16)
 def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """GiB free of the host's 16 and of the GPU's 8; to be changed by the test. The peer takes nothing yet."""
     found = {"host": 12.0, "gpu": 7.0}
-    monkeypatch.setattr(fit, "host_memory", lambda: HostMemory(int(found["host"] * GIB), 16 * GIB, "this machine"))
-    monkeypatch.setattr(fit, "family_memory", lambda pid: FamilyMemory(0, 0))
-    monkeypatch.setattr(fit, "free_memory", lambda device: int(found["gpu"] * GIB))
+    monkeypatch.setattr(
+        memory_budget, "host_memory", lambda: HostMemory(int(found["host"] * GIB), 16 * GIB, "this machine")
+    )
+    monkeypatch.setattr(memory_budget, "family_memory", lambda pid: FamilyMemory(0, 0))
+    monkeypatch.setattr(memory_budget, "free_memory", lambda device: int(found["gpu"] * GIB))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 8 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: found.update(share=share))
@@ -48,7 +50,7 @@ def test_a_fifth_of_what_is_free_is_left_to_others(free: dict[str, float]) -> No
 
 
 def test_what_the_peer_has_already_is_part_of_its_room(free: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "family_memory", lambda pid: FamilyMemory(GIB, GIB))
+    monkeypatch.setattr(memory_budget, "family_memory", lambda pid: FamilyMemory(GIB, GIB))
     assert host_room(None).most == 14 * GIB
 
 
@@ -67,7 +69,7 @@ def test_too_little_is_refused_with_numbers_and_a_fix(free: dict[str, float]) ->
 
 
 def test_a_machine_that_is_too_small_is_told_so(free: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fit, "host_memory", lambda: HostMemory(GIB, 2 * GIB, "this container"))
+    monkeypatch.setattr(memory_budget, "host_memory", lambda: HostMemory(GIB, 2 * GIB, "this container"))
     words = str(refused(DALLE, CPU, None, None))
     assert "1.0 GiB of 2.0 GiB are free on this container: it takes a machine with" in words
 

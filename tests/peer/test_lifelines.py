@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tt_cli.peer.lifelines import Lifelines
+from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.run import load_run
 from tt_cli.supervisor.processes import alive
-from tt_cli.supervisor.worker import WorkerBroken
-from tt_cli.swarm.dht import daemon_pid, start_dht, stop_dht
+from tt_cli.supervisor.reporter import WorkerBroken
+from tt_cli.swarm.network.dht_node import daemon_pid, start_dht, stop_dht
 
 
 @pytest.fixture

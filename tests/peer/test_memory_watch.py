@@ -9,12 +9,12 @@ import torch
 
 from tt_cli.data import Batch
 from tt_cli.errors import TTError
-from tt_cli.peer.batch import MicroBatches
 from tt_cli.peer.device import Device
-from tt_cli.peer.memory_watch import CLOSE, NOTHING, OVER, MemoryWatch, judge
+from tt_cli.peer.health.memory_watch import CLOSE, NOTHING, OVER, MemoryWatch, judge
+from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.supervisor.events import Event, Log
 from tt_cli.supervisor.host_memory import HostMemory
-from tt_cli.supervisor.worker import WorkerBroken
+from tt_cli.supervisor.reporter import WorkerBroken
 
 GIB = 2**30
 
@@ -161,7 +161,7 @@ def test_a_peer_that_grew_gives_way_where_the_machine_runs_short(tmp_path: Path)
 
 
 def test_the_thread_looks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tt_cli.peer.memory_watch.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("tt_cli.peer.health.memory_watch.LOOK_SECONDS", 0.01)
     home = Home(tmp_path, memory=2 * GIB, size=1)
     home.family = 3 * GIB
     with home.watch as watch:

@@ -10,12 +10,12 @@ import torch
 
 from tt_cli.data import ExampleStream, load_tokenizer
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.peer.batch import MicroBatches
 from tt_cli.peer.device import Device
+from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.peer.trainer import MicroStep
 from tt_cli.run import RunConfig, load_run
-from tt_cli.supervisor.worker import WorkerBroken
-from tt_cli.swarm.accumulator import Accumulator
+from tt_cli.supervisor.reporter import WorkerBroken
+from tt_cli.swarm.compression.accumulator import Accumulator
 
 CPU = Device(torch.device("cpu"), "a CPU", None)
 

@@ -12,14 +12,14 @@ from hub_standin import HubStandin
 from peer.states import small_run, trained
 
 from tt_cli.checkpoint import pack, save
-from tt_cli.peer.shared import TrainedState
+from tt_cli.peer.trained_state import TrainedState
 
 TAKE = """
 import json, sys
 from peer.states import small_run, trained
 from tt_cli.checkpoint import received_state
 from tt_cli.errors import TTError
-from tt_cli.peer.published import newest_published
+from tt_cli.peer.published_states import newest_published
 run = small_run(**{"checkpoints.repository": "acme/run"})
 try:
     tree, buffer, place = newest_published(run, trained().read_tree)
@@ -64,8 +64,8 @@ BACK = """
 import json, sys
 from peer.states import small_run, trained
 from tt_cli.errors import TTError
-from tt_cli.peer.published import ways_back
-from tt_cli.run.passes import RollBack
+from tt_cli.peer.published_states import ways_back
+from tt_cli.identity.passes import RollBack
 found = []
 for way in ways_back(small_run(), trained().read_tree, RollBack(**json.loads(sys.argv[1]))):
     try:

@@ -16,10 +16,10 @@ import pytest
 from peer.happened import ID, LAN, LOOPBACK, SIZES, TITLES, TRAINING, made, progress, stepped, swarm
 from rich.cells import cell_len
 
-from tt_cli.peer import screen
-from tt_cli.peer.screen import Screen
-from tt_cli.peer.view import CURVE, View, best_address, join_line
 from tt_cli.supervisor import events as e
+from tt_cli.terminal import worker_screen
+from tt_cli.terminal.peer_view import CURVE, View, best_address, join_line
+from tt_cli.terminal.worker_screen import Screen
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +181,7 @@ def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -
     view, log = View(2000), []
     for event in TRAINING[:count]:
         log += view.fold(event)
-    lines = screen.draw(view, log, TITLES, width, height, now=50.0)
+    lines = worker_screen.draw(view, log, TITLES, width, height, now=50.0)
     assert len(lines) <= height
     assert max(cell_len(line.plain) for line in lines) <= width
     assert lines[-1].plain.startswith("Ctrl-C leaves")
@@ -192,7 +192,7 @@ def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -
 def test_the_view_of_an_auxiliary_peer_fits(width: int, height: int, peers: int) -> None:
     view = folded([e.Snapshot(swarm(40, peers), at=1.0)])
     log = view.fold(e.Log("陈" * 200, at=1.0)) * 20
-    lines = screen.draw(view, log, ("tt aux-peer emoji", "e" * 60), width, height, now=50.0)
+    lines = worker_screen.draw(view, log, ("tt aux-peer emoji", "e" * 60), width, height, now=50.0)
     assert len(lines) <= height
     assert max(cell_len(line.plain) for line in lines) <= width
 
@@ -201,7 +201,7 @@ def test_the_view_of_a_training_peer() -> None:
     view, log = View(2000), []
     for event in TRAINING[:13]:
         log += [line for line in view.fold(event) if line.word in ("choice", "contributed")]
-    lines = [line.plain.rstrip() for line in screen.draw(view, log, TITLES, 80, 24, now=21.0)]
+    lines = [line.plain.rstrip() for line in worker_screen.draw(view, log, TITLES, 80, 24, now=21.0)]
     assert lines == [
         "tt join emoji                                                     emoji-1a2b3c4d",
         "training for 4 s · towards step 13",
@@ -284,7 +284,7 @@ PAUSED: list[e.Event] = [
 
 def test_a_paused_peer_says_why_and_until_when_and_shows_no_speed() -> None:
     view = folded(PAUSED)
-    lines = [line.plain.rstrip() for line in screen.draw(view, [], TITLES, 80, 24, now=82.0)]
+    lines = [line.plain.rstrip() for line in worker_screen.draw(view, [], TITLES, 80, 24, now=82.0)]
     assert lines[1] == "paused for 1 min 00 s · until 23:00 (--hours 23:00-07:00)"
     assert not [line for line in lines if "samples/s" in line or " in " in line]
     assert shown(PAUSED).splitlines()[-1] == "00:00:22 phase        paused: until 23:00 (--hours 23:00-07:00)"
@@ -302,7 +302,7 @@ DOWNLOAD: list[e.Event] = [
 
 
 def test_a_state_on_its_way_has_a_bar_and_now_and_then_a_line() -> None:
-    lines = screen.draw(folded(DOWNLOAD[:2]), [], TITLES, 100, 24, now=5.0)
+    lines = worker_screen.draw(folded(DOWNLOAD[:2]), [], TITLES, 100, 24, now=5.0)
     assert "state     ━━━" in lines[4].plain
     assert lines[4].plain.endswith(" 12.0 MB of 34.0 MB from 3 donors at 5.0 MB/s, 4 s left")
     assert shown(DOWNLOAD).splitlines()[1:] == [
@@ -326,13 +326,13 @@ def test_troubles_are_told_and_counted() -> None:
         "00:00:02 trouble      peer …2r1C went away",
         "00:00:03 trouble      this machine's clock is 5 s ahead: set it by NTP",
     ]
-    lines = [line.plain for line in screen.draw(folded(TROUBLES), [], TITLES, 80, 24, now=5.0)]
+    lines = [line.plain for line in worker_screen.draw(folded(TROUBLES), [], TITLES, 80, 24, now=5.0)]
     assert "troubles  clock 2, state download 1" in lines
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("happened", [PAUSED, DOWNLOAD, [*TRAINING, *TROUBLES]])
 def test_these_views_fit_too(happened: list[e.Event], width: int, height: int) -> None:
-    lines = screen.draw(folded(happened), [], TITLES, width, height, now=50.0)
+    lines = worker_screen.draw(folded(happened), [], TITLES, width, height, now=50.0)
     assert len(lines) <= height
     assert max(cell_len(line.plain) for line in lines) <= width

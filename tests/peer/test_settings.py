@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tt_cli.errors import UsageError
-from tt_cli.peer import settings as room
-from tt_cli.peer.settings import JoinSettings, read_settings, settings_file
-from tt_cli.supervisor.limits import HoursLimit, IdleLimit, TemperatureLimit
-from tt_cli.supervisor.sensors import NoDesktopSensor, Sensor
+from tt_cli.peer import join_settings as room
+from tt_cli.peer.join_settings import JoinSettings, read_settings, settings_file
+from tt_cli.supervisor.household.limits import HoursLimit, IdleLimit, TemperatureLimit
+from tt_cli.supervisor.household.sensors import NoDesktopSensor, Sensor
 
 FILE = """
 [join]

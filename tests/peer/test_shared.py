@@ -9,8 +9,8 @@ import torch
 from peer.states import gradients, layers, small_run, trained
 
 from tt_cli.checkpoint import StateTree, TrainingState
-from tt_cli.peer.shared import StateLost, TrainedState
-from tt_cli.swarm.shared import RolledBack
+from tt_cli.peer.trained_state import StateLost, TrainedState
+from tt_cli.swarm.shared_state import RolledBack
 
 
 def test_it_begins_with_the_models_weights_as_a_copy() -> None:

@@ -11,18 +11,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from swarm_units.made import record
+from swarm.made import record
 
-from tt_cli.peer import stuck as room
-from tt_cli.peer.diagnosis import Diagnosis, Facts, Remedy, Treatment, diagnose, seconds
-from tt_cli.peer.stuck import LEAST_USUAL, Heard, StuckWatch
+from tt_cli.peer.health import watchdog as room
+from tt_cli.peer.health.diagnosis import Diagnosis, Facts, Remedy, Treatment, diagnose, seconds
+from tt_cli.peer.health.watchdog import LEAST_USUAL, Heard, StuckWatch
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Round, Step, Trouble
-from tt_cli.supervisor.worker import Orders, WorkerBroken
-from tt_cli.swarm.board import View
-from tt_cli.swarm.contact import DEAD_AFTER, Contact
-from tt_cli.swarm.records import About
-from tt_cli.swarm.telling import Teller
+from tt_cli.supervisor.reporter import Orders, WorkerBroken
+from tt_cli.swarm.network.connectivity import DEAD_AFTER, Contact
+from tt_cli.swarm.records.peer_record import About
+from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.reporting.round_log import Teller
 
 A, B, C = frozenset("a"), frozenset("b"), frozenset("abc")
 LATE = 3 * 10.0 + 2 * 30.0 + 1

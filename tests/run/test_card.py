@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tt_cli.run import load_run
-from tt_cli.run.card import BEGIN, END, card, with_checkpoints
+from tt_cli.run.model_card import BEGIN, END, card, with_checkpoints
 
 RUN = load_run("emoji").replaced({"checkpoints.repository": "acme/run"})
 

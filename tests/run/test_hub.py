@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tt_cli.run.hub import HubUnreachable, hub_errors
+from tt_cli.hub.hub_files import HubUnreachable, hub_errors
 
 
 def test_an_answer_of_somebody_else_is_one_line() -> None:

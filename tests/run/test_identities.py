@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from tt_cli.auth.identities import export_identities, identities, import_identities
 from tt_cli.errors import TTError, UsageError
-from tt_cli.run import RunConfig, folders, load_run, peer_key
-from tt_cli.run.identities import export_identities, identities, import_identities
+from tt_cli.identity import peer_key
+from tt_cli.run import RunConfig, folders, load_run
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tt_cli.run.passes import (
+from tt_cli.identity.passes import (
     CLOCK_LEEWAY,
     MAX_PASS,
     InvalidPass,

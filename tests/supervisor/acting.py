@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO
 
 from tt_cli.supervisor.events import Event, from_json
-from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.worker_process import Worker
 
 HERE = Path(__file__).parent
 ENVIRONMENT = {"PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parents[1]}", "PYTHONUNBUFFERED": ""}

@@ -23,11 +23,11 @@ from tt_cli.supervisor import supervise as room
 from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.control_socket import ControlSocket, NoAnswer, NotRunning, ask
 from tt_cli.supervisor.events import Event, Finished, Log, Phase, Saved, Step
-from tt_cli.supervisor.limits import GO_ON, Limits, Origin, Verdict
-from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.household.limits import GO_ON, Limits, Origin, Verdict
+from tt_cli.supervisor.peer_state import new_status, read_status
 from tt_cli.supervisor.slot import AUX, TRAINER, Slot, claim_slot, look_at, slots_in
-from tt_cli.supervisor.status import new_status, read_status
 from tt_cli.supervisor.supervise import Failed, supervise
+from tt_cli.supervisor.worker_process import Worker
 
 
 class Told:
@@ -164,7 +164,7 @@ def messages(events: list[Event]) -> list[str]:
 
 
 def test_a_limit_holds_the_worker_and_lets_it_go_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tt_cli.supervisor.limits.LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("tt_cli.supervisor.household.limits.LOOK_SECONDS", 0.02)
     limit = Told()
     with Peer(folder, "obey", limit=limit) as peer:
         peer.wait_for_phase("training")

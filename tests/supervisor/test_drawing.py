@@ -7,7 +7,7 @@ import math
 import pytest
 from rich.text import Text
 
-from tt_cli.supervisor.drawing import (
+from tt_cli.terminal.format import (
     Column,
     bar,
     byte_count,

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from tt_cli.supervisor.hours import Hours
+from tt_cli.supervisor.household.hours import Hours
 
 BERLIN = ZoneInfo("Europe/Berlin")
 

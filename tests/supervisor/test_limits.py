@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tt_cli.supervisor import sensors
 from tt_cli.supervisor.events import Choice, Event, Log
-from tt_cli.supervisor.hours import Hours
-from tt_cli.supervisor.limits import (
+from tt_cli.supervisor.household import sensors
+from tt_cli.supervisor.household.hours import Hours
+from tt_cli.supervisor.household.limits import (
     QUIET_SECONDS,
     USED_SECONDS,
     HoursLimit,
@@ -22,7 +22,7 @@ from tt_cli.supervisor.limits import (
     Verdict,
     until_words,
 )
-from tt_cli.supervisor.sensors import NoDesktopSensor, Sensor, desktop_sensor, gpu_thermometer
+from tt_cli.supervisor.household.sensors import NoDesktopSensor, Sensor, desktop_sensor, gpu_thermometer
 
 NOON = time.mktime((2026, 1, 5, 12, 0, 0, 0, 0, -1))
 

@@ -13,9 +13,9 @@ from supervisor.acting import ENVIRONMENT, WAIT, all_events, next_event, start_a
 
 from tt_cli.errors import TTError
 from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Step
-from tt_cli.supervisor.process import Worker
 from tt_cli.supervisor.processes import Watch
-from tt_cli.supervisor.worker import BUG_EXIT_CODE, WorkerBroken
+from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
+from tt_cli.supervisor.worker_process import Worker
 
 
 def test_events_arrive_in_order_until_the_worker_has_ended(tmp_path: Path) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tt_cli.supervisor import events as e
+from tt_cli.supervisor.peer_state import Counted, LimitInForce, Said, Status, new_status, read_status
 from tt_cli.supervisor.slot import Seen, Slot
-from tt_cli.supervisor.status import Counted, LimitInForce, Said, Status, new_status, read_status
-from tt_cli.supervisor.status_view import status_lines
+from tt_cli.terminal.status_lines import status_lines
 
 NOW = 1_000_000.0
 FOLDER = Path("/home/anna/runs/emoji-1a2b3c4d")

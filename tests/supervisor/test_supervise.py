@@ -13,9 +13,9 @@ from supervisor.acting import WAIT, next_event, start_actor, start_boss
 
 from tt_cli.supervisor import supervise as room
 from tt_cli.supervisor.events import Event, Finished, Log, Phase
-from tt_cli.supervisor.process import Worker
 from tt_cli.supervisor.processes import Watch
 from tt_cli.supervisor.supervise import Failed, supervise
+from tt_cli.supervisor.worker_process import Worker
 
 
 class Acts:

@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from tt_cli.auxiliary.store import MadeStep, Seen, Store, database_url
+from tt_cli.auxiliary.history.writer import MadeStep, Seen, Store, database_url
 from tt_cli.run import load_run
 
 RUN = load_run("emoji")

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from tt_cli.memory.tables import RUN, Tables
+from tt_cli.memory.answer_tables import RUN, Tables
 from tt_cli.run import load_run
-from tt_cli.web.index import STATIC, index_html
+from tt_cli.web.index_html import STATIC, index_html
 
 TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 HOSTILE = (

@@ -17,16 +17,16 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, 
 
 from tests.web.recorded import RUN, record
 from tests.web.standin import HOSTILE, MadeRun, Standin
-from tt_cli.auxiliary.reader import Reader
-from tt_cli.auxiliary.store import database_url
-from tt_cli.auxiliary.web_part import WebOptions, web_part
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import database_url
+from tt_cli.auxiliary.web_process import WebOptions, web_part
 from tt_cli.memory import shown
+from tt_cli.memory.answer_tables import Tables
 from tt_cli.memory.question import Question, report
-from tt_cli.memory.tables import Tables
 from tt_cli.run import folders
 from tt_cli.supervisor.events import Event, Log
-from tt_cli.web.answers import Answers
-from tt_cli.web.export import export
+from tt_cli.web.queries import Answers
+from tt_cli.web.site_export import export
 
 pytestmark = pytest.mark.debian
 

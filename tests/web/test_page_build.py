@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tt_cli.web.index import STATIC, index_html
+from tt_cli.web.index_html import STATIC, index_html
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "tt_cli/web/page"

@@ -21,15 +21,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from schemathesis import GenerationMode
 
-from tt_cli.auxiliary.reader import Reader
-from tt_cli.auxiliary.store import Store, database_url
-from tt_cli.memory.tables import Tables
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import Store, database_url
+from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import load_run
-from tt_cli.web import app as room
-from tt_cli.web.answers import Answers
-from tt_cli.web.app import make_app
-from tt_cli.web.history import kept
+from tt_cli.web import web_app as room
 from tt_cli.web.notebooks import NAMES, notebook
+from tt_cli.web.queries import Answers
+from tt_cli.web.step_columns import kept
+from tt_cli.web.web_app import make_app
 
 RUN = load_run("emoji")
 PEER = {

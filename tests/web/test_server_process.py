@@ -18,13 +18,13 @@ import pytest
 from auxiliary.test_store import made
 from fastapi import FastAPI
 
-from tt_cli.auxiliary.store import Store, database_url
-from tt_cli.auxiliary.web_part import WebOptions, web_part
+from tt_cli.auxiliary.history.writer import Store, database_url
+from tt_cli.auxiliary.web_process import WebOptions, web_part
 from tt_cli.errors import TTError
 from tt_cli.run import folders, load_run
-from tt_cli.supervisor import part as room
+from tt_cli.supervisor import side_process as room
 from tt_cli.supervisor.events import Event, Log
-from tt_cli.web.server import Server
+from tt_cli.web.web_server import Server
 
 RUN = load_run("emoji")
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from tests.web.recorded import RUN, record
-from tt_cli.auxiliary.reader import Reader
-from tt_cli.auxiliary.store import database_url
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import database_url
 from tt_cli.errors import TTError, UsageError
-from tt_cli.memory.tables import Tables
+from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import folders
-from tt_cli.web.answers import Answers
-from tt_cli.web.export import MARK, Exported, export
-from tt_cli.web.index import STATIC
+from tt_cli.web.index_html import STATIC
+from tt_cli.web.queries import Answers
+from tt_cli.web.site_export import MARK, Exported, export
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -88,7 +88,7 @@ def test_a_failure_leaves_the_earlier_export(tmp_path: Path, monkeypatch: pytest
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr("tt_cli.web.export.shutil.copyfile", full)
+        patched.setattr("tt_cli.web.site_export.shutil.copyfile", full)
         with pytest.raises(TTError, match=r"cannot write .*site: No space left on device"):
             exported(tmp_path / "run", out)
     assert answer(out, "snapshot")["epoch"] == 3 and (out / MARK).is_file()

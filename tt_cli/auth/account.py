@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field, ValidationError
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.run.hub import hub_errors, quiet_and_bounded
+from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
 
 TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
@@ -55,7 +55,7 @@ def login(token: str | None = None) -> None:
     """
     import huggingface_hub
     from huggingface_hub.errors import DeviceCodeError
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.run.hub
+    from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.hub.hub_files
 
     action = "cannot log in"
     with quiet_and_bounded(), hub_errors(action), _refused_token(action):

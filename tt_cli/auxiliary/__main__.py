@@ -3,7 +3,7 @@
 import sys
 
 from tt_cli.auxiliary.coordinator import main
-from tt_cli.supervisor.worker import run_worker
+from tt_cli.supervisor.reporter import run_worker
 
 if __name__ == "__main__":
     sys.exit(run_worker(main))

@@ -14,20 +14,22 @@ from pathlib import Path
 from typing import Any
 
 from tt_cli import __version__
-from tt_cli.auxiliary.keeper import Keeper
+from tt_cli.auxiliary.history.writer import DATABASE, database_url
 from tt_cli.auxiliary.lease import LEASE_SECONDS, Lease, LeaseFile
 from tt_cli.auxiliary.recorder import Recorder
-from tt_cli.auxiliary.store import DATABASE, database_url
+from tt_cli.auxiliary.state_keeper import Keeper
 from tt_cli.errors import TTError
+from tt_cli.identity.passes import RollBack
 from tt_cli.monitor import take_snapshot
 from tt_cli.run import RunConfig, folders
-from tt_cli.run.passes import RollBack
 from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
 from tt_cli.supervisor.processes import alive
-from tt_cli.supervisor.worker import Orders, WorkerBroken
+from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.board import Board, View
-from tt_cli.swarm.dht import (
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.membership.orders import Steering
+from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
+from tt_cli.swarm.network.dht_node import (
     DHT,
     NobodyAnswered,
     addresses_here,
@@ -38,10 +40,8 @@ from tt_cli.swarm.dht import (
     start_dht,
     stop_dht,
 )
-from tt_cli.swarm.identity import Identity, claim_identity
-from tt_cli.swarm.membership import membership_at
-from tt_cli.swarm.records import PeerRecord
-from tt_cli.swarm.steering import Steering
+from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.records.publisher import Board, View
 
 LOOK_SECONDS = 0.5
 AUX_LOOK_SECONDS = 3.0  # nothing waits for an auxiliary peer

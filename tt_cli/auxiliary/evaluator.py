@@ -18,15 +18,16 @@ import torch
 from PIL import Image
 
 from tt_cli import __version__
-from tt_cli.auxiliary.reader import Reader, Row
-from tt_cli.auxiliary.store import PICTURES, Store
+from tt_cli.auxiliary.history.reader import Reader, Row
+from tt_cli.auxiliary.history.writer import PICTURES, Store
 from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of, written_whole
-from tt_cli.data import Example, Tokenizer, load_tokenizer, load_vqgan
-from tt_cli.data.subset import HELD_OUT, heldout_examples
+from tt_cli.data import Example, Tokenizer, load_tokenizer
+from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
 from tt_cli.draw import Drawing, cut_prompts, draw, load_parameters, text_chunks
 from tt_cli.errors import TTError
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, folders
+from tt_cli.task.picture_codec import load_vqgan
 
 SEED = 0
 TEMPERATURE, TOP_P = 0.5, 0.9  # those of `tt infer`

@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import Store
 from tt_cli.auxiliary.lease import LeaseFile
-from tt_cli.auxiliary.reader import Reader
-from tt_cli.auxiliary.store import Store
 from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.hub_files import HubUnreachable, hub_errors
+from tt_cli.hub.repository import CARD, Moved, Repository, commit, read_text
 from tt_cli.run import RunConfig, folders
-from tt_cli.run.card import card, with_checkpoints
-from tt_cli.run.hub import HubUnreachable, hub_errors
-from tt_cli.run.load import RUN_FILE
-from tt_cli.run.repository import CARD, Moved, Repository, commit, look_into, read_text
-from tt_cli.run.saved import Head, name_of, outdated, read_head, step_in
+from tt_cli.run.checkpoint_names import Head, name_of, outdated, read_head, step_in
+from tt_cli.run.model_card import card, with_checkpoints
+from tt_cli.run.run_source import RUN_FILE, run_repository
 
 KEPT = 5  # the newest checkpoints; older ones too, ever fewer the older they are
 ANSWER_SECONDS = 120.0  # for one of the Hub's answers: it looks at a large file before it gives one
@@ -219,7 +219,7 @@ class Publisher:
         membership = self._run.membership
         # Members read what belongs to their organisation; in anybody else's account, private would lock them out.
         inside = membership.kind == "organisation" and self._name.partition("/")[0] == membership.organisation
-        found = look_into(self._name, self._run, f"cannot publish in {self._name}", private=inside or None)
+        found = run_repository(self._name, self._run, f"cannot publish in {self._name}", private=inside or None)
         steps = self._steps(found)
         if steps and steps != self._there and found.changed is not None:
             age = min(max(0.0, time.time() - found.changed), self._every)

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from tt_cli.auxiliary.store import MadeStep, Seen, Store
+from tt_cli.auxiliary.history.writer import MadeStep, Seen, Store
 from tt_cli.database import DatabaseDamaged, DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.swarm.records import HistoryRecord, PeerRecord
-from tt_cli.swarm.view import View
+from tt_cli.swarm.records.consensus import View
+from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 
 HISTORY_STEPS = 256
 ACTIVITY_SECONDS = 30.0

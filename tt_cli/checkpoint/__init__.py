@@ -1,6 +1,6 @@
 """Weights at rest: the state of training as one safetensors file with the run file inside."""
 
-from tt_cli.checkpoint.files import (
+from tt_cli.checkpoint.checkpoint_files import (
     checkpoints_in,
     find,
     load,
@@ -12,8 +12,9 @@ from tt_cli.checkpoint.files import (
     write,
     written_whole,
 )
-from tt_cli.checkpoint.published import is_checkpoint, read_published, write_published
-from tt_cli.checkpoint.state import (
+from tt_cli.checkpoint.hash_tree import CHUNK, StateTree, bytes_of
+from tt_cli.checkpoint.published_weights import is_checkpoint, read_published, write_published
+from tt_cli.checkpoint.training_state import (
     CheckpointError,
     CorruptCheckpoint,
     TrainingState,
@@ -22,7 +23,6 @@ from tt_cli.checkpoint.state import (
     serialised,
     unpack,
 )
-from tt_cli.checkpoint.tree import CHUNK, StateTree, bytes_of
 
 __all__ = [
     "CHUNK",

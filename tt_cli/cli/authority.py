@@ -99,13 +99,13 @@ def run(args: argparse.Namespace) -> int:
         case "serve":
             return _serve(config, args)
         case "backup":
-            from tt_cli.auth.authority.backup import back_up
+            from tt_cli.auth.authority.authority_backup import back_up
 
             back_up(config, args.file, time.time(), force=args.force)
             print(f"Keys and database are in {args.file}. Whoever has it can issue passes: keep it safe.")
             return 0
         case "restore":
-            from tt_cli.auth.authority.backup import restore
+            from tt_cli.auth.authority.authority_backup import restore
 
             at = restore(config, args.file, time.time(), database=args.database, force=args.force)
             print(f"Restored as of {at}. Bans and orders after that are not in it: look at `tt authority bans`.")
@@ -118,8 +118,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _init(config: Any, args: argparse.Namespace) -> int:
-    from tt_cli.auth.authority.keys import AuthorityFolder
-    from tt_cli.auth.authority.serve import found, found_database
+    from tt_cli.auth.authority.authority_folder import AuthorityFolder
+    from tt_cli.auth.authority.authority_server import found, found_database
     from tt_cli.run import toml
 
     folder = AuthorityFolder(config)
@@ -135,7 +135,7 @@ def _init(config: Any, args: argparse.Namespace) -> int:
 def _serve(config: Any, args: argparse.Namespace) -> int:
     import contextlib
 
-    from tt_cli.auth.authority.serve import Server
+    from tt_cli.auth.authority.authority_server import Server
 
     server = Server(serve_options(config, args))
     facts = server.authority.facts()
@@ -151,7 +151,7 @@ def _serve(config: Any, args: argparse.Namespace) -> int:
 
 def serve_options(config: Any, args: argparse.Namespace) -> Any:
     """What a server's process needs, from the flags."""
-    from tt_cli.auth.authority.serve import ServeOptions
+    from tt_cli.auth.authority.authority_server import ServeOptions
 
     return ServeOptions(
         run=config.to_toml(),

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 from tt_cli.cli.join import add_network_arguments, add_screen_arguments, checked_peers, port
 
 if TYPE_CHECKING:
-    from tt_cli.auth.authority.part import AuthorityPart
-    from tt_cli.auxiliary.evaluator_part import SamplesOptions
-    from tt_cli.auxiliary.publisher_part import PublisherOptions
-    from tt_cli.peer.screen import Screen
+    from tt_cli.auth.authority.authority_process import AuthorityPart
+    from tt_cli.auxiliary.evaluator_process import SamplesOptions
+    from tt_cli.auxiliary.publisher_process import PublisherOptions
     from tt_cli.run import RunConfig
+    from tt_cli.terminal.worker_screen import Screen
 
 EVERY_STEPS = 100
 EVERY_MINUTES = 30.0
@@ -109,23 +109,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Supervise an auxiliary peer's process until the user ends it."""
     from tt_cli import __version__
-    from tt_cli.auth.admission import Admission
-    from tt_cli.auxiliary.evaluator_part import evaluator_part
-    from tt_cli.auxiliary.publisher_part import publisher_part
+    from tt_cli.auth.peer_admission import Admission
+    from tt_cli.auxiliary.evaluator_process import evaluator_part
+    from tt_cli.auxiliary.history.writer import DATABASE, database_url
+    from tt_cli.auxiliary.publisher_process import publisher_part
     from tt_cli.auxiliary.standby import Standby
-    from tt_cli.auxiliary.store import DATABASE, database_url
-    from tt_cli.auxiliary.web_part import WebOptions, web_part
+    from tt_cli.auxiliary.web_process import WebOptions, web_part
     from tt_cli.database import Database
     from tt_cli.errors import UsageError
-    from tt_cli.peer.screen import Screen
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.supervisor.control import Control
     from tt_cli.supervisor.events import Log
-    from tt_cli.supervisor.limits import Limits
-    from tt_cli.supervisor.process import Worker
+    from tt_cli.supervisor.household.limits import Limits
+    from tt_cli.supervisor.peer_state import new_status
     from tt_cli.supervisor.slot import AUX, claim_slot, identity_name
-    from tt_cli.supervisor.status import new_status
     from tt_cli.supervisor.supervise import supervise
+    from tt_cli.supervisor.worker_process import Worker
+    from tt_cli.terminal.worker_screen import Screen
 
     config = load_run(args.run)
     if args.authority:
@@ -209,7 +209,7 @@ def _minutes(text: str) -> float:
 def _publishing(config: RunConfig, args: argparse.Namespace) -> tuple[PublisherOptions | None, str]:
     """What the publisher is to do, None without one; and a line about what could be and is not."""
     from tt_cli.auth.account import token_source
-    from tt_cli.auxiliary.publisher_part import PublisherOptions
+    from tt_cli.auxiliary.publisher_process import PublisherOptions
     from tt_cli.errors import UsageError
 
     repository = config.checkpoints.repository
@@ -227,7 +227,7 @@ def _publishing(config: RunConfig, args: argparse.Namespace) -> tuple[PublisherO
 
 def _samples(config: RunConfig, args: argparse.Namespace) -> SamplesOptions | None:
     """What the evaluator is to do; None without --samples."""
-    from tt_cli.auxiliary.evaluator_part import SamplesOptions, checked_prompts
+    from tt_cli.auxiliary.evaluator_process import SamplesOptions, checked_prompts
     from tt_cli.errors import UsageError
 
     if not args.samples:
@@ -242,8 +242,8 @@ def _assistant(
     config: RunConfig, args: argparse.Namespace, beside: dict[str, Any], log: Path, screen: Screen
 ) -> Iterator[None]:
     """The assistant, with a pass of its own where the run asks for one. beside: the coordinator's options."""
-    from tt_cli.auth.admission import Admission
-    from tt_cli.auxiliary.assistant_part import (
+    from tt_cli.auth.peer_admission import Admission
+    from tt_cli.auxiliary.assistant_process import (
         ASSISTANT,
         AssistantOptions,
         announced_beside,
@@ -266,8 +266,8 @@ def _assistant(
 
 def _check_authority(config: RunConfig, name: str) -> None:
     """Before anything is started: this machine's authority is the one that the run file names."""
-    from tt_cli.auth.admission import is_here
-    from tt_cli.auth.authority.keys import AuthorityFolder
+    from tt_cli.auth.authority.authority_folder import AuthorityFolder
+    from tt_cli.auth.peer_admission import is_here
     from tt_cli.errors import UsageError
 
     if config.membership.authority_key is None:
@@ -282,8 +282,8 @@ def _check_authority(config: RunConfig, name: str) -> None:
 
 
 def _authority(config: RunConfig, args: argparse.Namespace, log: Path, screen: Screen) -> AuthorityPart:
-    from tt_cli.auth.authority.part import AuthorityPart
-    from tt_cli.auth.authority.serve import ServeOptions
+    from tt_cli.auth.authority.authority_process import AuthorityPart
+    from tt_cli.auth.authority.authority_server import ServeOptions
 
     options = ServeOptions(
         run=config.to_toml(), host=args.host, port=args.authority_port, trusted_proxy=args.trusted_proxy

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     from rich.text import Text
 
     from tt_cli.cli.join import checked_peers
-    from tt_cli.organise.check import look_over
+    from tt_cli.organise.run_check import look_over
 
     console, checks = Console(highlight=False), []
     for check in look_over(args.run, peers=checked_peers(args.peer), device=args.device, step=args.step):

@@ -110,7 +110,7 @@ def _adopt(state: dict[str, Tensor], run_name: str, step: int, out: Path, say: C
     import torch
 
     from tt_cli.checkpoint import TrainingState, serialised, write
-    from tt_cli.model.published import from_published
+    from tt_cli.model.published_names import from_published
     from tt_cli.run import load_run
 
     config = load_run(run_name)
@@ -127,7 +127,7 @@ def _publish(file: Path, out: Path, say: Callable[[str], None]) -> dict[str, Any
     """A checkpoint of a decoder → its weights under the published names."""
     from tt_cli.checkpoint import load_model, write_published
     from tt_cli.errors import TTError
-    from tt_cli.model.published import to_published
+    from tt_cli.model.published_names import to_published
 
     say(f"Reading {file}")
     config, parameters = load_model(file)
@@ -176,7 +176,7 @@ def _counted(tensors: dict[str, Tensor]) -> dict[str, int]:
 @contextmanager
 def _progress(total: int, say: Callable[[str], None]) -> Iterator[Callable[[int], None]]:
     """What to call with the bytes just written, of `total`: a bar on a terminal, on stderr."""
-    from tt_cli.supervisor.screen import output_mode
+    from tt_cli.terminal.live_view import output_mode
 
     say(f"Writing {total / 1e6:.1f} MB")
     if output_mode(sys.stderr) != "live":
@@ -192,7 +192,7 @@ def _progress(total: int, say: Callable[[str], None]) -> Iterator[Callable[[int]
 
 
 def _say(line: str) -> None:
-    from tt_cli.supervisor.screen import write_line
+    from tt_cli.terminal.live_view import write_line
 
     write_line(sys.stderr, line)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tt_cli.data.encoding import Progress
+    from tt_cli.data.build.encoder import Progress
 
 EXAMPLES = """\
 tt data encode photos/ codes --run my-run            photos/a.jpg with its caption in photos/a.txt, and so on
@@ -124,10 +124,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _inspect(args: argparse.Namespace) -> int:
-    from tt_cli.data import decode_pictures, load_vqgan
-    from tt_cli.data.inspection import as_page, as_text, inspect, run_of, shard_files
+    from tt_cli.data.build.inspection import as_page, as_text, inspect, run_of, shard_files
     from tt_cli.draw import Drawing, contact_sheet
     from tt_cli.run import load_run
+    from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
     files = shard_files(args.path)
     config = load_run(args.run) if args.run else run_of(args.path, load_run(DEFAULT_RUN))
@@ -165,9 +165,9 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _publish(args: argparse.Namespace) -> int:
-    from tt_cli.data.publishing import finished_folder, publish
+    from tt_cli.data.build.dataset_publishing import finished_folder, publish
     from tt_cli.memory import shown
-    from tt_cli.supervisor.drawing import plural
+    from tt_cli.terminal.format import plural
 
     encoded = finished_folder(args.out)
 
@@ -185,10 +185,12 @@ def _publish(args: argparse.Namespace) -> int:
 
 
 def _encode(args: argparse.Namespace) -> int:
-    from tt_cli.data import encoding, journal, load_vqgan
-    from tt_cli.data.sources import open_source
+    from tt_cli.data.build import encoder as encoding
+    from tt_cli.data.build import journal
+    from tt_cli.data.build.picture_sources import open_source
     from tt_cli.run import load_run
-    from tt_cli.supervisor.drawing import plural
+    from tt_cli.task.picture_codec import load_vqgan
+    from tt_cli.terminal.format import plural
 
     config = load_run(args.run)
     device = _device(args.device)
@@ -199,7 +201,7 @@ def _encode(args: argparse.Namespace) -> int:
     journal.agree_on(args.out, encoding.settings(config, source, part, column, args.container, fields))
     work = journal.Journal(args.out, part.index, f".{args.container}")
     try:
-        encoder = encoding.Encoder(load_vqgan(config), device, config.vqgan.codebook_size)
+        encoder = encoding.Encoder(load_vqgan(config).to(device), device, config.vqgan.codebook_size)
         batch, reason = encoding.choose_batch(device, config.vqgan.pixels)
         if args.batch:
             batch, reason = args.batch, f"{args.batch} pictures at a time, as --batch says"
@@ -254,7 +256,7 @@ def _left(seconds: float | None) -> str:
 
 def _summary(progress: Progress) -> str:
     from tt_cli.memory import shown
-    from tt_cli.supervisor.drawing import plural
+    from tt_cli.terminal.format import plural
 
     counts = progress.counts
     lines = [

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tt_cli.peer.demo import DemoResult
     from tt_cli.run import RunConfig
+    from tt_cli.supervisor.demo_swarm import DemoResult
 
 EXAMPLES = """\
 tt demo
@@ -50,9 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Train, score, draw, and name what was saved."""
     from tt_cli.errors import UsageError
-    from tt_cli.peer.demo import run_demo
-    from tt_cli.peer.demo_screen import DemoScreen
     from tt_cli.run import load_run
+    from tt_cli.supervisor.demo_swarm import run_demo
+    from tt_cli.terminal.demo_screen import DemoScreen
 
     if any(not prompt.strip() for prompt in args.prompt):
         raise UsageError('--prompt: it is empty; say what to draw, such as --prompt "a red apple"')
@@ -157,7 +157,7 @@ def _new_folder(named: Path | None) -> Path:
 
 @contextmanager
 def _progress(label: str, args: argparse.Namespace) -> Iterator[Callable[[int, int], None]]:
-    from tt_cli.supervisor.screen import output_mode
+    from tt_cli.terminal.live_view import output_mode
 
     if args.json or output_mode(sys.stderr, plain=args.plain) != "live":
         yield lambda done, total: None

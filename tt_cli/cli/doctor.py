@@ -31,8 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
     from tt_cli.auth import require_member, token_source, whoami
     from tt_cli.cli.join import initial_peers
-    from tt_cli.peer.doctor import Asked, examine
-    from tt_cli.peer.settings import read_settings, settings_file
+    from tt_cli.doctor.checks import Asked, examine
+    from tt_cli.peer.join_settings import read_settings, settings_file
     from tt_cli.run import load_run
 
     config = load_run(args.run) if args.run else None

@@ -31,7 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do one action."""
-    from tt_cli.run import identities, load_run
+    from tt_cli.auth import identities
+    from tt_cli.run import load_run
 
     config = load_run(args.run)
     if args.action == "export":

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from tt_cli.draw import Source
-    from tt_cli.draw.clip import Clip
+    from tt_cli.draw.clip_ranking import Clip
 
 EXAMPLES = """\
 tt infer "a red apple"                       four pictures with the newest checkpoint of the run emoji
@@ -116,7 +116,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Draw, rank, save, print the paths."""
     from tt_cli.errors import UsageError
-    from tt_cli.supervisor.screen import write_line
+    from tt_cli.terminal.live_view import write_line
 
     prompts = _prompts(args.prompts, args.file)
     if args.keep is not None and args.keep > args.candidates:
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
 
     from tt_cli import __version__
     from tt_cli.draw import cut_prompts, draw, load_models, output_folder, save_drawings
-    from tt_cli.model.sampling import check_sampling
+    from tt_cli.model.sampling.code_choice import check_sampling
 
     check_sampling(args.temperature, args.top_k, args.top_p)
     say = _say_nothing if args.json else lambda line: write_line(sys.stdout, line)
@@ -162,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
         drawn, tokens = len(drawings), sum(len(drawing.codes) for drawing in drawings)
         similarities = None
         if clip is not None:
-            from tt_cli.draw.clip import keep_best
+            from tt_cli.draw.clip_ranking import keep_best
 
             with _progress("Ranking", "pictures") as on_progress:
                 ranked = keep_best(clip, drawings, args.keep, on_progress=on_progress)
@@ -192,11 +192,11 @@ def run(args: argparse.Namespace) -> int:
 
 def _source(args: argparse.Namespace, warn: Callable[[str], None]) -> Source:
     """What the flags say to draw with."""
-    from tt_cli.auth.admission import observing
+    from tt_cli.auth.peer_admission import observing
     from tt_cli.cli.join import checked_peers
     from tt_cli.draw import fetch_from_swarm, find_checkpoint
     from tt_cli.run import load_run
-    from tt_cli.supervisor.screen import output_mode, write_line
+    from tt_cli.terminal.live_view import output_mode, write_line
 
     peers = checked_peers(args.peer)
     named = args.run or (None if args.checkpoint else DEFAULT_RUN)
@@ -216,7 +216,7 @@ def _clip(args: argparse.Namespace, device: Any) -> Clip | None:
     """The model that ranks, before anything is drawn in vain; None where nothing is to be ranked."""
     if args.keep is None and args.clip is None:
         return None
-    from tt_cli.draw.clip import DEFAULT, load_clip
+    from tt_cli.draw.clip_ranking import DEFAULT, load_clip
 
     return load_clip(args.clip or DEFAULT, device)
 
@@ -273,7 +273,7 @@ def _prompts(given: list[str], file: str | None) -> list[str]:
 @contextmanager
 def _progress(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
     """What to call with what is done and to do: a bar on a terminal, else some lines, on stderr."""
-    from tt_cli.supervisor.screen import output_mode, write_line
+    from tt_cli.terminal.live_view import output_mode, write_line
 
     begun = said = time.monotonic()
 

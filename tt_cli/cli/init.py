@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tt_cli.organise.answers import Question
+    from tt_cli.organise.questions import Question
     from tt_cli.organise.recipe import Recipe
 
 EXAMPLES = """\
@@ -25,7 +25,7 @@ systemd, nginx, Caddy and Prometheus. Nothing that exists is overwritten. `tt ch
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `tt init` takes: a flag for each question of tt_cli.organise.answers."""
+    """Add what `tt init` takes: a flag for each question of tt_cli.organise.questions."""
     parser.add_argument("name", metavar="NAME", help="the run's name: a-z, 0-9 and '-'")
     parser.add_argument("--size", help="tiny, small, medium, large, paper, or DIMxLAYERS (default small)")
     parser.add_argument("--data", help="emoji, OWNER/NAME of a data set on the Hub, or a folder (default emoji)")
@@ -46,9 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Ask, make, publish, say what comes next."""
-    from tt_cli.organise.answers import QUESTIONS, answered, checked_name
-    from tt_cli.organise.publish import check_may_publish, publish
+    from tt_cli.organise.questions import QUESTIONS, answered, checked_name
     from tt_cli.organise.recipe import check_free, finished, make, next_steps
+    from tt_cli.organise.run_publishing import check_may_publish, publish
 
     folder = args.out or Path(checked_name(args.name))
     user = check_may_publish() if args.publish else ""

@@ -151,10 +151,10 @@ def announced(text: str) -> str:
 
 def _checked_by(name: str, text: str) -> str:
     """As the settings file's values are checked."""
-    from tt_cli.peer import settings
+    from tt_cli.peer import join_settings
 
     try:
-        return str(getattr(settings, f"check_{name}")(text))
+        return str(getattr(join_settings, f"check_{name}")(text))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"{text}: {error}" if name == "ipv4" else str(error)) from None
 
@@ -162,20 +162,20 @@ def _checked_by(name: str, text: str) -> str:
 def run(args: argparse.Namespace) -> int:
     """Supervise a peer process until the run is done or the user leaves."""
     from tt_cli import __version__
-    from tt_cli.auth.admission import Admission
+    from tt_cli.auth.peer_admission import Admission
     from tt_cli.errors import UsageError
     from tt_cli.memory import parse_size
-    from tt_cli.peer.screen import Screen
-    from tt_cli.peer.settings import JoinSettings, read_settings, settings_file
+    from tt_cli.peer.join_settings import JoinSettings, read_settings, settings_file
     from tt_cli.peer.sinks import Logged, open_sink
     from tt_cli.run import folders, load_run
     from tt_cli.supervisor.control import Control
     from tt_cli.supervisor.events import Log
-    from tt_cli.supervisor.limits import Limits
-    from tt_cli.supervisor.process import Worker
+    from tt_cli.supervisor.household.limits import Limits
+    from tt_cli.supervisor.peer_state import LimitInForce, new_status
     from tt_cli.supervisor.slot import TRAINER, claim_slot, identity_name
-    from tt_cli.supervisor.status import LimitInForce, new_status
     from tt_cli.supervisor.supervise import supervise
+    from tt_cli.supervisor.worker_process import Worker
+    from tt_cli.terminal.worker_screen import Screen
 
     config = load_run(args.run)
     flags = {name: getattr(args, name) for name in JoinSettings.model_fields}

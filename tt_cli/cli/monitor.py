@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tt_cli.monitor import Snapshot
-    from tt_cli.monitor.page import Page
+    from tt_cli.monitor.page_client import Page
     from tt_cli.run import RunConfig
 
     Look = Callable[[], Snapshot]
@@ -60,10 +60,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the swarm. q or Ctrl-C ends with exit code 0."""
-    from tt_cli.monitor.page import Page, page_here
-    from tt_cli.monitor.terminal import follow
+    from tt_cli.monitor.page_client import Page, page_here
+    from tt_cli.monitor.snapshot_text import follow
     from tt_cli.run import folders, load_run
-    from tt_cli.supervisor.screen import output_mode
+    from tt_cli.terminal.live_view import output_mode
 
     config = load_run(args.run)
     mode = output_mode(sys.stdout, plain=args.plain or args.watch or not sys.stdin.isatty(), json=args.json)
@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Look]:
     """A client of the run's DHT. log: a file for what its processes say, where the screen is not theirs."""
-    from tt_cli.auth.admission import observing
+    from tt_cli.auth.peer_admission import observing
     from tt_cli.monitor import take_snapshot
 
     def tell(line: str, level: str) -> None:
@@ -110,7 +110,7 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
 
 
 def _full_screen(config: RunConfig, args: argparse.Namespace, look: Look, source: str, page: Page | None) -> None:
-    from tt_cli.monitor.app import MonitorApp
+    from tt_cli.monitor.monitor_app import MonitorApp
     from tt_cli.monitor.watch import Watch
     from tt_cli.run import folders
 

@@ -31,13 +31,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write it, and say what was written."""
-    from tt_cli.auxiliary.reader import Reader
-    from tt_cli.auxiliary.store import FILE, PICTURES, database_url
+    from tt_cli.auxiliary.history.reader import Reader
+    from tt_cli.auxiliary.history.writer import FILE, PICTURES, database_url
     from tt_cli.errors import TTError
-    from tt_cli.memory.tables import Tables
+    from tt_cli.memory.answer_tables import Tables
     from tt_cli.run import folders, load_run, name_for_others
-    from tt_cli.web.answers import Answers
-    from tt_cli.web.export import export
+    from tt_cli.web.queries import Answers
+    from tt_cli.web.site_export import export
 
     config = load_run(args.run)
     folder = folders.run_folder(config)

@@ -72,8 +72,8 @@ def _as_json(seen: Seen) -> dict[str, object]:
 def _print(peers: list[Seen]) -> None:
     from rich.console import Console
 
-    from tt_cli.supervisor.screen import output_mode
-    from tt_cli.supervisor.status_view import status_lines
+    from tt_cli.terminal.live_view import output_mode
+    from tt_cli.terminal.status_lines import status_lines
 
     live = output_mode(sys.stdout) == "live"
     console = Console(highlight=False, color_system="auto" if live else None)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tt_cli.data import builtin
     from tt_cli.data.examples import Batch, Counts, Example
-    from tt_cli.data.pictures import decode_pictures, load_vqgan
-    from tt_cli.data.stream import ExampleStream, subset_examples
+    from tt_cli.data.stream.example_stream import ExampleStream, subset_examples
     from tt_cli.data.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -22,16 +21,13 @@ __all__ = [
     "ExampleStream",
     "Tokenizer",
     "builtin",
-    "decode_pictures",
     "load_tokenizer",
-    "load_vqgan",
     "subset_examples",
 ]
 
 _FROM = {
     **dict.fromkeys(("Batch", "Counts", "Example"), "examples"),
-    **dict.fromkeys(("decode_pictures", "load_vqgan"), "pictures"),
-    **dict.fromkeys(("ExampleStream", "subset_examples"), "stream"),
+    **dict.fromkeys(("ExampleStream", "subset_examples"), "stream.example_stream"),
     **dict.fromkeys(("Tokenizer", "load_tokenizer"), "tokenizer"),
 }
 

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 
 from tt_cli.data import builtin
-from tt_cli.data.words import Words
+from tt_cli.data.word_cache import Words
 from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.hub_files import download
 from tt_cli.run import RunConfig
-from tt_cli.run.hub import download
 
 if TYPE_CHECKING:
     import tokenizers

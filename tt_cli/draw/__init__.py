@@ -3,13 +3,13 @@
 clip.py (ranking) is imported by whoever ranks: transformers is optional.
 """
 
+from tt_cli.draw.contact_sheet import contact_sheet
 from tt_cli.draw.drawing import Drawing, cut_prompts, draw
-from tt_cli.draw.files import output_folder, save_drawings, text_chunks
 from tt_cli.draw.neighbours import NeighbourScore, nearest_neighbour_score
+from tt_cli.draw.picture_files import output_folder, save_drawings, text_chunks
 from tt_cli.draw.preview import preview, way_to_show
 from tt_cli.draw.recall import recall
-from tt_cli.draw.sheet import contact_sheet
-from tt_cli.draw.source import Source, fetch_from_swarm, find_checkpoint, load_models, load_parameters
+from tt_cli.draw.weights_source import Source, fetch_from_swarm, find_checkpoint, load_models, load_parameters
 
 __all__ = [
     "Drawing",

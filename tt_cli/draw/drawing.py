@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tt_cli.data import decode_pictures
-from tt_cli.draw.batching import MOST_ROWS, Limit, Part, amount, is_out_of_memory, memory_limit, next_batch
+from tt_cli.draw.draw_batches import MOST_ROWS, Limit, Part, amount, is_out_of_memory, memory_limit, next_batch
 from tt_cli.errors import TTError, UsageError
-from tt_cli.model.drawing_memory import drawing_bytes
-from tt_cli.model.generation import Decoder, draw_codes
-from tt_cli.model.projection import drawing_dtype
-from tt_cli.model.sampling import Sampling
+from tt_cli.model.layers.projection import drawing_dtype
+from tt_cli.model.sampling.code_choice import Sampling
+from tt_cli.model.sampling.drawing_memory import drawing_bytes
+from tt_cli.model.sampling.generation import Decoder, draw_codes
+from tt_cli.task.picture_codec import decode_pictures
 
 if TYPE_CHECKING:
     from tt_cli.data import Tokenizer

@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 from rich.cells import cell_len, set_cell_size
 
-from tt_cli.draw.sheet import contact_sheet
+from tt_cli.draw.contact_sheet import contact_sheet
 
 if TYPE_CHECKING:
     from tt_cli.draw.drawing import Drawing

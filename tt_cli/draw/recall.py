@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tt_cli.data import decode_pictures, subset_examples
+from tt_cli.data import subset_examples
 from tt_cli.draw.drawing import Drawing, draw
 from tt_cli.draw.neighbours import NeighbourScore, nearest_neighbour_score
+from tt_cli.task.picture_codec import decode_pictures
 
 if TYPE_CHECKING:
     from tt_cli.data import Tokenizer

@@ -3,7 +3,7 @@
 `trainer_need` gives the account, `parse_size` and `shown` read and write amounts.
 """
 
-from tt_cli.memory.account import CUDA_ON_DEVICE, Item, Kind, Need, Place, trainer_need
-from tt_cli.memory.sizes import GIB, parse_size, shown
+from tt_cli.memory.byte_sizes import GIB, parse_size, shown
+from tt_cli.memory.trainer_account import CUDA_ON_DEVICE, Item, Kind, Need, Place, trainer_need
 
 __all__ = ["CUDA_ON_DEVICE", "GIB", "Item", "Kind", "Need", "Place", "parse_size", "shown", "trainer_need"]

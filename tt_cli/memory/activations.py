@@ -1,7 +1,7 @@
 """What one forward and backward pass takes beside parameters and gradients, from the order in which the model works.
 
 Follows tt_cli.model.training: the trunk keeps what its budget allows; then the largest of its moments counts, which
-are the head (tt_cli.model.losses) and every layer's two branches on the way back (tt_cli.model.blocks). A stream is
+are the head (tt_cli.model.losses) and every layer's two branches on the way back (model/layers/blocks.py). A stream is
 b * n * dim float32 values; most of what lives at a moment is counted in those. tests/memory compares with what torch
 allocates.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tt_cli.memory.decoder import Decoder
+    from tt_cli.memory.decoder_shape import Decoder
 
 _CHUNK = {"cpu": 24 << 20, "cuda": 512 << 20}  # blocks._CHUNK_BYTES
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}  # losses._CHUNK_ELEMENTS
@@ -57,7 +57,7 @@ def activations(config: Decoder, b: int, itemsize: int, budget: int, kind: str) 
 
 
 def _plan(moment: _Moment, budget: int) -> list[int]:
-    """What each layer keeps (0: nothing, 1: a stream, 2: all), as tt_cli.model.reversible.keeping_plan decides."""
+    """What each layer keeps (0: nothing, 1: a stream, 2: all), as `keeping_plan` decides."""
     plan = [0] * moment.config.depth
     for level, size in ((1, moment.stream), (2, moment.stream + moment.whole_layer)):
         for i in reversed(range(moment.config.depth)):

@@ -1,6 +1,6 @@
 """The memory calculator: what training one of the known architectures takes, component by component.
 
-A step has two worst moments: somewhere in a micro-batch's passes (tt_cli.memory.passes) and in the optimizer's update,
+A step has two worst moments: somewhere in a micro-batch's passes (`forward_backward`) and in the optimizer's update,
 when activations are gone. The larger one counts. Gradients are those of several micro-batches summed, so they exist all
 the while. With the optimizer offloaded, float32 weights, the gradients' copy and the state are in the host's memory.
 """
@@ -14,7 +14,10 @@ from itertools import combinations, pairwise
 from typing import Any, Literal
 
 from tt_cli.errors import UsageError
-from tt_cli.memory.account import (
+from tt_cli.memory.architectures import Architecture, Tensor, layer_tensors, tensors
+from tt_cli.memory.forward_backward import play
+from tt_cli.memory.operations import Attention, Kind, Layers, Precision, Setting
+from tt_cli.memory.trainer_account import (
     AVERAGING,
     CUDA_ON_DEVICE,
     CUDA_ON_HOST,
@@ -24,9 +27,6 @@ from tt_cli.memory.account import (
     Place,
     encoded_bytes,
 )
-from tt_cli.memory.architectures import Architecture, Tensor, layer_tensors, tensors
-from tt_cli.memory.operations import Attention, Kind, Layers, Precision, Setting
-from tt_cli.memory.passes import play
 
 Optimizer = Literal["adam", "lamb", "adafactor"]
 Compression = Literal["linear8", "blockwise8", "fp16", "fp32"]
@@ -156,7 +156,7 @@ def _passes(model: Architecture, setting: Setting) -> tuple[int, tuple[tuple[str
 
 
 def _of_the_swarm(found: list[Tensor], state: int, options: Options) -> list[Component]:
-    """What a peer's processes take of the host, as in tt_cli.memory.account; alone it is one process."""
+    """What a peer's processes take of the host, as in tt_cli.memory.trainer_account; alone it is one process."""
     count = sum(tensor.count for tensor in found)
     if options.compression is None:
         return [Component("process and libraries", PROCESSES["trainer"] + LIBRARIES, "host")]

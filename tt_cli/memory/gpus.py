@@ -6,7 +6,7 @@ import difflib
 from dataclasses import dataclass
 
 from tt_cli.errors import UsageError
-from tt_cli.memory.sizes import GIB, parse_size
+from tt_cli.memory.byte_sizes import GIB, parse_size
 
 UTILISATION = 0.35  # of the peak that training commonly reaches: an assumption, not a measurement
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from tt_cli.errors import UsageError
-from tt_cli.memory.account import Place
+from tt_cli.memory.byte_sizes import parse_size, shown
 from tt_cli.memory.calculator import USABLE, Answer, Compression, Optimizer
 from tt_cli.memory.gpus import GPUS, TYPICAL, UTILISATION, Gpu, device_room
 from tt_cli.memory.operations import Attention, Kind, Layers, Precision
-from tt_cli.memory.sizes import parse_size, shown
+from tt_cli.memory.trainer_account import Place
 
 EXAMPLES = 512  # of a global step, where nothing says more
 MOST_EXAMPLES = 1 << 16
@@ -185,17 +185,17 @@ def report(question: Question, *, compare: bool = False) -> Report:
 
 def _subject(question: Question) -> Subject:
     from tt_cli.memory.architectures import known
-    from tt_cli.memory.subjects import Known
+    from tt_cli.memory.known_subject import Known
 
     if known(question.model) is not None or not _maybe_a_run(question.model):
         return Known.asked(question)
-    from tt_cli.memory.of_runs import OfRun
+    from tt_cli.memory.run_subject import OfRun
 
     return OfRun.asked(question)
 
 
 def _maybe_a_run(name: str) -> bool:
-    from tt_cli.run.load import builtin_runs
+    from tt_cli.run.run_source import builtin_runs
 
     return name in builtin_runs() or name.endswith(".toml") or "/" in name or name.startswith((".", "~"))
 

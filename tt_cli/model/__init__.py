@@ -7,14 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tt_cli.model.config import DalleConfig
     from tt_cli.model.dalle import Dalle
+    from tt_cli.model.dalle_config import DalleConfig
     from tt_cli.model.losses import Losses
     from tt_cli.model.vqgan import Vqgan, VqganConfig
 
 __all__ = ["Dalle", "DalleConfig", "Losses", "Vqgan", "VqganConfig"]
 
-_FROM = {"DalleConfig": "config", "Dalle": "dalle", "Losses": "losses", "Vqgan": "vqgan", "VqganConfig": "vqgan"}
+_FROM = {"DalleConfig": "dalle_config", "Dalle": "dalle", "Losses": "losses", "Vqgan": "vqgan", "VqganConfig": "vqgan"}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tt_cli.model.attention import AttentionPattern
-from tt_cli.model.blocks import AttentionBranch, FeedForwardBranch, layer_norm
-from tt_cli.model.config import DalleConfig
-from tt_cli.model.generation import generate
+from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.model.layers.attention import AttentionPattern
+from tt_cli.model.layers.blocks import AttentionBranch, FeedForwardBranch, layer_norm
+from tt_cli.model.layers.rotary import RotaryTable
 from tt_cli.model.losses import Losses, Targets, split_cross_entropy
-from tt_cli.model.published import export_published, load_published
-from tt_cli.model.rotary import RotaryTable
+from tt_cli.model.published_names import export_published, load_published
+from tt_cli.model.sampling.generation import generate
 from tt_cli.model.training import training_losses
 
 _START_ID = 0
@@ -148,11 +148,11 @@ class Dalle(nn.Module):
                 parameter.copy_(torch.from_numpy(values))
 
     def load_published(self, state: Mapping[str, Tensor]) -> None:
-        """Read weights under the published checkpoint's names; see tt_cli.model.published.load_published."""
+        """Read weights under the published checkpoint's names; see tt_cli.model.published_names.load_published."""
         load_published(self, state)
 
     def export_published(self) -> dict[str, Tensor]:
-        """The weights under the published checkpoint's names; see tt_cli.model.published.export_published."""
+        """The weights under the published checkpoint's names; see tt_cli.model.published_names.export_published."""
         return export_published(self)
 
     # -- training ---

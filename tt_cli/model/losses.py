@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tt_cli.model.products import add_product_, product
+from tt_cli.model.layers.products import add_product_, product
 
 # Logits of one chunk: enough rows for efficient matrix products, few enough for a CPU's cache.
 _CHUNK_ELEMENTS = {"cpu": 1 << 22}

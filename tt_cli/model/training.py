@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tt_cli.model.layers.reversible import Half, HandBranch, Layer, Trunk, keeping_plan
 from tt_cli.model.losses import Targets, cross_entropies
-from tt_cli.model.reversible import Half, HandBranch, Layer, Trunk, keeping_plan
 
 if TYPE_CHECKING:
     from tt_cli.model.dalle import Dalle

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tt_cli.errors import TTError
-from tt_cli.model.published import all_finite
+from tt_cli.model.published_names import all_finite
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from tt_cli.monitor.snapshot import PeerView, Snapshot
-from tt_cli.supervisor.drawing import clean, loss_value, plural, short_digest
-from tt_cli.supervisor.swarm_view import peer_name
+from tt_cli.terminal.format import clean, loss_value, plural, short_digest
+from tt_cli.terminal.swarm_lines import peer_name
 
 NAMED = 4
 """Of many peers to which the same happened."""

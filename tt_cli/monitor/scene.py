@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from tt_cli.monitor.snapshot import PeerView, Snapshot
-from tt_cli.supervisor.drawing import duration, loss_value, plural, rate, short_digest
-from tt_cli.supervisor.screen import clock
 from tt_cli.supervisor.slot import Seen
-from tt_cli.supervisor.swarm_view import Curve
+from tt_cli.terminal.format import duration, loss_value, plural, rate, short_digest
+from tt_cli.terminal.live_view import clock
+from tt_cli.terminal.swarm_lines import Curve
 
 SLOW = 0.25
 """Of the speed of the trainer in the middle: who is slower is said to be slow."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tt_cli.run import RunConfig
-    from tt_cli.swarm.records import HistoryRecord, PeerRecord
+    from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 
 MAX_LOSS = 1e6
 """Nats per token. A record with a larger loss, or a negative one, is wrong and is not counted."""
@@ -125,11 +125,11 @@ class Snapshot:
 def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRecord | None, now: float) -> Snapshot:
     """Work out the swarm's state from one valid record per peer. now: Unix seconds.
 
-    The swarm's epoch is the one that most voters agree on (`tt_cli.swarm.view`); before anybody votes the largest of
+    The swarm's epoch is the one that most voters agree on; before anybody votes the largest of
     any trainer, or of any auxiliary peer where nobody trains. Samples of trainers behind it are not counted: they
     belong to a step that has been made without them.
     """
-    from tt_cli.swarm.view import View
+    from tt_cli.swarm.records.consensus import View
 
     trainers = [record for record in records if record.role == "trainer"]
     view = View.of(records)

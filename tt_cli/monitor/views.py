@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from tt_cli.monitor.chart import area_chart, line_chart
 from tt_cli.monitor.scene import Active, Scene, flops_words
 from tt_cli.monitor.snapshot import Snapshot
-from tt_cli.monitor.terminal import one_truth
-from tt_cli.supervisor.drawing import (
+from tt_cli.monitor.snapshot_text import one_truth
+from tt_cli.terminal.chart import area_chart, line_chart
+from tt_cli.terminal.format import (
     bar,
     clean,
     duration,
@@ -24,9 +24,9 @@ from tt_cli.supervisor.drawing import (
     plural,
     rate,
 )
-from tt_cli.supervisor.screen import clock
-from tt_cli.supervisor.status_view import status_lines
-from tt_cli.supervisor.swarm_view import run_seconds_left
+from tt_cli.terminal.live_view import clock
+from tt_cli.terminal.status_lines import status_lines
+from tt_cli.terminal.swarm_lines import run_seconds_left
 
 WIDE = 120  # cells from which charts stand beside each other
 NARROW = 64  # cells below which bars give way to words

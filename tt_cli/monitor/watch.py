@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tt_cli.errors import TTError
 from tt_cli.monitor.changes import changes, first_words
-from tt_cli.monitor.page import Page, Past
+from tt_cli.monitor.page_client import Page, Past
 from tt_cli.monitor.scene import EVER, Active, Scene, leaders_now
 from tt_cli.monitor.snapshot import Snapshot
-from tt_cli.supervisor.drawing import clean, duration, plural
 from tt_cli.supervisor.slot import Seen, look_at, slots_in
+from tt_cli.terminal.format import clean, duration, plural
 
 PAST_SECONDS = 10.0  # between two questions for the past
 HERE_SECONDS = 2.0

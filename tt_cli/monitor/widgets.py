@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from tt_cli.monitor.tables import Column, Row, heading, row_line, widths
+from tt_cli.monitor.peer_tables import Column, Row, heading, row_line, widths
 
 Draw = Callable[[int, int], list[Text]]
 """(width, height) in cells → lines, more than `height` where they scroll."""

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
-from tt_cli.optim.choice import implementation
+from tt_cli.optim.implementation import implementation
 from tt_cli.optim.kernels import Kernels
-from tt_cli.optim.portable import CHUNK
+from tt_cli.optim.lamb_portable import CHUNK
 
 LARGEST = torch.finfo(torch.float32).max
 

@@ -15,17 +15,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tt_cli.auth.authority.serve import found
+from tt_cli.auth.authority.authority_server import found
 from tt_cli.errors import TTError, UsageError
-from tt_cli.organise.answers import Answers, multiaddr_host
-from tt_cli.organise.files import Facts, rendered
+from tt_cli.hub.repository import CARD
+from tt_cli.identity import peer_key
+from tt_cli.identity.peer_key import make_key_file, write_private
+from tt_cli.organise.model_sizes import DIM_HEAD, Takes, takes
+from tt_cli.organise.questions import Answers, multiaddr_host
 from tt_cli.organise.run_file import commented
-from tt_cli.organise.sizes import DIM_HEAD, Takes, takes
-from tt_cli.run import RunConfig, folders, load_run, peer_key
-from tt_cli.run.card import card
-from tt_cli.run.load import RUN_FILE
-from tt_cli.run.peer_key import make_key_file, write_private
-from tt_cli.run.repository import CARD
+from tt_cli.organise.server_files import Facts, rendered
+from tt_cli.run import RunConfig, folders, load_run
+from tt_cli.run.model_card import card
+from tt_cli.run.run_source import RUN_FILE
 
 HOME = "home"
 SECRETS = ".env"

@@ -2,7 +2,7 @@
 
 It holds the run's state, reduces its share of each average, makes each step as all others do, and hands the state to
 who asks. Peers in client mode, such as notebooks, need others who accept connections: with an assistant they can train
-where there is nobody else. It says nothing about which state is the swarm's (`tt_cli.swarm.view`): those who train do.
+where there is nobody else. It says nothing about which state is the swarm's: those who train do.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim import warm_up
 from tt_cli.peer.backup import Backups
-from tt_cli.peer.lifelines import Lifelines
-from tt_cli.peer.published import newest_published, ways_back
-from tt_cli.peer.shared import TrainedState
-from tt_cli.peer.stuck import Heard, StuckWatch
+from tt_cli.peer.health.lifelines import Lifelines
+from tt_cli.peer.health.watchdog import Heard, StuckWatch
+from tt_cli.peer.published_states import newest_published, ways_back
+from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Round, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
-from tt_cli.supervisor.worker import Orders, run_worker
-from tt_cli.swarm import linear8
-from tt_cli.swarm.codec import codec_of, self_test
+from tt_cli.supervisor.reporter import Orders, run_worker
 from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.dht import addresses_of, daemon_watched, start_dht, stop_dht
-from tt_cli.swarm.identity import claim_identity
-from tt_cli.swarm.membership import membership_at
-from tt_cli.swarm.steering import Steering
+from tt_cli.swarm.compression import linear8
+from tt_cli.swarm.compression.codec import codec_of, self_test
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.membership.orders import Steering
+from tt_cli.swarm.membership.rsa_identity import claim_identity
+from tt_cli.swarm.network.dht_node import addresses_of, daemon_watched, start_dht, stop_dht
 
 ROLE = "assistant"
 LOOK_SECONDS = 1.0

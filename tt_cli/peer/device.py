@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from tt_cli.errors import UsageError
-from tt_cli.run.parts import ModelPart
+from tt_cli.run.sections import ModelPart
 from tt_cli.supervisor.events import Choice, Emit
 
 SMALL_DIM = 512  # below this width a CPU spends too little in matrix products for their precision to matter

@@ -17,10 +17,15 @@ from tt_cli import __version__
 from tt_cli.data import Batch, ExampleStream, load_tokenizer
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.allocator import keep_freed_memory
-from tt_cli.model.fused import fusion
+from tt_cli.model.layers.fused import fusion
 from tt_cli.optim import implementation, warm_up
 from tt_cli.peer.backup import Backups
-from tt_cli.peer.batch import (
+from tt_cli.peer.device import Device, choose_device
+from tt_cli.peer.health.lifelines import Lifelines
+from tt_cli.peer.health.memory_watch import MemoryWatch
+from tt_cli.peer.health.watchdog import Heard, StuckWatch
+from tt_cli.peer.memory_budget import RoomMemory, check_host, check_room, choose_activation_budget
+from tt_cli.peer.micro_batch import (
     MicroBatches,
     MicroBatchSearch,
     Remembered,
@@ -30,26 +35,21 @@ from tt_cli.peer.batch import (
     release_memory,
     repeated,
 )
-from tt_cli.peer.device import Device, choose_device
-from tt_cli.peer.fit import RoomMemory, check_host, check_room, choose_activation_budget
-from tt_cli.peer.lifelines import Lifelines
-from tt_cli.peer.memory_watch import MemoryWatch
-from tt_cli.peer.published import newest_published, ways_back
-from tt_cli.peer.shared import StateLost, TrainedState, move_into_mapping
-from tt_cli.peer.stuck import Heard, StuckWatch
+from tt_cli.peer.published_states import newest_published, ways_back
+from tt_cli.peer.trained_state import StateLost, TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Log, Phase, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
-from tt_cli.supervisor.worker import Orders, WorkerBroken
-from tt_cli.swarm import linear8
-from tt_cli.swarm.accumulator import Accumulator, all_finite
-from tt_cli.swarm.codec import codec_of, self_test
+from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.dht import addresses_of, daemon_watched, stop_dht
-from tt_cli.swarm.identity import claim_identity
-from tt_cli.swarm.membership import membership_at
-from tt_cli.swarm.reachability import start_reachable_dht
-from tt_cli.swarm.steering import Steering
+from tt_cli.swarm.compression import linear8
+from tt_cli.swarm.compression.accumulator import Accumulator, all_finite
+from tt_cli.swarm.compression.codec import codec_of, self_test
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.membership.orders import Steering
+from tt_cli.swarm.membership.rsa_identity import claim_identity
+from tt_cli.swarm.network.dht_node import addresses_of, daemon_watched, stop_dht
+from tt_cli.swarm.network.reachability import start_reachable_dht
 
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0

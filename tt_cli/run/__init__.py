@@ -1,9 +1,9 @@
 """What a run is: its configuration, and where one is read from (built-in name, file, Hub repository)."""
 
-from tt_cli.run.config import RunConfig
-from tt_cli.run.load import load_run, name_for_others
-from tt_cli.run.multiaddr import check_multiaddr
-from tt_cli.run.parts import (
+from tt_cli.identity.multiaddr import check_multiaddr
+from tt_cli.run.run_config import RunConfig
+from tt_cli.run.run_source import load_run, name_for_others
+from tt_cli.run.sections import (
     DataPart,
     MembershipPart,
     ModelPart,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from tt_cli.errors import TTError
 
 if TYPE_CHECKING:
-    from tt_cli.run.config import RunConfig
+    from tt_cli.run.run_config import RunConfig
 
 _ADVICE = "set TT_HOME to a folder that you can write to"
 

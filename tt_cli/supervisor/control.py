@@ -11,9 +11,9 @@ from typing import Any
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.control_socket import ControlSocket
 from tt_cli.supervisor.events import Event, Phase
-from tt_cli.supervisor.limits import GO_ON, Limits, Verdict, until_words
+from tt_cli.supervisor.household.limits import GO_ON, Limits, Verdict, until_words
+from tt_cli.supervisor.peer_state import Status, read_status
 from tt_cli.supervisor.slot import Slot
-from tt_cli.supervisor.status import Status, read_status
 
 WRITE_SECONDS = 10.0
 LONGEST_PAUSE = 366 * 86400.0

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from tt_cli.errors import TTError
 from tt_cli.supervisor.events import Event, Failure, Listening
-from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.worker_process import Worker
 
 EventType = TypeVar("EventType", bound=Event)
 AUX_MODULE, TRAINER_MODULE = "tt_cli.auxiliary", "tt_cli.peer"

@@ -15,7 +15,7 @@ from typing import IO
 
 from tt_cli.errors import TTError
 from tt_cli.supervisor.control_socket import NoAnswer, NotRunning, ask
-from tt_cli.supervisor.status import Status, read_status
+from tt_cli.supervisor.peer_state import Status, read_status
 
 MOST = 64
 TRAINER, AUX = "peer", "aux-peer"

@@ -14,9 +14,9 @@ from typing import Protocol
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Event, Finished, Log, Phase, Snapshot, Step
-from tt_cli.supervisor.limits import Limits, Verdict, until_words
-from tt_cli.supervisor.process import Worker
-from tt_cli.supervisor.worker import BUG_EXIT_CODE, WorkerBroken
+from tt_cli.supervisor.household.limits import Limits, Verdict, until_words
+from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
+from tt_cli.supervisor.worker_process import Worker
 
 LEAVE_SECONDS = 25.0  # a state of gigabytes on a slow disk; who is in a hurry asks once more
 PAUSE_SECONDS = 60.0  # to leave for a pause: nobody waits, and a large backup on a slow disk takes its time

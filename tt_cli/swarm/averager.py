@@ -32,22 +32,23 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import release_freed_memory
-from tt_cli.swarm import clipping, streams
-from tt_cli.swarm.allowances import SharedAllowances
-from tt_cli.swarm.audit import Audits
-from tt_cli.swarm.encoded import EncodedBuffer
-from tt_cli.swarm.fetch import answer, fetch_whole, read_request
-from tt_cli.swarm.handover import StateSharing, StateSource, TreeReader
-from tt_cli.swarm.layout import PART_ELEMENTS
-from tt_cli.swarm.limits import Crowded, Places, Rate
-from tt_cli.swarm.meeting import KEPT_GROUPS, Meeting, MeetingPoint, member_in
-from tt_cli.swarm.membership import NotAdmitted, admits, membership_at
-from tt_cli.swarm.outcome import RoundResult, is_whole, outcome_of
-from tt_cli.swarm.runner import Runner
-from tt_cli.swarm.settle import Settlement, group_of
-from tt_cli.swarm.shaping import Line
-from tt_cli.swarm.signed import RoundName, Rules, Signer
-from tt_cli.swarm.store import AverageStore, KeptAverage, KeptAverages
+from tt_cli.swarm.allreduce import centered_clip
+from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.average_buffer import AverageStore, KeptAverage, KeptAverages
+from tt_cli.swarm.allreduce.claim_allowances import SharedAllowances
+from tt_cli.swarm.allreduce.commit import Settlement, group_of
+from tt_cli.swarm.allreduce.messages import RoundName, Rules, Signer
+from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole, read_request
+from tt_cli.swarm.allreduce.result import RoundResult, is_whole, outcome_of
+from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS, Meeting, MeetingPoint, member_in
+from tt_cli.swarm.audit.audits import Audits
+from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.compression.partition import PART_ELEMENTS
+from tt_cli.swarm.membership.admission import NotAdmitted, admits, membership_at
+from tt_cli.swarm.membership.request_rates import Crowded, Places, Rate
+from tt_cli.swarm.network import stream_limits
+from tt_cli.swarm.network.bandwidth import Line
+from tt_cli.swarm.state.bridge import StateSharing, StateSource, TreeReader
 
 logger = get_logger(__name__)
 
@@ -103,7 +104,7 @@ class Averager(StateSharing, DecentralizedAverager):
         self._allowed = SharedAllowances()  # for the next round
         self.signer, self.audits = Signer(key), Audits(run, rules, self._runners, membership_at(dht))
         if shapes:
-            clipping.implementation()  # compiled or loaded before the fork: later it would delay a round
+            centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
         self.share_state(run, dht, str(dht.peer_id), source, read_tree)
         super().__init__(
             averaged_tensors=[torch.zeros(1)],  # hivemind's own rounds, which never run
@@ -239,7 +240,7 @@ class Averager(StateSharing, DecentralizedAverager):
         await self.audits.add_p2p_handlers(p2p, namespace=self.prefix)
 
     async def _serve_audits(self) -> None:
-        streams.guard(self._node, self._membership)
+        stream_limits.guard(self._node, self._membership)
         await self.audits.add_p2p_handlers(self._node, namespace=self.prefix)
 
     async def _beat(self) -> None:

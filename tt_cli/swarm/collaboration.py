@@ -26,27 +26,27 @@ import torch
 from hivemind.dht import DHT
 from hivemind.utils import get_dht_time
 
+from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig
-from tt_cli.run.passes import RollBack
 from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
-from tt_cli.swarm.accumulator import Accumulator, LossSums, all_finite
+from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.board import Board, View
-from tt_cli.swarm.burden import BLAMELESS
-from tt_cli.swarm.company import Company
-from tt_cli.swarm.contact import Contacts
-from tt_cli.swarm.encoded import DecodedGradients
-from tt_cli.swarm.gathering import Gathering, Members
-from tt_cli.swarm.guarded import GuardedState
-from tt_cli.swarm.identity import Identity
-from tt_cli.swarm.membership import membership_at
-from tt_cli.swarm.outcome import RoundResult
-from tt_cli.swarm.records import About, PeerRecord
-from tt_cli.swarm.shared import RolledBack, SharedState
-from tt_cli.swarm.steering import Steering
-from tt_cli.swarm.takeover import Publisher, TakeOver
-from tt_cli.swarm.telling import PHASES, PUBLISHED, Teller
-from tt_cli.swarm.throughput import Throughput
+from tt_cli.swarm.catch_up import Publisher, TakeOver
+from tt_cli.swarm.compression.accumulator import Accumulator, LossSums, all_finite
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
+from tt_cli.swarm.matchmaking import Gathering, Members
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.membership.orders import Steering
+from tt_cli.swarm.membership.rsa_identity import Identity
+from tt_cli.swarm.network.connectivity import Contacts
+from tt_cli.swarm.participants.selector import Company
+from tt_cli.swarm.participants.stragglers import BLAMELESS
+from tt_cli.swarm.records.peer_record import About, PeerRecord
+from tt_cli.swarm.records.publisher import Board, View
+from tt_cli.swarm.reporting.round_log import PHASES, PUBLISHED, Teller
+from tt_cli.swarm.reporting.throughput import Throughput
+from tt_cli.swarm.shared_state import RolledBack, SharedState
+from tt_cli.swarm.state.locked_state import GuardedState
 
 __all__ = ["About", "Collaboration"]
 

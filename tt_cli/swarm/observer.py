@@ -13,11 +13,11 @@ from typing import Any
 
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, folders
-from tt_cli.swarm.board import read_history, read_records
-from tt_cli.swarm.dht import start_dht, stop_dht
-from tt_cli.swarm.handover import NoState, Taken, TreeReader, take_over
-from tt_cli.swarm.identity import claim_identity
-from tt_cli.swarm.records import HistoryRecord, PeerRecord
+from tt_cli.swarm.membership.rsa_identity import claim_identity
+from tt_cli.swarm.network.dht_node import start_dht, stop_dht
+from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
+from tt_cli.swarm.records.publisher import read_history, read_records
+from tt_cli.swarm.state.bridge import NoState, Taken, TreeReader, take_over
 
 ROLE = "observer"
 

@@ -8,8 +8,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, Pr
 from prometheus_client.core import GaugeMetricFamily
 
 from tt_cli.errors import TTError
-from tt_cli.web.answers import Answers, NothingYet
-from tt_cli.web.live import Live
+from tt_cli.web.live_updates import Live
+from tt_cli.web.queries import Answers, NothingYet
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 _OF_SNAPSHOT = {

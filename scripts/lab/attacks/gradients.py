@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tt_cli.swarm.encoded import EncodedBuffer
+from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
 
 NOISE = 10.0  # standard deviations of the honest gradient
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from scripts.lab import lockstep_trainer
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.worker import Orders, run_worker
-from tt_cli.swarm.board import Board
-from tt_cli.swarm.records import PeerRecord
+from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.records.publisher import Board
 
 REPLAYED, FORGED, EXPIRED, ANOTHERS, BANNED = (
     "replayed pass",
@@ -27,9 +27,9 @@ INTRUDERS = (REPLAYED, FORGED, EXPIRED, ANOTHERS, BANNED)
 
 def believe_own_pass() -> None:
     """Whatever it is."""
-    from tt_cli.swarm import dht
+    from tt_cli.swarm.network import dht_node
 
-    dht.check_own_pass = lambda *_: None  # type: ignore[assignment, attr-defined]
+    dht_node.check_own_pass = lambda *_: None  # type: ignore[assignment, attr-defined]
 
 
 def speak_for(victim: str) -> None:

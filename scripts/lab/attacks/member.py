@@ -15,15 +15,15 @@ from scripts.lab.attacks.gradients import GRADIENTS, poison
 from scripts.lab.attacks.records import RECORDS, false_bytes, false_state
 from scripts.lab.attacks.rounds import ROUNDS, Round
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.worker import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.commit import Settlement
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.board import Board
-from tt_cli.swarm.buffer import StateBuffer
 from tt_cli.swarm.collaboration import Collaboration
-from tt_cli.swarm.guarded import GuardedState
-from tt_cli.swarm.records import PeerRecord
-from tt_cli.swarm.runner import Runner
-from tt_cli.swarm.settle import Settlement
+from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.records.publisher import Board
+from tt_cli.swarm.state.locked_state import GuardedState
+from tt_cli.swarm.state.state_buffer import StateBuffer
 
 FIRST_STEP = 3
 FALSE_DONOR = "false donor"

@@ -15,10 +15,10 @@ from typing import Any, TypeAlias
 import torch
 from hivemind.proto import averaging_pb2, runtime_pb2
 
-from tt_cli.swarm.layout import Part
-from tt_cli.swarm.runner import Runner
-from tt_cli.swarm.settle import Settlement
-from tt_cli.swarm.signed import Opening, input_hash
+from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.commit import Settlement
+from tt_cli.swarm.allreduce.messages import Opening, input_hash
+from tt_cli.swarm.compression.partition import Part
 
 ENDLESS = 10**5  # messages more than were asked for, then this attacker is tired too
 Message: TypeAlias = averaging_pb2.AveragingData

@@ -27,12 +27,12 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Emit, Log
-from tt_cli.supervisor.worker import Orders, run_worker
-from tt_cli.swarm import fetch
-from tt_cli.swarm.asking import answer_in, connect_over, request_of
+from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.swarm.allreduce import part_fetch
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.records import peers_key
-from tt_cli.swarm.store import HASH_BYTES
+from tt_cli.swarm.records.peer_record import peers_key
+from tt_cli.swarm.state.donor_stream import answer_in, connect_over, request_of
 
 PAUSE_SECONDS = 0.2  # between two tries
 PATIENCE = 6.0  # seconds for an answer
@@ -117,7 +117,7 @@ async def hiveminds_state(stranger: Stranger, member: str) -> str:
 async def average(stranger: Stranger, member: str) -> str:
     """The last average: what the members stepped with."""
     key = f"{stranger.facts.epoch - 1}_{stranger.facts.digest[:16]}"
-    stream = await stranger.averager(member).rpc_fetch_average(fetch.request(key, None, stranger.pass_text))
+    stream = await stranger.averager(member).rpc_fetch_average(part_fetch.request(key, None, stranger.pass_text))
     async for message in stream:
         return f"{message.ByteSize()} bytes of an average"
     raise Refused("nothing came")

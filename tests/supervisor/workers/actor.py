@@ -18,7 +18,7 @@ from typing import Any
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.events import Emit, Finished, Log, Phase, Saved, Step
-from tt_cli.supervisor.worker import Orders, WorkerBroken, run_worker
+from tt_cli.supervisor.reporter import Orders, WorkerBroken, run_worker
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Event, Log
-from tt_cli.supervisor.limits import Limits
-from tt_cli.supervisor.process import Worker
+from tt_cli.supervisor.household.limits import Limits
+from tt_cli.supervisor.peer_state import new_status
 from tt_cli.supervisor.slot import TRAINER, claim_slot
-from tt_cli.supervisor.status import new_status
 from tt_cli.supervisor.supervise import supervise
+from tt_cli.supervisor.worker_process import Worker
 
 
 class Printer:

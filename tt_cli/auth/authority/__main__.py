@@ -2,8 +2,8 @@
 
 import sys
 
-from tt_cli.auth.authority.serve import main
-from tt_cli.supervisor.worker import run_worker
+from tt_cli.auth.authority.authority_server import main
+from tt_cli.supervisor.reporter import run_worker
 
 if __name__ == "__main__":
     sys.exit(run_worker(main))

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tt_cli.auth.authority.keys import AuthorityFolder, Settings
-from tt_cli.auth.authority.serve import open_store
-from tt_cli.auth.authority.store import Member, Store
+from tt_cli.auth.authority.authority_folder import AuthorityFolder, Settings
+from tt_cli.auth.authority.authority_server import open_store
+from tt_cli.auth.authority.member_store import Member, Store
 from tt_cli.errors import UsageError
 from tt_cli.run import RunConfig
 

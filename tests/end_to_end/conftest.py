@@ -1,0 +1,112 @@
+"""A tiny run and a swarm of real processes on loopback, ended with the test."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from scripts.lab.namespaces import Network
+from tt_cli.run import RunConfig, load_run
+from tt_cli.supervisor.events import Listening, Round, Step, Synchronised
+from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalSwarm, Member
+
+WAIT = 240.0  # seconds; an upper bound for a busy machine, never a measurement
+
+MakeRun = Callable[..., RunConfig]
+
+
+def tiny_run(**changes: dict[str, object]) -> RunConfig:
+    """The built-in run with a model of some thousand parameters and short rounds; changes: part → its keys."""
+    data = load_run("emoji").model_dump(mode="json")
+    data["run"]["name"] = "tiny"
+    data["model"].update(dim=32, depth=2, heads=2, dim_head=16)
+    data["optimizer"].update(min_8bit_size=4096)
+    data["schedule"].update(total_steps=1000, peak_lr=5e-3)
+    data["swarm"].update(
+        target_batch_size=96,
+        large_tensor=4096,
+        matchmaking_time=2.0,
+        averaging_timeout=30.0,
+        next_chunk_timeout=8.0,
+        statistics_expiration=8.0,
+    )
+    for part, values in changes.items():
+        data[part].update(values)
+    return RunConfig.model_validate_json(json.dumps(data))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def patient_peers() -> Iterator[None]:
+    """Trainers of these swarms leave each other the machine, as patient_peer.py says; `tt join` is as it is."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        patch.setattr(LocalSwarm, "trainer_module", "end_to_end.patient_peer")
+        yield
+
+
+@pytest.fixture
+def start_swarm(tmp_path: Path) -> Iterator[Callable[[RunConfig], LocalSwarm]]:
+    """start_swarm(run): a swarm with an auxiliary peer already up."""
+    swarms: list[LocalSwarm] = []
+
+    def start(run: RunConfig) -> LocalSwarm:
+        swarm = LocalSwarm(run.to_toml(), tmp_path / f"swarm-{len(swarms)}")
+        swarms.append(swarm)
+        swarm.start_aux()
+        return swarm
+
+    yield start
+    for swarm in swarms:
+        swarm.__exit__(None, None, None)
+
+
+def start_on_hosts(network: Network, swarm: LocalSwarm, *names: str) -> list[Member]:
+    """Trainers on hosts of their own, joined through an auxiliary peer beside the first, when all have made step 2."""
+    first = network.hosts[0]
+    with first.entered():
+        aux = swarm.start("aux", AUX_MODULE, {"port": 0, "initial_peers": [], "host": first.address})
+    assert swarm.wait(lambda: bool(aux.of(Listening)), WAIT), aux.worker.log.read_text()
+    swarm.addresses = [address for address in aux.of(Listening)[0].addresses if first.address in address]
+    for seed, (name, host) in enumerate(zip(names, network.hosts, strict=True)):
+        with host.entered():
+            swarm.start_trainer(name, host=host.address, batch_size=4, seed=seed)
+    wait_for_step(swarm, 2, *names)
+    return [swarm.members[name] for name in names]
+
+
+def last_step(member: Member) -> int:
+    """The newest step that a member has made or taken over."""
+    return max((event.epoch for event in (*member.of(Step), *member.of(Synchronised))), default=0)
+
+
+def wait_for_step(swarm: LocalSwarm, step: int, *names: str) -> None:
+    """Wait until each of these members has made `step`; fail with their logs when they do not."""
+    members = [swarm.members[name] for name in names]
+    if swarm.wait(lambda: all(last_step(member) >= step for member in members), WAIT):
+        return
+    tails = "\n".join(f"--- {m.name} at {last_step(m)}\n{m.worker.log.read_text()[-1500:]}" for m in members)
+    pytest.fail(f"step {step} was not made within {WAIT:.0f} s\n{tails}")
+
+
+def digests(members: list[Member]) -> dict[int, set[str]]:
+    """Step → the different digests that these members had after it."""
+    found: dict[int, set[str]] = {}
+    for member in members:
+        for event in (*member.of(Step), *member.of(Synchronised)):
+            found.setdefault(event.epoch, set()).add(event.digest)
+    return found
+
+
+def assert_agreed(members: list[Member]) -> None:
+    """All members that had made or taken over a step had the same state after it."""
+    unlike = {step: found for step, found in digests(members).items() if len(found) > 1}
+    stories = "\n".join(f"{m.name}: {[(r.epoch, r.outcome, r.words) for r in m.of(Round)]}" for m in members)
+    assert not unlike, f"{unlike}\n{stories}"
+
+
+def committed(member: Member) -> list[Round]:
+    """A member's rounds that ended with a common step."""
+    return [event for event in member.of(Round) if event.outcome == "committed"]

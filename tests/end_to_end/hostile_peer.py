@@ -1,0 +1,74 @@
+"""A training peer that attacks every round from step 2 on. TT_TEST_ATTACKS: JSON, the peer's name → its attack.
+
+flips   sends its gradient times -100, signed as it should be
+lies    reduces to the negative of the average, sends all the same bytes and signs them
+
+Parts are small, so that a tiny model has many.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+import torch
+from end_to_end import patient_peer
+from hivemind.averaging.group_info import GroupInfo
+
+from tt_cli.peer import trainer
+from tt_cli.supervisor.events import Emit
+from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.commit import Settlement
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.compression import partition
+from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.compression.partition import Part
+
+partition.PART_ELEMENTS = 1024
+ATTACKS: dict[str, str] = json.loads(os.environ["TT_TEST_ATTACKS"])
+mine: list[str] = []
+
+
+def times(runner: Runner, encoded: bytes, part: Part, factor: float) -> bytes:
+    """An encoded part, multiplied."""
+    values = torch.empty(part.elements)
+    runner.codec.decode_into(encoded, part.large, values)
+    most = 1e30 if part.large else 6e4
+    return bytes(runner.codec.encode_part(values.mul_(factor).clamp_(-most, most), part.large).buffer)
+
+
+def flip(runner: Runner) -> None:
+    flipped = EncodedBuffer(runner.store.layout, runner.codec)
+    for index, part in enumerate(runner.parts):
+        flipped.write(part.start, part.stop, times(runner, runner.encoded(index), part, -100.0))
+    runner._local = runner.reducer._own = flipped
+
+
+def lie(runner: Runner) -> None:
+    reducer = runner.reducer
+    honest = reducer._keep
+    reducer._keep = lambda place, encoded: honest(place, times(runner, encoded, reducer.parts[place], -1.0))
+
+
+def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[Runner, Settlement]:
+    """As the averager's, attacked."""
+    runner, settlement = honest_begin(averager, group_info, weight)
+    if int(averager._meeting.state_key.split("_")[0]) >= 2:
+        for attack in mine:
+            {"flips": flip, "lies": lie}[attack](runner)
+    return runner, settlement
+
+
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """As the trainer's."""
+    mine.extend([ATTACKS[options["user"]]] if options["user"] in ATTACKS else [])
+    trainer.main(options, emit, orders)
+
+
+honest_begin = Averager._begin
+Averager._begin = begin  # type: ignore[method-assign]
+patient_peer.install()
+sys.exit(run_worker(main))

@@ -1,0 +1,44 @@
+"""The assistant of `tt aux-peer`: peers in client mode, of whom nobody accepts connections, train together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from end_to_end.conftest import WAIT, committed, digests, last_step, tiny_run, wait_for_step
+
+from scripts.lab.aux_command import AuxCommand
+from tt_cli.supervisor.events import Synchronised
+from tt_cli.supervisor.local_swarm import LocalSwarm
+
+
+def test_notebooks_alone_train_with_an_assistant_and_hand_the_state_on(tmp_path: Path) -> None:
+    run = tiny_run()
+    with (
+        AuxCommand(run, tmp_path / "aux", "--no-web", "--port", "0") as aux,
+        LocalSwarm(run.to_toml(), tmp_path / "trainers") as swarm,
+    ):
+        swarm.addresses = aux.addresses
+        anna = swarm.start_trainer("anna", batch_size=4, seed=0, client_mode=True)
+        ben = swarm.start_trainer("ben", batch_size=4, seed=1, client_mode=True)
+        aux.need(lambda: bool(aux.said("assists from step 0")), "the assistant to start by itself")
+        assert len(aux.said("in client mode, so nobody can make a step: starting the assistant")) == 1
+        done = swarm.wait(lambda: all(len(committed(one)) >= 3 for one in (anna, ben)), WAIT)
+        assert done, anna.worker.log.read_text()
+        both = [event for event in committed(anna) if len(event.members) == 3]
+        assert both, "a round of the three"
+        assert {event.received for event in both} == {1.0}
+
+        # A third one comes, and nobody but the assistant can hand it the state.
+        step = last_step(anna)
+        cleo = swarm.start_trainer("cleo", batch_size=4, seed=2, client_mode=True)
+        wait_for_step(swarm, step + 2, "anna", "ben", "cleo")
+        assert cleo.of(Synchronised)[0].epoch > 0
+        assert all(len(found) == 1 for found in digests([anna, ben, cleo]).values())
+
+        # The coordinator has checkpoints of the run, which it too can have from nobody else.
+        aux.need(lambda: bool(aux.of("saved")), "a checkpoint")
+        aux.need(lambda: bool(aux.said("of the swarm's traffic")), "the assistant's share")
+        share = re.search(r"(\d+)% of the swarm's traffic", aux.said("of the swarm's traffic")[-1])
+        assert share is not None
+        assert 30 <= int(share[1]) <= 80, "the only reducer: all that the others move goes to it or comes from it"

@@ -1,0 +1,100 @@
+"""Every row of scripts/bench_attacks.py's table, at a small size: what an attacker does changes nothing for the others.
+
+Attacks inside a round are made in real rounds over libp2p, where no swarm is needed. Lies about oneself and strangers
+come one after the other to one swarm that goes on training meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from end_to_end.attacked_round import Nodes, mean_of
+from swarm.rounds import Member, Outcome
+
+from scripts.lab.attacks.gradients import GRADIENTS
+from scripts.lab.attacks.rounds import ROUNDS
+from tt_cli.swarm.allreduce.result import late_of
+from tt_cli.swarm.compression import partition
+
+HONEST = 4
+LATE, LYING, ENDLESS, HUGE = "slow-loris peer", "lying reducer", "endless stream", "1e30"
+REFUSED = [name for name in ROUNDS if name not in (LATE, LYING, ENDLESS, HUGE)]
+CLIPPED = [HUGE, *GRADIENTS]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Four for honest members and one for whoever attacks."""
+    with Nodes(HONEST + 1, tmp_path_factory.mktemp("nodes")) as started:
+        yield started
+
+
+def error(outcome: Outcome, members: list[Member]) -> float:
+    """Of the average beside the mean of these members."""
+    right = mean_of(members)
+    return float((outcome.average.double() - right).norm() / right.norm())
+
+
+def own_shares_error(outcome: Outcome, members: list[Member]) -> float:
+    """As `error`, of what honest members reduced: the attacker's own share is for the audits."""
+    runner = outcome.runner
+    honest = [part for part in runner.parts if runner.reducers[part.reducer] != members[-1].peer]
+    right, found = (values.double() for values in (mean_of(members[:-1]), outcome.average))
+    chosen = torch.cat([torch.arange(part.start, min(part.stop, len(right))) for part in honest])
+    return float((found[chosen] - right[chosen]).norm() / right[chosen].norm())
+
+
+def assert_alike(outcomes: list[Outcome]) -> None:
+    assert len(outcomes) == HONEST
+    for outcome in outcomes:
+        assert outcome.store.hashes == outcomes[0].store.hashes
+        assert bool(torch.isfinite(outcome.average).all())
+
+
+@pytest.mark.parametrize("attack", REFUSED)
+def test_what_must_be_refused_is_refused_and_its_sender_named(nodes: Nodes, attack: str) -> None:
+    outcomes, members = nodes.round(attack, HONEST)
+    named = [outcome.runner.rejected for outcome in outcomes]
+    assert [list(each) for each in named] == [[str(members[-1].peer)]] * HONEST, named
+    assert_alike(outcomes)
+    assert own_shares_error(outcomes[0], members) < 0.02
+
+
+@pytest.mark.parametrize("attack", ["", ENDLESS])
+def test_more_than_was_asked_for_is_not_read_and_its_sender_named(nodes: Nodes, attack: str) -> None:
+    outcomes, members = nodes.round(attack, HONEST)
+    assert_alike(outcomes)
+    assert not any(outcome.runner.failed for outcome in outcomes)
+    named = [list(outcome.runner.rejected) for outcome in outcomes]
+    assert named == [[str(members[-1].peer)] if attack else []] * HONEST, named
+    assert error(outcomes[0], members) < 0.02
+
+
+@pytest.mark.parametrize("attack", CLIPPED)
+def test_a_poisoned_gradient_moves_the_average_little_and_is_told(nodes: Nodes, attack: str) -> None:
+    outcomes, members = nodes.round(attack, HONEST)
+    assert_alike(outcomes)
+    assert [list(outcome.runner.reducer.clipped) for outcome in outcomes] == [[str(members[-1].peer)]] * HONEST
+    assert own_shares_error(outcomes[0], members) < 0.3
+
+
+def test_who_is_always_just_in_time_is_left_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "PART_ELEMENTS", 2**14)  # many parts: time to waste
+    outcomes, members = nodes.round(LATE, HONEST)
+    late = str(members[-1].peer)
+    assert_alike(outcomes)
+    assert all("took more than" in outcome.runner.rejected[late] for outcome in outcomes)
+
+
+@pytest.mark.parametrize("variant", [1, 2], ids=["averages", "settling"])
+def test_who_holds_others_up_within_their_patience_is_measured_by_all_of_them(nodes: Nodes, variant: int) -> None:
+    outcomes, members = nodes.round(LATE, HONEST, variant)
+    slow = str(members[-1].peer)
+    assert_alike(outcomes)
+    for outcome in outcomes:
+        assert not outcome.runner.failed and not outcome.runner.rejected, "patience is not used up"
+        late = late_of(outcome.runner, outcome.settlement)
+        assert max(late, key=late.__getitem__) == slow
+        assert all(seconds < late[slow] / 2 for one, seconds in late.items() if one != slow), late

@@ -1,0 +1,103 @@
+"""Auxiliary peers as organisers run them: parts that are killed come back, and one of two is enough."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from end_to_end.conftest import last_step, tiny_run, wait_for_step
+from hub_standin import HubStandin
+
+from scripts.lab.aux_command import AuxCommand, free_port
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.supervisor.local_swarm import LocalSwarm
+
+PARTS = {
+    "tt_cli.auxiliary.web_process": "the web page is at",
+    "tt_cli.auxiliary.evaluator_process": "measures checkpoints every",
+    "tt_cli.auxiliary.publisher_process": "checkpoints go to acme/run",
+    "tt_cli.peer.assistant": "assists from step",
+}
+COORDINATOR = "tt_cli.auxiliary"
+
+
+@pytest.fixture
+def writer(hub: HubStandin) -> HubStandin:
+    hub.add_user("hf_write", "ada", {"acme": "write"}, role="write")
+    return hub
+
+
+def test_every_part_that_is_killed_is_started_again(writer: HubStandin, tmp_path: Path) -> None:
+    run = tiny_run(checkpoints={"repository": "acme/run"})
+    port = free_port()
+    flags = ("--assist", "--samples", "--samples-every", "1", "--publish", "--port", str(free_port()))
+    environment = {**writer.environment(tmp_path), "HF_TOKEN": "hf_write"}
+    with (
+        AuxCommand(run, tmp_path / "aux", *flags, "--assist-port", "0", "--web-port", str(port), **environment) as aux,
+        LocalSwarm(run.to_toml(), tmp_path / "trainers") as swarm,
+    ):
+        swarm.addresses = aux.addresses
+        anna = swarm.start_trainer("anna", batch_size=8, seed=0)
+        wait_for_step(swarm, 2, "anna")
+        for module, words in PARTS.items():
+            aux.need(lambda words=words: bool(aux.said(words)), words)
+            before, pid = len(aux.said(words)), aux.part(module)
+            os.kill(pid, signal.SIGKILL)
+            aux.need(lambda words=words, before=before: len(aux.said(words)) > before, f"{words} once more")
+            assert aux.part(module) not in (0, pid)
+        pid = aux.part(COORDINATOR)
+        os.kill(pid, signal.SIGKILL)
+        aux.need(lambda: len(aux.of("listening")) == 2, "the coordinator to listen once more")
+        assert aux.of("listening")[0]["addresses"] == aux.of("listening")[1]["addresses"]
+
+        # Together they do what they did before: the trainer goes on, and what it does is recorded and shown.
+        step = last_step(anna)
+        wait_for_step(swarm, step + 3, "anna")
+        aux.need(lambda: aux.page(port, "api/snapshot").get("epoch", 0) > step, "a new step on the page")
+        assert aux.page(port, "health")["status"] == "ok"
+
+
+def recorded(home: Path) -> list[int]:
+    """The steps in the history of an auxiliary peer, oldest first; none before there is one."""
+    return [
+        row[0]
+        for history in home.glob("runs/*/history.db")
+        for row in Reader(f"sqlite:///{history}").steps_after(0, 100)
+    ]
+
+
+def test_two_do_one_job_and_one_of_them_is_enough(writer: HubStandin, tmp_path: Path) -> None:
+    """The leader publishes; when it is killed, the other one does so soon, and has recorded the run as well."""
+    run = tiny_run(checkpoints={"repository": "acme/run"}, schedule={"total_steps": 60})
+    flags = ("--no-web", "--publish", "--port", "0")
+
+    def environment(name: str) -> dict[str, str]:
+        writer.add_user(f"hf_{name}", name, {"acme": "write"}, role="write")
+        return {**writer.environment(tmp_path / name), "HF_TOKEN": f"hf_{name}"}
+
+    with AuxCommand(run, tmp_path / "one", *flags, **environment("one")) as one:
+        joined = [flag for address in one.addresses for flag in ("--peer", address)]
+        with (
+            AuxCommand(run, tmp_path / "two", *flags, *joined, **environment("two")) as two,
+            LocalSwarm(run.to_toml(), tmp_path / "trainers") as swarm,
+        ):
+            swarm.addresses = [*one.addresses, *two.addresses]
+            one.need(lambda: bool(one.said("leads: it publishes")), "a leader")
+            two.need(lambda: bool(two.said("leads: it publishes")), "a leader")
+            assert [bool(each.said("this auxiliary peer leads")) for each in (one, two)].count(True) == 1
+            leader, other = (one, two) if one.said("this auxiliary peer leads") else (two, one)
+            anna = swarm.start_trainer("anna", batch_size=8, seed=0)
+            leader.need(lambda: bool(leader.said("is published in acme/run")), "a checkpoint on the Hub")
+            assert not other.said("is published in acme/run")
+            other.need(lambda: bool(recorded(tmp_path / other.name)), "a step in the other one's history")
+            before = recorded(tmp_path / other.name)
+            assert last_step(anna) < 60, "the last step is still to come"
+            leader.kill()
+            other.need(lambda: bool(other.said("this auxiliary peer leads")), "another leader")
+            wait_for_step(swarm, 60, "anna")
+            other.need(lambda: bool(other.said("step 60 (")), "the last step on the Hub")
+            # Both recorded all along; of a lone trainer that makes several steps a second, not each one.
+            after = recorded(tmp_path / other.name)
+            assert after[: len(before)] == before and after[-1] == 60

@@ -1,0 +1,337 @@
+"""What people and machines get wrong, through the commands as a person runs them: one line, an exit code, no loss."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from draw.tiny import Tiny
+from end_to_end.conftest import WAIT, last_step, tiny_run, wait_for_step
+
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.events import Finished, Log, Saved, Synchronised
+from tt_cli.supervisor.local_swarm import LocalSwarm
+from tt_cli.supervisor.processes import Watch, family_of
+
+Tt = Callable[..., subprocess.CompletedProcess[str]]
+Start = Callable[..., "Running"]
+
+PEER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+NOBODY = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}"  # the discard port: nothing listens there
+LOOPBACK = ("--host", "127.0.0.1")
+
+
+class Running:
+    """A `tt` command that goes on until it is told to end; its plain lines are read one by one."""
+
+    def __init__(self, arguments: tuple[str, ...]):
+        self.lines: list[str] = []
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tt_cli.cli.main", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self, *words: str) -> str:
+        """The next line with these words after its time. Fails when the command ends before."""
+        assert self.process.stdout is not None and self.process.stderr is not None
+        for line in self.process.stdout:
+            self.lines.append(line)
+            if tuple(line.split()[1 : 1 + len(words)]) == words:
+                return line
+        pytest.fail(f"no line with {words}:\n{''.join(self.lines)}{self.process.stderr.read()}")
+
+    def interrupt(self) -> tuple[int, str]:
+        """Ctrl-C; returns the exit code and what stood on stderr. Fails when any process is left."""
+        watch = Watch(family_of(self.process.pid))
+        self.process.send_signal(signal.SIGINT)
+        output, errors = self.process.communicate(timeout=WAIT)
+        self.lines += output.splitlines(keepends=True)
+        assert watch.left_after(WAIT) == set()
+        return self.process.returncode, errors
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """start("aux-peer", …): a `tt` command that is ended with the test."""
+    running: list[Running] = []
+
+    def begin(*arguments: str) -> Running:
+        running.append(Running(arguments))
+        return running[-1]
+
+    yield begin
+    for one in running:
+        one.process.kill()  # its workers are killed by the kernel with it
+        one.process.communicate()
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[Path], None]]:
+    """small_disk(folder): a file system of 4 MB there."""
+    mounted: list[Path] = []
+
+    def mount(folder: Path) -> None:
+        folder.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m,mode=700", "tmpfs", str(folder)], check=True)
+        mounted.append(folder)
+
+    yield mount
+    for folder in mounted:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def one_line(answer: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line that a command said on stderr as it ended with `code`."""
+    assert "Traceback" not in answer.stdout + answer.stderr
+    assert answer.stderr.startswith("tt: ") and answer.stderr.count("\n") == 1, answer.stderr
+    assert answer.returncode == code, answer.stderr
+    return answer.stderr
+
+
+def fill(folder: Path) -> None:
+    """Take all the space that is left on its disk."""
+    with pytest.raises(OSError, match="No space left"), (folder / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def recorded(home: Path) -> list[int]:
+    """The steps in the history of an auxiliary peer, which is whole."""
+    (history,) = home.rglob("history.db")
+    with contextlib.closing(sqlite3.connect(history)) as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        return [step for (step,) in database.execute("SELECT step FROM steps WHERE undone = 0")]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+# ---------------------------------------------------------------------------------------------- names and run files
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["join"], ["aux-peer"], ["monitor"], ["infer", "a red apple", "--run"], ["demo", "--run"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_an_unknown_run(arguments: list[str], tt: Tt, tmp_path: Path) -> None:
+    line = one_line(tt(*arguments, "emoij"), 2)
+    assert "no run is called 'emoij'; did you mean 'emoji'?" in line
+    assert contents(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("dim = 32", "dim = = 32", "run.toml, line "),
+        ("beta1 = 0.9", "beta_1 = 0.9", "optimizer.beta_1: no such key; did you mean 'beta1'?"),
+        ("dim = 32", 'dim = "big"', 'model.dim = "big": must be a whole number'),
+        ("beta1 = 0.9", "beta1 = 1.5", "optimizer.beta1 = 1.5: must be below 1"),
+    ],
+    ids=["malformed", "wrong key", "wrong type", "out of range"],
+)
+@pytest.mark.parametrize("command", ["join", "aux-peer"])
+def test_a_wrong_run_file(command: str, old: str, new: str, said: str, tt: Tt, tmp_path: Path) -> None:
+    text = tiny_run().to_toml()
+    assert text.count(f"\n{old}\n") == 1
+    file = tmp_path / "run.toml"
+    file.write_text(text.replace(f"\n{old}\n", f"\n{new}\n"))
+    before = contents(tmp_path)
+    line = one_line(tt(command, "run.toml"), 2)
+    assert said in line
+    assert contents(tmp_path) == before
+
+
+def test_a_run_of_an_organisation_without_a_login(tt: Tt, tmp_path: Path) -> None:
+    run = tiny_run(membership={"kind": "organisation", "organisation": "some-lab"})
+    (tmp_path / "run.toml").write_text(run.to_toml())
+    line = one_line(tt("join", "run.toml", "--peer", NOBODY), 2)
+    assert "admits members of some-lab" in line and "run `tt login`" in line
+
+
+# ------------------------------------------------------------------------------------------------ addresses and ports
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["join", "emoji", "--peer", "nonsense"], "--peer nonsense: is no multiaddr"),
+        (["aux-peer", "emoji", "--peer", "nonsense"], "--peer nonsense: is no multiaddr"),
+        (["monitor", "emoji", "--peer", "/ip4/1.2.3.4/tcp/80"], "--peer /ip4/1.2.3.4/tcp/80: is no multiaddr"),
+        (["join", "emoji", "--host", "nonsense"], "--host: nonsense: must be an IPv4 address"),
+        (["aux-peer", "emoji", "--announce", "nonsense"], "--announce: must look like /ip4/"),
+        (["aux-peer", "emoji", "--announce", NOBODY], "without /p2p/"),
+        (["aux-peer", "emoji", "--port", "65536"], "--port: 65536: must be 0 to 65535"),
+        (["join", "emoji"], "no peer of run emoji is known to join: give one with --peer"),
+        (["monitor", "emoji"], "no peer of run emoji is known to ask: give one with --peer"),
+    ],
+)
+def test_no_address_or_a_wrong_one(arguments: list[str], said: str, tt: Tt) -> None:
+    assert said in one_line(tt(*arguments), 2)
+
+
+@pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"/ip4/127.0.0.1/tc"])
+def test_a_damaged_address_file_is_no_address(damage: bytes, tt: Tt, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(tiny_run().to_toml())
+    file = folders.run_folder(tiny_run()) / "address"
+    file.write_bytes(damage)
+    for command in ("join", "monitor"):
+        assert "no peer of run run.toml is known" in one_line(tt(command, "run.toml"), 2)
+    assert file.read_bytes() == damage
+
+
+@pytest.mark.parametrize("arguments", [["join", "emoji", "--plain"], ["monitor", "emoji", "--json"]])
+def test_peers_that_do_not_answer(arguments: list[str], tt: Tt) -> None:
+    answer = tt(*arguments, "--peer", NOBODY)
+    line = one_line(answer, 1)
+    assert f"answered at {NOBODY}: check the address" in line
+    assert arguments[0] == "join" or answer.stdout == ""
+
+
+def test_a_port_that_is_taken(tt: Tt) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = one_line(tt("aux-peer", "emoji", *LOOPBACK, "--port", str(port), "--plain"), 1)
+    assert f"port {port}: Address already in use: end the program that uses it or choose another" in line
+
+
+def test_a_second_aux_peer_of_a_run_is_refused_and_the_first_goes_on(tt: Tt, start: Start, tt_home: Path) -> None:
+    arguments = ("aux-peer", "emoji", *LOOPBACK, "--port", "0", "--plain")
+    first = start(*arguments)
+    first.line("phase", "waiting:")
+    address = next(tt_home.rglob("address")).read_text()
+    line = one_line(tt(*arguments), 1)
+    assert "an auxiliary peer of this run already works on this machine" in line
+    snapshot = tt("monitor", "emoji", "--json")
+    assert snapshot.returncode == 0, snapshot.stderr
+    (peer,) = json.loads(snapshot.stdout)["peers"]
+    assert peer["role"] == "aux" and peer["peer_id"] in address
+    assert first.interrupt() == (0, "")
+
+
+# -------------------------------------------------------------------------------------------------- folders and disks
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["join", "emoji", "--peer", NOBODY, "--plain"], ["aux-peer", "emoji", "--plain"], ["infer", "a red apple"]],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_home_that_cannot_be_made(arguments: list[str], tt: Tt, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    line = one_line(tt(*arguments, env={"TT_HOME": str(tmp_path / "file" / "home")}), 1)
+    assert f"cannot make the folder {tmp_path}/file/home" in line and "set TT_HOME to a folder" in line
+    assert contents(tmp_path) == {tmp_path / "file": b"in the way"}
+
+
+def test_a_demo_that_cannot_write(tt: Tt, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    line = one_line(tt("demo", "--out", "file/demo"), 1)
+    assert f"cannot make the folder {tmp_path}/file/demo: Not a directory; name another with --out" in line
+    assert contents(tmp_path) == {tmp_path / "file": b"in the way"}
+
+
+def test_a_demo_never_writes_into_a_folder_in_use(tt: Tt, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    before = contents(tmp_path)
+    assert f"--out {tmp_path}/mine: is not empty; name a new folder" in one_line(tt("demo", "--out", "mine"), 2)
+    assert contents(tmp_path) == before
+
+
+def test_a_truncated_checkpoint(tt: Tt, tmp_path: Path) -> None:
+    path = Tiny.new().save(tmp_path / "checkpoints", 7)
+    path.write_bytes(path.read_bytes()[:-100])
+    before = contents(tmp_path)
+    line = one_line(tt("infer", "a red apple", "--checkpoint", str(path)), 1)
+    assert f"{path} is damaged" in line
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.netns
+def test_a_full_disk_stops_neither_the_aux_peer_nor_a_trainer(
+    start_swarm: Callable[[RunConfig], LocalSwarm], small_disk: Callable[[Path], None], tmp_path: Path
+) -> None:
+    homes = [tmp_path / "swarm-0" / name for name in ("aux", "anna")]
+    for home in homes:
+        small_disk(home)
+    swarm = start_swarm(tiny_run())
+    aux, anna = swarm.members["aux"], swarm.start_trainer("anna", batch_size=4, seed=0)
+    assert swarm.wait(lambda: bool(aux.of(Saved)) and bool(recorded(homes[0])), WAIT)
+    earliest = recorded(homes[0])
+    for home in homes:
+        fill(home)
+    before = {path: data for home in homes for path, data in contents(home).items()}
+    assert any(path.suffix == ".safetensors" for path in before)
+
+    def refused(words: str) -> list[Log]:
+        members = (aux, anna)
+        said = [event for member in members for event in member.of(Log) if event.message.startswith(words)]
+        return [event for event in said if "No space left on device" in event.message and event.level == "error"]
+
+    assert swarm.wait(lambda: bool(refused("the state is kept in memory only")), WAIT)
+    reached = last_step(anna)
+    wait_for_step(swarm, reached + 2, "anna")
+    assert swarm.wait(lambda: any(event.epoch > reached for event in aux.of(Synchronised)), WAIT)
+    earlier = len(refused("no backup was written"))  # on a slow machine one was due before this peer leaves
+    swarm.leave("anna")
+    assert anna.worker.exit_code == 0 and anna.of(Finished)
+    told = [event.message for event in refused("no backup was written")]
+    assert len(told) == earlier + 1
+    assert "earlier checkpoints are untouched; free some space" in told[-1]
+    assert aux.running
+    swarm.leave("aux")
+    after = {path: data for home in homes for path, data in contents(home).items()}
+    for path, data in before.items():
+        if not path.name.startswith(("address", "lease", "history.db")):  # these go with the aux peer, or go on
+            assert after[path] == data, path
+    (homes[0] / "filler").unlink()
+    steps = recorded(homes[0])
+    assert set(steps) >= set(earliest) and len(set(steps)) == len(steps)
+
+
+# --------------------------------------------------------------------------------------------------- ends of processes
+
+
+def test_a_trainer_whose_p2p_daemon_is_killed_starts_again_where_it_was(
+    start_swarm: Callable[[RunConfig], LocalSwarm], start: Start, tmp_path: Path
+) -> None:
+    swarm, file = start_swarm(tiny_run()), tmp_path / "run.toml"
+    file.write_text(swarm.run)
+    peer = ("--peer", swarm.addresses[0], *LOOPBACK, "--threads", "1", "--batch-size", "4")
+    joined = start("join", str(file), *peer, "--plain")
+    made = step_of(joined.line("step"))
+    (daemon,) = [pid for pid in family_of(joined.process.pid) if Path(f"/proc/{pid}/comm").read_text() == "p2pd\n"]
+    os.kill(daemon, signal.SIGKILL)
+    warning = joined.line("warning")
+    assert "the p2p daemon of this peer was ended by something else; starting it again from its backup" in warning
+    assert step_of(joined.line("step")) > made
+    assert joined.interrupt() == (0, "")
+    lines = "".join(joined.lines)
+    assert lines.count(" warning ") == 1 and " finished " in lines
+    assert "Traceback" not in lines
+
+
+def step_of(line: str) -> int:
+    """The step of a plain line "12:00:00 step  3 of 1,000, …"."""
+    return int(line.split()[2].replace(",", ""))
+
+
+def test_a_demo_that_is_interrupted_leaves_no_process(start: Start, tmp_path: Path) -> None:
+    demo = start("demo", "--plain", "--out", str(tmp_path / "demo"))
+    demo.line("anna", "phase", "starting:")
+    assert len(family_of(demo.process.pid)) >= 5, "the demo, its aux peer with DHT and daemon, and two trainers"
+    assert demo.interrupt() == (130, "")
+    assert "Traceback" not in "".join(demo.lines)

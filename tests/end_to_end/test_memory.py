@@ -1,0 +1,51 @@
+"""Real peers whose memory runs out: one goes on with smaller micro-batches, one ends with a backup, to begin anew."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from end_to_end.conftest import WAIT, assert_agreed, digests, last_step, tiny_run, wait_for_step
+
+from tt_cli.checkpoint import load
+from tt_cli.memory import trainer_need
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import Choice, Failure, Log, Progress, Round, Saved, Synchronised
+from tt_cli.supervisor.local_swarm import LocalSwarm
+
+StartSwarm = Callable[[RunConfig], LocalSwarm]
+SHORT = "end_to_end.short_of_memory_peer"
+
+
+def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+    """anna halves her micro-batch in the midst of step 2; ben leaks, and gives way when he takes more than --memory."""
+    monkeypatch.setenv("TT_TEST_MEMORY", json.dumps({"anna": {"step": 2, "fits": 2}, "ben": {"step": 2, "leak": 80}}))
+    run = tiny_run()
+    swarm = start_swarm(run)
+    limit = trainer_need(run, "cpu").host + (250 << 20)
+    anna = swarm.start_trainer("anna", module=SHORT, batch_size=8, seed=0)
+    ben = swarm.start_trainer("ben", module=SHORT, batch_size=1, seed=1, memory=limit)
+
+    assert swarm.wait(lambda: not ben.running, WAIT), "ben should have given way"
+    (failure,) = ben.of(Failure)
+    assert failure.exit_code == 75 and "of --memory: beginning anew from a backup" in failure.message
+    (saved,) = ben.of(Saved)
+    assert saved.epoch == last_step(ben) >= 1
+
+    state = load(Path(saved.path))
+    assert digests([ben])[saved.epoch] == {state.digest()}, "the next process goes on from here"
+
+    wait_for_step(swarm, saved.epoch + 1, "anna")
+    assert_agreed([anna, ben])
+    sizes = [event.value for event in anna.of(Choice) if event.what == "micro-batch"]
+    assert sizes == ["8", "4", "2"]
+    told = [event.message for event in anna.of(Log) if "memory ran out" in event.message]
+    assert len(told) == 2 and told[0].endswith("going on with 4 examples at a time")
+    assert not anna.of(Synchronised) or anna.of(Synchronised)[-1].epoch < 2, "no step was lost"
+    samples = [event.my_samples for event in anna.of(Progress)]
+    assert samples == sorted(samples) and all(count % 2 == 0 for count in samples)
+    steps = [event for event in anna.of(Round) if event.outcome in ("alone", "committed")]
+    short = [event for event in steps if event.samples < run.swarm.target_batch_size]
+    assert len(short) <= 1, "only the round that ben counted for and did not come to"

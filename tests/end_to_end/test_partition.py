@@ -1,0 +1,40 @@
+"""A network that falls into two halves, with real peers on hosts of their own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from end_to_end.conftest import WAIT, assert_agreed, last_step, start_on_hosts, tiny_run, wait_for_step
+
+from scripts.lab.namespaces import Network
+from tt_cli.supervisor.events import Phase
+from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+
+NAMES = ("anna", "ben", "cleo", "dora")
+
+
+def waits_for_the_rest(member: Member, since: int) -> bool:
+    """True when it has found, after its first `since` events, that too few trainers are there for a step."""
+    return any(isinstance(e, Phase) and e.phase == "waiting" and "trainers" in e.reason for e in member.events[since:])
+
+
+@pytest.mark.netns
+def test_neither_half_of_a_divided_swarm_steps_without_the_other(tmp_path: Path) -> None:
+    run = tiny_run(swarm={"statistics_expiration": 40.0, "next_chunk_timeout": 4.0, "averaging_timeout": 12.0})
+    with Network(hosts=len(NAMES)) as network, LocalSwarm(run.to_toml(), tmp_path) as swarm:
+        trainers = start_on_hosts(network, swarm, *NAMES)
+
+        network.split(network.hosts[:2], network.hosts[2:])
+        seen = {member.name: len(member.events) for member in trainers}
+        newest = max(map(last_step, trainers))
+        waiting = swarm.wait(lambda: all(waits_for_the_rest(m, seen[m.name]) for m in trainers), WAIT)
+        told = {m.name: [e.reason for e in m.of(Phase)][-5:] for m in trainers}
+        assert waiting, f"a half went on: steps {[last_step(m) for m in trainers]}, {told}"
+        # a round that was under way may have ended in one half
+        assert max(map(last_step, trainers)) <= newest + 1
+        assert_agreed(trainers)
+
+        network.split()
+        wait_for_step(swarm, max(map(last_step, trainers)) + 2, *NAMES)
+        assert_agreed(trainers)

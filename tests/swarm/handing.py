@@ -1,0 +1,130 @@
+"""Donors and a taker as libp2p nodes in one process, and the states that they hold."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import torch
+from hivemind.p2p import P2P
+from swarm.made import record
+
+from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, received_state
+from tt_cli.swarm.network.bandwidth import Line
+from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.state.client import Chunks, Taker
+from tt_cli.swarm.state.donor_stream import connect_over
+from tt_cli.swarm.state.server import StateDonor
+from tt_cli.swarm.state.state_buffer import StateBuffer
+from tt_cli.swarm.state.trusted_digests import Signatures
+
+RUN = "run-1a2b3c4d"
+SHAPES = {"bias": (300,), "weight": (5 * CHUNK // 8 + 77,)}  # of which the weight has three chunks
+LARGE = {"bias": (300,), "weight": (6 * CHUNK,)}  # 30 MiB with the codes
+
+
+def state(step: int = 5, seed: int = 0, shapes: dict[str, tuple[int, ...]] = SHAPES) -> TrainingState:
+    generator = torch.Generator().manual_seed(seed)
+    parameters = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    codes = torch.randint(0, 256, shapes["weight"], dtype=torch.uint8, generator=generator)
+    return TrainingState(
+        step, parameters, {"m.codes/weight": codes, "v/bias": torch.rand(300, generator=generator)}, "", RUN
+    )
+
+
+def read_tree(manifest: bytes) -> StateTree:
+    return StateTree.parse(manifest, RUN, LARGE if str(LARGE["weight"][0]).encode() in manifest else SHAPES)
+
+
+def copy_of(one: TrainingState) -> tuple[bytes, StateBuffer]:
+    tree, buffer = one.tree(), StateBuffer.new()
+    one.write_into(tree, buffer.write)
+    return tree.manifest(), buffer
+
+
+class Node:
+    """A libp2p node that hands out `state`; change it to make a step. calls: copies made. sent: bytes handed out."""
+
+    def __init__(self, p2p: P2P, held: TrainingState | None):
+        self.p2p, self.state = p2p, held
+        self.peer_id = p2p.peer_id.to_base58()
+        self.calls = self.sent = 0
+        self.on_sent: Callable[[Node], None] = lambda node: None
+        self.change: Callable[[bytes, StateBuffer], tuple[bytes, StateBuffer]] = lambda *offered: offered
+        self.donor = StateDonor(self._offer, read_tree, self._count)
+
+    async def _offer(self) -> tuple[bytes, StateBuffer] | None:
+        self.calls += 1
+        return None if self.state is None else self.change(*copy_of(self.state))
+
+    def _count(self, count: int) -> None:
+        self.sent += count
+        self.on_sent(self)
+
+    def record(self, **changes: object) -> PeerRecord:
+        assert self.state is not None
+        return record(self.peer_id, **{"epoch": self.state.step, "digest": self.state.digest(), **changes})
+
+
+class Network:
+    """Nodes that know each other, and what their members sign."""
+
+    def __init__(self, stack: AsyncExitStack):
+        self.stack = stack
+        self.taking: P2P | None = None
+        self.nodes: list[Node] = []
+        self.signed: list[PeerRecord] | None = None  # None: each node its own state
+
+    async def node(
+        self, held: TrainingState | None, donor: StateDonor | None = None, max_upload: float | None = None
+    ) -> Node:
+        if self.taking is None:
+            self.taking = await self._start([])
+        node = Node(await self._start(await self.taking.get_visible_maddrs()), held)
+        Line(max_upload).pace(node.p2p)
+        await (donor or node.donor).add_p2p_handlers(node.p2p, namespace=RUN)
+        self.nodes.append(node)
+        return node
+
+    async def _start(self, known: list[Any]) -> P2P:
+        p2p = await P2P.create(initial_peers=known or None, host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="server")
+        self.stack.push_async_callback(p2p.shutdown)
+        return p2p
+
+    def records(self) -> list[PeerRecord]:
+        return [node.record() for node in self.nodes] if self.signed is None else self.signed
+
+    def taker(self, **more: Any) -> Taker:
+        assert self.taking is not None
+        more = {"timeout": 5.0, "buffer": StateBuffer.new(), **more}
+        return Taker(connect_over(self.taking, RUN), Signatures(self.records), read_tree, **more)
+
+
+@asynccontextmanager
+async def network() -> AsyncIterator[Network]:
+    async with AsyncExitStack() as stack:
+        yield Network(stack)
+
+
+def over_libp2p(test: Callable[[Network], Awaitable[None]]) -> Callable[[], None]:
+    async def run() -> None:
+        async with network() as net:
+            await asyncio.wait_for(test(net), 60)
+
+    def wrapped() -> None:
+        asyncio.run(run())
+
+    wrapped.__name__ = test.__name__
+    return wrapped
+
+
+async def take(taker: Taker) -> Chunks:
+    tree, indexes = await taker.take()
+    return Chunks(tree, indexes, taker._buffer)
+
+
+def assert_is(chunks: Chunks, expected: TrainingState) -> None:
+    found = received_state(chunks._tree, chunks.whole(), "")
+    assert (found.step, found.digest()) == (expected.step, expected.digest())

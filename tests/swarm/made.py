@@ -1,0 +1,22 @@
+"""Records made by hand."""
+
+from __future__ import annotations
+
+from tt_cli.swarm.records.peer_record import PeerRecord
+
+USUAL = {
+    "peer_id": "a",
+    "role": "trainer",
+    "client_mode": False,
+    "epoch": 5,
+    "digest": "aa",
+    "samples": 10,
+    "samples_per_second": 2.0,
+    "total_samples": 100,
+    "time": 1000.0,
+}
+
+
+def record(peer_id: str = "a", **changes: object) -> PeerRecord:
+    """A trainer at step 5 with digest "aa" and 10 samples, except for `changes`."""
+    return PeerRecord.model_validate({**USUAL, "peer_id": peer_id, **changes})

@@ -1,0 +1,177 @@
+"""Rounds between members in one process, whose messages go straight to each other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils.crypto import RSAPrivateKey
+from optim.settings import normal
+
+from tt_cli.run import load_run
+from tt_cli.swarm.allreduce.aggregation import Aggregation
+from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.average_buffer import AverageStore
+from tt_cli.swarm.allreduce.commit import Agreement, Settlement, group_of
+from tt_cli.swarm.allreduce.messages import RoundName, Signer
+from tt_cli.swarm.allreduce.part_fetch import answer, read_request
+from tt_cli.swarm.allreduce.result import is_whole
+from tt_cli.swarm.compression.codec import codec_of
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
+from tt_cli.swarm.compression.partition import Layout
+
+SHAPES = {"weight": torch.Size([1600, 1600]), "small": torch.Size([30, 40]), "bias": torch.Size([7])}
+WEIGHTS = [10.0, 20.0, 70.0, 30.0]
+SIGNERS = sorted(
+    (Signer(RSAPrivateKey()) for _ in range(4)), key=lambda one: PeerID.from_base58(one.peer_id).to_bytes()
+)
+PEERS = [PeerID.from_base58(signer.peer_id) for signer in SIGNERS]
+GROUP = b"group"
+NAME = RoundName("tiny-12345678", "5_abc", GROUP)
+CODEC = codec_of(load_run("emoji").replaced({"swarm.large_tensor": 4096}))
+LAYOUT = Layout(SHAPES, 4096, CODEC.block)
+
+
+class DecodedCopies(DecodedGradients):
+    """Every tensor in memory of its own."""
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        return super().__getitem__(name).clone()
+
+
+def flattened(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Large ones first, as in the buffer, without the gaps."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors.values()])
+
+
+@dataclass
+class Outcome:
+    """What a member had after its round."""
+
+    runner: Runner
+    agreement: Agreement
+    settlement: Settlement
+    store: AverageStore
+
+    @property
+    def average(self) -> torch.Tensor:
+        return flattened(dict(DecodedCopies(self.store.buffer)))
+
+
+class Member:
+    """One honest member. Subclasses misbehave."""
+
+    client = False
+    layout = LAYOUT
+    runner_type: type[Runner] = Runner
+    settlement_type: type[Settlement] = Settlement
+
+    def __init__(self, number: int):
+        self.number, self.peer = number, PEERS[number]
+        self.everybody: dict[PeerID, Member] = {}
+        self.patience, self.longest = 1.0, 10.0
+        self.aggregation: Aggregation = "mean"
+        self.allowed: dict[str, float] = {}
+
+    def gradients(self) -> dict[str, torch.Tensor]:
+        return {name: normal(10 * self.number + index, *shape) for index, (name, shape) in enumerate(SHAPES.items())}
+
+    def prepare(self) -> None:
+        """Make the two sides of the round."""
+        members = list(self.everybody)
+        listening = [peer for peer, member in self.everybody.items() if not member.client]
+        self.store, local = AverageStore(self.layout, CODEC), EncodedBuffer(self.layout, CODEC)
+        for name, gradient in self.gradients().items():
+            local.encode(name, gradient)
+        traffic = torch.zeros(2, dtype=torch.int64)
+        common: dict[str, Any] = dict(
+            me=self.peer, members=members, stub_of=self.stub, traffic=traffic, patience=self.patience
+        )
+        self.runner = self.runner_type(
+            name=NAME,
+            signer=SIGNERS[self.number],
+            listening=listening,
+            local=local,
+            weight=WEIGHTS[self.number],
+            max_weight=100.0,
+            store=self.store,
+            longest=self.longest,
+            aggregation=self.aggregation,
+            allowed=self.allowed,
+            **common,
+        )
+        said = {"samples": int(WEIGHTS[self.number]), "loss": 1.0}
+        self.settlement = self.settlement_type(
+            group_id=GROUP,
+            listening=listening,
+            parts=len(self.runner.parts),
+            store=self.store,
+            said=said,
+            **{**common, "patience": 3 * self.patience},
+        )
+
+    def stub(self, peer: PeerID) -> Any:
+        """What hivemind gives: calls of another member, in this process."""
+        there, me = self.everybody[peer], SimpleNamespace(remote_id=self.peer)
+
+        async def rpc_aggregate_part(stream: AsyncIterator[averaging_pb2.AveragingData]) -> Any:
+            return there.rpc_aggregate_part(stream, me)
+
+        async def rpc_settle(message: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+            return await asyncio.wait_for(there.rpc_settle(message, me), timeout)
+
+        async def rpc_fetch_average(message: runtime_pb2.ExpertInfo) -> Any:
+            return there.rpc_fetch_average(message)
+
+        return SimpleNamespace(
+            rpc_aggregate_part=rpc_aggregate_part, rpc_settle=rpc_settle, rpc_fetch_average=rpc_fetch_average
+        )
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in self.runner.rpc_aggregate_part(stream, context):
+            yield message
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        assert group_of(message) == GROUP
+        return await self.settlement.answer(context.remote_id, message)
+
+    async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        key, parts, *_ = read_request(message)
+        assert key == GROUP
+        async for part in answer(self.store, parts, self.settlement.holds):
+            yield part
+
+    async def take_part(self) -> Outcome | None:
+        """The whole round; None from a member that does not come to its end."""
+        await self.runner.run()
+        self.settlement.tell(self.runner.commitment, self.runner.reducer.clipped, self.runner.waits())
+        agreement = await self.settlement.run(self.runner.gone())
+        self.settlement.dropped = not is_whole(self.runner, agreement)
+        return Outcome(self.runner, agreement, self.settlement, self.store)
+
+
+def run_round(*members: Member) -> list[Outcome]:
+    """All members' outcomes; of those that have one."""
+
+    async def together() -> list[Outcome | None]:
+        everybody = {member.peer: member for member in members}
+        for member in members:
+            member.everybody = everybody
+        for member in members:
+            member.prepare()
+        return await asyncio.wait_for(asyncio.gather(*(member.take_part() for member in members)), 60)
+
+    return [outcome for outcome in asyncio.run(together()) if outcome is not None]
+
+
+def expected(members: Sequence[Member]) -> numpy.ndarray:
+    """The mean over the samples, in double precision."""
+    values = [flattened(member.gradients()).double().numpy() for member in members]
+    return numpy.average(values, axis=0, weights=[WEIGHTS[member.number] for member in members])

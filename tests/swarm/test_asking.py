@@ -1,0 +1,141 @@
+"""What donor and taker say to each other: nothing of it is taken on trust, on either side."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
+
+import msgpack
+import pytest
+import torch
+from hivemind.p2p import P2PContext
+from hivemind.proto import runtime_pb2
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.handing import RUN, Network, assert_is, copy_of, over_libp2p, state, take
+
+from tt_cli.checkpoint import StateTree
+from tt_cli.swarm.state import client as taker_room
+from tt_cli.swarm.state.client import NoState
+from tt_cli.swarm.state.donor_stream import Refused, answer_in, printable, request_of
+from tt_cli.swarm.state.server import StateDonor, Unavailable, request_in
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less time between two attempts than for people."""
+    monkeypatch.setattr(taker_room, "PAUSE_SECONDS", 0.05)
+    monkeypatch.setattr(taker_room, "RESUME_SECONDS", 1.0)
+
+
+class Answers(StateDonor):
+    """A donor that answers with whatever it was given."""
+
+    def __init__(self, *messages: bytes):
+        super().__init__(None, None)  # type: ignore[arg-type]
+        self.messages = messages
+
+    async def rpc_state_chunks(
+        self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
+    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        for number, message in enumerate(self.messages):
+            yield runtime_pb2.ExpertInfo(serialized_info=message)
+            if number == 0:
+                await anext(requests)  # of the manifest
+                await anext(requests, None)
+        with suppress(TimeoutError):  # what is on its way when a donor hangs up is lost
+            async with asyncio.timeout(0.5):
+                async for _ in requests:
+                    pass
+
+
+Answers.__name__ = StateDonor.__name__  # the name under which libp2p knows the service
+MANIFEST = state().tree().manifest()
+LATER = StateTree.of(RUN, 5, {"other": torch.ones(3)}, {}).manifest()
+
+
+NOT_TAKEN = [
+    ([], "it did not answer"),
+    ([b""], "cannot be read"),
+    ([b"\xc1noise"], "cannot be read"),
+    ([msgpack.packb([1, 2])], "cannot be read|another form"),
+    ([msgpack.packb({"manifest": MANIFEST, "more": 1})], "another form"),
+    ([msgpack.packb({"manifest": MANIFEST[:-1]})], "leaves"),
+    ([msgpack.packb({"manifest": bytes(2**21 + 1)})], "another form"),
+    ([msgpack.packb({"manifest": bytes(2**21 + 2**11)})], "another form"),
+    ([msgpack.packb({"manifest": LATER})], "other tensors than this model's"),
+    ([msgpack.packb({"chunk": 0, "data": b"x"})], "a chunk before the manifest"),
+    ([msgpack.packb({"refused": "no\x1b[2J"})], r"it refuses: no \[2J"),
+    ([msgpack.packb({"manifest": MANIFEST})], "left off with 6 chunks to go"),
+    ([msgpack.packb({"manifest": MANIFEST}), msgpack.packb({"chunk": 1, "data": b""})], "something else"),
+    ([msgpack.packb({"manifest": MANIFEST}), msgpack.packb({"chunk": 0, "data": b""})], r"bias\[0\] is not what"),
+    ([msgpack.packb({"manifest": MANIFEST}), msgpack.packb({"manifest": MANIFEST})], "something else"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(NOT_TAKEN)), ids=[words for _, words in NOT_TAKEN])
+def test_no_answer_is_taken_on_trust(case: int) -> None:
+    messages, words = NOT_TAKEN[case]
+
+    @over_libp2p
+    async def run(net: Network) -> None:
+        await net.node(state(), Answers(*messages))
+        with pytest.raises(NoState, match=words) as error:
+            await net.taker().take()
+        assert str(error.value).isprintable()
+
+    run()
+
+
+def test_more_chunks_than_were_asked_for_change_nothing() -> None:
+    tree, (_, buffer) = state().tree(), copy_of(state())
+    chunks = [msgpack.packb({"chunk": i, "data": buffer.read(*tree.place(i))}) for i in range(len(tree))]
+
+    @over_libp2p
+    async def run(net: Network) -> None:
+        await net.node(state(), Answers(msgpack.packb({"manifest": MANIFEST}), *chunks, chunks[0]))
+        assert_is(await take(net.taker()), state())
+
+    run()
+
+
+@given(st.sets(st.integers(0, 3000)))
+def test_a_request_is_what_was_asked_for(chunks: set[int]) -> None:
+    digest, runs = request_in(request_of("ab" * 32, sorted(chunks)))
+    assert digest == "ab" * 32
+    assert [i for first, end in zip(runs[::2], runs[1::2], strict=True) for i in range(first, end)] == sorted(chunks)
+
+
+def nested(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner) | st.dictionaries(st.sampled_from(["digest", "chunks", "x"]), inner)
+
+
+ANYTHING = st.recursive(st.none() | st.integers(-9, 2**33) | st.text() | st.binary(), nested)
+
+
+@given(st.binary(max_size=200) | ANYTHING.map(msgpack.packb))
+def test_any_other_request_is_refused(data: bytes) -> None:
+    try:
+        digest, runs = request_in(data)
+    except Unavailable:
+        return
+    assert len(digest) <= 64 and runs == sorted(set(runs)) and len(runs) % 2 == 0
+
+
+@given(st.binary(max_size=300))
+def test_noise_is_no_answer(data: bytes) -> None:
+    try:
+        assert answer_in(data).keys() & {"manifest", "chunk", "refused"}
+    except Refused:
+        pass
+
+
+def test_a_long_request_is_not_read() -> None:
+    with pytest.raises(Unavailable):
+        request_in(request_of("", range(0, 2**20, 2)))
+
+
+def test_what_a_donor_says_cannot_move_the_cursor() -> None:
+    assert printable("no\x1b[2J\n\tstate\u202e yet") == "no [2J state yet"
+    assert len(printable("x" * 10_000)) == 200

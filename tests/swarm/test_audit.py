@@ -1,0 +1,318 @@
+"""A wrong average is proven by what members signed, and nobody is by anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hivemind.p2p import PeerID
+from hivemind.proto import runtime_pb2
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, Member, Outcome, run_round
+
+from tt_cli.run import load_run
+from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.messages import (
+    Accusation,
+    Commitment,
+    Inputs,
+    NotProven,
+    Opening,
+    RoundName,
+    Rules,
+    read_envelope,
+    verify,
+)
+from tt_cli.swarm.allreduce.reducer import Reducer
+from tt_cli.swarm.audit import audits, evidence
+from tt_cli.swarm.audit.audits import Audits, Finding, Shown, read_request, unsigned
+from tt_cli.swarm.audit.evidence import Court, Proofs, header_of, read_header
+from tt_cli.swarm.membership.admission import Open
+
+RULES = Rules(NAME.run, LAYOUT, CODEC, "centered_clip")
+
+
+class Clipping(Member):
+    """In a round with CenteredClip."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.aggregation = "centered_clip"
+
+
+class Liar(Clipping):
+    """Reduces to the negative of the average, and sends all the same bytes."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        reducer: Reducer = self.runner.reducer
+        honest = reducer._keep
+
+        def keep(position: int, encoded: bytes) -> None:
+            part = reducer.parts[position]
+            average = torch.empty(part.elements)
+            CODEC.decode_into(encoded, part.large, average)
+            honest(position, bytes(CODEC.encode_part(average.neg_(), part.large).buffer))
+
+        reducer._keep = keep
+
+
+@cache
+def honest_round() -> list[Outcome]:
+    return run_round(*(Clipping(number) for number in range(4)))
+
+
+@cache
+def lying_round() -> list[Outcome]:
+    return run_round(Clipping(0), Clipping(1), Liar(2), Clipping(3))
+
+
+def commitments(outcome: Outcome) -> dict[str, bytes]:
+    return {peer: status.commitment for peer, status in outcome.settlement.statuses.items()}
+
+
+def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int, ...] = ()) -> Finding:
+    """The first member looks at one part."""
+    runners = {outcome.runner.me: outcome.runner for outcome in outcomes}
+    shown = {peer: Shown(runner) for peer, runner in runners.items()}
+
+    class Stub:
+        def __init__(self, peer: PeerID):
+            self.peer = peer
+
+        async def rpc_audit(self, request: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+            if PEERS.index(self.peer) in silent:
+                raise ConnectionError("nobody there")
+            group_id, asked, part = read_request(request)
+            assert group_id == GROUP
+            return runtime_pb2.ExpertInfo(serialized_info=shown[self.peer].answer(str(PEERS[0]), asked, part))
+
+    place = PEERS[reducer], index
+    return asyncio.run(audits.audit(runners[PEERS[0]], place, commitments(outcomes[0]), RULES, Stub, 5.0))
+
+
+def test_an_honest_round_stands_every_audit() -> None:
+    outcomes = honest_round()
+    assert not outcomes[0].agreement.differing
+    for reducer in (1, 2, 3):
+        for index in range(len(outcomes[0].runner.parts_of(PEERS[reducer]))):
+            assert audited(outcomes, reducer, index) == Finding()
+    assert unsigned(outcomes[0].runner, commitments(outcomes[0])) == {}
+
+
+def test_a_lying_reducer_is_proven_by_what_was_signed() -> None:
+    outcomes = lying_round()
+    assert outcomes[0].store.hashes == outcomes[1].store.hashes and not outcomes[0].agreement.differing
+    for index in range(len(outcomes[0].runner.parts_of(PEERS[2]))):
+        finding = audited(outcomes, 2, index)
+        assert finding.guilty == str(PEERS[2]) and not finding.doubts
+        assert verify(Accusation.read(finding.proven), RULES) == str(PEERS[2])
+        assert audited(outcomes, 1, 0) == Finding()
+
+
+def test_who_does_not_show_its_part_is_named_and_nobody_is_proven() -> None:
+    finding = audited(lying_round(), 2, 0, silent=(3,))
+    assert not finding.proven and finding.doubts == {str(PEERS[3]): "did not show what it sent"}
+    finding = audited(lying_round(), 2, 0, silent=(2,))
+    assert not finding.proven and "did not show its inputs" in finding.doubts[str(PEERS[2])]
+
+
+def test_who_signs_nothing_or_something_else_is_named() -> None:
+    outcomes = honest_round()
+    runner, signed = outcomes[0].runner, commitments(outcomes[0])
+    mine = Commitment.read(signed[str(PEERS[1])])
+    for envelope in (
+        b"",
+        signed[str(PEERS[2])],
+        replace(mine, name=replace(NAME, state_key="6_abc")).sign(SIGNERS[1]),
+        replace(mine, outputs=mine.outputs[::-1]).sign(SIGNERS[1]),
+        replace(mine, position=2).sign(SIGNERS[1]),
+        replace(mine, complete=2).sign(SIGNERS[1]),
+    ):
+        assert unsigned(runner, signed | {str(PEERS[1]): envelope}).keys() == {str(PEERS[1])}
+
+
+def proof() -> Accusation:
+    return Accusation.read(audited(lying_round(), 2, 1).proven)
+
+
+def test_a_proof_that_is_changed_proves_nothing() -> None:
+    made = proof()
+    assert verify(made, RULES) == str(PEERS[2])
+    changed = bytearray(made.parts[0])
+    changed[-1] ^= 1
+    for wrong in (
+        replace(made, parts=(bytes(changed), *made.parts[1:])),
+        replace(made, parts=made.parts[:-1]),
+        replace(made, inputs=made.inputs + b"\x00"),
+        replace(made, index=99),
+        replace(made, index=-1),
+        replace(made, commitment=made.commitment[:-1]),
+    ):
+        with pytest.raises(NotProven):
+            verify(wrong, RULES)
+    with pytest.raises(NotProven, match="another run"):
+        verify(made, replace(RULES, run="other-12345678"))
+
+
+def test_an_honest_reducer_is_not_proven_guilty_by_its_own_words() -> None:
+    outcomes = honest_round()
+    runner = outcomes[1].runner
+    index = 0
+    parts = tuple(outcome.runner.encoded(runner.parts_of(PEERS[1])[index]) for outcome in outcomes)
+    with pytest.raises(NotProven, match="is right"):
+        verify(Accusation(runner.commitment, runner.inputs, index, parts), RULES)
+
+
+def resigned(change: Any) -> Accusation:
+    """The lying reducer's proof with inputs of its own making."""
+    made = proof()
+    inputs = change(Inputs.read(made.inputs)).pack()
+    commitment = replace(Commitment.read(made.commitment), inputs=hashlib.sha256(inputs).digest())
+    return Accusation(commitment.sign(SIGNERS[2]), inputs, made.index, made.parts)
+
+
+def forged(inputs: Inputs) -> Inputs:
+    """The first sender's opening, signed by the reducer instead."""
+    opening = Opening.read(inputs.openings[0])
+    return replace(inputs, openings=(opening.sign(SIGNERS[2]), *inputs.openings[1:]))
+
+
+def old(inputs: Inputs) -> Inputs:
+    """An opening of the first sender for another round."""
+    opening = replace(Opening.read(inputs.openings[0]), name=RoundName(NAME.run, "4_old", b"other"))
+    return replace(inputs, openings=(opening.sign(SIGNERS[0]), *inputs.openings[1:]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        forged,
+        old,
+        lambda inputs: replace(inputs, openings=inputs.openings[::-1]),
+        lambda inputs: replace(inputs, used=(10**6, *inputs.used[1:])),
+        lambda inputs: replace(inputs, openings=inputs.openings[1:], used=inputs.used[1:]),
+        lambda inputs: replace(inputs, openings=(b"nothing", *inputs.openings[1:])),
+    ],
+)
+def test_inputs_that_nobody_signed_are_proof_enough(change: Any) -> None:
+    assert verify(resigned(change), RULES) == str(PEERS[2])
+
+
+@given(st.binary(max_size=200))
+@settings(deadline=None)
+def test_bytes_that_are_nothing_are_refused(data: bytes) -> None:
+    for read in (read_envelope, Opening.read, Commitment.read, Inputs.read, Accusation.read):
+        with pytest.raises(NotProven):
+            read(data)
+    with pytest.raises(ValueError):
+        read_request(runtime_pb2.ExpertInfo(serialized_info=data))
+
+
+@given(st.lists(st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=70), max_size=9))
+@settings(deadline=None)
+def test_signed_fields_that_cannot_be_are_refused(fields: list[Any]) -> None:
+    try:
+        envelope = SIGNERS[0].sign(fields)
+    except OverflowError:
+        return
+    assert read_envelope(envelope)[0] == str(PEERS[0])
+    for read in (Opening.read, Commitment.read):
+        for kind in ("opening", "averages"):
+            with pytest.raises(NotProven):
+                read(SIGNERS[0].sign([kind, *fields]))
+
+
+async def stream(packed: bytes, chunk: int = 1000) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+    for start in range(0, len(packed), chunk):
+        yield runtime_pb2.ExpertInfo(serialized_info=packed[start : start + chunk])
+
+
+def test_a_court_keeps_what_is_proven_and_hears_no_slanderer_again(tmp_path: Path) -> None:
+    kept_here = Proofs(tmp_path / "accusations")
+    court, packed = Court(RULES, kept_here), proof().pack()
+    assert kept_here.guilty() == frozenset()
+    assert asyncio.run(court.hear(stream(packed), "anna", 60.0)) == str(PEERS[2])
+    assert kept_here.guilty() == {str(PEERS[2])}
+    kept = kept_here.read(str(PEERS[2]))
+    assert verify(Accusation.read(kept), RULES) == str(PEERS[2])
+    assert not kept_here.keep(str(PEERS[2]), packed), "it is known"
+    for words in (packed[:-1], b"", b"x" * 5000):
+        with pytest.raises(NotProven):
+            asyncio.run(Court(RULES, kept_here).hear(stream(words), "ben", 60.0))
+    with pytest.raises(NotProven):
+        asyncio.run(court.hear(stream(b"lies"), "ben", 60.0))
+    with pytest.raises(ValueError, match="no time"):
+        asyncio.run(court.hear(stream(packed), "ben", 60.0))
+
+
+def test_an_accusation_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evidence, "MOST_BYTES", 10**4)
+    with pytest.raises(NotProven, match="without end"):
+        asyncio.run(Court(RULES, Proofs(tmp_path)).hear(stream(bytes(10**6)), "ben", 60.0))
+
+
+def test_only_members_are_shown_something_and_not_for_ever() -> None:
+    runner: Runner = honest_round()[1].runner
+    shown, reducer = Shown(runner), str(PEERS[1])
+    with pytest.raises(ValueError, match="not a member"):
+        shown.answer("stranger", reducer, None)
+    with pytest.raises(ValueError, match="no such part"):
+        shown.answer(str(PEERS[0]), reducer, 10**6)
+    with pytest.raises(ValueError, match="too often"):
+        for _ in range(100):
+            shown.answer(str(PEERS[0]), reducer, 0)
+    assert shown.answer(str(PEERS[2]), reducer, None) == runner.inputs
+
+
+def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_what_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a newcomer, which would go on inviting the guilty one."""
+    run, guilty, sizes = load_run("emoji"), str(PEERS[2]), list[int]()
+    there: dict[str, Audits] = {}
+    for name in ("knows", "newcomer"):
+        monkeypatch.setenv("TT_HOME", str(tmp_path / name))
+        there[name] = Audits(run, RULES, {}, Open(run))
+
+    class Stub:
+        async def rpc_accuse(self, chunks: AsyncIterator[runtime_pb2.ExpertInfo]) -> runtime_pb2.ExpertInfo:
+            async def counted() -> AsyncIterator[runtime_pb2.ExpertInfo]:
+                async for chunk in chunks:
+                    sizes.append(len(chunk.serialized_info))
+                    yield chunk
+
+            context: Any = SimpleNamespace(remote_id=PEERS[0])
+            return await there["newcomer"].rpc_accuse(counted(), context)
+
+    async def shown() -> None:
+        there["knows"].show({guilty: [str(PEERS[1])]}, lambda peer: Stub())
+        assert there["knows"]._showing is not None
+        await there["knows"]._showing
+
+    assert there["knows"].proofs.keep(guilty, proof().pack())
+    asyncio.run(shown())
+    assert there["newcomer"].proofs.guilty() == {guilty} and len(sizes) > 1
+    sizes.clear()
+    asyncio.run(shown())
+    assert len(sizes) == 1, "what is known is not sent again"
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=200))
+def test_a_header_is_nothing_else(data: bytes) -> None:
+    assert read_header(header_of("a pass", "somebody")) == ("a pass", "somebody")
+    try:
+        pass_text, guilty = read_header(runtime_pb2.ExpertInfo(serialized_info=data))
+    except ValueError:
+        return
+    assert isinstance(pass_text, str) and isinstance(guilty, str)

@@ -1,0 +1,242 @@
+"""The averager without a swarm: what a round is given, what is told of one that broke, and who may begin one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hivemind.averaging.control import StepControl
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.utils import MPFuture, get_dht_time
+from swarm.made import record
+from swarm.rounds import PEERS
+
+from tt_cli.swarm.allreduce import round_plan
+from tt_cli.swarm.allreduce.claim_allowances import SharedAllowances, allowances
+from tt_cli.swarm.allreduce.result import RoundResult
+from tt_cli.swarm.allreduce.round_plan import Meeting, MeetingPoint
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.matchmaking import Gathering, Members
+
+
+class Control:
+    """hivemind's handle of a step: done with a result, or broken."""
+
+    def __init__(self, outcome: RoundResult | Exception, began: bool = True) -> None:
+        self.outcome, self.cancelled, self.triggered = outcome, False, False
+        self.began_allreduce, self.weight = began, 0.0
+
+    def result(self, timeout: float) -> RoundResult:
+        assert timeout > 10.0
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome
+
+    def allow_allreduce(self) -> None:
+        self.triggered = True
+
+    def get_timeout(self) -> float:
+        return 5.0
+
+    def done(self) -> bool:
+        return not isinstance(self.outcome, TimeoutError)
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+def average(samples: int, control: Control, overtaken: Callable[[], bool] = lambda: False) -> RoundResult:
+    said = torch.zeros(2, dtype=torch.float64)
+    allowed = SharedAllowances()
+    averager: Any = SimpleNamespace(
+        max_weight=384.0, _allreduce_timeout=10.0, _said=said, _allowed=allowed, _judged=lambda result: result
+    )
+    result = Averager.average(averager, control, samples, 2.5, overtaken, {"c": 5.5})
+    assert said.tolist() == [samples, 2.5] and control.triggered
+    assert allowed.read() == {"c": 5.5} and allowed.read(64.0) == {"c": 69.5}
+    return result
+
+
+def test_a_member_may_claim_what_it_published_and_what_it_can_have_computed_since() -> None:
+    records = [
+        record(peer_id="a", samples=100, samples_per_second=10.0, micro_batch=4, time=50.0),
+        record(peer_id="b", samples=0, samples_per_second=10.0, time=50.0),
+        record(peer_id="c", samples=100, samples_per_second=0.0, time=50.0),
+    ]
+    assert allowances(records, 52.0) == {"a": 2 * (100 + 20 + 4)}
+    assert allowances(records, 40.0) == {"a": 2 * (100 + 4)}, "clocks differ"
+    assert Members.of(records) == Members(frozenset("abc"), "a", 0), "two of the same members are equal"
+
+
+def test_more_allowances_than_there_is_room_for_are_none() -> None:
+    allowed = SharedAllowances()
+    assert allowed.read() == {}
+    allowed.write({f"peer {number}": 1.0 for number in range(10**4)})
+    assert allowed.read() == {}
+
+
+@pytest.mark.parametrize(("samples", "weight"), [(0, 0.0), (96, 96.0), (384, 384.0), (620, 384.0)])
+def test_no_peer_claims_a_weight_that_the_others_refuse(samples: int, weight: float) -> None:
+    """Samples pile up while rounds fail: with more weight than allowed, the next rounds would fail for ever."""
+    control = Control(RoundResult(complete=True))
+    average(samples, control)
+    assert control.weight == weight
+
+
+@pytest.mark.parametrize(("error", "words"), [(RuntimeError("no group"), "no group"), (TimeoutError(), "TimeoutError")])
+def test_a_broken_round_is_a_result_with_its_reason(error: Exception, words: str) -> None:
+    control = Control(error)
+    result = average(1, control)
+    assert (result.complete, result.problem) == (False, words)
+    assert control.cancelled == isinstance(error, TimeoutError)
+
+
+class Seeking(Control):
+    """A group that nobody comes to."""
+
+    def __init__(self) -> None:
+        super().__init__(TimeoutError(), began=False)
+
+    def result(self, timeout: float) -> RoundResult:
+        assert timeout < 1.0
+        raise TimeoutError
+
+
+def test_a_group_for_a_step_that_the_others_have_made_is_given_up() -> None:
+    control, looks = Seeking(), iter([False, False, True])
+    result = average(1, control, lambda: next(looks))
+    assert result.overtaken and not result.complete and not result.problem and control.cancelled
+
+
+def test_samples_and_loss_of_a_round_are_those_of_whoever_said_them() -> None:
+    members = {"a": {"samples": 10, "loss": 20.0}, "b": {}, "c": {"samples": 30, "loss": 30.0}}
+    assert RoundResult(members=members).samples_and_loss() == (40, 1.25)
+    assert RoundResult(members={"a": {}}).samples_and_loss() == (0, None)
+
+
+def group(count: int) -> GroupInfo:
+    return GroupInfo(b"group", tuple(PEERS[:count]), (b"",) * count)
+
+
+@pytest.mark.parametrize(
+    ("came", "expected", "enough"),
+    [(1, 2, False), (2, 2, True), (2, 3, True), (2, 4, False), (3, 4, True), (3, 6, False)],
+)
+def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool) -> None:
+    met = Meeting("0_aa", 2, str(PEERS[0]), expected)
+    if enough:
+        met.check(group(came))
+    else:
+        with pytest.raises(ValueError, match=f"only {came} of {expected}"):
+            met.check(group(came))
+
+
+def test_a_group_with_a_spoiler_has_no_round() -> None:
+    with pytest.raises(ValueError, match="who spoiled a round"):
+        Meeting("0_aa", 2, str(PEERS[0]), 2, frozenset({str(PEERS[1])})).check(group(2))
+
+
+class Heard:
+    """One of the futures by which the averager's process hears that a step is given up; notes what it then sees."""
+
+    def __init__(self, seen: list[bool], control: StepControl):
+        self._seen, self._control = seen, control
+
+    def cancel(self) -> None:
+        self._seen.append(self._control.cancelled())
+
+    def set_result(self, _: None) -> None:
+        self._seen.append(self._control.cancelled())
+
+    def done(self) -> bool:
+        return True
+
+
+def control_heard() -> tuple[StepControl, list[bool]]:
+    MPFuture()  # it starts what those derived from it use
+    seen: list[bool] = []
+    control = StepControl(get_dht_time(), get_dht_time() + 60.0, False, 1.0, b"")
+    control.attach(Heard(seen, control), Heard(seen, control))
+    return control, seen
+
+
+def test_a_step_counts_as_given_up_before_the_averager_hears_of_it() -> None:
+    """hivemind's looks once, when it hears; it went on to a round that the trainer repeats with others."""
+    round_plan.install()
+    control, seen = control_heard()
+    assert control.cancel() and control.cancelled()
+    assert seen == [True, True]
+
+
+def test_a_group_that_was_given_up_as_it_formed_has_no_round() -> None:
+    control, _ = control_heard()
+    point = MeetingPoint(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: control)
+    point.meeting = Meeting("0_aa", 2, str(PEERS[0]), 2)
+    asyncio.run(point.update_key_on_group_assembled(group(2)))
+    point.check(group(2))
+    control.cancel()
+    with pytest.raises(ValueError, match="given up"):
+        point.check(group(2))
+
+
+def test_the_smallest_peer_id_that_accepts_connections_leads() -> None:
+    records = [record(peer_id=name, client_mode=name == "a") for name in "cab"]
+    members = Members.of(records)
+    assert (members.leader, len(members)) == ("b", 3)
+    assert Members.of(records[1:2]).leader == ""
+
+
+class Rounds:
+    """In the averager's place: every group that is sought ends in the same way."""
+
+    peer_id = "b"
+
+    def __init__(self, outcome: RoundResult, began: bool = True) -> None:
+        self.outcome, self.began, self.sought = outcome, began, 0
+
+    def seek(self, *_: Any) -> Control:
+        self.sought += 1
+        return Control(self.outcome, self.began)
+
+    def average(self, *_: Any) -> RoundResult:
+        return self.outcome
+
+
+ALL = Members(frozenset("bcd"), "b", 3)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "began", "leader", "missed"),
+    [
+        (RoundResult(complete=True, members={"b": {}, "c": {}}), True, "b", {"d"}),
+        (RoundResult(problem="no group"), False, "b", {"c", "d"}),
+        (RoundResult(problem="no group"), False, "c", {"c"}),
+        (RoundResult(problem="it broke"), True, "c", set()),
+        (RoundResult(overtaken=True), False, "c", set()),
+    ],
+)
+def test_who_did_not_come_is_told(outcome: RoundResult, began: bool, leader: str, missed: set[str]) -> None:
+    state: Any = SimpleNamespace(key="5_aa")
+    rounds: Any = Rounds(outcome, began)
+    result, absent = Gathering(rounds, state, 3.0).average(Members(ALL.peer_ids, leader, 3), 5, 1.0, (), lambda: False)
+    assert result is outcome and absent == missed
+
+
+def test_a_group_is_sought_when_it_is_time_and_once() -> None:
+    state: Any = SimpleNamespace(key="5_aa")
+    rounds: Any = Rounds(TimeoutError())  # type: ignore[arg-type]
+    gathering = Gathering(rounds, state, 3.0)
+    gathering.prepare(ALL, 100.0, ())
+    gathering.prepare(Members(frozenset("b"), "b", 1), 0.1, ())
+    assert rounds.sought == 0
+    gathering.prepare(ALL, 0.5, ())
+    gathering._sought.control.stage = None  # type: ignore[union-attr]
+    gathering.prepare(ALL, 0.2, ())
+    assert rounds.sought == 1
+    state.key = "6_bb"
+    gathering.prepare(ALL, 0.2, ())
+    assert rounds.sought == 2

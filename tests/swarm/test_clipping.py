@@ -1,0 +1,285 @@
+"""CenteredClip: the mean among honest members, near it whatever a minority sends, and the same bytes everywhere."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optim.settings import normal
+from swarm.rounds import CODEC
+
+from tt_cli.run import load_run
+from tt_cli.swarm.allreduce import centered_clip as clipping
+from tt_cli.swarm.allreduce.aggregation import average_part
+from tt_cli.swarm.allreduce.average_buffer import part_hash
+from tt_cli.swarm.allreduce.centered_clip import (
+    LANES,
+    MAX_VOTE,
+    VOTES,
+    Contribution,
+    Portable,
+    centered_clip,
+    weighted_mean,
+)
+from tt_cli.swarm.compression.codec import codec_of
+from tt_cli.swarm.compression.partition import Part
+
+ELEMENTS = 3000
+BLOCKWISE = codec_of(load_run("emoji").replaced({"swarm.compression": "blockwise8"}))
+TRUTH = normal(1, ELEMENTS, scale=0.3)
+
+
+def gradient(member: int, weight: float, noise: float = 3.0) -> torch.Tensor:
+    """The mean over so many samples."""
+    return TRUTH + normal(100 + member, ELEMENTS, scale=noise / math.sqrt(weight))
+
+
+def sent(member: int, values: torch.Tensor, weight: float, large: bool = True, codec=CODEC) -> Contribution:  # type: ignore[no-untyped-def]
+    spread = float(values.double().square().mean().sqrt()) if bool(values.isfinite().all()) else 0.0
+    return Contribution(f"p{member}", bytes(codec.encode_part(values, large).buffer), weight, spread)
+
+
+def honest(weights: list[float], large: bool = True) -> list[Contribution]:
+    return [sent(member, gradient(member, weight), weight, large) for member, weight in enumerate(weights)]
+
+
+def clip(contributions: list[Contribution], large: bool = True) -> tuple[torch.Tensor, dict[str, float]]:
+    return centered_clip(CODEC, contributions, ELEMENTS, large)
+
+
+def apart(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+@pytest.mark.parametrize("large", [True, False])
+@given(st.lists(st.integers(1, 400).map(float), min_size=3, max_size=12))
+@settings(deadline=None, max_examples=40, derandomize=True)  # of other noise, one part in a few hundred loses a member
+def test_honest_members_of_any_sizes_get_their_mean_to_the_last_bit(large: bool, weights: list[float]) -> None:
+    members = honest(weights, large)
+    average, clipped = clip(members, large)
+    assert not clipped
+    assert torch.equal(average, weighted_mean(CODEC, members, ELEMENTS, large))
+
+
+@pytest.mark.parametrize("factor", [-1.0, -100.0, 100.0, 1e12])
+def test_three_of_ten_move_the_average_no_further_than_their_noise(factor: float) -> None:
+    weights = [20.0] * 10
+    members = honest(weights)
+    alone, _ = clip(members[3:])
+    for liar in range(3):
+        members[liar] = sent(liar, gradient(liar, 20.0) * factor, 20.0)
+    average, clipped = clip(members)
+    noise = 3.0 / math.sqrt(140.0) * math.sqrt(ELEMENTS)
+    assert float((average - alone).norm()) < (1e-9 if abs(factor) > 1 else 3 * noise)
+    assert set(clipped) <= {"p0", "p1", "p2"}
+    if abs(factor) > 1:
+        assert clipped == {"p0": 0.0, "p1": 0.0, "p2": 0.0}, "who is that far away has no part in the average"
+
+
+def test_a_sign_flip_of_clear_gradients_is_clipped() -> None:
+    members = [sent(member, gradient(member, 20.0, noise=0.3), 20.0) for member in range(10)]
+    for liar in range(3):
+        members[liar] = sent(liar, -gradient(liar, 20.0, noise=0.3), 20.0)
+    average, clipped = clip(members)
+    assert set(clipped) == {"p0", "p1", "p2"}
+    assert apart(average, TRUTH) < 0.1
+
+
+@given(st.integers(0, 10**6))
+@settings(deadline=None, max_examples=20)
+def test_a_flipped_sign_shows_though_it_is_no_further_away_than_noise(seed: int) -> None:
+    """As it is in training: a member's noise is about as large as the gradient."""
+    draws = [normal(seed + member, 3 * ELEMENTS, scale=0.4) for member in range(10)]
+    clear = normal(2, 3 * ELEMENTS, scale=0.3)
+    members = [
+        sent(member, (clear + noise) * (-1.0 if member < 3 else 1.0), 20.0) for member, noise in enumerate(draws)
+    ]
+    average, clipped = centered_clip(CODEC, members, 3 * ELEMENTS, True)
+    assert clipped == {"p0": 0.0, "p1": 0.0, "p2": 0.0}
+    assert torch.equal(average, weighted_mean(CODEC, members[3:], 3 * ELEMENTS, True))
+
+
+def test_noise_of_a_minority_does_little() -> None:
+    members = honest([20.0] * 10)
+    for liar in range(3):
+        members[liar] = sent(liar, normal(900 + liar, ELEMENTS, scale=50.0), 20.0)
+    average, clipped = clip(members)
+    assert set(clipped) == {"p0", "p1", "p2"}
+    assert apart(average, weighted_mean(CODEC, members[3:], ELEMENTS, True)) < 1e-6
+
+
+def test_a_member_with_most_of_the_samples_must_still_be_near_the_others() -> None:
+    weights = [1000.0, 20.0, 20.0, 20.0]
+    members = honest(weights)
+    average, clipped = clip(members)
+    assert not clipped, "an honest one with many samples has its full weight"
+    members[0] = sent(0, -50 * gradient(0, 1000.0), 1000.0)
+    average, clipped = clip(members)
+    assert clipped == {"p0": 0.0}
+    assert torch.equal(average, weighted_mean(CODEC, members[1:], ELEMENTS, True))
+
+
+def test_a_part_that_only_one_member_has_a_gradient_for_is_not_lost() -> None:
+    """Rare tokens: their rows of an embedding are zero for whoever did not meet them."""
+    members = [
+        Contribution(f"p{i}", bytes(CODEC.encode_part(torch.zeros(ELEMENTS), True).buffer), 10.0, 1.0) for i in range(5)
+    ]
+    one = torch.zeros(ELEMENTS)
+    one[:64] = 2.0
+    members[2] = Contribution("p2", bytes(CODEC.encode_part(one, True).buffer), 10.0, 1.0)
+    average, clipped = clip(members)
+    assert not clipped and float(average[:64].min()) > 0.3
+
+
+@given(st.lists(st.floats(1e-3, 1e6), min_size=3, max_size=20))
+@settings(deadline=None)
+def test_no_member_has_most_of_the_votes(weights: list[float]) -> None:
+    votes = clipping._votes(weights)
+    assert max(votes) == VOTES and min(votes) >= 1
+    assert max(votes) <= MAX_VOTE * sum(votes) + len(votes)
+    order = np.argsort(weights, kind="stable")
+    assert all(votes[i] <= votes[j] for i, j in zip(order, order[1:], strict=False))
+
+
+@given(st.integers(1, 40), st.integers(1, 300), st.integers(0, 10**6))
+@settings(deadline=None, max_examples=60)
+def test_the_median_is_the_weighted_one(members: int, columns: int, seed: int) -> None:
+    draws = np.random.Generator(np.random.PCG64(seed))
+    rows = draws.integers(-5, 5, (members, columns)).astype(np.float32)
+    votes = draws.integers(1, 4, members)
+    out = np.empty(columns, np.float32)
+    Portable().median(rows, votes, out)
+    spread_out = np.sort(np.repeat(rows, votes, axis=0), axis=0)
+    middle = len(spread_out)
+    expected = (spread_out[(middle - 1) // 2] + spread_out[middle // 2]) / 2
+    assert out.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("members", [3, 4, 7, 10, 33])
+@pytest.mark.parametrize("columns", [1, 63, LANES, 2 * LANES + 77])
+def test_compiled_and_portable_kernels_give_the_same_bytes(members: int, columns: int) -> None:
+    from tt_cli.swarm.allreduce.centered_clip_numba import Compiled
+
+    draws = np.random.Generator(np.random.PCG64(members * columns))
+    rows = (draws.standard_t(2, (members, columns)) * 10.0 ** draws.uniform(-30, 30)).astype(np.float32)
+    rows[0, : columns // 2] = -0.0
+    rows[1, : columns // 3] = 0.0
+    votes = draws.integers(1, VOTES, members)
+    found = []
+    for kernels in (Portable(), Compiled()):
+        centre = np.empty(columns, np.float32)
+        kernels.median(rows, votes, centre)
+        sums, products = np.zeros((members, LANES)), np.zeros((members + 1, LANES))
+        kernels.add_sums(rows, centre, sums, products)
+        found.append((centre.tobytes(), sums.tobytes(), products.tobytes()))
+    assert np.allclose(sums.sum(1), ((rows - centre).astype(float) ** 2).sum(1))
+    assert np.allclose(products.sum(1)[:-1], (rows.astype(float) * centre).sum(1), atol=1e-9 * np.abs(products).max())
+    assert found[0] == found[1]
+
+
+def test_how_much_is_looked_at_together_changes_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    members = attacked(1)
+    whole = clip(members)
+    monkeypatch.setattr(clipping, "PIECE", LANES)
+    monkeypatch.setattr(clipping, "TOGETHER", LANES)
+    pieces = clip(members)
+    assert torch.equal(whole[0], pieces[0]) and whole[1] == pieces[1]
+
+
+def test_what_runs_here_is_compiled() -> None:
+    assert type(clipping.implementation()).__name__ == "Compiled"
+
+
+def attacked(seed: int) -> list[Contribution]:
+    members = honest([10.0, 20.0, 30.0, 5.0, 25.0])
+    members[seed % 5] = sent(seed % 5, gradient(seed, 9.0) * (3.0 + seed), 10.0)
+    return members
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_and_kernels_change_no_byte(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        compiled = [average_part(CODEC, "centered_clip", attacked(seed), ELEMENTS, True) for seed in range(6)]
+        monkeypatch.setattr(clipping, "implementation", Portable)
+        portable = [average_part(CODEC, "centered_clip", attacked(seed), ELEMENTS, True) for seed in range(6)]
+    finally:
+        torch.set_num_threads(before)
+    assert compiled == portable
+    assert any(part.clipped for part in compiled)
+    assert [part_hash(part.encoded).hex() for part in compiled] == GOLDEN
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from([1, 255, 3000, 2**15 + 300]), st.booleans())
+@settings(deadline=None, max_examples=30)
+def test_the_bound_of_a_norm_is_above_it_and_near(seed: int, elements: int, large: bool) -> None:
+    values = normal(seed, elements)
+    for codec in (CODEC, BLOCKWISE):
+        encoded = bytes(codec.encode_part(values, large).buffer)
+        decoded = torch.empty(elements)
+        codec.decode_into(encoded, large, decoded)
+        found, norm = codec.most_norm(encoded, elements, large), float(decoded.double().norm())
+        assert found >= 0.999 * norm
+        assert elements < 3000 or found <= 6 * norm
+
+
+def test_a_spread_is_that_of_all_parts_from_a_piece_of_each() -> None:
+    parts = [Part(0, 2**16, True, 0), Part(2**16, 2**16 + 500, False, 0)]
+    values = [normal(1, 2**16, scale=2.0), normal(2, 500, scale=30.0)]
+    encoded = [bytes(CODEC.encode_part(each, part.large).buffer) for each, part in zip(values, parts, strict=True)]
+    exact = float(torch.cat(values).double().square().mean().sqrt())
+    assert clipping.spread(CODEC, parts, encoded.__getitem__) == pytest.approx(exact, rel=0.02)
+
+
+def test_two_members_and_mean_runs_take_the_mean() -> None:
+    two = honest([10.0, 20.0])
+    two[1] = sent(1, gradient(1, 20.0) * 100, 20.0)
+    right = bytes(CODEC.encode_part(weighted_mean(CODEC, two, ELEMENTS, True), True).buffer)
+    made = average_part(CODEC, "centered_clip", two, ELEMENTS, True)
+    assert made.encoded == right and not made.clipped
+    three = attacked(1)
+    assert average_part(CODEC, "mean", three, ELEMENTS, True).clipped == frozenset()
+
+
+def test_weight_nought_counts_nowhere() -> None:
+    members = honest([20.0] * 3)
+    nothing = sent(7, torch.full((ELEMENTS,), 1e30), 0.0)
+    for aggregation in ("mean", "centered_clip"):
+        plain = average_part(CODEC, aggregation, members, ELEMENTS, True)  # type: ignore[arg-type]
+        assert average_part(CODEC, aggregation, [nothing, *members], ELEMENTS, True) == plain  # type: ignore[arg-type]
+    empty = average_part(CODEC, "centered_clip", [nothing] * 3, ELEMENTS, True)
+    zeros = torch.empty(ELEMENTS)
+    CODEC.decode_into(empty.encoded, True, zeros)
+    assert not zeros.any()
+
+
+def test_a_majority_of_huge_numbers_does_not_overflow() -> None:
+    members = honest([20.0] * 3)
+    huge = [sent(10 + i, torch.full((ELEMENTS,), 8e37 * (-1) ** i), 20.0) for i in range(4)]
+    made = average_part(CODEC, "centered_clip", [*members, *huge], ELEMENTS, True)
+    assert set(made.huge) <= {each.sender for each in huge}
+    average = torch.empty(ELEMENTS)
+    CODEC.decode_into(made.encoded, True, average)
+    assert float(average.abs().max()) <= 1e18
+
+
+def test_the_papers_codec_is_averaged_alike() -> None:
+    members = [sent(m, gradient(m, 20.0), 20.0, codec=BLOCKWISE) for m in range(4)]
+    members[1] = sent(1, gradient(1, 20.0) * -100, 20.0, codec=BLOCKWISE)
+    average, clipped = centered_clip(BLOCKWISE, members, ELEMENTS, True)
+    assert clipped == {"p1": 0.0} and apart(average, TRUTH) < 2.0
+
+
+GOLDEN = [
+    "8bd732e2ef8214aefb14eb9beced626f",
+    "5727f30e311b60d8e2f5432cfc937253",
+    "6bfb31535361ff8dfc36a5a072567dc9",
+    "5dc1d29e881d2ed6be0a3704be3d94fd",
+    "217f18c559baf0a86f608d3661efa43a",
+    "51c4a1f2271b6cb2851cfa90ebbace63",
+]

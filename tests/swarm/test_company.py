@@ -1,0 +1,180 @@
+"""With whom a trainer averages, when others stay away or send what must be refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from swarm.made import record
+
+from tt_cli.swarm.allreduce.result import RoundResult
+from tt_cli.swarm.participants import selector as company_room
+from tt_cli.swarm.participants import stragglers
+from tt_cli.swarm.participants.selector import Company
+from tt_cli.swarm.records.publisher import View
+
+HERE = (5, "aa")
+
+
+def company(*others: str, guilty: tuple[str, ...] = ()) -> Company:
+    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", *others}))
+    return Company("me", board, lambda: guilty)
+
+
+def view(*peer_ids: str, time: float = 1000.0, **changes: object) -> View:
+    return View.of([record(peer_id, time=time, **changes) for peer_id in ("me", *peer_ids)])
+
+
+def test_two_that_refuse_each_other_do_not_both_step_alone() -> None:
+    """Nor does one that refuses all others: it is likelier wrong itself."""
+    for others in (("b",), ("b", "c")):
+        mine = company(*others)
+        mine.ended(RoundResult(rejected=dict.fromkeys(others, "sent nonsense")), (), (), 5)
+        found = mine.members(view(*others), *HERE)
+        assert found.peer_ids == {"me"} and not found.enough
+        mine.forgive(5)
+        assert mine.members(view(*others), *HERE).enough, "they are tried again"
+
+
+def test_a_majority_goes_on_without_whom_it_refuses() -> None:
+    mine = company("b", "c")
+    mine.ended(RoundResult(rejected={"c": "sent nonsense"}), (), (), 5)
+    found = mine.members(view("b", "c"), *HERE)
+    assert found.peer_ids == {"me", "b"} and found.enough
+
+
+def test_against_whom_there_is_a_proof_does_not_count() -> None:
+    mine = company("b", guilty=("b",))
+    found = mine.members(view("b"), *HERE)
+    assert found.peer_ids == {"me"} and found.enough
+    mine.forgive(5)
+    assert mine.members(view("b"), *HERE).peer_ids == {"me"}
+
+
+def test_a_leader_that_never_comes_is_not_asked_every_time() -> None:
+    mine, asked = company("a", "b"), 0
+    for number in range(40):
+        seen = view("a", "b", time=1000.0 + number)
+        found = mine.members(seen, *HERE)
+        assert found.enough
+        if found.leader == "a":
+            asked += 1
+            mine.ended(RoundResult(problem="no group"), {"a"}, seen.records, 5)
+        else:
+            mine.ended(RoundResult(complete=True, members={"me": {}, "b": {}}), (), seen.records, 5)
+    assert asked == 6
+
+
+def test_nobody_waits_for_ever_for_one_that_stays_a_step_behind() -> None:
+    mine = company("b")
+    waits = 0
+    for number in range(30):
+        behind = View.of([record("me"), record("b", epoch=4, time=1000.0 + number)])
+        if late := mine.late(behind, 5):
+            waits += 1
+            mine.waited_for(late)
+        mine.ended(RoundResult(complete=True, members={"me": {}}), (), behind.records, 5)
+    assert waits <= 6
+
+
+def test_who_holds_the_others_up_is_named_for_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(company_room, "time", clock)
+    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
+    mine = Company("me", board, lambda: (), patience=2.0)
+    members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
+    for epoch in range(1, stragglers.OFTEN + 1):
+        result = RoundResult(complete=True, members=members, late={"slow": 30.0})
+        mine.ended(result, (), (), epoch)
+        clock.now += 40.0
+        found = mine.stepped(epoch, result, computing=10.0)
+        assert bool(found) == (epoch == stragglers.OFTEN)
+    assert set(found) == {"slow"} == set(mine.slow)
+    mine.stepped(epoch + stragglers.FIRST_STEPS + 1, None)
+    assert not mine.slow, "it may come again"
+
+
+def test_nobody_is_blamed_while_the_swarm_computes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow line costs nothing where its rounds end before the next step's samples are there."""
+    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
+    monkeypatch.setattr(company_room, "time", clock)
+    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
+    mine = Company("me", board, lambda: (), patience=2.0)
+    members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
+    for epoch in range(1, 9):
+        result = RoundResult(complete=True, members=members, late={"slow": 30.0})
+        mine.ended(result, (), (), epoch)
+        clock.now += 40.0
+        assert not mine.stepped(epoch, result, computing=39.0)
+
+
+def test_a_line_that_fails_with_most_of_the_others_blames_none_of_them() -> None:
+    mine = Company("me", SimpleNamespace(trainers=frozenset), lambda: (), patience=0.0)  # type: ignore[arg-type]
+    failed = RoundResult(
+        members=dict.fromkeys(("me", "b", "c", "d"), {}), failed={"b": "x", "c": "x"}, seconds={"commit": 9.0}
+    )
+    for epoch in range(1, 9):
+        mine.ended(failed, (), (), epoch)
+        assert not mine.stepped(epoch, failed)
+
+
+@pytest.mark.parametrize(
+    ("saying", "mine_too", "left_out"),
+    [(("b", "c"), False, False), (("b", "c"), True, True), (("b", "c", "d"), False, True), ((), True, False)],
+)
+def test_who_is_slow_is_left_out_if_most_say_so(saying: tuple[str, ...], mine_too: bool, left_out: bool) -> None:
+    mine = company("b", "c", "d", "e")
+    mine.slow = {"e": 10} if mine_too else {}
+    records = [record(one, slow=["e"] if one in saying else []) for one in ("me", "b", "c", "d", "e")]
+    found = mine.members(View.of(records), *HERE)
+    assert found.peer_ids == {"me", "b", "c", "d"} | (set() if left_out else {"e"})
+    assert mine.shunned == ({"e"} if left_out else set())
+
+
+def test_never_so_many_are_left_out_that_nobody_could_step() -> None:
+    """And nobody is by its own word."""
+    mine = company("b", "c", "d")
+    records = [record(one, slow=["c", "d", one]) for one in ("me", "b", "c", "d")]
+    mine.slow = {"c": 10, "d": 10}
+    found = mine.members(View.of(records), *HERE)
+    assert len(found.peer_ids) == 3 and found.enough
+
+
+def test_who_claims_to_be_ahead_takes_nobodys_place() -> None:
+    """A step ahead others may be rightly; nobody who is two steps ahead has a reason to come."""
+    mine = company("b", "c", "d")
+    records = [record("me"), record("b"), record("c", epoch=HERE[0] + 1), record("d", epoch=10**9)]
+    found = mine.members(View.of(records), *HERE)
+    assert found.peer_ids == {"me", "b"} and found.welcome == {"me", "b", "c"}
+
+
+def test_a_proof_is_shown_to_whoever_does_not_say_that_it_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, list[str]]] = []
+    board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "liar"}))
+    mine = Company("me", board, lambda: ["liar"], show=shown.append)
+    records = [record("me", accused=["liar"]), record("b", accused=["liar"]), record("c"), record("liar")]
+    found = mine.members(View.of(records), *HERE)
+    assert found.peer_ids == {"me", "b", "c"} and found.swarm == 3
+    assert shown == [{"liar": ["c"]}]
+    mine.members(View.of(records), *HERE)
+    assert len(shown) == 1, "not all the time"
+    monkeypatch.setattr(company_room, "SHOW_SECONDS", 0.0)
+    mine.members(View.of(records), *HERE)
+    assert len(shown) == 2
+    mine.members(View.of([*records[:2], record("liar")]), *HERE)
+    assert len(shown) == 2, "all have it"
+
+
+def test_peers_in_client_mode_try_the_only_one_that_they_can_reach_again() -> None:
+    """Though it did not come before: nothing else would ever bring it back."""
+    mine = company("a", "b")
+    records = [record("me", client_mode=True), record("b", client_mode=True), record("a")]
+    seen = View.of(records)
+    assert not mine.members(seen, *HERE).lacking
+    for _ in range(2):
+        mine.ended(RoundResult(problem="no group"), {"a"}, seen.records, 5)
+    found = mine.members(seen, *HERE)
+    assert found.enough and found.lacking == "in client mode, for a trainer that accepts connections"
+    mine.forgive(5)
+    assert not mine.members(seen, *HERE).lacking

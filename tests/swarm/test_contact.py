@@ -1,0 +1,170 @@
+"""Who answers whom, between real DHT nodes; clocks that differ; and when a peer may take itself for the whole swarm."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import hivemind.dht.protocol
+import pytest
+from hivemind.dht import DHT, DHTNode
+
+from tt_cli.errors import TTError
+from tt_cli.run import load_run
+from tt_cli.supervisor.processes import family_of
+from tt_cli.swarm.network import connectivity as room
+from tt_cli.swarm.network.addresses import free_port
+from tt_cli.swarm.network.connectivity import CUT_OFF, Contact, Contacts
+from tt_cli.swarm.network.dht_node import addresses_here, addresses_of, start_dht, stop_dht
+
+START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
+AHEAD = 100.0
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., DHT]]:
+    nodes: list[DHT] = []
+
+    def start(*initial: str) -> DHT:
+        nodes.append(START(initial_peers=initial))
+        return nodes[-1]
+
+    yield start
+    for node in nodes:
+        if node.is_alive():
+            stop_dht(node)
+
+
+async def _forget(_: DHT, node: DHTNode) -> None:
+    table = node.protocol.routing_table
+    for peer in list(table.uid_to_peer_id):
+        del table[peer]
+
+
+async def _known(_: DHT, node: DHTNode) -> int:
+    return len(node.protocol.routing_table.uid_to_peer_id)
+
+
+def test_who_is_on_the_same_machine_need_not_get_through_to_what_others_are_told(start: Callable[..., DHT]) -> None:
+    port = free_port("127.0.0.1")
+    one = START(initial_peers=[], port=port, announce=["/ip4/203.0.113.7/tcp/4242"])  # no machine has it
+    try:
+        assert addresses_of(one) == [f"/ip4/203.0.113.7/tcp/4242/p2p/{one.peer_id}"]
+        assert addresses_here(one) == [f"/ip4/127.0.0.1/tcp/{port}/p2p/{one.peer_id}", *addresses_of(one)]
+        beside = start(*addresses_here(one))
+        assert Contacts(beside, []).ask([str(one.peer_id)]).answered == {str(one.peer_id)}
+    finally:
+        stop_dht(one)
+
+
+def test_a_node_that_forgot_the_others_is_joined_to_them_again(start: Callable[..., DHT]) -> None:
+    one = start()
+    address = addresses_of(one)[0]
+    two = start(address)
+    third = start(address)
+    contacts = Contacts(two, [address])
+    found = contacts.ask([str(third.peer_id)])
+    assert found.answered == found.asked == {str(one.peer_id), str(third.peer_id)}
+    assert found.clock is not None and abs(found.clock) < 0.5
+    assert not (found.cut_off or found.split) and found.alive
+
+    two.run_coroutine(_forget)
+    assert two.run_coroutine(_known) == 0
+    contacts.ask(anew=True)
+    assert two.run_coroutine(_known) == 2, "the third one's address was remembered"
+
+    stop_dht(one)
+    found = contacts.ask()
+    assert found.split and not found.cut_off
+    stop_dht(third)
+    contacts.accompanied([str(third.peer_id)])
+    assert contacts.ask().cut_off and contacts.why_not_alone() == CUT_OFF
+
+
+def test_no_stranger_can_send_through_a_peer(start: Callable[..., DHT]) -> None:
+    (daemon,) = [pid for pid in family_of(start().pid) if Path(f"/proc/{pid}/comm").read_text() == "p2pd\n"]
+    flags = Path(f"/proc/{daemon}/cmdline").read_bytes().split(b"\0")
+    assert b"-relay=0" in flags and b"-autoRelay=0" in flags
+
+
+def test_a_clock_that_differs_is_told_at_the_start_and_measured_later(
+    start: Callable[..., DHT], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = start()
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setattr(hivemind.dht.protocol, "get_dht_time", lambda: time.time() + AHEAD)
+        other = start()
+    address = addresses_of(other)[0]
+    clock = Contacts(mine, [address]).ask().clock
+    assert clock is not None and abs(clock + AHEAD) < 5.0, "this machine's is behind"
+    with pytest.raises(TTError, match="clock differs from the others' by more than 3 s: set it by the network's time"):
+        start(address)
+
+
+class Answers(Contacts):
+    """Without a DHT: `answer` is what pings tell."""
+
+    def __init__(self, *initial: str):
+        super().__init__(None, initial)  # type: ignore[arg-type]
+        self.answer = answers()
+
+    def ask(self, peers: Any = (), *, anew: bool = False) -> Contact:
+        self.newest = self.answer
+        return self.newest
+
+
+JOINED = "/ip4/10.0.0.1/tcp/1/p2p/aux"
+
+
+def answers(*peers: str) -> Contact:
+    return Contact(asked=frozenset({"aux", "a", "b"}), answered=frozenset(peers))
+
+
+def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
+    first = Answers()
+    first.accompanied("a")
+    assert not first.why_not_alone(), "where others come"
+    alone = Answers(JOINED)
+    assert not alone.why_not_alone(), "it never trained with others"
+    joined = Answers(JOINED)
+    joined.accompanied("a")
+    assert joined.why_not_alone() == CUT_OFF == joined.why_not_alone()
+    joined.answer = Contact(asked=frozenset("a"), unanswered=1)
+    assert joined.why_not_alone() == CUT_OFF, "nobody knows"
+    joined.answer = answers("aux")
+    assert not joined.why_not_alone(), "the other one is gone"
+    joined.answer = answers()
+    assert not joined.why_not_alone(), "it was gone before the initial peers were"
+    pair = Answers("/ip4/10.0.0.1/tcp/1/p2p/a")
+    pair.accompanied("a")
+    assert not pair.why_not_alone(parted=["a"]), "the only other one said goodbye"
+
+
+def test_a_line_that_breaks_while_it_asks_does_not_make_the_others_gone() -> None:
+    """The initial peer had answered when it broke, the others not yet: whoever asks again hears nobody."""
+    broken = Answers(JOINED)
+    broken.accompanied(["a", "b"])
+    told = iter([answers("aux"), answers()])
+    broken.ask = lambda *_, **__: next(told)  # type: ignore[method-assign]
+    assert broken.why_not_alone() == CUT_OFF
+    broken.ask = lambda *_, **__: answers("aux")  # type: ignore[method-assign]
+    assert not broken.why_not_alone(), "they are gone, twice"
+
+
+def test_who_is_answered_by_one_that_it_does_not_see_waits_for_it_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    contacts = Answers()
+    contacts.accompanied(["a", "b"])
+    contacts.answer = answers("a")
+    assert contacts.why_not_alone() == "for the records of another trainer: they answer, and are not seen on the DHT"
+    assert not contacts.why_not_alone(["a", "b"]), "their records say what they do"
+    assert contacts.why_not_alone(["b"])
+    contacts.answer = answers("aux")
+    assert not contacts.why_not_alone()
+    contacts.accompanied(["a"])
+    contacts.answer = answers("a")
+    assert contacts.why_not_alone()
+    monkeypatch.setattr(room, "UNSEEN_SECONDS", 0.0)
+    assert not contacts.why_not_alone(), "it answers and does not train"

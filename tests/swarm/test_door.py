@@ -1,0 +1,227 @@
+"""The DHT's door, between real nodes of a closed run: who is answered, whom a member believes, and what is kept."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from end_to_end.conftest import tiny_run
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DHTLocalStorage
+from hivemind.p2p import P2P, P2PHandlerError, PeerID, ServicerBase
+from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer, get_dht_time
+from swarm.made import record
+
+from scripts.lab.passes import HOUR, Issuer, key_file
+from tt_cli.swarm.membership import dht_auth as room
+from tt_cli.swarm.membership.admission import NoPass, NotAdmitted, Open, membership_at
+from tt_cli.swarm.membership.dht_auth import DhtDoor
+from tt_cli.swarm.membership.request_rates import Crowded, Rate
+from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
+from tt_cli.swarm.network.dht_node import DHT, addresses_of, start_dht, stop_dht
+from tt_cli.swarm.observer import Observer
+from tt_cli.swarm.records.publisher import Board, read_records
+
+
+class Members:
+    """A closed run, its issuer, and an auxiliary peer's node. start: one more node, with a pass unless it says so."""
+
+    def __init__(self, folder: Path, stack: ExitStack):
+        self.folder, self.issuer, self.stack = folder, Issuer(), stack
+        self.run = self.issuer.closed(tiny_run(swarm={"statistics_expiration": 600.0}))
+        self.aux, self.identity = self.start("aux", role="aux")
+        self.addresses = addresses_of(self.aux)
+
+    def start(self, name: str, role: str = "trainer", **more: Any) -> tuple[DHT, Identity]:
+        self.issuer.admit(self.folder / name, self.run, role, name, **more)
+        identity = claim_identity(key_file(self.folder / name, self.run, role).parent, role)
+        known = self.addresses if name != "aux" else []
+        dht = start_dht(self.run, identity, initial_peers=known, host="127.0.0.1", client_mode=role != "aux")
+        self.stack.callback(stop_dht, dht)
+        return dht, identity
+
+    def lay_pass(self, name: str, text: str) -> Path:
+        """A key, and this in the place of its pass."""
+        self.issuer.admit(self.folder / name, self.run, "trainer", name)
+        path = key_file(self.folder / name, self.run, "trainer").with_suffix(".pass")
+        path.write_text(text)
+        return path
+
+
+@pytest.fixture(scope="module")
+def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
+    with ExitStack() as stack:
+        yield Members(tmp_path_factory.mktemp("members"), stack)
+
+
+def publish(members: Members, dht: DHT, identity: Identity, **claims: object) -> None:
+    board = Board(members.run, dht, identity)
+    board._store(record(identity.peer_id, **{"time": get_dht_time(), "epoch": 1, **claims}))
+
+
+def test_members_see_each_other_by_the_names_in_their_passes(members: Members) -> None:
+    dht, identity = members.start("anna")
+    publish(members, dht, identity, user="somebody else")
+    ben, _ = members.start("ben")
+    assert {one.peer_id: one.user for one in read_records(ben, members.run)} == {identity.peer_id: "anna"}
+
+
+def test_who_has_no_pass_is_told_before_it_asks_anybody(members: Members) -> None:
+    members.lay_pass("nobody", "")
+    identity = claim_identity(key_file(members.folder / "nobody", members.run, "trainer").parent, "trainer")
+    with pytest.raises(NoPass, match="no pass was shown"):
+        start_dht(members.run, identity, initial_peers=members.addresses, host="127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("none", "no pass was shown"), ("anothers", "issued to another peer"), ("expired", "expired")]
+)
+def test_who_asks_all_the_same_is_refused(
+    members: Members, name: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = key_file(members.folder / "aux", members.run, "aux").with_suffix(".pass").read_text()
+    path = members.lay_pass(name, {"none": "", "anothers": text}.get(name, ""))
+    if name == "expired":
+        members.issuer.admit(members.folder / name, members.run, "trainer", name, lasts=-HOUR)
+    monkeypatch.setattr("tt_cli.swarm.network.dht_node.check_own_pass", lambda *_: None)
+    identity = claim_identity(path.parent, "trainer")
+    with pytest.raises(NoPass, match=words):
+        start_dht(members.run, identity, initial_peers=members.addresses, host="127.0.0.1")
+
+
+def test_a_plain_node_finds_and_stores_nothing(members: Members) -> None:
+    """As an observer of hivemind's own would: it signs nothing and shows nothing."""
+
+    async def ask() -> list[str]:
+        p2p = await P2P.create(initial_peers=members.addresses, host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client")
+        peer = PeerID.from_base58(members.identity.peer_id)
+        stub: Any = ServicerBase.get_stub.__func__(DHTProtocol, p2p, peer)  # type: ignore[attr-defined] # without a door
+        requests = (
+            (stub.rpc_ping, dht_pb2.PingRequest()),
+            (stub.rpc_find, dht_pb2.FindRequest(keys=[DHTID.generate().to_bytes()])),
+            (stub.rpc_store, dht_pb2.StoreRequest()),
+        )
+        found = []
+        for method, request in requests:
+            with pytest.raises(P2PHandlerError) as caught:
+                await method(request, timeout=20.0)
+            found.append(str(caught.value))
+        await p2p.shutdown()
+        return found
+
+    assert all("not admitted: no pass was shown" in words for words in asyncio.run(ask()))
+
+
+def test_an_observer_needs_a_pass_of_its_own(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    dht, identity = members.start("watched")
+    publish(members, dht, identity)
+    monkeypatch.setenv("TT_HOME", str(members.folder / "watching"))
+    for _ in range(2):  # its key is free again after each
+        with pytest.raises(NoPass, match="no pass was shown"):
+            Observer(members.run, members.addresses)
+    members.issuer.admit(members.folder / "watching", members.run, "observer", "somebody")
+    with Observer(members.run, members.addresses) as observer:
+        assert identity.peer_id in {one.peer_id for one in observer.records()}
+
+
+def test_a_ban_that_one_peer_knows_reaches_those_who_do_not_hear_the_authority(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tt_cli.swarm.membership.control_notices.EVERY_SECONDS", 0.2)
+    (hearing, one), (deaf, two), (banned, three) = (members.start(name) for name in ("hearing", "deaf", "banned"))
+    publish(members, banned, three)
+    assert three.peer_id in {record.peer_id for record in read_records(deaf, members.run)}
+    boards = [Board(members.run, hearing, one), Board(members.run, deaf, two)]
+    members.issuer.ban([members.folder / "hearing"], members.run, ["Banned"])
+    for board in boards:
+        board.start()
+    deadline = time.monotonic() + 60.0
+    while not membership_at(deaf).is_banned(three.peer_id):
+        assert time.monotonic() < deadline, "the ban did not arrive"
+        boards[1].fresh_view()
+    assert three.peer_id not in {record.peer_id for record in read_records(deaf, members.run)}
+    for board in boards:
+        board.stop()
+
+
+# ------------------------------------------------------------------ without a swarm
+
+
+class Node:
+    """What a door needs of hivemind's protocol."""
+
+    IS_DICTIONARY = b""
+
+    def __init__(self) -> None:
+        self.storage, self.cache = DHTLocalStorage(), DHTLocalStorage()
+        self.served = 0
+
+    async def answer(self, request: Any, context: Any) -> dht_pb2.FindResponse:
+        self.served += 1
+        return dht_pb2.FindResponse()
+
+
+def served(door: DhtDoor, node: Node, request: Any, caller: str = "anna's") -> Any:
+    context: Any = SimpleNamespace(remote_id=caller)
+    return asyncio.run(door.serve(node, node.answer, request, context))  # type: ignore[arg-type]
+
+
+def test_one_peer_asks_so_much_and_no_more(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    door, node = DhtDoor(Open(tiny_run())), Node()
+    door._requests = Rate(0.0, 3.0)
+    for _ in range(3):
+        served(door, node, dht_pb2.FindRequest())
+    with pytest.raises(Crowded):
+        served(door, node, dht_pb2.FindRequest())
+    served(door, node, dht_pb2.FindRequest(), "ben's")
+    with pytest.raises(Crowded, match="too many keys"):
+        served(door, node, dht_pb2.FindRequest(keys=[b"x" * 20] * 1000), "ben's")
+    assert node.served == 4
+
+
+def store(key: DHTID, subkey: object, life: float = 60.0, tag: bytes | None = None) -> dht_pb2.StoreRequest:
+    return dht_pb2.StoreRequest(
+        keys=[key.to_bytes()],
+        subkeys=[MSGPackSerializer.dumps(subkey) if tag is None else tag],
+        values=[b"x"],
+        expiration_time=[get_dht_time() + life],
+        in_cache=[False],
+    )
+
+
+def test_a_node_keeps_so_many_records_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "MOST_RECORDS", 3)
+    door, node, key = DhtDoor(Open(tiny_run())), Node(), DHTID.generate()
+    for number in range(3):
+        served(door, node, store(key, number))
+        node.storage.store_subkey(key, number, b"x", get_dht_time() + 60.0)
+    served(door, node, store(key, 2))
+    for request in (store(key, 3), store(key, None, tag=b"")):
+        with pytest.raises(Crowded, match="no room"):
+            served(door, node, request)
+    for life in (1e6, float("inf"), float("nan")):
+        with pytest.raises(Crowded, match="too long"):
+            served(door, node, store(DHTID.generate(), 0, life))
+
+
+def test_a_member_believes_no_stranger(members: Members) -> None:
+    door = DhtDoor(membership_at(members.aux))
+    answer = dht_pb2.FindResponse()
+
+    async def method(request: Any, **more: Any) -> dht_pb2.FindResponse:
+        return answer
+
+    with pytest.raises(NotAdmitted, match="no pass"):
+        asyncio.run(door.call(method, dht_pb2.FindRequest(), "mallory's"))
+    answer.auth.service_access_token.signature = membership_at(members.aux).mine().encode()
+    with pytest.raises(NotAdmitted, match="issued to another"):
+        asyncio.run(door.call(method, dht_pb2.FindRequest(), "mallory's"))
+    assert asyncio.run(door.call(method, dht_pb2.FindRequest(), members.identity.peer_id)) is answer

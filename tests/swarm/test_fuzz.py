@@ -1,0 +1,276 @@
+"""Bytes from the network: whatever they are, they are refused as they should be, with little memory and in little time.
+
+For each reader of such bytes: what it may raise. It gets random bytes, msgpack of random values, and what an honest
+peer sends with some bytes changed, cut off, or put in.
+"""
+
+from __future__ import annotations
+
+import math
+import tracemalloc
+from collections.abc import Callable
+
+import msgpack
+import pytest
+import torch
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import CompositeValidator, DHTRecord
+from hivemind.p2p import PeerID
+from hivemind.proto import runtime_pb2
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.crypto import RSAPrivateKey
+from hivemind.utils.timed_storage import ValueWithExpiration
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from swarm.handing import read_tree, state
+from swarm.made import record
+from swarm.rounds import CODEC, LAYOUT
+
+from scripts.lab.passes import Issuer
+from tt_cli.identity.passes import InvalidPass, Notice, Pass, read_notice, read_pass, sign_notice, sign_pass
+from tt_cli.run import load_run
+from tt_cli.swarm.allreduce import part_fetch
+from tt_cli.swarm.allreduce.average_buffer import AverageStore
+from tt_cli.swarm.allreduce.commit import group_of, read_status
+from tt_cli.swarm.allreduce.round_plan import member_in
+from tt_cli.swarm.compression.codec import MalformedPart
+from tt_cli.swarm.membership.admission import Closed, NotAdmitted, Open, shown_in
+from tt_cli.swarm.membership.rsa_identity import peer_id_of
+from tt_cli.swarm.network.addresses import tcp_addresses
+from tt_cli.swarm.network.reachability import Reachability, _unpacked, ports_in
+from tt_cli.swarm.records.peer_record import HistoryRecord, history_key, notice_key, peers_key
+from tt_cli.swarm.records.publisher import _parse
+from tt_cli.swarm.records.validator import RecordValidator
+from tt_cli.swarm.state.donor_stream import Refused, answer_in, request_of
+from tt_cli.swarm.state.server import Unavailable, request_in
+
+ISSUER = Issuer()
+RUN = ISSUER.closed(load_run("emoji"))
+AUTHORITY = RUN.membership.authority_key or ""
+OPEN, CLOSED = Open(load_run("emoji")), Closed(RUN)
+SIGNER = RSASignatureValidator(RSAPrivateKey())
+PEER = peer_id_of(SIGNER._private_key.get_public_key().to_bytes())
+PASS = sign_pass(Pass("anna", PEER, RUN.identity, 900.0, 1e10), ISSUER._key)
+NOTICE = sign_notice(Notice(RUN.identity, 7, 900.0, frozenset({"ben"}), frozenset(), "", None), ISSUER._key)
+MOST_BYTES = 2**25  # of memory: what an answer is checked against may be large, such as the tree of a state
+STORE = AverageStore(LAYOUT, CODEC)
+PART = 4096
+ENCODED = {large: bytes(CODEC.encode_part(torch.linspace(-1, 1, PART), large).buffer) for large in (True, False)}
+
+
+def message(data: bytes) -> runtime_pb2.ExpertInfo:
+    return runtime_pb2.ExpertInfo(serialized_info=data)
+
+
+def tensor(data: bytes) -> runtime_pb2.Tensor:
+    """A part whose bytes are these; or, as protobuf would have it, anything else that these bytes can be."""
+    try:
+        return runtime_pb2.Tensor.FromString(data)
+    except Exception:  # protobuf's DecodeError: hivemind drops such a message
+        return runtime_pb2.Tensor(buffer=data, size=[PART], dtype="float32", compression=64)
+
+
+def a_part(large: bool) -> Callable[[bytes], object]:
+    return lambda data: CODEC.read_part(tensor(data), PART, large)
+
+
+def read_of_dht(data: bytes) -> object:
+    """As readers do with what lies under the subkeys of the run's records."""
+    value = MSGPackSerializer.loads(data)
+    entries = {subkey: ValueWithExpiration(value, 2e9) for subkey in (SIGNER.local_public_key, data, b"[owner:x]")}
+    return list(_parse(ValueWithExpiration(entries, 2e9), RUN, CLOSED))
+
+
+def valid_record(**changes: object) -> bytes:
+    return MSGPackSerializer.dumps(record(PEER, **{"pass_text": PASS, **changes}).model_dump())
+
+
+READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...], bytes]] = {
+    "status": (
+        lambda data: read_status(message(data), 2),
+        (ValueError,),
+        MSGPackSerializer.dumps([b"group", bytes(32), {"samples": 4, "loss": 1.0}, b"", {}, {}, False]),
+    ),
+    "group of a status": (
+        lambda data: group_of(message(data)),
+        (ValueError,),
+        MSGPackSerializer.dumps([b"g", b"", {}]),
+    ),
+    "fetch": (
+        lambda data: part_fetch.read_request(message(data)),
+        (ValueError,),
+        part_fetch.request("5_ab", [1, 2], PASS).serialized_info,
+    ),
+    "header of an average": (
+        lambda data: part_fetch._read_header(message(data), STORE),
+        (ValueError,),
+        MSGPackSerializer.dumps([2, bytes(16 * len(LAYOUT.parts(2)))]),
+    ),
+    "large part": (a_part(True), (MalformedPart,), CODEC.message(ENCODED[True], PART, True).SerializeToString()),
+    "small part": (a_part(False), (MalformedPart,), CODEC.message(ENCODED[False], PART, False).SerializeToString()),
+    "large bytes": (lambda data: CODEC.check_part(data, PART, True), (MalformedPart,), ENCODED[True]),
+    "small bytes": (lambda data: CODEC.check_part(data, PART, False), (MalformedPart,), ENCODED[False]),
+    "request for a state": (request_in, (Unavailable,), request_of("ab" * 32, [1, 2, 5], PASS)),
+    "answer of a donor": (answer_in, (Refused,), msgpack.packb({"chunk": 3, "data": bytes(50)})),
+    "manifest": (read_tree, (ValueError,), state().tree().manifest()),
+    "pass in a request": (shown_in, (), request_of("ab" * 32, [], PASS)),
+    "ports": (ports_in, (ValueError,), msgpack.packb({"ports": [31337], "pass": PASS})),
+    "dialled": (
+        lambda data: Reachability.of([found for found in [_unpacked(data)] if found]),
+        (),
+        msgpack.packb({"seen": "203.0.113.7", "reached": [31337]}),
+    ),
+    "addresses": (lambda data: tcp_addresses([data.decode(errors="replace")]), (), b"/ip4/203.0.113.7/tcp/31337"),
+    "told to the leader": (
+        lambda data: member_in(data, PeerID.from_base58(PEER), CLOSED),
+        (ValueError, NotAdmitted),
+        MSGPackSerializer.dumps([None, 0, MSGPackSerializer.dumps(PASS)]),
+    ),
+    "pass": (
+        lambda data: read_pass(data.decode(errors="replace"), AUTHORITY, RUN.identity, 1000.0),
+        (InvalidPass,),
+        PASS.encode(),
+    ),
+    "notice": (
+        lambda data: read_notice(data.decode(errors="replace"), AUTHORITY, RUN.identity, 1000.0),
+        (InvalidPass,),
+        NOTICE.encode(),
+    ),
+    "key of a record": (peer_id_of, (ValueError,), SIGNER._private_key.get_public_key().to_bytes()),
+}
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.text(max_size=20)
+    | st.binary(max_size=40),
+    lambda inner: (
+        st.lists(inner, max_size=5)
+        | st.dictionaries(st.text(max_size=8) | st.integers(0, 300) | st.binary(max_size=8), inner, max_size=4)
+        | st.builds(msgpack.ExtType, st.integers(0, 127), st.binary(max_size=30))
+        | st.builds(lambda data: msgpack.ExtType(0x40, msgpack.packb(data)), inner)
+        | st.builds(lambda data: msgpack.ExtType(0x50, msgpack.packb([None, 2e9, [[b"x", data, 2e9]]])), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@st.composite
+def changed(draw: st.DrawFn, honest: bytes) -> bytes:
+    """The honest bytes, with a few of them changed, taken away or put in."""
+    data = bytearray(honest)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, len(data)))
+        end = draw(st.integers(at, min(len(data), at + 8)))
+        data[at:end] = draw(st.binary(max_size=8))
+    return bytes(data)
+
+
+def anything(honest: bytes) -> st.SearchStrategy[bytes]:
+    return (
+        st.binary(max_size=200) | values.map(lambda value: msgpack.packb(value, strict_types=False)) | changed(honest)
+    )
+
+
+HUGE = [
+    b"\xdd\xff\xff\xff\xff",  # an array of 2^32 - 1
+    b"\xdf\xff\xff\xff\xff",  # a map
+    b"\xc6\xff\xff\xff\xff",  # bytes
+    b"\xdb\xff\xff\xff\xff",  # text
+    b"\xc9\xff\xff\xff\xff\x50",  # an extension
+    b"\x91" * 100_000,  # nested
+    b"\xc7\x03\x40\x91\x91\x90" * 20_000,
+    bytes(2**20),
+    b"\x93" + b"\xdd\xff\xff\xff\xff" * 3,
+    (2**32 - 1).to_bytes(4, "little") + bytes(100),
+    runtime_pb2.Tensor(buffer=b"x", size=[2**31 - 1] * 2, dtype="float32", compression=64).SerializeToString(),
+    runtime_pb2.Tensor(buffer=bytes(100), size=[PART], dtype="x" * 10**5, compression=2**31 - 1).SerializeToString(),
+]
+
+
+def read(reader: str, data: bytes) -> bool:
+    """Whether it is taken. Fails for any other exception than the declared ones."""
+    function, declared, _ = READERS[reader]
+    try:
+        function(data)
+    except declared:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_what_honest_peers_send_is_taken(reader: str) -> None:
+    assert read(reader, READERS[reader][2])
+
+
+@pytest.mark.parametrize("reader", READERS)
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(data=st.data())
+def test_anything_else_is_refused_as_declared(reader: str, data: st.DataObject) -> None:
+    read(reader, data.draw(anything(READERS[reader][2])))
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("data", HUGE, ids=lambda data: f"{len(data)}-{data[:3].hex()}")
+def test_declared_sizes_cost_nothing(reader: str, data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        read(reader, data)
+        assert tracemalloc.get_traced_memory()[1] < MOST_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+# ------------------------------------------------------------------ the DHT's nodes, and those who read from them
+
+KEYS = [DHTID.generate(source=key(RUN.identity)).to_bytes() for key in (peers_key, history_key, notice_key)]
+SUBKEYS = [MSGPackSerializer.dumps(SIGNER.local_public_key), MSGPackSerializer.dumps(7), b""]
+HISTORY = HistoryRecord(peer_id=PEER, pass_text=PASS, time=1000.0, steps=[(1, 2.0, 900.0)]).model_dump()
+HONEST = [
+    DHTRecord(KEYS[0], SUBKEYS[0], valid_record(), 1600.0),
+    DHTRecord(KEYS[1], SUBKEYS[0], MSGPackSerializer.dumps(HISTORY), 1600.0),
+    DHTRecord(KEYS[2], SUBKEYS[1], MSGPackSerializer.dumps(NOTICE), 1600.0),
+]
+VALIDATOR = RecordValidator(RUN.identity, CLOSED, AUTHORITY)
+
+
+@pytest.mark.parametrize("honest", HONEST, ids=["peer", "history", "notice"])
+def test_honest_records_are_kept(honest: DHTRecord) -> None:
+    node = CompositeValidator([VALIDATOR, SIGNER])
+    assert node.validate(DHTRecord(honest.key, honest.subkey, node.sign_value(honest), honest.expiration_time))
+
+
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data())
+def test_no_record_breaks_a_node(data: st.DataObject) -> None:
+    """And none is kept that an honest peer has not signed: the bytes here pass for signed ones."""
+    honest = data.draw(st.sampled_from(HONEST))
+    found = DHTRecord(
+        data.draw(st.sampled_from(KEYS) | st.binary(max_size=20)),
+        data.draw(st.sampled_from(SUBKEYS) | anything(honest.subkey)),
+        data.draw(st.just(honest.value) | anything(honest.value)),
+        data.draw(st.sampled_from([1600.0, math.inf, math.nan, -1.0, 1e300]) | st.floats()),
+    )
+    kept = VALIDATOR.validate(found)
+    if kept and found.key == KEYS[2]:
+        assert found.value == HONEST[2].value
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(anything(valid_record()))
+def test_no_value_breaks_a_reader(data: bytes) -> None:
+    try:
+        MSGPackSerializer.loads(data)
+    except Exception:  # hivemind's own reading of what a node answers: it drops the answer
+        return
+    read_of_dht(data)
+
+
+@pytest.mark.parametrize("data", HUGE, ids=lambda data: f"{len(data)}-{data[:3].hex()}")
+def test_no_huge_record_is_looked_at(data: bytes) -> None:
+    for key in KEYS:
+        for subkey, value in ((SUBKEYS[0], data), (data, valid_record()), (SUBKEYS[1], data)):
+            assert not VALIDATOR.validate(DHTRecord(key, subkey, value, 1600.0))

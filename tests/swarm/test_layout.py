@@ -1,0 +1,102 @@
+"""The cut of the gradients: every element in exactly one part, whole blocks, equal shares."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from optim.settings import normal
+
+from tt_cli.run import load_run
+from tt_cli.swarm.compression.codec import codec_of
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
+from tt_cli.swarm.compression.partition import MAX_REDUCERS, PART_ELEMENTS, Layout
+
+LARGE, BLOCK = 1000, 256
+SIZES = st.lists(st.integers(1, 3 * PART_ELEMENTS), min_size=1, max_size=6)
+
+
+def layout(sizes: list[int]) -> Layout:
+    return Layout({f"t{index}": torch.Size([size]) for index, size in enumerate(sizes)}, LARGE, BLOCK)
+
+
+@given(SIZES, st.integers(1, 9))
+@settings(max_examples=60, deadline=None)
+def test_parts_follow_each_other_over_the_whole_buffer(sizes: list[int], reducers: int) -> None:
+    made = layout(sizes)
+    position, reducer = 0, 0
+    for part in made.parts(reducers):
+        assert part.start == position and 0 < part.elements <= PART_ELEMENTS + BLOCK
+        assert part.large == (part.stop <= made.boundary)
+        assert part.reducer >= reducer
+        if part.large:
+            assert part.start % BLOCK == 0
+        position, reducer = part.stop, part.reducer
+    assert position == made.size
+
+
+@given(SIZES)
+@settings(max_examples=40, deadline=None)
+def test_tensors_do_not_overlap_and_large_ones_share_no_block(sizes: list[int]) -> None:
+    made = layout(sizes)
+    places = sorted((made.start(name), shape.numel()) for name, shape in made.shapes.items())
+    for (start, size), (following, _) in zip(places, [*places[1:], (made.size, 0)], strict=True):
+        assert start + size <= following < start + size + BLOCK
+        assert (size < LARGE) == (start >= made.boundary)
+        assert size < LARGE or start % BLOCK == 0
+
+
+@pytest.mark.parametrize("compression", ["linear8", "blockwise8"])
+def test_a_buffer_gives_back_what_was_encoded_whole_and_in_slices(compression: str) -> None:
+    codec = codec_of(load_run("emoji").replaced({"swarm.compression": compression}))
+    shapes = {"a": torch.Size([3, 5001]), "s": torch.Size([70]), "b": torch.Size([2**18 + 5]), "t": torch.Size([9, 9])}
+    made = Layout(shapes, 5000, codec.block)
+    buffer, again = EncodedBuffer(made, codec), EncodedBuffer(made, codec)
+    gradients = {name: normal(index, *shape) for index, (name, shape) in enumerate(shapes.items())}
+    for name, gradient in gradients.items():
+        buffer.encode(name, gradient * 3, 3.0)
+    for part in made.parts(3):
+        encoded = buffer.read(part.start, part.stop)
+        message = codec.message(encoded, part.elements, part.large)
+        again.write(part.start, part.stop, codec.read_part(message, part.elements, part.large))
+        assert again.read(part.start, part.stop) == encoded
+    decoded = DecodedGradients(again)
+    assert list(decoded) == list(shapes)
+    for name, gradient in gradients.items():
+        found, whole = decoded[name], torch.empty(gradient.numel())
+        codec.decode_into(codec.encode_part(gradient.view(-1), name in "ab").buffer, name in "ab", whole)
+        assert found.shape == gradient.shape
+        assert float((found - gradient).norm() / gradient.norm()) < 0.02
+        if gradient.numel() < 2**18:
+            assert float((found.view(-1) - whole).abs().max()) < 1e-5
+
+
+def test_what_is_not_finite_is_not_written() -> None:
+    codec = codec_of(load_run("emoji"))
+    made = Layout({"a": torch.Size([2000])}, 1000, codec.block)
+    values = torch.zeros(2000)
+    values[-1] = float("nan")
+    with pytest.raises(ValueError, match="not finite"):
+        EncodedBuffer(made, codec).encode("a", values)
+
+
+def test_shares_are_equal_to_within_a_block() -> None:
+    made = layout([32_000_000, 500, 700])
+    shares = [0] * 4
+    for part in made.parts(4):
+        shares[part.reducer] += part.elements * (1 if part.large else 2)
+    assert max(shares) - min(shares) <= 2 * BLOCK
+
+
+def test_more_reducers_than_blocks() -> None:
+    made = layout([1000])
+    parts = made.parts(8)
+    assert sum(part.elements for part in parts) == made.size
+    assert len(parts) <= 4
+
+
+@pytest.mark.parametrize("reducers", [0, -1, MAX_REDUCERS + 1])
+def test_a_group_needs_a_reducer_and_has_no_thousands(reducers: int) -> None:
+    with pytest.raises(ValueError, match="reducers"):
+        layout([1000]).parts(reducers)

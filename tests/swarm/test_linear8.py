@@ -1,0 +1,400 @@
+"""linear8: what it loses, what it refuses, that every CPU writes the same bytes, and how hivemind finds it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper  # type: ignore[import-untyped]
+from hivemind.compression import (
+    BlockwiseQuantization,
+    CompressionInfo,
+    Uniform8BitQuantization,
+    deserialize_torch_tensor,
+    serialization,
+    serialize_torch_tensor,
+)
+from hivemind.proto import runtime_pb2
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tt_cli.swarm.compression import linear8
+from tt_cli.swarm.compression.hivemind_registry import NAME, TAG, Linear8, register
+from tt_cli.swarm.compression.linear8 import (
+    BLOCK,
+    LARGEST,
+    PIECE,
+    SMALLEST,
+    Implementation,
+    Portable,
+    add_decoded,
+    check,
+    decode,
+    decode_into,
+    encode,
+    encode_into,
+    encoded_bytes,
+)
+from tt_cli.swarm.compression.linear8_numba import Compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+register()
+LENGTHS = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7, PIECE * BLOCK, PIECE * BLOCK + 1, 2 * PIECE * BLOCK + 300]
+
+
+@pytest.fixture(params=["portable", "compiled"], autouse=True, scope="module")
+def each_implementation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """All tests with both."""
+    kernels = Compiled() if request.param == "compiled" else Portable()
+    chosen = Implementation(kernels, request.param, "a test")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(linear8, "implementation", lambda: chosen)
+        yield
+
+
+def drawn(kind: str, elements: int, seed: int = 0) -> Tensor:
+    """Elements as gradients have them: normal, of rows whose scales span four decades, or with heavy tails."""
+    random = np.random.default_rng(seed)
+    if kind == "t3":
+        values = random.standard_t(3, elements)
+    else:
+        values = random.standard_normal(elements)
+    if kind == "rows":
+        values *= np.repeat(10.0 ** random.uniform(-4, 0, -(-elements // 1024)), 1024)[:elements]
+    return torch.from_numpy((values * 1e-3).astype(np.float32))
+
+
+def lost(tensor: Tensor, again: Tensor) -> float:
+    return float((again - tensor).norm() / tensor.norm())
+
+
+def plainly(tensor: Tensor) -> bytes:
+    """The form in docs/protocol.md, block by block and in float64 wherever rounding is not part of it."""
+    scales, coded = [], []
+    for start in range(0, tensor.numel(), BLOCK):
+        block = tensor.numpy()[start : start + BLOCK]
+        largest = max(np.abs(block).max(), SMALLEST)
+        bits = int((largest / np.float32(127)).view(np.uint32))
+        upper = -(-bits // 2**16)
+        scale = np.array([upper << 16], np.uint32).view(np.float32)[0]
+        factor = np.float32(1) / scale
+        scales.append(upper.to_bytes(2, "little"))
+        coded += [round(float(value * factor)) for value in block]
+    return b"".join(scales) + np.array(coded, np.int8).tobytes()
+
+
+# --- what it loses ---
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("normal", 0.01), ("rows", 0.01), ("t3", 0.02)])
+def test_what_it_loses_is_bounded_and_less_than_hiveminds_own(kind: str, bound: float) -> None:
+    tensor = drawn(kind, 2**19)
+    error = lost(tensor, decode(encode(tensor), tensor.numel()))
+    assert error < bound
+    for other in (BlockwiseQuantization(), Uniform8BitQuantization()):
+        message = other.compress(tensor, CompressionInfo.from_tensor(tensor, key=0))
+        assert error < lost(tensor, deserialize_torch_tensor(message))
+
+
+@pytest.mark.parametrize("elements", LENGTHS)
+def test_a_tensor_of_any_length_arrives(elements: int) -> None:
+    tensor = drawn("normal", elements)
+    buffer = encode(tensor)
+    again = decode(buffer, elements)
+    assert again.dtype == torch.float32 and again.shape == tensor.shape
+    assert len(buffer) == elements + 2 * -(-elements // BLOCK)
+    if elements:
+        assert lost(tensor, again) < 0.01
+        assert len(encode(again)) == len(buffer)  # what was decoded can be sent on
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    values=st.lists(st.floats(-float(LARGEST), float(LARGEST), width=32), max_size=40),
+    repeats=st.integers(1, 20),
+)
+@example(values=[float(LARGEST), -float(LARGEST)], repeats=200)
+@example(values=[float(SMALLEST), 0.0, 1e-45], repeats=100)
+@example(values=[1e-45, -1e-45], repeats=200)
+@example(values=[127.0, 0.5, 1.5, 2.5, -0.5, -1.5], repeats=50)
+def test_its_bytes_are_those_of_the_written_form(values: list[float], repeats: int) -> None:
+    tensor = torch.tensor(values * repeats, dtype=torch.float32)
+    buffer = encode(tensor)
+    assert buffer == plainly(tensor)
+    again = decode(buffer, tensor.numel())
+    assert bool(torch.isfinite(again).all())
+    for block, decoded in zip(tensor.split(BLOCK), again.split(BLOCK), strict=True):
+        largest = max(float(block.abs().max()), float(SMALLEST)) if block.numel() else 0.0
+        assert float((decoded.double() - block.double()).abs().max() if block.numel() else 0) <= largest / 127 * 0.51
+
+
+def test_views_and_shapes_are_kept() -> None:
+    tensor = drawn("rows", 6000).reshape(60, 100)
+    columns = tensor.t()
+    codec = Linear8()
+    for each in (tensor, columns, tensor[3]):
+        message = codec.compress(each, CompressionInfo.from_tensor(each, key=0))
+        assert message.buffer == encode(each.contiguous())
+        assert codec.extract(message).shape == each.shape
+
+
+# --- without a tensor in between ---
+
+
+@pytest.mark.parametrize("elements", LENGTHS)
+def test_a_reducer_needs_no_tensor_in_between(elements: int) -> None:
+    """Into memory that is at hand, and into a weighted sum: each element by three fp32 operations."""
+    first, second = (drawn("rows", elements, seed) for seed in (1, 2))
+    received = np.full(encoded_bytes(elements) + 1, 7, np.uint8)
+    encode_into(first, received[:-1])
+    assert received[:-1].tobytes() == encode(first) and received[-1] == 7
+    again = torch.full((elements, 1), float("nan"))
+    check(received[:-1].data, elements)
+    decode_into(received[:-1].data, again)
+    assert torch.equal(again.view(-1), decode(encode(first), elements))
+    total = torch.zeros(elements, 1)
+    expected = np.zeros(elements, np.float32)
+    for tensor, weight in ((first, 3.0), (second, 0.1), (second, 0.0)):
+        add_decoded(encode(tensor), total, weight)
+        expected += decode(encode(tensor), elements).numpy() * np.float32(weight)
+    assert total.view(-1).numpy().tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize("weight", [-1.0, float("nan"), float("inf"), 1e39])
+def test_what_is_refused_changes_no_sum(weight: float) -> None:
+    buffer = encode(drawn("normal", 1030))
+    total = torch.ones(1030)
+    with pytest.raises(ValueError, match="a weight of"):
+        add_decoded(buffer, total, weight)
+    for wrong in (buffer[:-1], buffer + b"0", b"\xff\xff" + buffer[2:]):
+        with pytest.raises(ValueError, match="bytes instead of|scales"):
+            add_decoded(wrong, total, 1.0)
+        with pytest.raises(ValueError, match="bytes instead of|scales"):
+            decode_into(wrong, total)
+    assert torch.equal(total, torch.ones(1030))
+
+
+def test_memory_of_another_kind_is_refused() -> None:
+    tensor = drawn("normal", 600)
+    buffer = encode(tensor)
+    for room in (np.empty(len(buffer) + 1, np.uint8), np.empty(len(buffer), np.int8), np.empty(1300, np.uint8)[::2]):
+        with pytest.raises(ValueError, match="room of"):
+            encode_into(tensor, room)
+    for out in (torch.zeros(1200)[::2], torch.zeros(600, dtype=torch.float64), torch.zeros(600, device="meta")):
+        with pytest.raises(ValueError, match="instead of"):
+            decode_into(buffer, out)
+        with pytest.raises(ValueError, match="instead of"):
+            add_decoded(buffer, out, 1.0)
+
+
+# --- the same bytes everywhere ---
+
+WRITES = """
+import hashlib, sys
+import numpy as np, torch
+from tt_cli.swarm import linear8
+from tt_cli.swarm.compression.linear8 import add_decoded, decode, encode
+if sys.argv[3] == "portable":
+    from tt_cli.swarm.compression.linear8 import Portable as Kernels
+else:
+    from tt_cli.swarm.compression.linear8_numba import Compiled as Kernels
+chosen = linear8.Implementation(Kernels(), "", "")
+linear8.implementation = lambda: chosen
+random = np.random.default_rng(5)
+torch.set_num_threads(int(sys.argv[1]))
+torch.set_flush_denormal(sys.argv[2] == "flush")
+digest = hashlib.sha256()
+for elements in (100_003, 300_001):
+    values = random.standard_t(2, elements) * 10.0 ** random.uniform(-44, 30, elements).round()
+    values[: elements // 2] = random.standard_normal(elements // 2)
+    values[1000:2000] *= 1e-41
+    values[::5000] = (np.arange(len(values[::5000])) - 7.5)
+    buffer = encode(torch.from_numpy(values.astype(np.float32)))
+    total = torch.ones(elements)
+    for weight in (1.0, 0.3):
+        add_decoded(buffer, total, weight)
+    digest.update(buffer + decode(buffer, elements).numpy().tobytes() + total.numpy().tobytes())
+    for spoiled in (float("nan"), float("inf")):
+        values[-1 - elements // 3] = spoiled
+        try:
+            encode(torch.from_numpy(values.astype(np.float32)))
+        except ValueError:
+            digest.update(b"refused")
+print(torch.backends.cpu.get_cpu_capability(), digest.hexdigest())
+"""
+
+
+def test_every_cpu_writes_the_same_bytes(tmp_path: Path) -> None:
+    """Vector widths, threads, flushed denormals and the implementation change nothing."""
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    forms = [("default", "1", "keep"), ("avx2", "2", "keep"), ("avx512", "1", "flush")]
+    children = [([*form[1:], "portable"], {"ATEN_CPU_CAPABILITY": form[0]}) for form in forms]
+    for target in ["generic", "haswell"] + ["skylake-avx512"] * wide:
+        places = {"NUMBA_CACHE_DIR": str(tmp_path / target), "NUMBA_CPU_NAME": target, "NUMBA_CPU_FEATURES": ""}
+        children.append((["1", "flush" if target == "haswell" else "keep", "compiled"], places))
+    running = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITES, *words],
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for words, environment in children
+    ]
+    said = [process.communicate(timeout=120)[0].split() for process in running]
+    assert said[0][0] == "DEFAULT"
+    assert {digest for _, digest in said} == {said[0][1]}
+
+
+def test_the_bytes_of_a_known_tensor() -> None:
+    """A run's peers may have unlike versions of tt: another form of these bytes needs another name in the run file."""
+    tensor = torch.from_numpy(np.sin(np.arange(1000, dtype=np.float64) ** 2).astype(np.float32).round(3))
+    assert hashlib.sha256(encode(tensor)).hexdigest()[:16] == "7cf4e4da0ef0ce92"
+
+
+# --- what it refuses ---
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e38, -3e38])
+@pytest.mark.parametrize("place", [0, 255, 256, 1023, 1024, 1029])
+def test_what_is_not_finite_is_refused(value: float, place: int) -> None:
+    tensor = drawn("normal", 1030)
+    tensor[place] = value
+    with pytest.raises(ValueError, match="not finite"):
+        encode(tensor)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int8])
+def test_other_types_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ValueError, match="instead of float32"):
+        encode(torch.zeros(8, dtype=dtype))
+
+
+def message_of(tensor: Tensor) -> runtime_pb2.Tensor:
+    return Linear8().compress(tensor, CompressionInfo.from_tensor(tensor, key=0))
+
+
+@pytest.mark.parametrize("upper", [0x7F80, 0x7FC0, 0xFF80, 0x8000, 0xBF80, 0x7F7F, 0x0000, 0x0080])
+@pytest.mark.parametrize("block", [0, 4])
+def test_scales_that_no_encoder_writes(upper: int, block: int) -> None:
+    """Infinity, NaN, their negatives, -0, -1, one that overflows, zero, and one that some CPUs flush to it."""
+    message = message_of(drawn("normal", 1030))
+    buffer = message.buffer
+    message.buffer = buffer[: 2 * block] + upper.to_bytes(2, "little") + buffer[2 * block + 2 :]
+    with pytest.raises(ValueError, match="scales"):
+        Linear8().extract(message)
+    with pytest.raises(ValueError, match="scales"):
+        check(message.buffer, 1030)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data(), elements=st.integers(0, 600))
+def test_bytes_of_any_kind_are_decoded_whole_or_refused(data: st.DataObject, elements: int) -> None:
+    right = elements + 2 * -(-elements // BLOCK)
+    length = data.draw(st.just(right) | st.integers(0, 700))
+    buffer = data.draw(st.binary(min_size=length, max_size=length))
+    message = runtime_pb2.Tensor(compression=TAG, buffer=buffer, size=[elements], dtype="float32")
+    try:
+        tensor = Linear8().extract(message)
+    except ValueError as error:
+        assert length != right or "scales" in str(error)
+    else:
+        assert length == right and tensor.shape == (elements,) and bool(torch.isfinite(tensor).all())
+
+
+@pytest.mark.parametrize("size", [[2**32 - 1], [2**32 - 1] * 8, [1029], [1031], [1030, 0], []])
+def test_a_size_that_the_bytes_do_not_bear_out_allocates_nothing(size: list[int]) -> None:
+    message = message_of(drawn("normal", 1030))
+    message.ClearField("size")
+    message.size.extend(size)
+    with pytest.raises(ValueError, match="bytes instead of"):
+        Linear8().extract(message)
+
+
+# --- hivemind finds it ---
+
+
+def test_hivemind_uses_it_in_both_directions_and_keeps_its_own() -> None:
+    tensor = drawn("rows", 3000)
+    hiveminds = dict(runtime_pb2.CompressionType.DESCRIPTOR.values_by_name.items())
+    before = {name: serialization._BASE_COMPRESSION_TYPES[name] for name in hiveminds}
+    register()
+    register()
+    message = serialize_torch_tensor(tensor, TAG)
+    sent = runtime_pb2.Tensor.FromString(message.SerializeToString())
+    assert sent.compression == TAG and sent.buffer == encode(tensor)
+    assert torch.equal(deserialize_torch_tensor(sent), decode(sent.buffer, 3000))
+    for name, value in hiveminds.items():
+        assert serialization._BASE_COMPRESSION_TYPES[name] is before[name]
+        assert runtime_pb2.CompressionType.Value(name) == value.number != TAG
+        assert runtime_pb2.CompressionType.Name(value.number) == name
+    assert runtime_pb2.CompressionType.keys() == [*hiveminds, NAME]
+    assert dict(runtime_pb2.CompressionType.items())[NAME] == TAG == runtime_pb2.CompressionType.Value(NAME)
+    with pytest.raises(ValueError, match="77"):
+        runtime_pb2.CompressionType.Name(77)
+
+
+def test_a_hivemind_that_was_not_told_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer of another kind does not misread the part: hivemind has no codec for the number."""
+    message = message_of(drawn("normal", 300))
+    monkeypatch.setattr(runtime_pb2, "CompressionType", EnumTypeWrapper(runtime_pb2.CompressionType.DESCRIPTOR))
+    with pytest.raises(ValueError, match="no name defined for value 64"):
+        deserialize_torch_tensor(message)
+
+
+def test_hivemind_cuts_tensors_into_whole_blocks() -> None:
+    tensor = torch.zeros(1)
+    ratio = Linear8().estimate_compression_ratio(CompressionInfo.from_tensor(tensor, key=0))
+    assert int(2**19 / (4 * ratio)) % BLOCK == 0
+
+
+# --- which implementation ---
+
+chosen_here = linear8.implementation.__wrapped__  # without its memory
+
+
+def test_chooses_the_compiled_one_where_numba_is() -> None:
+    chosen = chosen_here()
+    assert (chosen.name, type(chosen.kernels)) == ("compiled", Compiled)
+    assert "agree with torch to the last bit" in chosen.reason
+
+
+class RoundsUp(Compiled):
+    """Kernels of which one sum is wrong in its last bit."""
+
+    def add(self, coded: np.ndarray, accumulator: Tensor, weight: np.float32) -> None:
+        super().add(coded, accumulator, weight)
+        accumulator[-1] = torch.nextafter(accumulator[-1], torch.tensor(torch.inf))
+
+
+class TakesAll(Compiled):
+    """Kernels that encode what is not finite."""
+
+    def encode(self, values: Tensor, out: np.ndarray) -> bool:
+        super().encode(values, out)
+        return True
+
+
+@pytest.mark.parametrize(("kernels", "fault"), [(RoundsUp, "adding"), (TakesAll, "refusal")])
+def test_passes_over_kernels_that_differ(kernels: type[Compiled], fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(linear8, "_compiled", kernels)
+    chosen = chosen_here()
+    assert (chosen.name, type(chosen.kernels)) == ("portable", Portable)
+    assert chosen.reason == f"the compiled kernels compute other bytes here ({fault})"
+
+
+def test_works_without_numba_and_says_how_to_get_it() -> None:
+    code = (
+        "import sys; sys.modules['numba'] = None; from tt_cli.swarm.compression.linear8 import implementation; "
+        "print(implementation().name, '|', implementation().reason)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    assert done.stdout == "portable | numba is not installed: pip install 'tt-cli[numba]'\n"

@@ -1,0 +1,168 @@
+"""What searches of the DHT bring and what they leave behind, between real nodes; and what is not checked twice."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hivemind.dht import DHT, DHTNode
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.p2p import PeerID
+from hypothesis import given
+from hypothesis import strategies as st
+from swarm.made import record
+
+from tt_cli.run import load_run
+from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
+from tt_cli.swarm.network.dht_node import addresses_of, dht_time, start_dht, stop_dht
+from tt_cli.swarm.records import dht_search, peers_key
+from tt_cli.swarm.records.dht_search import Checked, beside, digest_of
+
+RUN = load_run("emoji")
+PEERS = 4
+RECORD = DHTRecord(b"key", b"subkey", b"value", 10.0)
+
+
+class Swarm:
+    """Nodes that know each other."""
+
+    def __init__(self, folders: list[Path], stack: ExitStack):
+        self.identities = [claim_identity(folder, "trainer") for folder in folders]
+        self.nodes: list[DHT] = []
+        known: list[str] = []
+        for identity in self.identities:
+            self.nodes.append(start_dht(RUN, identity, initial_peers=known, host="127.0.0.1"))
+            stack.callback(stop_dht, self.nodes[-1])
+            known = known or addresses_of(self.nodes[0])[:1]
+
+    def store(self, node: DHT, identity: Identity) -> bool:
+        now = dht_time()
+        stored = node.store(
+            peers_key(RUN.identity),
+            subkey=RSASignatureValidator(identity.key).local_public_key,
+            value=record(identity.peer_id, time=now).model_dump(),
+            expiration_time=now + 600,
+        )
+        return bool(stored)
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    with ExitStack() as stack:
+        yield Swarm([tmp_path_factory.mktemp("lookup") for _ in range(PEERS)], stack)
+
+
+async def _watch(_: DHT, node: DHTNode) -> None:
+    """From now on, count what the node is told in answers to its searches."""
+    node.told = {"answers": 0, "records": 0}
+    protocol: DHTProtocol = node.protocol
+    call_find = protocol.call_find
+
+    async def counted(peer: PeerID, keys: Collection[DHTID]) -> Any:
+        found = await call_find(peer, keys)
+        for value, _ in (found or {}).values():
+            node.told["answers"] += 1
+            node.told["records"] += len(value.value) if value is not None else 0
+        return found
+
+    protocol.call_find = counted
+
+
+async def _told(_: DHT, node: DHTNode) -> dict[str, int]:
+    found = dict(node.told, cached=len(node.protocol.cache), kept=len(node.protocol.storage))
+    node.told.update(answers=0, records=0)
+    return found
+
+
+def test_who_renews_its_record_is_not_told_those_of_all_others(swarm: Swarm) -> None:
+    for node, identity in zip(swarm.nodes, swarm.identities, strict=True):
+        assert swarm.store(node, identity)
+    node = swarm.nodes[1]
+    node.run_coroutine(_watch)
+    assert swarm.store(node, swarm.identities[1])
+    told = node.run_coroutine(_told)
+    assert told["answers"] and not told["records"]
+    found = node.get(peers_key(RUN.identity), latest=True)
+    assert len(found.value) == PEERS
+    told = node.run_coroutine(_told)
+    assert told["records"] == PEERS * (PEERS - 1), "each of the others keeps all records, and is asked for them"
+    assert not told["cached"] and told["kept"] == 1
+    assert swarm.store(swarm.nodes[2], swarm.identities[2])
+    assert not node.run_coroutine(_told)["records"], "what changed is read by who wants to know"
+
+
+@given(st.integers(0, DHTID.MAX - 1), st.lists(st.integers(0, DHTID.MAX - 1), min_size=2, max_size=8, unique=True))
+def test_the_nodes_nearest_to_a_key_are_nearest_beside_it(key: int, nodes: list[int]) -> None:
+    ids = [DHTID(node & ~1) for node in dict.fromkeys(node & ~1 for node in nodes)]  # none differs by the last bit only
+    meant = DHTID(key)
+    assert beside(beside(meant)) == meant != beside(meant)
+    assert sorted(ids, key=meant.xor_distance) == sorted(ids, key=beside(meant).xor_distance)
+
+
+class Counting(RecordValidatorBase):
+    """Lets values pass that do not begin with "bad"."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def validate(self, record: DHTRecord) -> bool:
+        self.asked += 1
+        return not record.value.startswith(b"bad")
+
+
+def test_what_has_passed_is_not_checked_again() -> None:
+    each = Counting()
+    checked = Checked([each])
+    assert checked.validate(RECORD) and checked.validate(replace(RECORD))
+    assert each.asked == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *({"key": b"key2"}, {"subkey": b"subkey2"}, {"value": b"value2"}, {"expiration_time": 11.0}),
+        {"key": b"keys", "subkey": b"ubkey"},  # the same bytes one after the other
+    ],
+)
+def test_a_record_that_differs_in_anything_is_checked(other: dict[str, Any]) -> None:
+    each = Counting()
+    checked = Checked([each])
+    assert checked.validate(RECORD) and checked.validate(replace(RECORD, **other))
+    assert each.asked == 2
+    assert digest_of(RECORD) != digest_of(replace(RECORD, **other))
+
+
+def test_what_was_refused_is_refused_again() -> None:
+    each = Counting()
+    checked = Checked([each])
+    assert not any(checked.validate(replace(RECORD, value=b"bad")) for _ in range(3))
+    assert each.asked == 3
+
+
+def test_what_passed_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dht_search, "MOST_KNOWN", 2)
+    each = Counting()
+    checked = Checked([each])
+    for value in (b"1", b"2", b"1", b"3"):  # the second is the one that nobody asked for again
+        assert checked.validate(replace(RECORD, value=value))
+    assert each.asked == 3
+    assert checked.validate(replace(RECORD, value=b"1")) and each.asked == 3
+    assert checked.validate(replace(RECORD, value=b"2")) and each.asked == 4
+
+
+def test_each_signs_its_own_and_nobody_else(swarm: Swarm) -> None:
+    mine, theirs = (RSASignatureValidator(identity.key) for identity in swarm.identities[:2])
+    checked = Checked([mine])
+    own = replace(RECORD, subkey=mine.local_public_key)
+    signed = replace(own, value=checked.sign_value(own))
+    assert checked.validate(signed) and checked.strip_value(signed) == RECORD.value
+    assert not checked.validate(own)
+    other = replace(RECORD, subkey=theirs.local_public_key)
+    assert checked.sign_value(other) == RECORD.value

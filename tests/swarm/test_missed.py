@@ -1,0 +1,163 @@
+"""Steps that were missed while a state was taken over: averages that are kept, and steps made from them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from peer.states import gradients, trained
+from swarm.made import record
+
+from tt_cli.run import load_run
+from tt_cli.swarm import step_replay as room
+from tt_cli.swarm.allreduce import average_buffer as stores
+from tt_cli.swarm.allreduce.average_buffer import AverageStore, KeptAverages
+from tt_cli.swarm.compression.codec import codec_of
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
+from tt_cli.swarm.compression.partition import Layout
+from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.state.locked_state import GuardedState, state_key
+from tt_cli.swarm.step_replay import MissedSteps
+
+CODEC = codec_of(load_run("emoji"))
+
+
+class Others:
+    """The rest of the swarm, stepping on demand; and this peer's averager, which fetches their averages.
+
+    lost: steps whose average nobody gives. wrong: steps for which they give another one.
+    """
+
+    def __init__(self, lost: Sequence[int] = (), wrong: Sequence[int] = ()):
+        self._trained, self.lost, self.wrong = trained(), lost, wrong
+        self.state = GuardedState(self._trained)
+        self.layout = Layout(self._trained.shapes(), 4096, CODEC.block)
+        self.store = AverageStore(self.layout, CODEC)
+        self._averages: dict[str, bytes] = {}
+        self._news = threading.Condition()
+        self._seen = (0, "")
+        self.asked: list[str] = []
+
+    def step(self) -> None:
+        """Make one, and wait until this peer has looked."""
+        epoch, before = self.state.epoch, state_key(self.state.epoch, self.state.digest)
+        average = EncodedBuffer(self.layout, CODEC)
+        for name, gradient in gradients(self._trained, epoch).items():
+            average.encode(name, gradient)
+        given = EncodedBuffer(self.layout, CODEC)
+        given.load(average.dump())
+        if epoch in self.wrong:
+            given.encode(name, -gradient)
+        if epoch not in self.lost:
+            self._averages[before] = given.dump()  # before anybody sees the step
+        self.state.step(DecodedGradients(average))
+        self.wait_until_seen()
+
+    def wait_until_seen(self) -> None:
+        here = self.state.position
+        with self._news:
+            assert self._news.wait_for(lambda: self._seen == here, 30.0)
+
+    def view(self) -> View:
+        with self._news:
+            self._seen = self.state.position
+            self._news.notify_all()
+            return View.of([record("a", epoch=self._seen[0], digest=self._seen[1])])
+
+    def fetch_average(self, donors: list[str], key: str, timeout: float) -> str | None:
+        self.asked.append(key)
+        if donors != ["a"] or key not in self._averages:
+            return None
+        self.store.buffer.load(self._averages[key])
+        return donors[0]
+
+    def drop_fetch(self) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "LOOK_SECONDS", 0.01)
+
+
+def replayed(others: Others, before: int, after: int) -> tuple[GuardedState, int]:
+    """A state is taken after `before` steps of those that this peer sees; `after` more are made before it arrives."""
+    averager: Any = others
+    with MissedSteps(averager, others.view, "me") as missed:
+        others.wait_until_seen()
+        for _ in range(before):
+            others.step()
+        mine = GuardedState(trained(steps=0))
+        for _ in range(before):
+            average = EncodedBuffer(others.layout, CODEC)
+            for name, gradient in gradients(others._trained, mine.epoch).items():
+                average.encode(name, gradient)
+            mine.step(DecodedGradients(average))
+        for _ in range(after):
+            others.step()
+        return mine, missed.replay(mine)
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (0, 4), (2, 3), (3, 0)])
+def test_steps_made_meanwhile_are_made_here_too(before: int, after: int) -> None:
+    others = Others()
+    mine, made = replayed(others, before, after)
+    assert made == after
+    assert mine.position == others.state.position
+
+
+def test_a_step_whose_average_is_gone_ends_it() -> None:
+    others = Others(lost=[2])
+    mine, made = replayed(others, 0, 4)
+    assert (made, mine.epoch) == (2, 2)
+
+
+def test_an_average_that_leads_elsewhere_ends_it() -> None:
+    others = Others(wrong=[1])
+    mine, made = replayed(others, 0, 3)
+    assert (made, mine.epoch) == (1, 2)
+    assert mine.digest != trained(steps=2).digest
+
+
+def test_a_full_disk_keeps_none_and_breaks_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full:
+        def seek(self, place: int) -> None: ...
+
+        def write(self, data: bytes) -> None:
+            raise OSError(28, "No space left on device")
+
+        def close(self) -> None: ...
+
+    monkeypatch.setattr(room.tempfile, "TemporaryFile", lambda dir: Full())
+    others = Others()
+    mine, made = replayed(others, 0, 2)
+    assert (made, mine.epoch) == (0, 0)
+
+
+def test_averages_are_kept_while_somebody_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(stores, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    store = Others().store
+    kept = KeptAverages(store)
+
+    def round_of(number: int) -> None:
+        store.open(store.layout.parts(2))
+        for index, part in enumerate(store.parts):
+            width = part.stop - part.start
+            store.put(index, bytes([number]) * len(store.buffer.read(part.start, part.start + width)))
+        kept.committed(f"{number}_aa")
+
+    round_of(1)
+    round_of(2)
+    assert kept.find("1_aa") is None  # nobody had asked
+    second = kept.find("2_aa")
+    assert second is not None and second.get(0)[0] == 2 and len(second.encoded) == len(store.parts)
+    round_of(3)
+    round_of(4)
+    assert [kept.find(f"{number}_aa") is not None for number in (2, 3, 4)] == [False, True, True]
+    now[0] += stores.WANTED_SECONDS + 1
+    round_of(5)
+    store.open(store.layout.parts(2))
+    assert [kept.find(f"{number}_aa") for number in (3, 4, 5)] == [None, None, None]

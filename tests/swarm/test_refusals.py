@@ -1,0 +1,155 @@
+"""What members refuse in a round, name its sender for, and go on without."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hivemind.proto import averaging_pb2
+from swarm.rounds import CODEC, PEERS, SIGNERS, WEIGHTS, Member, run_round
+from swarm.test_runner import assert_whole
+
+from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.messages import Opening
+
+
+class Tampering(Member):
+    """Signs one thing and sends another."""
+
+    class Other(Runner):
+        async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for message in super()._outgoing(indexes):
+                changed = bytearray(message.tensor_part.buffer)
+                changed[-1] ^= 1
+                message.tensor_part.buffer = bytes(changed)
+                yield message
+
+    runner_type = Other
+
+
+class Unsigned(Member):
+    """Signs nothing."""
+
+    class Plain(Runner):
+        async def _opened(self, opening: bytes, outgoing: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for message in outgoing:
+                yield message
+
+    runner_type = Plain
+
+
+class Replaying(Member):
+    """Sends what somebody else signed."""
+
+    class Copied(Runner):
+        async def _opened(self, opening: bytes, outgoing: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            mine = Opening.read(opening)
+            async for message in super()._opened(mine.sign(SIGNERS[1]), outgoing):
+                yield message
+
+    runner_type = Copied
+
+
+class OtherRound(Member):
+    """Sends what it signed for another round."""
+
+    class Old(Runner):
+        async def _opened(self, opening: bytes, outgoing: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            old = replace(Opening.read(opening), name=replace(self.name, state_key="4_old"))
+            async for message in super()._opened(old.sign(SIGNERS[2]), outgoing):
+                yield message
+
+    runner_type = Old
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Tampering, "did not sign"),
+        (Unsigned, "without a signature"),
+        (Replaying, "signed for another round or by somebody else"),
+        (OtherRound, "signed for another round or by somebody else"),
+    ],
+)
+def test_what_the_sender_did_not_sign_for_this_round_is_refused(kind: type[Member], why: str) -> None:
+    outcomes = run_round(Member(0), Member(1), kind(2))
+    assert_whole(outcomes)
+    for outcome in outcomes[:2]:
+        assert why in outcome.runner.rejected[str(PEERS[2])]
+
+
+def test_who_claims_more_samples_than_it_published_is_left_out() -> None:
+    members = [Member(0), Member(1), Member(2)]
+    for member in members:
+        member.allowed = {str(PEERS[2]): WEIGHTS[2] - 1.0}
+    outcomes = run_round(*members)
+    assert_whole(outcomes)
+    for outcome in outcomes[:2]:
+        assert "weight 70.0 outside 0 to 69" in outcome.runner.rejected[str(PEERS[2])]
+
+
+class Dripping(Member):
+    """Sends each part just before the others lose their patience."""
+
+    class Slow(Runner):
+        async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for message in super()._outgoing(indexes):
+                yield message
+                await asyncio.sleep(0.5 * self.patience)
+
+    runner_type = Slow
+
+
+def test_a_sender_that_drips_is_named_and_the_round_goes_on_without_it() -> None:
+    members = [Member(0), Member(1), Dripping(2)]
+    for member in members:
+        member.patience, member.longest = 1.5, 1.6
+    outcomes = run_round(*members)
+    assert_whole(outcomes)
+    for outcome in outcomes[:2]:
+        assert "took more than" in outcome.runner.rejected[str(PEERS[2])]
+        assert not outcome.runner.failed
+
+
+class DrippingReducer(Member):
+    """Answers each time just before the others lose their patience."""
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in super().rpc_aggregate_part(stream, context):
+            await asyncio.sleep(1.5 * self.patience)
+            yield message
+
+
+def test_a_reducer_that_drips_is_given_up_and_named() -> None:
+    members = [Member(0), Member(1), DrippingReducer(2)]
+    for member in members:
+        member.patience, member.longest = 0.5, 0.5
+    outcomes = run_round(*members)
+    for outcome in outcomes[:2]:
+        assert outcome.runner.failed.keys() == {str(PEERS[2])}
+        assert not outcome.agreement.lost, "it has them itself: they are fetched"
+
+
+class Boundless(Member):
+    """Reduces to numbers that no average can be."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        reducer, honest = self.runner.reducer, self.runner.reducer._keep
+
+        def keep(place: int, encoded: bytes) -> None:
+            part = reducer.parts[place]
+            values = torch.full((part.elements,), 1e25 if part.large else 6e4)
+            honest(place, bytes(CODEC.encode_part(values, part.large).buffer))
+
+        reducer._keep = keep
+
+
+def test_an_average_that_cannot_be_is_refused_and_its_reducer_named() -> None:
+    outcomes = run_round(Member(0), Member(1), Boundless(2))
+    for outcome in outcomes[:2]:
+        assert "beyond 1000 times what is usual" in outcome.runner.rejected[str(PEERS[2])]

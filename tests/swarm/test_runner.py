@@ -1,0 +1,450 @@
+"""Whole rounds between members in one process: equal bytes for all, whatever one of them does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from swarm.rounds import CODEC, LAYOUT, PEERS, WEIGHTS, Member, Outcome, expected, run_round
+
+from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.reducer import Reducer
+from tt_cli.swarm.allreduce.result import is_whole, outcome_of
+from tt_cli.swarm.audit.audits import commitments_in, unsigned
+from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+
+
+class Client(Member):
+    """Accepts no connections."""
+
+    client = True
+
+
+def error(outcome: Outcome, members: list[Member]) -> float:
+    right = expected(members)
+    return float(numpy.linalg.norm(outcome.average.numpy() - right) / numpy.linalg.norm(right))
+
+
+def assert_whole(outcomes: list[Outcome]) -> None:
+    for outcome in outcomes:
+        assert not outcome.store.missing()
+        assert not outcome.agreement.lost and not outcome.agreement.disputed
+        assert outcome.store.hashes == outcomes[0].store.hashes
+        assert torch.equal(outcome.average, outcomes[0].average)
+
+
+@pytest.mark.parametrize("kinds", [[Member] * 2, [Member] * 4, [Member, Client], [Member, Member, Client, Client]])
+def test_all_members_hold_the_same_bytes_and_they_are_the_average(kinds: list[type[Member]]) -> None:
+    members = [kind(number) for number, kind in enumerate(kinds)]
+    outcomes = run_round(*members)
+    assert len(outcomes) == len(members)
+    assert_whole(outcomes)
+    for outcome in outcomes:
+        assert not outcome.runner.failed and not outcome.runner.rejected and not outcome.agreement.differing
+        assert outcome.settlement.mended == 0
+        assert error(outcome, members) < 0.02
+    encoded = outcomes[0].store.buffer.nbytes
+    sent, received = (sum(int(each.runner.traffic[side]) for each in outcomes) for side in (0, 1))
+    reducers = len(outcomes[0].runner.reducers)
+    senders = len(members)
+    assert sent == received == 2 * encoded * (senders - reducers + (reducers - 1))
+
+
+def test_the_same_contributions_give_the_same_bytes_in_any_order_of_arrival() -> None:
+    class Late(Member):
+        async def take_part(self) -> Outcome | None:
+            await asyncio.sleep(0.2)  # what comes later must not be added later
+            return await super().take_part()
+
+    orders = [[Member, Member, Member], [Late, Member, Member], [Member, Member, Late]]
+    rounds = [run_round(*(kind(number) for number, kind in enumerate(kinds))) for kinds in orders]
+    assert rounds[0][0].store.hashes == rounds[1][0].store.hashes == rounds[2][0].store.hashes
+
+
+class DyingSender(Member):
+    """Its connections to the others break after their first part, and it is never heard of again."""
+
+    class Dying(Runner):
+        async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for message in super()._outgoing(indexes):
+                yield message
+                return
+
+    runner_type = Dying
+
+
+def test_a_sender_that_stops_is_left_out_of_the_rest_and_still_gets_the_average() -> None:
+    members = [Member(0), Member(1), DyingSender(2)]
+    outcomes = run_round(*members)
+    assert_whole(outcomes)
+    assert all("stopped sending" in reason for reason in outcomes[0].runner.reducer.failed.values())
+
+
+class Dead(Member):
+    """In the group, but not there any more."""
+
+    async def take_part(self) -> Outcome | None:
+        return None
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        raise ConnectionError("nobody there")
+        yield
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        raise ConnectionError("nobody there")
+
+
+def test_without_one_reducer_nobody_has_the_average() -> None:
+    outcomes = run_round(Member(0), Member(1), Dead(2))
+    assert len(outcomes) == 2
+    for outcome in outcomes:
+        assert outcome.agreement.lost == outcome.store.missing() != []
+        assert outcome.runner.failed.keys() == {str(PEERS[2])}
+        assert outcome.runner.gone() == {str(PEERS[2])}
+
+
+def test_without_one_client_the_others_have_the_average() -> None:
+    class DeadClient(Dead):
+        client = True
+
+    members = [Member(0), Member(1), DeadClient(2)]
+    outcomes = run_round(*members)
+    assert_whole(outcomes)
+    assert error(outcomes[0], members[:2]) < 0.02
+
+
+class FallsSilent(Member):
+    """Reduces for one member only; the others' connections break after the first part."""
+
+    favourite = PEERS[0]
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        answers = 0
+        async for message in super().rpc_aggregate_part(stream, context):
+            yield message
+            answers += 1
+            if context.remote_id != self.favourite and answers == 1:
+                raise ConnectionError("cut off")
+
+
+def test_what_a_reducer_did_not_send_comes_from_a_member_that_has_it() -> None:
+    members = [Member(0), Member(1), FallsSilent(2), Member(3)]
+    outcomes = run_round(*members)
+    assert_whole(outcomes)
+    assert error(outcomes[0], members) < 0.6  # the cut members' last parts did not reach the reducer
+    assert [outcome.settlement.mended > 0 for outcome in outcomes] == [False, True, False, True]
+
+
+class DiesAfterSendingToOne(FallsSilent):
+    """As above, and then it is gone for good: nobody can ask it."""
+
+    async def take_part(self) -> Outcome | None:
+        await super().take_part()
+        return None
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        raise ConnectionError("nobody there")
+
+    async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        raise ConnectionError("nobody there")
+        yield
+
+
+def test_a_reducer_that_dies_after_one_member_has_all_costs_no_round() -> None:
+    outcomes = run_round(Member(0), Member(1), DiesAfterSendingToOne(2), Member(3))
+    assert len(outcomes) == 3
+    assert_whole(outcomes)
+
+
+class TwoFaced(Member):
+    """Sends one member another average than the rest."""
+
+    deceived = (PEERS[0],)
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in super().rpc_aggregate_part(stream, context):
+            if context.remote_id in self.deceived:
+                changed = bytearray(message.tensor_part.buffer)
+                changed[-1] ^= 1
+                lie = averaging_pb2.AveragingData(code=message.code, tensor_part=message.tensor_part)
+                lie.tensor_part.buffer = bytes(changed)
+                yield lie
+            else:
+                yield message
+
+
+def test_the_majority_decides_where_a_reducer_says_unlike_things() -> None:
+    members = [Member(0), Member(1), TwoFaced(2)]
+    outcomes = run_round(*members)
+    assert_whole(outcomes)
+    assert [outcome.settlement.mended > 0 for outcome in outcomes] == [True, False, False]
+    assert all(outcome.agreement.differing for outcome in outcomes)
+    assert error(outcomes[0], members) < 0.02
+
+
+def test_who_cannot_fetch_the_majoritys_bytes_does_not_keep_its_own() -> None:
+    class Mute(Member):
+        async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+            raise ConnectionError("not now")
+            yield
+
+    class MuteTwoFaced(Mute, TwoFaced):
+        pass
+
+    deceived, *others = run_round(Member(0), Mute(1), MuteTwoFaced(2))
+    assert deceived.store.missing() == sorted(deceived.agreement.wanted) != []
+    assert_whole(others)
+
+
+def test_two_members_that_disagree_drop_the_round() -> None:
+    outcomes = run_round(Member(0), TwoFaced(2))
+    for outcome in outcomes:
+        assert outcome.agreement.disputed and not outcome.agreement.lost
+        assert {outcome.runner.parts[index].reducer for index in outcome.agreement.disputed} == {1}
+
+
+class HalfHeard(Member):
+    """Hears of one other member's gradient alone; `estranged` and it lose every word that they say to each other."""
+
+    estranged: tuple[PeerID, ...] = ()
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        if context.remote_id != PEERS[3]:
+            raise ConnectionError("cut off")
+        async for message in super().rpc_aggregate_part(stream, context):
+            yield message
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        if context.remote_id in self.estranged:
+            raise ConnectionError("cut off")
+        return await super().rpc_settle(message, context)
+
+
+class Estranged(Member):
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        if context.remote_id == PEERS[2]:
+            raise ConnectionError("cut off")
+        return await super().rpc_settle(message, context)
+
+
+@pytest.mark.parametrize("first", [Member, Estranged])
+def test_an_average_of_half_of_the_gradients_is_dropped_by_all_and_by_who_made_it(
+    first: type[Member], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HalfHeard, "estranged", (PEERS[0],) if first is Estranged else ())
+    outcomes = run_round(first(0), Member(1), HalfHeard(2), Member(3))
+    assert_whole(outcomes)  # all have it, and nobody takes it
+    assert (str(PEERS[2]) in outcomes[0].settlement.statuses) is (first is Member)
+    for number in (0, 1, 3):
+        outcome = outcomes[number]
+        said = unsigned(outcome.runner, commitments_in(outcome.settlement), outcome.settlement.passed_on)
+        assert said == {str(PEERS[2]): "used what 2 of 4 members sent"}, number
+    made = outcomes[2]
+    assert not is_whole(made.runner, made.agreement)
+    told = outcome_of(made.runner, made.settlement, made.agreement, 1.0, {}, {}, {})
+    assert not told.complete and told.problem == "this peer received what 2 of 4 members sent"
+
+
+class Late(Member):
+    """Its averages get lost, and it is still busy when the others have given up."""
+
+    given_up: asyncio.Event
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for _ in super().rpc_aggregate_part(stream, context):
+            pass
+        return
+        yield
+
+    async def take_part(self) -> Outcome | None:
+        await self.runner.run()
+        self.settlement.commitment = self.runner.commitment
+        assert not self.store.missing(), "it has the whole average"
+        await self.given_up.wait()
+        agreement = await self.settlement.run(self.runner.gone())
+        return Outcome(self.runner, agreement, self.settlement, self.store)
+
+
+class GivesUp(Member):
+    async def take_part(self) -> Outcome | None:
+        outcome = await super().take_part()
+        assert self.settlement.dropped
+        if all(each.settlement.dropped for each in self.everybody.values() if isinstance(each, GivesUp)):
+            (late,) = [each for each in self.everybody.values() if isinstance(each, Late)]
+            late.given_up.set()
+        return outcome
+
+
+def test_who_comes_late_does_not_commit_what_the_others_have_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Late, "given_up", asyncio.Event(), raising=False)
+    outcomes = run_round(GivesUp(0), GivesUp(1), Late(2), GivesUp(3))
+    assert len(outcomes) == 4
+    for number in (0, 1, 3):
+        assert outcomes[number].agreement.lost
+    late = outcomes[2]
+    assert late.agreement.unheard == "heard from 0 of 3 others" and not is_whole(late.runner, late.agreement)
+
+
+class Deaf(Member):
+    """The first calls that compare what arrived get lost."""
+
+    lost = 2
+
+    async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
+        if self.lost:
+            self.lost -= 1
+            raise ConnectionError("lost on the way")
+        return await super().rpc_settle(message, context)
+
+
+def test_lost_messages_are_repeated() -> None:
+    outcomes = run_round(Member(0), Deaf(1), Member(2))
+    assert_whole(outcomes)
+    assert all(len(outcome.settlement.statuses) == 2 for outcome in outcomes)
+
+
+class Poisoner(Member):
+    """Sends NaN instead of its gradients; takes part like the others otherwise."""
+
+    class Poisoned(Runner):
+        async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for message in super()._outgoing(indexes):
+                scales = message.tensor_part
+                if scales.compression == runtime_pb2.FLOAT16:
+                    scales.buffer = b"\x00\x7e" * scales.size[0]
+                else:
+                    scales.buffer = b"\xc0\x7f" + scales.buffer[2:]
+                yield message
+
+    runner_type = Poisoned
+
+
+def test_a_poisoned_gradient_is_left_out_and_told() -> None:
+    members = [Member(0), Member(1), Poisoner(2)]
+    outcomes = run_round(*members)
+    first = outcomes[0]
+    assert first.runner.rejected == outcomes[1].runner.rejected
+    assert "not finite" in first.runner.rejected[str(PEERS[2])] or "scales" in first.runner.rejected[str(PEERS[2])]
+    assert_whole(outcomes)
+    near = numpy.abs(first.average.numpy() - expected(members[:2])) < 0.2
+    assert 0.5 < near.mean() < 1.0  # its own share it reduces itself, with what it should have sent
+
+
+class Huge(Member):
+    """Finite numbers that no gradient has."""
+
+    class Big(Runner):
+        def encoded(self, index: int) -> bytes:
+            part = self.parts[index]
+            values = torch.full((part.elements,), 1e30 if part.large else 6e4)
+            return bytes(self.codec.encode_part(values, part.large).buffer)
+
+    runner_type = Big
+
+
+def test_numbers_beyond_all_gradients_are_left_out() -> None:
+    outcomes = run_round(Member(0), Member(1), Huge(2))
+    assert_whole(outcomes)
+    assert any("beyond" in reason for outcome in outcomes for reason in outcome.runner.reducer.rejected.values())
+    large = outcomes[0].average[: LAYOUT.boundary]
+    assert float(large.abs().max()) < 10
+
+
+class Forger(Member):
+    """Reduces honestly but answers with parts that are too long."""
+
+    async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+        async for message in super().rpc_aggregate_part(stream, context):
+            forged = averaging_pb2.AveragingData(code=message.code, tensor_part=message.tensor_part)
+            forged.tensor_part.buffer += b"\x00"
+            yield forged
+
+
+def test_a_reducer_that_answers_nonsense_is_told_and_its_parts_come_from_itself_as_they_should_be() -> None:
+    outcomes = run_round(Member(0), Member(1), Forger(2))
+    for outcome in outcomes[:2]:
+        assert outcome.runner.rejected.keys() == {str(PEERS[2])}
+    assert_whole(outcomes)
+
+
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0, 100.5])
+def test_a_weight_that_nobody_may_claim_is_refused(weight: float) -> None:
+    class Boaster(Member):
+        def prepare(self) -> None:
+            super().prepare()
+            self.runner.weight = weight
+
+    members = [Member(0), Member(1), Boaster(2)]
+    outcomes = run_round(*members)
+    for outcome in outcomes[:2]:
+        assert "weight" in outcome.runner.rejected[str(PEERS[2])]
+
+
+def reducer(senders: int = 2) -> tuple[Reducer, list[str]]:
+    names = [f"p{number}" for number in range(senders)]
+    parts = LAYOUT.parts(1)
+    return Reducer(CODEC, parts, EncodedBuffer(LAYOUT, CODEC), 1.0, "p0", names, 100.0, lambda *_: None), names
+
+
+def test_a_weight_that_changes_between_parts_is_refused() -> None:
+    async def send() -> None:
+        made, names = reducer()
+        first, second = made.parts[0], made.parts[1]
+        await made.take(names[1], CODEC.encode_part(torch.ones(first.elements), first.large), 3.0)
+        await made.take(names[1], CODEC.encode_part(torch.ones(second.elements), second.large), 4.0)
+
+    with pytest.raises(ValueError, match="changes between parts"):
+        asyncio.run(send())
+
+
+def test_more_parts_than_there_are_and_parts_of_another_size_are_refused() -> None:
+    async def send(extra: bool) -> None:
+        made, names = reducer()
+        for part in made.parts:
+            await made.take(names[1], CODEC.encode_part(torch.ones(part.elements + (not extra)), part.large), 3.0)
+        await made.take(names[1], CODEC.encode_part(torch.ones(256), True), 3.0)
+
+    with pytest.raises(ValueError, match="more parts"):
+        asyncio.run(send(extra=True))
+    with pytest.raises(ValueError, match="shape"):
+        asyncio.run(send(extra=False))
+
+
+def test_who_is_out_is_not_blamed_for_the_parts_that_it_still_sends() -> None:
+    """They were on their way when it was given up."""
+    made, names = reducer()
+
+    async def send() -> None:
+        await made.fail(names[1], "did not answer")
+        for part in made.parts:
+            await made.take(names[1], CODEC.encode_part(torch.ones(part.elements), part.large), 3.0)
+
+    asyncio.run(send())
+    assert made.failed == {names[1]: "did not answer"} and made.rejected == {}
+
+
+def test_nobody_outside_the_group_sends_and_nobody_twice() -> None:
+    member = Member(0)
+    other = Member(1)
+    member.everybody = other.everybody = {member.peer: member, other.peer: other}
+    member.prepare()
+
+    async def call(peer: PeerID) -> int:
+        async def nothing() -> AsyncIterator[averaging_pb2.AveragingData]:
+            return
+            yield
+
+        context: Any = type("Context", (), {"remote_id": peer})
+        async for message in member.runner.rpc_aggregate_part(nothing(), context):
+            return int(message.code)
+        return 0
+
+    assert asyncio.run(call(PEERS[3])) == averaging_pb2.PROTOCOL_VIOLATION
+    assert asyncio.run(call(PEERS[0])) == averaging_pb2.PROTOCOL_VIOLATION
+    assert WEIGHTS[0] == member.runner.weight

@@ -1,0 +1,234 @@
+"""What members make of each other's hashes, and how a whole average comes to who missed it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hivemind.proto import runtime_pb2
+from hivemind.utils import MSGPackSerializer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from swarm.rounds import CODEC, GROUP, LAYOUT, Member, run_round
+
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageStore, part_hash
+from tt_cli.swarm.allreduce.commit import Status, agree, group_of, read_status
+from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole, read_request, request
+from tt_cli.swarm.compression.partition import MAX_REDUCERS
+
+A, B = part_hash(b"a"), part_hash(b"b")
+HASHES = st.lists(st.sampled_from([A, B, MISSING]), min_size=3, max_size=3)
+
+
+@given(st.dictionaries(st.sampled_from("vwxyz"), HASHES, min_size=1))
+@settings(deadline=None)
+def test_members_that_know_the_same_come_to_the_same_average(hashes: dict[str, list[bytes]]) -> None:
+    ends = {}
+    for me, own in hashes.items():
+        found = agree(own, {peer: theirs for peer, theirs in hashes.items() if peer != me})
+        for index, (wanted, holders) in found.wanted.items():
+            assert wanted != own[index] and holders and all(hashes[peer][index] == wanted for peer in holders)
+        mended = [found.wanted[index][0] if index in found.wanted else one for index, one in enumerate(own)]
+        ends[me] = None if found.lost or found.disputed else mended
+    assert len({str(end) for end in ends.values()}) == 1
+    for end in ends.values():
+        assert end is None or MISSING not in end
+
+
+@pytest.mark.parametrize(
+    ("column", "outcome"),
+    [
+        ([A, A, A], "A"),
+        ([A, A, MISSING], "A"),
+        ([MISSING, MISSING, A], "A"),
+        ([A, A, B], "A"),
+        ([B, A, B], "B"),
+        ([A, B, MISSING], "disputed"),
+        ([MISSING, MISSING, MISSING], "lost"),
+    ],
+)
+def test_what_becomes_of_a_part(column: list[bytes], outcome: str) -> None:
+    found = agree([column[0]], {"x": [column[1]], "y": [column[2]]})
+    assert (bool(found.lost), bool(found.disputed)) == (outcome == "lost", outcome == "disputed")
+    if outcome in "AB":
+        end = found.wanted[0][0] if found.wanted else column[0]
+        assert end == {"A": A, "B": B}[outcome]
+    assert bool(found.differing) == (A in column and B in column)
+
+
+@pytest.mark.parametrize(
+    ("column", "silent", "commits"),
+    [
+        ([A], 1, False),
+        ([A], 2, False),
+        ([A, A], 1, True),
+        ([A, A], 2, False),
+        ([A, A, B], 1, False),  # the silent one may hold B too
+        ([A, A, A, B], 1, True),
+        ([A, A, A, B], 2, False),
+        ([A, A, MISSING], 2, True),
+    ],
+)
+def test_who_did_not_hear_enough_commits_nothing(column: list[bytes], silent: int, commits: bool) -> None:
+    others = {str(number): [one] for number, one in enumerate(column[1:])}
+    found = agree([column[0]], others, silent)
+    assert (not (found.disputed or found.lost or found.unheard)) is commits
+
+
+@given(st.lists(st.sampled_from([A, B]), min_size=2, max_size=7), st.data())
+@settings(deadline=None)
+def test_whoever_hears_whom_no_two_commit_other_bytes(column: list[bytes], data: st.DataObject) -> None:
+    ends = set()
+    dropped = data.draw(st.sets(st.sampled_from(range(len(column)))))
+    for me, own in enumerate(column):
+        heard = data.draw(st.sets(st.sampled_from([one for one in range(len(column)) if one != me])))
+        others = {str(one): [column[one]] for one in heard}
+        found = agree([own], others, len(column) - 1 - len(heard), len(heard & dropped))
+        assert not found.unheard or 2 * (1 + len(heard - dropped)) <= len(column)
+        if not (found.disputed or found.unheard or me in dropped):
+            ends.add(found.wanted[0][0] if found.wanted else own)
+    assert len(ends) <= 1
+
+
+def message(value: object) -> runtime_pb2.ExpertInfo:
+    return runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps(value))
+
+
+def test_a_status_arrives_as_it_was() -> None:
+    said = {"samples": 5, "loss": 2.5}
+    sent = Status((A, MISSING), said, b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, dropped=True).pack(GROUP)
+    assert group_of(sent) == GROUP
+    assert read_status(sent, 2) == Status(
+        (A, MISSING), said, b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, dropped=True
+    )
+
+
+@pytest.mark.parametrize("clipped", [{"x": 3}, {"x": 0}, {"x": "1"}, {"x": 1.5}])
+def test_nonsense_about_who_was_clipped_is_not_shown(clipped: dict[object, object]) -> None:
+    assert read_status(message([GROUP, A + B, {}, b"", clipped, {}, False]), 2).clipped == {}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [GROUP, A, {}, b"", {}, {}, False],
+        [GROUP, A + B + A, {}, b"", {}, {}, False],
+        [GROUP, "words", {}, b"", {}, {}, False],
+        [GROUP, A + B, 5, b"", {}, {}, False],
+        [GROUP, A + B, {}, "words", {}, {}, False],
+        [GROUP, A + B, {}, b"", [], {}, False],
+        [GROUP, A + B, {}, b"", {}, [], False],
+        [GROUP, A + B, {}, b"", {}, {"x": 5}, False],
+        [GROUP, A + B, {}, b"", {}, {}, 5],
+        [GROUP, A + B, {}, b"", {}, {}],
+        [GROUP, A + B, {}, b"", {}],
+        [GROUP, A + B, {}],
+        [GROUP, A + B],
+        {},
+        7,
+        None,
+    ],
+    ids=str,
+)
+def test_what_is_no_status_of_this_round_is_refused(value: object) -> None:
+    with pytest.raises(ValueError):
+        read_status(message(value), 2)
+
+
+@pytest.mark.parametrize("said", [{"samples": -1, "loss": 1.0}, {"samples": 10**13, "loss": 1.0}, {"samples": "9"}])
+def test_nonsense_about_samples_is_not_shown(said: dict[str, object]) -> None:
+    assert read_status(message([GROUP, A, said, b"", {}, {}, False]), 1).said == {}
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), "low", None])
+def test_nonsense_about_the_loss_is_not_shown(loss: object) -> None:
+    assert read_status(message([GROUP, A, {"samples": 4, "loss": loss}, b"", {}, {}, False]), 1).said == {}
+
+
+@pytest.mark.parametrize("value", [None, [1, None], ["key"], ["key", [-1]], ["key", ["0"]], ["key", 5]], ids=str)
+def test_what_is_no_request_is_refused(value: object) -> None:
+    with pytest.raises(ValueError):
+        read_request(message(value))
+
+
+def test_a_request_arrives_as_it_was() -> None:
+    assert read_request(request("3_abc", None, "pass")) == ("3_abc", None, "pass")
+    assert read_request(request(GROUP, [2, 4])) == (GROUP, [2, 4], "")
+
+
+def donor_stub(messages: list[runtime_pb2.ExpertInfo]) -> Any:
+    async def stream() -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        for one in messages:
+            yield one
+
+    async def rpc_fetch_average(_: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        return stream()
+
+    return SimpleNamespace(rpc_fetch_average=rpc_fetch_average)
+
+
+def sent_by(store: AverageStore) -> list[runtime_pb2.ExpertInfo]:
+    async def collect() -> list[runtime_pb2.ExpertInfo]:
+        return [one async for one in answer(store, None, lambda: True)]
+
+    return asyncio.run(collect())
+
+
+def take(messages: list[runtime_pb2.ExpertInfo]) -> tuple[bool, AverageStore, int]:
+    store, received = AverageStore(LAYOUT, CODEC), []
+    whole = asyncio.run(fetch_whole(donor_stub(messages), "key", store, 5.0, received.append))
+    return whole, store, sum(received)
+
+
+@pytest.fixture(scope="module")
+def averaged() -> AverageStore:
+    return run_round(Member(0), Member(1))[0].store
+
+
+def test_a_whole_average_comes_to_who_missed_the_round(averaged: AverageStore) -> None:
+    whole, store, received = take(sent_by(averaged))
+    assert whole and store.parts == averaged.parts and store.hashes == averaged.hashes and not store.missing()
+    assert received == store.buffer.nbytes
+    assert store.buffer.read(0, LAYOUT.boundary) == averaged.buffer.read(0, LAYOUT.boundary)
+
+
+def test_a_donor_without_it_or_that_goes_away_gives_none(averaged: AverageStore) -> None:
+    assert not take([])[0]
+    assert not take(sent_by(averaged)[:-1])[0]
+
+
+def test_a_store_that_went_on_sends_no_more(averaged: AverageStore) -> None:
+    left = iter([True, True, False])
+
+    async def collect() -> int:
+        return len([one async for one in answer(averaged, None, lambda: next(left))])
+
+    assert asyncio.run(collect()) == 3  # the header and two parts
+
+
+def test_bytes_that_do_not_fit_are_refused(averaged: AverageStore) -> None:
+    good = sent_by(averaged)
+    changed = bytearray(good[1].serialized_info)
+    changed[-1] ^= 1
+    with pytest.raises(ValueError, match="another hash"):
+        take([good[0], runtime_pb2.ExpertInfo(serialized_info=bytes(changed)), *good[2:]])
+
+
+def test_bytes_that_are_no_part_are_refused_though_their_hash_is_right(averaged: AverageStore) -> None:
+    good = sent_by(averaged)
+    short = good[1].serialized_info[:-1]
+    reducers, joined = MSGPackSerializer.loads(good[0].serialized_info)
+    lied = message([reducers, part_hash(short) + joined[HASH_BYTES:]])
+    with pytest.raises(ValueError, match="bytes for"):
+        take([lied, runtime_pb2.ExpertInfo(serialized_info=short), *good[2:]])
+
+
+@pytest.mark.parametrize(
+    "header", [7, [0, b""], [MAX_REDUCERS + 1, b""], [2.5, b""], [2, b"short"], [2, "words"], [-1, b""]], ids=str
+)
+def test_a_header_that_cannot_be_is_refused(header: object) -> None:
+    with pytest.raises(ValueError):
+        take([message(header)])

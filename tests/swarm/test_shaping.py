@@ -1,0 +1,165 @@
+"""A cap on traffic: what the paced streams let through, and what the kernel counts on the line of a capped peer."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from scripts.lab.launched import Launched
+from scripts.lab.namespaces import Network
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.network import bandwidth
+from tt_cli.swarm.network.bandwidth import (
+    ACKNOWLEDGED,
+    CATCH_UP_SECONDS,
+    OVERHEAD,
+    Line,
+    Pace,
+    PacedReader,
+    PacedWriter,
+)
+
+MBIT = 1e6
+WAIT = 120.0
+
+
+class Clock:
+    """Time that passes in sleeps alone."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    monkeypatch.setattr(bandwidth, "time", clock)
+    monkeypatch.setattr(bandwidth, "asyncio", SimpleNamespace(sleep=clock.sleep))
+    yield clock
+
+
+def test_a_byte_costs_what_it_takes_on_the_line(clock: Clock) -> None:
+    line = Line(max_upload=8 * MBIT, max_download=80 * MBIT)
+
+    async def send() -> None:
+        for _ in range(100):
+            await line.send(10_000)
+
+    started = clock.now
+    asyncio.run(send())
+    seconds = 1e6 * OVERHEAD * 8 / (8 * MBIT - bandwidth.RESERVED)
+    assert seconds - CATCH_UP_SECONDS <= clock.now - started <= seconds
+    assert line.seconds(1e6, 0) == pytest.approx(seconds)
+
+
+def test_what_comes_in_costs_acknowledgements_going_out(clock: Clock) -> None:
+    line = Line(max_upload=0.1 * MBIT)
+
+    async def receive() -> None:
+        await line.receive(1_000_000)
+
+    started = clock.now
+    asyncio.run(receive())
+    assert clock.now - started == pytest.approx(1e6 * ACKNOWLEDGED * 8 / 0.09e6, abs=2 * CATCH_UP_SECONDS)
+
+
+def test_idle_time_is_not_saved_up(clock: Clock) -> None:
+    pace = Pace(8 * MBIT)
+    pace.charge(1000)
+    clock.now += 3600
+    before = clock.now
+    assert pace.charge(1_000_000) >= before - CATCH_UP_SECONDS + 1.0
+
+
+def test_a_line_without_a_cap_changes_nothing() -> None:
+    p2p = SimpleNamespace(call_binary_stream_handler=1, add_binary_stream_handler=2)
+    assert Line().pace(p2p) is p2p and p2p.call_binary_stream_handler == 1  # type: ignore[arg-type]
+    assert Line().seconds(1e9, 1e9) == 0.0
+    with pytest.raises(ValueError, match="rate of 0"):
+        Line(max_upload=0.0)
+
+
+def test_caps_with_which_a_round_takes_too_long_are_told() -> None:
+    def words(cap: float | None) -> str:
+        peer = SimpleNamespace(local=SimpleNamespace(nbytes=125e6), _line=Line(cap, cap), _allreduce_timeout=120.0)
+        return Averager.slow_line(peer)  # type: ignore[arg-type]
+
+    assert words(None) == words(100 * MBIT) == ""
+    assert "a round may take this peer 430 s" in words(5 * MBIT) and "allow 35.7 Mbit/s each way" in words(5 * MBIT)
+    assert words(36.0 * MBIT) == ""
+
+
+def test_bytes_arrive_as_they_were_sent() -> None:
+    message = bytes(range(256)) * 1000
+
+    async def pass_through() -> bytes:
+        here, there = socket.socketpair()
+        reader, answering = await asyncio.open_connection(sock=here)
+        _, writer = await asyncio.open_connection(sock=there)
+        line = Line(1000 * MBIT, 1000 * MBIT)
+        sending = PacedWriter(writer, line)
+        for piece in (message[:9], memoryview(message)[9:]):
+            sending.write(piece)
+        drained = asyncio.create_task(sending.drain())
+        received = await PacedReader(reader, line).readexactly(len(message))
+        await drained
+        sending.close()
+        with pytest.raises(asyncio.IncompleteReadError):
+            await PacedReader(reader, line).readexactly(1)
+        answering.close()
+        return received
+
+    assert asyncio.run(pass_through()) == message
+
+
+@pytest.mark.netns
+def test_the_kernel_counts_no_more_than_the_cap_and_nobody_takes_the_peer_for_dead(tmp_path: Path) -> None:
+    """Two peers make rounds; one is capped at 5 Mbit/s each way, its parts have up to 2^18 elements."""
+    cap, steps = 5.0, 2
+    with Network(hosts=2) as network:
+        members: list[Launched] = []
+        known: list[str] = []
+        try:
+            for number, host in enumerate(network.hosts):
+                caps = ["--max-upload", cap, "--max-download", cap] if number else []
+                command = ["--run", "emoji", "--part", 0.3, "--home", tmp_path / str(number), "--host", host.address]
+                command += ["--micro-batch-seconds", 0.3, "--target-batch-size", 32, "--matchmaking-time", 2, *caps]
+                command += [*known, "--seed", number, "--wait-for-go"]
+                with host.entered():
+                    log = tmp_path / f"log{number}"
+                    members.append(Launched(f"peer {number}", "scripts.lab.simulated_peer", command, log))
+                if not known:
+                    members[0].wait_for(lambda: members[0].of("listening"), WAIT, "the DHT")
+                    known = ["--initial-peer", members[0].of("listening")[0]["addresses"][0]]
+            for member in members:
+                member.wait_for(lambda member=member: member.of("ready"), WAIT, "ready")  # type: ignore[misc]
+            before, started = network.traffic()[1], time.monotonic()
+            for member in members:
+                member.go()
+            capped = members[1]
+
+            def together() -> list[dict[str, object]]:
+                return [line for line in capped.of("round") if len(line["members"]) == 2]
+
+            capped.wait_for(lambda: len(together()) >= steps, WAIT, f"{steps} rounds of both")
+            counted, seconds = network.traffic()[1].since(before), time.monotonic() - started
+        finally:
+            for member in members:
+                member.kill()
+    assert counted.sent * 8 <= cap * MBIT * seconds
+    assert counted.received * 8 <= cap * MBIT * seconds
+    assert {line["outcome"] for line in together()} == {"committed"} and {line["mended"] for line in together()} == {0}
+    assert all(line["received"] == 1.0 for line in together())
+    assert counted.sent > steps * 1_000_000

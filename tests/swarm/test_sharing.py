@@ -1,0 +1,206 @@
+"""A state through both processes of two peers: hivemind's averagers, the DHT and signed records, without rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from end_to_end.conftest import tiny_run
+from hivemind.averaging import DecentralizedAverager
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
+
+from tt_cli.checkpoint import StateTree, TrainingState, received_state
+from tt_cli.run import RunConfig
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
+from tt_cli.swarm.network.dht_node import DHT, addresses_of, dht_time, start_dht, stop_dht
+from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.records.publisher import Board
+from tt_cli.swarm.state.bridge import NoState, StateBuffer, StateSharing, Taken
+
+MEGABYTE = 2**20
+SHAPES = {"bias": (300,), "weight": (3 * MEGABYTE // 4 + 5,)}
+
+
+class Sharing(StateSharing, DecentralizedAverager):
+    """An averager that only hands over and takes over."""
+
+    def __init__(self, run: RunConfig, dht: DHT, source: Any, read_tree: Any):
+        self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
+        self.share_state(run, dht, str(dht.peer_id), source, read_tree)
+        super().__init__(
+            averaged_tensors=[torch.zeros(1)],
+            dht=dht,
+            start=True,
+            prefix=run.identity,
+            next_chunk_timeout=5.0,
+            request_timeout=1.0,
+            min_matchmaking_time=2.0,
+            allow_state_sharing=False,
+            shutdown_timeout=2,
+        )
+
+
+class Peer:
+    """Holds `state`; `hold` makes it sign another one."""
+
+    def __init__(self, run: RunConfig, folder: Path, known: list[str], stack: ExitStack):
+        self.run, self.identity = run, claim_identity(folder, "trainer")
+        self.state: TrainingState | None = None
+        self.dht = start_dht(run, self.identity, initial_peers=known, host="127.0.0.1")
+        stack.callback(stop_dht, self.dht)
+        read_tree = partial(StateTree.parse, identity=run.identity, shapes=SHAPES)
+        self.averager = Sharing(run, self.dht, self._source, read_tree)
+        stack.callback(self.averager.shutdown)
+        self.board = Board(run, self.dht, self.identity)
+        self.board.start()
+        stack.callback(self.board.stop)
+
+    def _source(self) -> tuple[bytes, StateBuffer] | None:
+        if self.state is None:
+            return None
+        tree, buffer = self.state.tree(), StateBuffer.new()
+        self.state.write_into(tree, buffer.write)
+        return tree.manifest(), buffer
+
+    def hold(self, step: int, seed: int) -> TrainingState:
+        torch.manual_seed(seed)
+        parameters = {name: torch.randn(shape) for name, shape in SHAPES.items()}
+        self.state = TrainingState(step, parameters, {"v/bias": torch.rand(300)}, "", self.run.identity)
+        self.board.publish(record_of(self.identity, self.state))
+        self.board.fresh_view()
+        return self.state
+
+    def take(self, own: TrainingState | None = None) -> Taken:
+        return self.averager.take_state(None if own is None else own.tree(), 60.0)
+
+
+def record_of(identity: Identity, state: TrainingState) -> PeerRecord:
+    usual = {"role": "trainer", "client_mode": False, "samples": 0, "samples_per_second": 1.0, "total_samples": 0}
+    facts = {"peer_id": identity.peer_id, "epoch": state.step, "digest": state.digest(), "time": dht_time()}
+    return PeerRecord.model_validate({**usual, **facts})
+
+
+@pytest.fixture(scope="module")
+def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
+    """A donor and a taker."""
+    others.update(state_buffers())  # that tests before these still hold
+    run = tiny_run()
+    with ExitStack() as stack:
+        donor = Peer(run, tmp_path_factory.mktemp("donor"), [], stack)
+        taker = Peer(run, tmp_path_factory.mktemp("taker"), addresses_of(donor.dht), stack)
+        yield [donor, taker]
+
+
+others: set[str] = set()
+
+
+def state_buffers() -> set[str]:
+    """Descriptors of state buffers that this process holds."""
+    links = {path.name: os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.is_symlink()}
+    return {descriptor for descriptor, link in links.items() if "tt-state" in link}
+
+
+def memory_files() -> int:
+    """State buffers that these tests hold."""
+    return len(state_buffers() - others)
+
+
+def test_a_state_passes_through_four_processes_and_this_one_keeps_no_copy(peers: list[Peer]) -> None:
+    donor, taker = peers
+    sent = donor.hold(3, seed=3)
+    size = sum(tensor.nbytes for tensor in (*sent.parameters.values(), *sent.optimizer.values()))
+    taken = taker.take()
+    with taken.chunks as chunks:
+        found = received_state(taken.tree, chunks.whole(), "")
+        assert (found.step, found.digest()) == (3, sent.digest())
+    assert taken.donors == (donor.identity.peer_id,) and taken.refused == {}
+    assert taker.averager.traffic[1].item() == donor.averager.traffic[0].item() == taken.received == size
+    del found  # its tensors are in that memory
+    assert memory_files() == 0
+
+
+def test_only_what_differs_is_sent(peers: list[Peer]) -> None:
+    donor, taker = peers
+    sent = donor.hold(4, seed=4)
+    mine = TrainingState(4, {n: t.clone() for n, t in sent.parameters.items()}, dict(sent.optimizer), "", sent.identity)
+    mine.parameters["weight"][MEGABYTE // 4] += 1
+    taken = taker.take(mine)
+    assert taken.names() == ["weight[1]"] and taken.received == MEGABYTE
+    assert bytes(taken.chunks[2]) == sent.parameters["weight"].numpy().tobytes()[MEGABYTE : 2 * MEGABYTE]
+    taken.chunks.__exit__()
+    assert memory_files() == 0
+
+
+def test_who_has_nothing_says_so(peers: list[Peer]) -> None:
+    donor, taker = peers
+    donor.hold(5, seed=5)
+    donor.state = None
+    with pytest.raises(NoState, match="it refuses: it has no state yet"):
+        taker.take()
+    assert memory_files() == 0
+
+
+def test_it_ends_in_time_though_the_donor_does_not_answer(peers: list[Peer]) -> None:
+    donor, taker = peers
+    donor.hold(6, seed=6)
+    os.kill(donor.averager.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(NoState, match="nothing came for 2 s"):
+            taker.averager.take_state(None, 2.0)
+    finally:
+        os.kill(donor.averager.pid, signal.SIGCONT)
+    assert memory_files() == 0
+    with taker.take().chunks as chunks:
+        assert len(chunks) == 6
+
+
+def test_hivemind_s_own_door_is_closed(peers: list[Peer]) -> None:
+    donor, taker = peers
+    donor.hold(7, seed=7)
+
+    async def ask() -> list[Any]:
+        p2p = await taker.dht.replicate_p2p()
+        stub = Sharing.get_stub(p2p, PeerID.from_base58(donor.identity.peer_id), namespace=donor.run.identity)
+        return [message async for message in await stub.rpc_download_state(averaging_pb2.DownloadRequest())]
+
+    assert asyncio.run(ask()) == []
+
+
+@pytest.mark.parametrize("client_mode", [False, True])
+def test_an_averagers_process_shows_that_it_lives(
+    client_mode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tt_cli.swarm.averager.PULSE_SECONDS", 0.001)
+    run = tiny_run()
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+    with ExitStack() as stack:
+        first = start_dht(run, claim_identity(tmp_path / "first", "aux"), initial_peers=[], host="127.0.0.1")
+        stack.callback(stop_dht, first)
+        identity = claim_identity(tmp_path / "second", "trainer")
+        dht = start_dht(run, identity, initial_peers=addresses_of(first), host="127.0.0.1", client_mode=client_mode)
+        stack.callback(stop_dht, dht)
+        source, read_tree = partial(StateBuffer.new), partial(StateTree.parse, identity=run.identity, shapes=SHAPES)
+        averager = Averager(
+            run,
+            dht,
+            identity.key,
+            {},
+            source=source,  # type: ignore[arg-type]
+            read_tree=read_tree,
+            client_mode=client_mode,
+        )
+        stack.callback(averager.shutdown)
+        before = float(averager.pulse[0])
+        there_and_back = (averager.fetch_average([], "5_aa", timeout=60.0) for _ in range(1000))
+        assert any(found is None and float(averager.pulse[0]) > before for found in there_and_back)

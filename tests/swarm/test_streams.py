@@ -1,0 +1,260 @@
+"""What a stranger may do with a stream, over real libp2p nodes; and what is counted for each peer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
+
+import pytest
+from hivemind.p2p import P2P, P2PContext, ServicerBase
+from hivemind.proto import runtime_pb2
+
+from tt_cli.run import load_run
+from tt_cli.swarm.membership.admission import Open
+from tt_cli.swarm.membership.request_rates import Crowded, Places, Rate
+from tt_cli.swarm.network import stream_limits
+
+NAMESPACE, LONG = "run", 40.0
+
+
+class Service(ServicerBase):
+    """Two doors: one request and its answer, and many of both."""
+
+    def __init__(self) -> None:
+        self.served: list[int] = []
+        self.gone, self.flooded = asyncio.Event(), asyncio.Event()
+
+    async def rpc_fetch_average(
+        self, request: runtime_pb2.ExpertInfo, context: P2PContext
+    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        self.served.append(len(request.serialized_info))
+        try:
+            for _ in range(64):
+                yield runtime_pb2.ExpertInfo(serialized_info=bytes(2**20))
+        finally:
+            self.gone.set()
+
+    async def rpc_accuse(
+        self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
+    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        async for _ in requests:
+            await self.flooded.wait()
+            raise ValueError("one was enough")
+        yield runtime_pb2.ExpertInfo()
+
+    async def rpc_state_chunks(
+        self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
+    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        async for request in requests:
+            self.served.append(len(request.serialized_info))
+            yield runtime_pb2.ExpertInfo(serialized_info=b"ok")
+
+
+def handlers_of(service: Service) -> list[Any]:
+    service._collect_rpc_handlers()
+    return service._rpc_handlers or []
+
+
+@contextlib.asynccontextmanager
+async def two_nodes(service: Service) -> AsyncIterator[tuple[P2P, P2P]]:
+    """A stranger's node, and one that serves, guarded."""
+    serving = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
+    stranger = await P2P.create(
+        initial_peers=await serving.get_visible_maddrs(), host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client"
+    )
+    try:
+        stream_limits.guard(serving, Open(load_run("emoji")))
+        assert all(handler.stream_output for handler in handlers_of(service))
+        await service.add_p2p_handlers(serving, namespace=NAMESPACE)
+        yield stranger, serving
+    finally:
+        await stranger.shutdown()
+        await serving.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def bounded() -> Iterator[None]:
+    before = P2P.receive_protobuf, P2P.send_raw_data
+    stream_limits.install()
+    yield
+    P2P.receive_protobuf, P2P.send_raw_data = map(staticmethod, before)
+
+
+async def opened(stranger: P2P, serving: P2P, method: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    handler = Service._get_handle_name(NAMESPACE, method)
+    _, reader, writer = await stranger.call_binary_stream_handler(serving.peer_id, handler)
+    return reader, writer
+
+
+def header(size: int) -> bytes:
+    return P2P.MESSAGE_MARKER + size.to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER)
+
+
+async def hung_up(reader: asyncio.StreamReader) -> None:
+    """Returns when the other side closes the stream, whatever it sends before."""
+    with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+        while await asyncio.wait_for(reader.read(2**16), LONG):
+            pass
+
+
+@pytest.mark.parametrize("size", [2**21, 2**40, 2**64 - 1])
+def test_a_huge_declared_size_ends_the_stream(size: int) -> None:
+    async def test() -> None:
+        service = Service()
+        async with two_nodes(service) as (stranger, serving):
+            reader, writer = await opened(stranger, serving, "rpc_state_chunks")
+            writer.write(header(size))
+            await writer.drain()
+            await hung_up(reader)
+            assert service.served == []
+
+    asyncio.run(test())
+
+
+def test_one_request_may_be_small_only() -> None:
+    async def test() -> None:
+        service = Service()
+        async with two_nodes(service) as (stranger, serving):
+            reader, writer = await opened(stranger, serving, "rpc_fetch_average")
+            writer.write(header(2**16 + 1))
+            await writer.drain()
+            await hung_up(reader)
+            assert service.served == []
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize("sent", [header(100)[:1], header(100)[:3], header(100), header(100) + bytes(50)], ids=len)
+def test_who_sends_a_request_drop_by_drop_is_hung_up_on(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_limits, "REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr(stream_limits, "PIECE_SECONDS", 0.3)
+
+    async def test() -> None:
+        async with two_nodes(Service()) as (stranger, serving):
+            reader, writer = await opened(stranger, serving, "rpc_fetch_average")
+            writer.write(sent)
+            await writer.drain()
+            await hung_up(reader)
+
+    asyncio.run(test())
+
+
+def test_who_takes_no_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_limits, "PIECE_SECONDS", 0.3)
+
+    async def test() -> None:
+        service = Service()
+        async with two_nodes(service) as (stranger, serving):
+            _, writer = await opened(stranger, serving, "rpc_fetch_average")
+            await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=b"x"), writer)
+            await P2P.send_protobuf(P2P.END_OF_STREAM, writer)
+            await asyncio.wait_for(service.gone.wait(), LONG)  # nothing is read here meanwhile
+
+    asyncio.run(test())
+
+
+def test_who_goes_on_sending_after_the_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However full the buffers are, which nobody reads any more."""
+    monkeypatch.setattr(stream_limits, "LINGER_SECONDS", 0.3)
+
+    async def test() -> None:
+        service = Service()
+        async with two_nodes(service) as (stranger, serving):
+            reader, writer = await opened(stranger, serving, "rpc_accuse")
+            with contextlib.suppress(TimeoutError):
+                while True:
+                    async with asyncio.timeout(1.0):
+                        await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=bytes(2**16)), writer)
+            service.flooded.set()
+            await hung_up(reader)
+
+    asyncio.run(asyncio.wait_for(test(), LONG))
+
+
+def test_one_peer_holds_some_streams_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream_limits, "EACH", 3)
+
+    async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        try:
+            await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=b"x"), writer)
+            found, _ = await P2P.receive_protobuf(runtime_pb2.ExpertInfo, reader)
+        except (ConnectionError, asyncio.IncompleteReadError):
+            return False
+        return found is not None and found.serialized_info == b"ok"
+
+    async def test() -> None:
+        async with two_nodes(Service()) as (stranger, serving):
+            held = [await opened(stranger, serving, "rpc_state_chunks") for _ in range(3)]
+            assert [await answered(*one) for one in held] == [True] * 3
+            assert not await answered(*await opened(stranger, serving, "rpc_state_chunks"))
+            reader, writer = held.pop()
+            writer.close()
+            while not await answered(*await opened(stranger, serving, "rpc_state_chunks")):
+                await asyncio.sleep(0.05)  # until the other side has seen that one is closed
+
+    asyncio.run(asyncio.wait_for(test(), LONG))
+
+
+def test_a_banned_peer_gets_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Open, "is_banned", lambda self, peer_id: True)
+
+    async def test() -> None:
+        service = Service()
+        async with two_nodes(service) as (stranger, serving):
+            reader, writer = await opened(stranger, serving, "rpc_state_chunks")
+            writer.write(header(10) + bytes(10))
+            await hung_up(reader)
+            assert service.served == []
+
+    asyncio.run(test())
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def charged(rate: Rate, peer_id: str, cost: float = 1.0) -> bool:
+    try:
+        rate.charge(peer_id, cost)
+    except Crowded:
+        return False
+    return True
+
+
+def test_a_rate_is_each_peers_own() -> None:
+    clock: Any = Clock()
+    rate = Rate(2.0, 5.0, clock)
+    assert [charged(rate, "a") for _ in range(7)] == [True] * 5 + [False] * 2
+    assert charged(rate, "b")
+    clock.now += 1.0
+    assert [charged(rate, "a") for _ in range(3)] == [True, True, False]
+    clock.now += 1.0
+    assert charged(rate, "a", 100.0), "how much an answer is shows when it is there"
+    clock.now += 40.0
+    assert not charged(rate, "a"), "and it is paid back before the next"
+    clock.now += 20.0
+    assert charged(rate, "a")
+
+
+def test_what_is_remembered_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tt_cli.swarm.membership.request_rates.MOST_PEERS", 10)
+    rate = Rate(1.0, 1.0)
+    for number in range(100):
+        rate.charge(str(number))
+    assert len(rate._left) == 10
+
+
+def test_places_are_given_back() -> None:
+    places = Places(1, 2)
+    with places.one("a"), places.one("b"):
+        for peer_id in ("a", "b", "c"):
+            with pytest.raises(Crowded), places.one(peer_id):
+                pass
+    with places.one("c"):
+        pass
+    assert not places._taken

@@ -1,0 +1,113 @@
+"""What a peer does when nobody hands a state over: the published checkpoint, and when it is believed."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+from peer.states import trained
+from swarm.made import record
+
+from tt_cli.errors import TTError
+from tt_cli.peer.trained_state import TrainedState
+from tt_cli.supervisor.events import Download, Event, Log, Synchronised
+from tt_cli.swarm import catch_up as room
+from tt_cli.swarm.catch_up import DownloadProgress, TakeOver
+from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.state.bridge import NoState, StateBuffer
+from tt_cli.swarm.state.locked_state import GuardedState
+
+
+class NobodyGives:
+    """An averager whose donors all fail."""
+
+    def fetch_average(self, *asked: object) -> None:
+        return None
+
+    def drop_fetch(self) -> None: ...
+
+    def take_state(self, *asked: object) -> None:
+        raise NoState("no peer handed over a state that can be used (a: it did not answer)")
+
+
+def publisher(state: TrainedState) -> Any:
+    def published() -> tuple[Any, StateBuffer, str]:
+        buffer = StateBuffer.new()
+        return state.write_into(buffer.write), buffer, "acme/run/step-00000003.safetensors at 123456"
+
+    return published
+
+
+def take_over(mine: TrainedState, published: Any, said: list[Event]) -> TakeOver:
+    return TakeOver("me", NobodyGives(), GuardedState(mine), said.append, published)  # type: ignore[arg-type]
+
+
+def quiet(phase: str, reason: str) -> None: ...
+
+
+def test_the_published_state_is_taken_when_it_is_the_one_that_members_signed() -> None:
+    said: list[Event] = []
+    mine, theirs = trained(seed=1), trained(steps=3)
+    view = View.of([record("a", epoch=3, digest=theirs.digest)])
+    assert take_over(mine, publisher(theirs), said).catch_up(view, quiet)
+    assert mine.digest == theirs.digest and mine.epoch == 3
+    assert [e.source for e in said if isinstance(e, Synchronised)] == ["acme/run/step-00000003.safetensors at 123456"]
+
+
+def test_a_published_state_that_members_did_not_sign_is_not_taken_while_they_are_there() -> None:
+    said: list[Event] = []
+    mine, published, theirs = trained(seed=1), trained(steps=3), trained(steps=4)
+    before = mine.digest
+    taking = take_over(mine, publisher(published), said)
+    assert not taking.catch_up(View.of([record("a", epoch=4, digest=theirs.digest)]), quiet)
+    assert mine.digest == before
+    assert any("holds step 3: not what is needed" in e.message for e in said if isinstance(e, Log))
+
+
+def test_the_first_peer_begins_with_what_was_published_if_that_is_newer() -> None:
+    said: list[Event] = []
+    nobody, me = View.of([]), View.of([record("me", epoch=0, digest="ab" * 32)])
+    for mine, view, taken in (
+        (trained(seed=1), nobody, True),
+        (trained(seed=1), me, True),
+        (trained(seed=1, steps=4), nobody, False),
+        (trained(seed=1), View.of([record("a", epoch=1, digest="cd" * 32)]), False),
+    ):
+        published = trained(steps=3)
+        assert take_over(mine, publisher(published), said).begin(view, quiet) == taken
+        assert (mine.digest == published.digest) == taken
+
+
+def test_a_hub_that_fails_is_told_and_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Event] = []
+    asked: list[bool] = []
+
+    def failing() -> tuple[Any, StateBuffer, str]:
+        asked.append(True)
+        raise TTError("the Hugging Face Hub cannot be reached")
+
+    taking, nobody = take_over(trained(), failing, said), View.of([])
+    assert not taking.begin(nobody, quiet) and not taking.begin(nobody, quiet)
+    assert len(asked) == 1
+    assert [e.message for e in said if isinstance(e, Log)] == [
+        "no published checkpoint was used: the Hugging Face Hub cannot be reached"
+    ]
+    monkeypatch.setattr(room, "HUB_SECONDS", 0.0)
+    taking.begin(nobody, quiet)
+    assert len(asked) == 2
+
+
+def test_progress_is_told_with_the_rate_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Event] = []
+    now = [100.0]
+    monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
+    tell = DownloadProgress(said.append, threading.Event())
+    for second in range(1, 11):
+        now[0] = 100.0 + second
+        tell(second * 1000 if second <= 5 else 5000 + (second - 5) * 100, 10_000, 3)
+    first, last = said[0], said[-1]
+    assert isinstance(first, Download) and isinstance(last, Download)
+    assert (first.bytes_per_second, first.eta) == (1000.0, 9.0)
+    assert (last.received, last.total, last.donors) == (5500, 10_000, 3)
+    assert last.bytes_per_second == pytest.approx(100.0) and last.eta == pytest.approx(45.0)

@@ -1,0 +1,49 @@
+"""Samples per second, with a clock set by hand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tt_cli.swarm.reporting.throughput import WINDOW_SECONDS, Throughput
+
+
+@dataclass
+class Clock:
+    now: float = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_it_is_the_mean_since_the_start_and_later_over_the_window() -> None:
+    clock = Clock()
+    throughput = Throughput(clock)
+    assert throughput.per_second() == 0.0
+    for _ in range(int(WINDOW_SECONDS) // 2):
+        clock.now += 1.0
+        throughput.add(8)
+        assert throughput.per_second() == 8.0
+    for _ in range(int(WINDOW_SECONDS)):
+        clock.now += 1.0
+        throughput.add(4)
+    assert abs(throughput.per_second() - 4.0) < 8.0 / WINDOW_SECONDS
+
+
+def test_a_pause_lowers_it_until_nothing_is_left() -> None:
+    clock = Clock()
+    throughput = Throughput(clock)
+    clock.now += 10.0
+    throughput.add(30)
+    assert throughput.per_second() == 3.0
+    clock.now += 10.0
+    assert throughput.per_second() == 1.5
+    clock.now += 19.0
+    assert throughput.per_second() == 1.0
+    clock.now += 2.0
+    assert throughput.per_second() == 0.0
+
+
+def test_the_clock_may_stand_still() -> None:
+    throughput = Throughput(Clock())
+    throughput.add(5)
+    assert throughput.per_second() == 0.0

@@ -1,0 +1,90 @@
+"""An authority in one file, keys and database together, and back."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+from tt_cli.auth.authority.authority_folder import AuthorityFolder, from_json, to_json
+from tt_cli.auth.authority.authority_server import open_store
+from tt_cli.auth.authority.member_store import Store
+from tt_cli.errors import TTError, UsageError
+from tt_cli.identity.peer_key import write_private
+from tt_cli.run import RunConfig
+
+FORMAT = "tt-authority-backup-1"
+
+
+def back_up(run: RunConfig, file: Path, now: float, *, force: bool = False) -> None:
+    """Write everything to `file`, mode 0600. Raises UsageError where it exists and not `force`, TTError."""
+    if file.exists() and not force:
+        raise UsageError(f"{file} exists: choose another name, or --force")
+    folder = AuthorityFolder(run)
+    store = open_store(folder)
+    try:
+        tables = store.dump()
+    finally:
+        store.close()
+    content = {
+        "format": FORMAT,
+        "run": run.identity,
+        "at": now,
+        "settings": to_json(folder.settings()),
+        "tables": tables,
+    }
+    try:
+        write_private(file, json.dumps(content).encode())
+    except OSError as error:
+        raise TTError(f"cannot write {file}: {error.strerror or error}") from error
+
+
+def restore(run: RunConfig, file: Path, now: float, *, database: str | None = None, force: bool = False) -> str:
+    """Put a backup's tables in place, and its keys where none are here. Returns the time of the backup, in words.
+
+    database: another URL than the one in the backup. force: replace what is here, keys too. Raises UsageError for a
+    file that is no backup of this run, or where there is an authority with a database and not `force`.
+    """
+    content = _read(file)
+    if content.get("run") != run.identity:
+        raise UsageError(f"{file} is a backup of run {content.get('run')}, not of {run.identity}")
+    folder = AuthorityFolder(run)
+    try:
+        settings = from_json(json.dumps(content["settings"]))
+        if folder.exists and not force and _has_database(folder):
+            raise UsageError(f"an authority of this run is here: it would be replaced; say --force for that ({file})")
+        if folder.exists and not force:  # they may be newer than the backup's
+            settings = folder.settings()
+        if database is not None:
+            settings = type(settings)(database, settings.keys, settings.until)
+        folder.write(settings)
+        store = Store(folder.database_url())
+        try:
+            store.load(content["tables"], now)
+            store.write_down(now, "organiser", "restored", detail=str(content["at"]))
+        finally:
+            store.close()
+    except (ValueError, LookupError, TypeError) as error:
+        raise UsageError(f"{file} is damaged ({error}): take another backup") from error
+    return datetime.datetime.fromtimestamp(float(content["at"]), datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _has_database(folder: AuthorityFolder) -> bool:
+    store = Store(folder.database_url())
+    try:
+        return store.founded
+    finally:
+        store.close()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"{file} is no backup: {error}") from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UsageError(f"{file} is no backup of an authority")
+    return content

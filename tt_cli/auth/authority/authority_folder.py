@@ -1,0 +1,174 @@
+"""An authority's own folder: its signing keys and where its database is, in one file for its owner alone.
+
+Changing the key takes two steps in time. `rotate` makes the next key; run files that name both keys are handed out;
+shortly before the day on which peers stop taking the old key, the authority begins to sign with the next one.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from tt_cli.errors import TTError, UsageError
+from tt_cli.identity.passes import public_text
+from tt_cli.identity.peer_key import write_private
+from tt_cli.run import RunConfig, folders
+
+FILE = "authority.json"
+SHORTEST_CHANGE = 2 * 3600.0  # seconds from `rotate` to the old key's end: passes live an hour
+EARLY = 86400.0  # the new key signs so long before the old one ends, or half the time where that is less
+
+
+@dataclass(frozen=True)
+class SigningKey:
+    """One of the authority's keys. begins: Unix time from which it signs."""
+
+    private: Ed25519PrivateKey
+    begins: float
+
+    @property
+    def text(self) -> str:
+        """Its public half, as in a run file."""
+        return public_text(self.private)
+
+    def secret(self, purpose: str) -> bytes:
+        """32 bytes for another use, from which the key cannot be told (HKDF, RFC 5869)."""
+        raw = self.private.private_bytes(
+            serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
+        )
+        return HKDF(hashes.SHA256(), 32, salt=None, info=f"tt authority {purpose}".encode()).derive(raw)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the file holds. keys: oldest first; until: the day on which the old one ends, while the key changes."""
+
+    database: str  # SQLAlchemy's URL; "" for the SQLite file in the folder
+    keys: tuple[SigningKey, ...]
+    until: str = ""
+
+    def signing(self, now: float) -> SigningKey:
+        """The key that signs at that time."""
+        return [key for key in self.keys if key.begins <= now][-1]
+
+    def line(self) -> str:
+        """The run file's `authority_key`."""
+        texts = [key.text for key in reversed(self.keys)]
+        return f"{texts[0]} {texts[1]} until {self.until}" if len(texts) == 2 else texts[0]
+
+
+class AuthorityFolder:
+    """The folder `authority` in a run's folder, mode 0700."""
+
+    def __init__(self, run: RunConfig):
+        self.path = folders.run_folder(run) / "authority"
+        self.file = self.path / FILE
+        self._read_at: tuple[int, int] | None = None
+        self._settings: Settings | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether `found` has been called here before."""
+        return self.file.exists()
+
+    def found(self, database: str = "") -> Settings:
+        """Make the folder and the first key. Raises UsageError where there is one, TTError for a full disk."""
+        if self.exists:
+            raise UsageError(f"{self.file} exists: this run's authority has its key already")
+        made = Settings(database, (SigningKey(Ed25519PrivateKey.generate(), 0.0),))
+        self.write(made)
+        return made
+
+    def settings(self) -> Settings:
+        """What the file says now; another process may change it. Raises TTError."""
+        try:
+            status = self.file.stat()
+            stamp = (status.st_mtime_ns, status.st_ino)
+            if self._settings is None or stamp != self._read_at:
+                self._settings, self._read_at = from_json(self.file.read_text(encoding="utf-8")), stamp
+        except FileNotFoundError:
+            raise UsageError(f"there is no authority in {self.path}: make one with `tt authority init`") from None
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise TTError(f"{self.file} cannot be read ({error}): restore it with `tt authority restore`") from error
+        return self._settings
+
+    def write(self, settings: Settings) -> None:
+        """Replace the file. Raises TTError."""
+        try:
+            self.path.mkdir(mode=0o700, exist_ok=True)
+            os.chmod(self.path, 0o700)
+            write_private(self.file, json.dumps(to_json(settings)).encode())
+        except OSError as error:
+            raise TTError(f"cannot write {self.file}: {error.strerror or error}; free space") from error
+        self._settings = None
+
+    def keep_proof(self, guilty: str, proof: bytes) -> None:
+        """Write down what a peer was convicted by, for whoever asks. Raises TTError."""
+        file = self.path / "proofs" / f"{guilty}.accusation"
+        try:
+            file.parent.mkdir(mode=0o700, exist_ok=True)
+            write_private(file, proof)
+        except OSError as error:
+            raise TTError(f"cannot write {file}: {error.strerror or error}; free space") from error
+
+    def database_url(self) -> str:
+        """SQLAlchemy's URL of the database."""
+        return self.settings().database or f"sqlite:///{self.path / 'authority.db'}"
+
+    def rotate(self, now: float, until: str | None) -> Settings:
+        """Make the next key, and keep the old one until that day; None: it has leaked, so it ends at once.
+
+        Raises UsageError for a day that is too near, or while a change is under way.
+        """
+        before = self.settings()
+        fresh = Ed25519PrivateKey.generate()
+        if until is None:
+            self.write(Settings(before.database, (SigningKey(fresh, 0.0),)))
+            return self.settings()
+        try:
+            day = datetime.datetime.combine(datetime.date.fromisoformat(until), datetime.time(), datetime.UTC)
+        except ValueError:
+            raise UsageError(f"--until {until}: write a day as in 2026-12-01") from None
+        left = day.timestamp() - now
+        if left < SHORTEST_CHANGE:
+            raise UsageError(f"--until {until}: that day begins (UTC) in less than two hours; name a later one")
+        if before.until and now < _begin(before.until):
+            raise UsageError(f"the key changes already, until {before.until}; wait for that day")
+        begins = now + left - min(EARLY, left / 2)
+        self.write(Settings(before.database, (before.keys[-1], SigningKey(fresh, begins)), until))
+        return self.settings()
+
+
+def to_json(settings: Settings) -> dict[str, Any]:
+    """The settings as data, for the file and for a backup."""
+    keys = []
+    for key in settings.keys:
+        raw = key.private.private_bytes(
+            serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
+        )
+        keys.append({"private": raw.hex(), "begins": key.begins})
+    return {"format": "tt-authority-1", "database": settings.database, "keys": keys, "until": settings.until}
+
+
+def from_json(text: str) -> Settings:
+    """The settings in a file's text. Raises ValueError, LookupError or TypeError for another file."""
+    data = json.loads(text)
+    if data["format"] != "tt-authority-1" or not data["keys"]:
+        raise ValueError("not an authority's file")
+    keys = tuple(
+        SigningKey(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key["private"])), float(key["begins"]))
+        for key in data["keys"]
+    )
+    return Settings(str(data["database"]), keys, str(data["until"]))
+
+
+def _begin(day: str) -> float:
+    date = datetime.date.fromisoformat(day)
+    return datetime.datetime(date.year, date.month, date.day, tzinfo=datetime.UTC).timestamp()

@@ -1,0 +1,140 @@
+"""The authority as a server: `tt authority serve`, and a part that `tt aux-peer --authority` supervises.
+
+Behind a proxy, the address that counts for the limits is taken from X-Forwarded-For, when the proxy's own address is
+named; without that the header means nothing, for anyone can write it.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tt_cli.auth.authority.authority_folder import AuthorityFolder
+from tt_cli.auth.authority.issuer import MOST_PEERS, PASS_SECONDS, Authority
+from tt_cli.auth.authority.member_store import Store
+from tt_cli.errors import TTError
+from tt_cli.run import RunConfig
+
+PORT = 8470
+MOST_CONNECTIONS = 500
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What is handed to a server's process, beside the run (TOML text). trusted_proxy: its IP address, or ""."""
+
+    run: str
+    host: str = "0.0.0.0"
+    port: int = PORT
+    trusted_proxy: str = ""
+    pass_seconds: float = PASS_SECONDS
+    most_peers: int = MOST_PEERS
+
+
+def open_store(folder: AuthorityFolder) -> Store:
+    """The database of this authority. Raises TTError when it has been lost: bans would be forgotten silently."""
+    store = Store(folder.database_url())
+    if not store.founded:
+        store.close()
+        raise TTError(
+            "the authority's keys are here and its database is empty: restore it with `tt authority restore`, or "
+            "begin without members and bans with `tt authority init --new-database`"
+        )
+    return store
+
+
+def found(run: RunConfig, database: str = "") -> AuthorityFolder:
+    """Make a run's authority: its folder, its first key, its database. Raises UsageError where there is one."""
+    folder = AuthorityFolder(run)
+    if not folder.exists and database:
+        Store(database).close()  # a wrong URL is said before anything is made
+    folder.found(database)
+    found_database(folder)
+    return folder
+
+
+def found_database(folder: AuthorityFolder) -> None:
+    """Make the tables; what is there stays."""
+    store = Store(folder.database_url())
+    try:
+        store.found(time.time())
+    finally:
+        store.close()
+
+
+def open_authority(run: RunConfig, *, pass_seconds: float = PASS_SECONDS, most_peers: int = MOST_PEERS) -> Authority:
+    """The authority in this run's folder, made where there is none yet. Raises TTError."""
+    folder = AuthorityFolder(run)
+    if not folder.exists:
+        found(run)
+    return Authority(run, folder, open_store(folder), pass_seconds=pass_seconds, most_peers=most_peers)
+
+
+class Server:
+    """uvicorn around one authority. `run` blocks until `stop`, which may be called from another thread."""
+
+    def __init__(self, options: ServeOptions):
+        import uvicorn
+
+        from tt_cli.auth.authority.http_api import make_app
+
+        run = RunConfig.from_toml(options.run, "the run file")
+        self.authority = open_authority(run, pass_seconds=options.pass_seconds, most_peers=options.most_peers)
+        try:
+            family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+            self._socket = socket.create_server((options.host, options.port), family=family, backlog=512)
+        except OSError as error:
+            raise TTError(
+                f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; choose another --port"
+            ) from error
+        # What the Hub's client logs, and each request's line, would be noise in an organiser's log.
+        logging.getLogger("httpx2").setLevel(logging.WARNING)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                make_app(self.authority),
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=MOST_CONNECTIONS,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=3,
+                proxy_headers=bool(options.trusted_proxy),
+                forwarded_allow_ips=options.trusted_proxy or None,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """Where it listens."""
+        return int(self._socket.getsockname()[1])
+
+    def run(self) -> None:
+        """Serve; in the main thread also until Ctrl-C."""
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+            self.authority.store.close()
+
+    def stop(self) -> None:
+        """Have `run` return after the requests under way."""
+        self._server.should_exit = True
+
+
+def main(options: dict[str, Any], emit: Any, orders: Any) -> None:
+    """The worker process: serve until it is asked to leave. See tt_cli.supervisor.reporter.run_worker."""
+    from tt_cli.supervisor.events import Log
+
+    server = Server(ServeOptions(**options))
+    emit(Log(f"the authority listens on port {server.port}; its key is {server.authority.facts()['authority_key']}"))
+
+    def leave() -> None:
+        orders.leave.wait()
+        server.stop()
+
+    threading.Thread(target=leave, daemon=True).start()
+    server.run()

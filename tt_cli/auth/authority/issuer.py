@@ -1,0 +1,383 @@
+"""The rules of the authority: who gets a pass, who does not, and with which answer. No HTTP here.
+
+Joining takes three things: a nonce that this authority made for the peer's id, a signature over it by the peer's RSA
+key (so nobody gets a pass for another's peer), and a proof of the user's name on the Hub. Renewing takes the nonce,
+the signature and the pass before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import struct
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from tt_cli.auth.authority.authority_folder import AuthorityFolder, SigningKey
+from tt_cli.auth.authority.hub_client import Account, Hub, NotProven
+from tt_cli.auth.authority.member_store import Member, Store, TooManyPeers
+from tt_cli.auth.authority.proof_judge import NoProof, judged
+from tt_cli.auth.join_proof import Purpose, proof_content, proof_path, signed_message
+from tt_cli.identity import peer_key
+from tt_cli.identity.passes import (
+    InvalidPass,
+    Notice,
+    Pass,
+    allowed,
+    decode,
+    encode,
+    read_pass,
+    sign_notice,
+    sign_pass,
+)
+from tt_cli.run import RunConfig
+
+PASS_SECONDS = 3600.0
+NONCE_SECONDS = 600.0  # long enough for a commit on the Hub
+TICKET_SECONDS = 300.0
+PROOF_SECONDS = 14 * 86400.0  # then a user proves again who they are, and that they are still a member
+GRACE_SECONDS = 7 * 86400.0  # an expired pass can be renewed so long, as after the authority was down
+MOST_PEERS = 64  # of one user with valid passes
+MOST_WRONG = 3  # of one user: judging takes seconds
+CONVICTED = "proven to have signed a wrong average"  # the reason of such a ban
+NOTICE_SECONDS = 1.0  # a signed notice is handed out so long before the database is asked again
+
+
+class Refused(Exception):
+    """No. status: 401 bad proof, 403 not a member or banned; the text says why and what to do."""
+
+    def __init__(self, status: int, words: str):
+        super().__init__(words)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """nonce: to be signed. key: the authority's, which signs now. time: the authority's clock, Unix seconds."""
+
+    nonce: str
+    key: str
+    time: float
+    expires: float
+
+
+class Authority:
+    """One run's authority. Use it from any thread; several processes may serve one folder and database."""
+
+    def __init__(
+        self,
+        run: RunConfig,
+        folder: AuthorityFolder,
+        store: Store,
+        hub: Hub | None = None,
+        *,
+        pass_seconds: float = PASS_SECONDS,
+        most_peers: int = MOST_PEERS,
+        clock: Callable[[], float] = time.time,
+    ):
+        self.run, self.folder, self.store, self.clock = run, folder, store, clock
+        self.pass_seconds, self.most_peers = pass_seconds, most_peers
+        self._hub = hub or Hub()
+        self._notice: tuple[float, str, tuple[int, str]] | None = None
+        self._lock = threading.Lock()
+        self._wrong: Counter[str] = Counter()  # proofs that prove nothing, by user, since the start
+
+    # ---------------------------------------------------------------- what anyone may know
+
+    def facts(self) -> dict[str, Any]:
+        """The run's facts; they say nothing about its members."""
+        membership = self.run.membership
+        ways = ["hub", "token"] if membership.kind == "organisation" else []
+        return {
+            "run": self.run.identity,
+            "organisation": membership.organisation,
+            "authority_key": self.folder.settings().line(),
+            "ways": ["oauth", *ways] if membership.oauth_client_id else ways,
+            "pass_seconds": self.pass_seconds,
+            "time": self.clock(),
+        }
+
+    def notice(self) -> tuple[int, str]:
+        """The number and the text of the signed notice in force."""
+        with self._lock:
+            now, key = time.monotonic(), self._key()
+            if self._notice is None or now > self._notice[0] + NOTICE_SECONDS or self._notice[1] != key.text:
+                held = self.store.notice(self.run.identity)
+                self._notice = (now, key.text, (held.number, sign_notice(held, key.private)))
+            return self._notice[2]
+
+    # ---------------------------------------------------------------- passes
+
+    def challenge(self, peer_id: str, purpose: Purpose) -> Challenge:
+        """A nonce for that peer and purpose. Nothing is stored until it is used."""
+        now, key = self.clock(), self._key()
+        head = struct.pack(">d", now + NONCE_SECONDS) + os.urandom(16)
+        return Challenge(encode(head + self._mac(key, head, peer_id, purpose)), key.text, now, now + NONCE_SECONDS)
+
+    def join(self, key: bytes, nonce: str, signature: bytes, proof: dict[str, str]) -> str:
+        """A pass for the peer with this public key (DER). Raises Refused; HubUnreachable, which leaves the nonce good.
+
+        proof: {"way": "hub", "user"}, {"way": "oauth", "ticket"} or {"way": "token", "token"}.
+        """
+        if self.run.membership.kind == "open":
+            raise Refused(403, f"the run {self.run.run.name} is open: it needs no pass")
+        peer_id, signing = self._possession(key, nonce, signature, "join", {"proof": proof})
+        try:
+            user, member = self._who(proof, key, peer_id, nonce, signing)
+        except NotProven as error:
+            self._note("somebody", "not proven", peer_id, str(error))
+            raise Refused(401, str(error)) from None
+        if not member:
+            organisation = self.run.membership.organisation
+            self._note(user, "no member", peer_id, proof["way"])
+            listed = ", as the Hub shows it to everyone" if proof["way"] == "hub" else ""
+            raise Refused(403, f"{user} is no member of {organisation}{listed}: ask the organisation to add you")
+        now = self.clock()
+        self._spend(nonce)
+        text = self._issue(Member(peer_id, user, proof["way"], joined=now, proven=now, expires=now + self.pass_seconds))
+        self._note(user, "joined", peer_id, proof["way"])
+        return text
+
+    def renew(self, key: bytes, nonce: str, signature: bytes, text: str) -> str:
+        """The next pass for the holder of this one. Raises Refused; 401 means: join again."""
+        peer_id, _ = self._possession(key, nonce, signature, "renew", {"pass": text})
+        now = self.clock()
+        held = self._own_pass(text, now)
+        if held.peer_id != peer_id:
+            raise Refused(401, "that pass belongs to another peer")
+        known = self.store.member(peer_id)
+        if known is None:  # the database was restored from a backup older than the pass
+            known = Member(peer_id, held.user, "renewed", joined=held.issued, proven=held.issued, expires=held.expires)
+        elif known.user != held.user:
+            raise Refused(401, "that pass is an older one, of another user: join again")
+        if now > known.proven + PROOF_SECONDS:
+            raise Refused(401, f"{known.user} proved who they are more than {PROOF_SECONDS / 86400:.0f} days ago")
+        self._spend(nonce)
+        return self._issue(
+            Member(peer_id, known.user, known.way, known.joined, known.proven, expires=now + self.pass_seconds)
+        )
+
+    def issue_here(self, peer_id: str, user: str) -> str:
+        """A pass for a peer of the organiser's own on this host, whose folder holds the key anyway. Raises Refused."""
+        now = self.clock()
+        return self._issue(Member(peer_id, user, "organiser", joined=now, proven=now, expires=now + self.pass_seconds))
+
+    # ---------------------------------------------------------------- proofs against members
+
+    def hear(self, key: bytes, nonce: str, signature: bytes, text: str, digest: str) -> str:
+        """A ticket for handing in one proof, for the holder of the pass `text`. Raises Refused.
+
+        digest: SHA-256 (hex) of the packed tt_cli.swarm.allreduce.messages.Accusation.
+        """
+        peer_id, _ = self._possession(key, nonce, signature, "accuse", {"pass": text, "proof": digest})
+        held, now = self._own_pass(text, self.clock()), self.clock()
+        if held.peer_id != peer_id or now >= held.expires:
+            raise Refused(401, "that pass belongs to another peer, or it has expired")
+        try:
+            allowed(held, self.store.notice(self.run.identity))
+        except InvalidPass as error:
+            raise Refused(403, f"{error}: ask the run's organiser") from None
+        if self._wrong[held.user] >= MOST_WRONG:
+            raise Refused(403, f"{held.user} has handed in {MOST_WRONG} proofs that prove nothing")
+        self._spend(nonce)
+        until = now + TICKET_SECONDS
+        return self._seal("proof", {"proof": digest, "peer": peer_id, "user": held.user, "until": until})
+
+    def expects(self, ticket: str) -> None:
+        """Raises Refused for a ticket that is not one."""
+        self._unseal("proof", ticket)
+
+    def convict(self, ticket: str, proof: bytes) -> str:
+        """Judge what the ticket's holder hands in: see `judge`."""
+        held = self._unseal("proof", ticket)
+        if hashlib.sha256(proof).hexdigest() != held["proof"]:
+            raise Refused(401, "the proof is not the one that the ticket is for")
+        return self.judge(proof, held["user"], held["peer"])
+
+    def judge(self, proof: bytes, user: str, peer_id: str) -> str:
+        """Ban the peer whose guilt is proven; its id. Its user too, when it is the second peer of theirs.
+
+        One wrong average may come from a computer that is broken. user, peer_id: who brings the proof. Raises Refused;
+        Busy; TTError where nothing can be judged here.
+        """
+        try:
+            guilty = judged(self.run, proof)
+        except NoProof as error:
+            self._wrong[user] += 1
+            self._note(user, "accused wrongly", peer_id, str(error))
+            raise Refused(403, f"that proves nothing: {error}") from None
+        member = self.store.member(guilty)
+        if member is None:  # anybody can make a key and sign nonsense with it
+            raise Refused(403, "whom it proves guilty never had a pass of this run")
+        banned = {ban["name"]: ban["reason"] for ban in self.store.bans() if ban["kind"] == "peer"}
+        if guilty not in banned:
+            self.folder.keep_proof(guilty, proof)
+            self.store.ban("peer", guilty, CONVICTED, self.clock())
+            self._note(user, "proved", guilty, f"{member.user} signed a wrong average")
+            before = [peer for peer, reason in banned.items() if reason == CONVICTED]
+            if any(found.user == member.user for peer in before if (found := self.store.member(peer)) is not None):
+                self.store.ban("user", member.user.lower(), f"{CONVICTED}, with two peers", self.clock())
+                self._note(user, "proved", guilty, f"the second peer of {member.user}")
+        return guilty
+
+    # ---------------------------------------------------------------- OAuth
+
+    def begin_login(self, key: bytes) -> dict[str, Any]:
+        """Begin the device flow for a peer: what its user must do, and a handle. Raises Refused, HubUnreachable."""
+        peer_id = _peer_id(key)
+        try:
+            login = self._hub.begin_login(self._client_id())
+        except NotProven as error:
+            raise Refused(403, f"the Hub refuses the organiser's OAuth app: {error}") from None
+        until = self.clock() + login.expires_in
+        return {
+            "handle": self._seal("login", {"code": login.device_code, "peer": peer_id, "until": until}),
+            "user_code": login.user_code,
+            "page": login.page,
+            "page_with_code": login.page_with_code,
+            "interval": login.interval,
+            "expires_in": login.expires_in,
+        }
+
+    def poll_login(self, handle: str) -> str | None:
+        """A ticket for `join` once the user has logged in, None before. Raises Refused, HubUnreachable."""
+        held = self._unseal("login", handle)
+        try:
+            account = self._hub.login_granted(self._client_id(), held["code"])
+        except NotProven as error:
+            raise Refused(401, str(error)) from None
+        if account is None:
+            return None
+        until = self.clock() + TICKET_SECONDS
+        member = self._organisation() in account.organisations
+        return self._seal("ticket", {"user": account.name, "member": member, "peer": held["peer"], "until": until})
+
+    # ---------------------------------------------------------------- inside
+
+    def _key(self) -> SigningKey:
+        return self.folder.settings().signing(self.clock())
+
+    def _client_id(self) -> str:
+        client_id = self.run.membership.oauth_client_id
+        if client_id is None:
+            raise Refused(403, "this run names no OAuth app: prove who you are another way")
+        return client_id
+
+    def _organisation(self) -> str:
+        return (self.run.membership.organisation or "").casefold()
+
+    def _possession(
+        self, key: bytes, nonce: str, signature: bytes, purpose: Purpose, said: dict[str, Any]
+    ) -> tuple[str, SigningKey]:
+        """The peer id of whoever signed `said` with a nonce of ours that is still good, and the key that made it."""
+        peer_id = _peer_id(key)
+        for mine in self.folder.settings().keys:
+            if self._made(mine, nonce, peer_id, purpose):
+                break
+        else:
+            raise Refused(401, "the nonce is not one that this authority made for this peer, or it is too old")
+        message = signed_message(purpose, mine.text, self.run.identity, nonce, peer_id, said)
+        if not peer_key.signed(peer_key.public_key(key), signature, message):
+            raise Refused(401, "the signature is not that of the peer's key")
+        return peer_id, mine
+
+    def _made(self, key: SigningKey, nonce: str, peer_id: str, purpose: Purpose) -> bool:
+        try:
+            raw = decode(nonce)
+        except ValueError:
+            return False
+        if len(raw) != 56 or not hmac.compare_digest(raw[24:], self._mac(key, raw[:24], peer_id, purpose)):
+            return False
+        return self.clock() < struct.unpack(">d", raw[:8])[0]
+
+    @staticmethod
+    def _mac(key: SigningKey, head: bytes, peer_id: str, purpose: Purpose) -> bytes:
+        return hmac.digest(key.secret("nonce"), head + f"{purpose} {peer_id}".encode(), "sha256")
+
+    def _spend(self, nonce: str) -> None:
+        """Last, so that a Hub which does not answer costs nobody their nonce; of two at a time, one gets through."""
+        raw = decode(nonce)
+        expires = struct.unpack(">d", raw[:8])[0]
+        if not self.store.use_nonce(hashlib.sha256(raw).hexdigest(), expires, self.clock()):
+            raise Refused(401, "the nonce has been used already")
+
+    def _who(
+        self, proof: dict[str, str], key: bytes, peer_id: str, nonce: str, signing: SigningKey
+    ) -> tuple[str, bool]:
+        """The user's name, and whether they are a member. Raises NotProven, HubUnreachable, Refused."""
+        way, organisation = proof["way"], self._organisation()
+        if way == "oauth":
+            ticket = self._unseal("ticket", proof["ticket"])
+            if ticket["peer"] != peer_id:
+                raise NotProven("that login was begun by another peer")
+            return str(ticket["user"]), bool(ticket["member"])
+        if way == "token":
+            account: Account = self._hub.user_of_token(proof["token"])
+            return account.name, organisation in account.organisations
+        user, found = self._hub.proof(proof["user"], proof_path(self.run.identity, peer_id))
+        if found != proof_content(self.run.identity, signing.text, nonce, key):
+            raise NotProven(f"the proof in {user}'s repository is for another run, authority, nonce or key")
+        try:
+            return user, self._hub.is_member(organisation, user)
+        except NotProven as error:  # a hidden or missing organisation
+            raise Refused(403, f"{error}; prove who you are another way") from None
+
+    def _own_pass(self, text: str, now: float) -> Pass:
+        refusal = "no pass of this authority"
+        for key in self.folder.settings().keys:
+            try:
+                return read_pass(text, key.text, self.run.identity, now, leeway=GRACE_SECONDS)
+            except InvalidPass as error:
+                refusal = str(error)
+        raise Refused(401, f"{refusal}: join again")
+
+    def _issue(self, member: Member) -> str:
+        held: Notice = self.store.notice(self.run.identity)
+        now = self.clock()
+        issued = Pass(member.user, member.peer_id, self.run.identity, now, member.expires)
+        try:
+            allowed(issued, held)
+            self.store.admit(member, now, self.most_peers)
+        except InvalidPass as error:
+            self._note(member.user, "banned", member.peer_id)
+            raise Refused(403, f"{error}: ask the run's organiser") from None
+        except TooManyPeers:
+            raise Refused(403, f"{member.user} has {self.most_peers} peers in this run already") from None
+        return sign_pass(issued, self._key().private)
+
+    def _note(self, who: str, what: str, peer_id: str = "", detail: str = "") -> None:
+        self.store.write_down(self.clock(), who, what, peer_id, detail)
+
+    def _seal(self, purpose: str, content: dict[str, Any]) -> str:
+        nonce = os.urandom(12)
+        cipher = AESGCM(self._key().secret("seal"))
+        return encode(nonce + cipher.encrypt(nonce, json.dumps(content).encode(), purpose.encode()))
+
+    def _unseal(self, purpose: str, text: str) -> dict[str, Any]:
+        for key in self.folder.settings().keys:
+            try:
+                raw = decode(text)
+                opened = AESGCM(key.secret("seal")).decrypt(raw[:12], raw[12:], purpose.encode())
+            except (InvalidTag, ValueError):
+                continue
+            content: dict[str, Any] = json.loads(opened)
+            if self.clock() < content["until"]:
+                return content
+        raise Refused(401, "the login is not one that this authority began, or it is too old: begin again")
+
+
+def _peer_id(key: bytes) -> str:
+    try:
+        peer_key.public_key(key)
+    except ValueError as error:
+        raise Refused(401, f"no public key of a peer: {error}") from None
+    return peer_key.peer_id(key)

@@ -1,0 +1,282 @@
+"""What the authority remembers: members, bans, orders, used nonces, and an audit trail that holds no token.
+
+SQLAlchemy Core over SQLite or PostgreSQL. Every method is one transaction; several processes may share a database.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Connection,
+    Float,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    delete,
+    func,
+    insert,
+    inspect,
+    select,
+    update,
+)
+from sqlalchemy.exc import IntegrityError
+
+from tt_cli.database import Database, DatabaseDown
+from tt_cli.identity.passes import Notice, RollBack
+
+__all__ = ["DatabaseDown", "Member", "Store", "TooManyPeers", "metadata"]
+
+MOST_AUDITED = 100_000  # entries; the oldest go first
+_PRUNE_EVERY = 500  # entries
+
+metadata = MetaData()
+members = Table(
+    "members",
+    metadata,
+    Column("peer_id", String(128), primary_key=True),
+    Column("user", String(128), nullable=False, index=True),
+    Column("way", String(16), nullable=False),
+    Column("joined", Float, nullable=False),
+    Column("proven", Float, nullable=False),
+    Column("expires", Float, nullable=False),
+)
+bans = Table(
+    "bans",
+    metadata,
+    Column("kind", String(8), primary_key=True),  # "user" or "peer"
+    Column("name", String(128), primary_key=True),
+    Column("at", Float, nullable=False),
+    Column("reason", String(500), nullable=False),
+)
+orders = Table(
+    "orders",
+    metadata,
+    Column("id", Integer, primary_key=True),  # 1: the only row
+    Column("number", BigInteger, nullable=False),
+    Column("changed", Float, nullable=False),
+    Column("paused", String(500), nullable=False),
+    Column("step", BigInteger),
+    Column("digest", String(256)),
+    Column("source", String(500)),
+    Column("order", BigInteger, nullable=False),
+)
+used = Table(
+    "used",
+    metadata,
+    Column("nonce", String(128), primary_key=True),
+    Column("expires", Float, nullable=False, index=True),
+)
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("at", Float, nullable=False),
+    Column("who", String(128), nullable=False),
+    Column("what", String(32), nullable=False),
+    Column("peer_id", String(128), nullable=False),
+    Column("detail", String(500), nullable=False),
+)
+
+
+class TooManyPeers(Exception):
+    """A user has as many peers with valid passes as one may have."""
+
+
+@dataclass(frozen=True)
+class Member:
+    """A peer that has had a pass. Times are Unix seconds; proven: when its user last proved who they are."""
+
+    peer_id: str
+    user: str
+    way: str
+    joined: float
+    proven: float
+    expires: float
+
+
+class Store:
+    """A database by its SQLAlchemy URL. Raises UsageError for a URL that is none, DatabaseDown for no answer."""
+
+    def __init__(self, url: str):
+        self._database = Database(url, "the authority's database")
+        self._transaction = self._database.transaction
+
+    def close(self) -> None:
+        """Close its connections."""
+        self._database.close()
+
+    # ---------------------------------------------------------------- its beginning
+
+    @property
+    def founded(self) -> bool:
+        """Whether `found` has been called on this database."""
+        with self._transaction() as connection:
+            if not inspect(connection).has_table(orders.name):
+                return False
+            return connection.execute(select(orders.c.id)).first() is not None
+
+    def found(self, now: float) -> None:
+        """Make the tables and the first notice."""
+        with self._transaction() as connection:
+            metadata.create_all(connection)
+            if connection.execute(select(orders.c.id)).first() is None:
+                connection.execute(insert(orders).values(id=1, number=int(now), changed=now, paused="", order=0))
+        self._database.protect()
+
+    # ---------------------------------------------------------------- passes
+
+    def use_nonce(self, nonce: str, expires: float, now: float) -> bool:
+        """Mark a nonce as used. False when it was already, in whatever process."""
+        try:
+            with self._transaction() as connection:
+                connection.execute(delete(used).where(used.c.expires < now))
+                connection.execute(insert(used).values(nonce=nonce, expires=expires))
+        except IntegrityError:
+            return False
+        return True
+
+    def admit(self, member: Member, now: float, most_peers: int) -> None:
+        """Write down that this peer gets a pass. Raises TooManyPeers."""
+        with self._transaction() as connection:
+            others = connection.execute(
+                select(func.count())
+                .select_from(members)
+                .where(members.c.user == member.user, members.c.expires > now, members.c.peer_id != member.peer_id)
+            ).scalar_one()
+            if others >= most_peers:
+                raise TooManyPeers
+            known = update(members).where(members.c.peer_id == member.peer_id)
+            values = {"user": member.user, "way": member.way, "proven": member.proven, "expires": member.expires}
+            if connection.execute(known.values(**values)).rowcount == 0:
+                connection.execute(insert(members).values(peer_id=member.peer_id, joined=member.joined, **values))
+
+    def member(self, peer_id: str) -> Member | None:
+        """What is known of a peer."""
+        with self._transaction() as connection:
+            row = connection.execute(select(members).where(members.c.peer_id == peer_id)).first()
+        return None if row is None else Member(**row._mapping)
+
+    def members(self) -> list[Member]:
+        """All peers that have had a pass, those of a user together."""
+        with self._transaction() as connection:
+            rows = connection.execute(select(members).order_by(members.c.user, members.c.joined)).all()
+        return [Member(**row._mapping) for row in rows]
+
+    # ---------------------------------------------------------------- bans and orders
+
+    def number(self) -> int:
+        """The number of the notice in force."""
+        with self._transaction() as connection:
+            return int(connection.execute(select(orders.c.number)).scalar_one())
+
+    def notice(self, run: str) -> Notice:
+        """The bans and orders in force."""
+        with self._transaction() as connection:
+            row = connection.execute(select(orders)).one()._mapping
+            banned = connection.execute(select(bans.c.kind, bans.c.name)).all()
+        order = None
+        if row["step"] is not None:
+            order = RollBack(int(row["step"]), row["digest"], row["source"], int(row["order"]))
+        return Notice(
+            run=run,
+            number=int(row["number"]),
+            issued=row["changed"],
+            banned_users=frozenset(name for kind, name in banned if kind == "user"),
+            banned_peers=frozenset(name for kind, name in banned if kind == "peer"),
+            paused=row["paused"],
+            rollback=order,
+        )
+
+    def bans(self) -> list[dict[str, Any]]:
+        """Who is banned, since when and why."""
+        with self._transaction() as connection:
+            return [dict(row._mapping) for row in connection.execute(select(bans).order_by(bans.c.at))]
+
+    def ban(self, kind: str, name: str, reason: str, now: float) -> None:
+        """Ban a "user" or a "peer"; again: another reason."""
+        with self._transaction() as connection:
+            connection.execute(delete(bans).where(bans.c.kind == kind, bans.c.name == name))
+            connection.execute(insert(bans).values(kind=kind, name=name, at=now, reason=reason))
+            _renumber(connection, now)
+
+    def unban(self, kind: str, name: str, now: float) -> bool:
+        """Take a ban back. False where there was none."""
+        with self._transaction() as connection:
+            found = connection.execute(delete(bans).where(bans.c.kind == kind, bans.c.name == name)).rowcount > 0
+            if found:
+                _renumber(connection, now)
+            return found
+
+    def pause(self, reason: str, now: float) -> None:
+        """Have the run wait; "" lets it go on."""
+        with self._transaction() as connection:
+            connection.execute(update(orders).values(paused=reason))
+            _renumber(connection, now)
+
+    def roll_back(self, step: int, digest: str, source: str, now: float) -> int:
+        """Order the way back to a checkpoint. Returns the order's number."""
+        with self._transaction() as connection:
+            order = int(connection.execute(select(orders.c.order)).scalar_one()) + 1
+            order = max(order, int(now))  # so that a database restored from a backup repeats none
+            connection.execute(update(orders).values(step=step, digest=digest, source=source, order=order))
+            _renumber(connection, now)
+            return order
+
+    def renumber(self, now: float) -> None:
+        """Give the notice a new number, as after a restoration."""
+        with self._transaction() as connection:
+            _renumber(connection, now)
+
+    # ---------------------------------------------------------------- the trail
+
+    def write_down(self, now: float, who: str, what: str, peer_id: str = "", detail: str = "") -> None:
+        """Add to the audit trail. Nobody's token may be in `detail`."""
+        entry = {"at": now, "who": who[:128], "what": what[:32], "peer_id": peer_id[:128], "detail": detail[:500]}
+        with self._transaction() as connection:
+            number = int(connection.execute(insert(audit).values(**entry).returning(audit.c.id)).scalar_one())
+            if number % _PRUNE_EVERY == 0:
+                connection.execute(delete(audit).where(audit.c.id <= number - MOST_AUDITED))
+
+    def trail(self, last: int) -> list[dict[str, Any]]:
+        """The last so many entries, oldest first."""
+        with self._transaction() as connection:
+            rows = connection.execute(select(audit).order_by(audit.c.id.desc()).limit(last)).all()
+        return [dict(row._mapping) for row in reversed(rows)]
+
+    # ---------------------------------------------------------------- backups
+
+    def dump(self) -> dict[str, list[dict[str, Any]]]:
+        """All that a backup holds: every table but the used nonces, which are worth minutes."""
+        with self._transaction() as connection:
+            return {
+                table.name: [dict(row._mapping) for row in connection.execute(select(table))]
+                for table in (members, bans, orders, audit)
+            }
+
+    def load(self, content: dict[str, list[dict[str, Any]]], now: float) -> None:
+        """Replace everything by a dump. Raises LookupError or ValueError for what is none."""
+        try:
+            with self._transaction() as connection:
+                metadata.create_all(connection)
+                for table in (members, bans, orders, audit):
+                    connection.execute(delete(table))
+                    if rows := content[table.name]:
+                        kept = [{one.name: row[one.name] for one in table.c if one.name != "id"} for row in rows]
+                        if table is orders:
+                            kept = [{"id": 1, **kept[0]}]
+                        connection.execute(insert(table), kept)
+                _renumber(connection, now)
+        except IntegrityError as error:
+            raise ValueError("entries that contradict each other") from error
+        self._database.protect()
+
+
+def _renumber(connection: Connection, now: float) -> None:
+    """A later notice has a higher number, also after the database was restored from an older one: hence the clock."""
+    number = int(connection.execute(select(orders.c.number)).scalar_one())
+    connection.execute(update(orders).values(number=max(number + 1, int(now)), changed=now))

@@ -1,0 +1,83 @@
+"""Judges a proof that a reducer made a wrong average, in a process of its own: torch, and a stranger's bytes.
+
+The authority itself needs neither torch nor hivemind. It starts `python -m tt_cli.auth.authority.proof_judge`, which
+reads one line, the run file as a JSON text, and then the proof (an Accusation), and prints one JSON object:
+{"guilty": peer id} or {"reason": why it proves nothing}.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from typing import BinaryIO
+
+from tt_cli.errors import TTError
+from tt_cli.run import RunConfig
+
+MOST_PROOF = 2**25  # bytes
+JUDGE_SECONDS = 120.0
+WORDS = 300  # of a reason
+
+_at_work = threading.Lock()
+
+
+class Busy(Exception):
+    """Another proof is being judged."""
+
+
+class NoProof(Exception):
+    """It proves nothing; the text says why."""
+
+
+def judged(run: RunConfig, proof: bytes) -> str:
+    """The guilty peer's id. Raises NoProof, Busy, TTError where the judge itself fails."""
+    if not _at_work.acquire(blocking=False):
+        raise Busy
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "tt_cli.auth.authority.proof_judge"],
+            input=json.dumps(run.to_toml()).encode() + b"\n" + proof,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            timeout=JUDGE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NoProof(f"it took more than {JUDGE_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise TTError(f"no proof can be judged here: {error.strerror or error}") from error
+    finally:
+        _at_work.release()
+    try:
+        found = json.loads(done.stdout.splitlines()[-1])
+        if "guilty" in found:
+            return str(found["guilty"])
+        words = str(found["reason"])
+    except (IndexError, ValueError, LookupError, TypeError):
+        last = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise TTError(f"no proof can be judged here: {last[0][:WORDS]}") from None
+    raise NoProof(words)
+
+
+def main(stream: BinaryIO) -> dict[str, str]:
+    """Judge what comes in."""
+    import torch
+
+    from tt_cli.model import Dalle, DalleConfig
+    from tt_cli.swarm.allreduce.messages import Accusation, NotProven, Rules, verify
+
+    run = RunConfig.from_toml(json.loads(stream.readline()), "the run file")
+    with torch.device("meta"):
+        model = Dalle(DalleConfig.from_run(run))
+    rules = Rules.of(run, {name: parameter.shape for name, parameter in model.named_parameters()})
+    try:
+        return {"guilty": verify(Accusation.read(stream.read(MOST_PROOF)), rules)}
+    except NotProven as error:
+        return {"reason": str(error)[:WORDS]}
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.stdin.buffer)))

@@ -1,0 +1,1 @@
+"""The run's history in a database: schema, writer, reader."""

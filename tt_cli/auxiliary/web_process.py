@@ -1,0 +1,101 @@
+"""The run's web page beside an auxiliary peer: a process of its own, that knows the database and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.writer import DATABASE, PICTURES, database_url
+from tt_cli.database import DatabaseDown
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.events import Emit, Event, Log
+from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.side_process import Part
+
+if TYPE_CHECKING:
+    from tt_cli.web.queries import Answers
+
+MORE_PORTS = 8
+
+
+@dataclass(frozen=True)
+class WebOptions:
+    """What is handed to the process, beside the run (TOML text). name: how people join it, such as "emoji".
+
+    port: None for the usual one, or one of the next where another auxiliary peer of this machine has that. The
+    database's URL, with its password, is in the environment.
+    """
+
+    run: str
+    name: str
+    host: str = "0.0.0.0"
+    port: int | None = None
+
+
+def web_part(options: WebOptions, database: str, log: Path, show: Callable[[Event], None]) -> Part:
+    """The page, watched; without it the rest goes on. database: its URL, or "" for the file in the run's folder."""
+    environment = {DATABASE: database}
+    return Part(
+        "the web page",
+        "tt_cli.auxiliary.web_process",
+        asdict(options),
+        log,
+        show,
+        needed=False,
+        environment=environment,
+    )
+
+
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """The worker process: serve until it is asked to leave."""
+    from tt_cli.memory.answer_tables import Tables
+    from tt_cli.web.queries import Answers
+    from tt_cli.web.web_app import make_app
+    from tt_cli.web.web_server import PORT, Server
+
+    opts = WebOptions(**options)
+    run = RunConfig.from_toml(opts.run, "the run file")
+    folder = folders.run_folder(run)
+    reader = Reader(database_url(folder, os.environ.get(DATABASE, "")))
+    answers = Answers(reader, run, opts.name, calculator=Tables(run, opts.name))
+    app = make_app(answers, folder / PICTURES)
+    server = Server(app, opts.host, PORT, MORE_PORTS) if opts.port is None else Server(app, opts.host, opts.port)
+    threading.Thread(target=_read_ahead, args=(answers,), daemon=True).start()
+    emit(Log(f"the web page is at http://{_shown(opts.host)}:{server.port}/"))
+    with suppress(OSError):  # for `tt monitor` on this machine, which does without it too
+        (folder / "page").write_text(f"http://{_shown(opts.host)}:{server.port}\n", encoding="utf-8")
+
+    def leave() -> None:
+        orders.leave.wait()
+        server.stop()
+
+    threading.Thread(target=leave, daemon=True).start()
+    server.run()
+    with suppress(OSError):
+        (folder / "page").unlink()
+    reader.close()
+
+
+def _read_ahead(answers: Answers) -> None:
+    """A long history takes a second to read: before the first who asks."""
+    with contextlib.suppress(DatabaseDown):
+        answers.history.look()
+
+
+def _shown(host: str) -> str:
+    """For a person on this machine."""
+    if host in ("0.0.0.0", "::"):
+        return "localhost"
+    return f"[{host}]" if ":" in host else host
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(main))

@@ -1,0 +1,242 @@
+"""Files of weights, written so that a crash or full disk loses nothing; checkpoints in a folder by their step."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tt_cli.checkpoint.hash_tree import tensor_digest
+from tt_cli.checkpoint.training_state import (
+    PARAMETERS,
+    CheckpointError,
+    CorruptCheckpoint,
+    TrainingState,
+    check_finite,
+    checked_state,
+    checked_step,
+    serialised,
+)
+from tt_cli.run import RunConfig
+from tt_cli.run.checkpoint_names import name_of, outdated, step_in
+
+_CHUNK = 1 << 24
+_FULL = {
+    errno.ENOSPC: "free some space",
+    errno.EDQUOT: "free some space",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+}
+_ADVICE = {number: f"{advice} or set TT_HOME to a larger disk" for number, advice in _FULL.items()}
+_ADVICE[errno.EFBIG] = _FULL[errno.EFBIG]
+
+
+def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = False) -> Path:
+    """Write `state` into `folder`, remove all but the `keep` newest checkpoints, return the new file's path.
+
+    spread: keep older ones too, ever fewer the older they are, to which a run can go back: see `saved.outdated`.
+    The file appears under its name only when all of it is on the disk. Raises CheckpointError when it cannot
+    be written; checkpoints already there are then untouched.
+    """
+    path = folder / name_of(state.step)
+    pieces = serialised(state)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(folder)
+        with written_whole(path) as file:
+            for piece in pieces:
+                file.write(piece)
+    except OSError as error:
+        size = sum(len(piece) for piece in pieces) / 1e6
+        advice = _ADVICE.get(error.errno or 0, "set TT_HOME to a folder that you can write to")
+        raise CheckpointError(
+            f"cannot save a checkpoint of {size:.1f} MB in {folder}: {error.strerror or error}; "
+            f"earlier checkpoints are untouched; {advice}"
+        ) from error
+    there = {step_of(old): old for old in checkpoints_in(folder)}
+    for step in outdated(list(there), keep, spread) - {state.step}:
+        there[step].unlink(missing_ok=True)
+    return path
+
+
+def step_of(path: Path) -> int:
+    """The step that the name of a checkpoint's file gives."""
+    return int(path.stem.removeprefix("step-"))
+
+
+def write(path: Path, pieces: Iterable[bytes | memoryview], on_bytes: Callable[[int], None] | None = None) -> None:
+    """Write `pieces`, one after the other, as the file `path`, which may replace one; all of it or nothing.
+
+    `on_bytes` is told now and then how many bytes were written since it was told last. Raises CheckpointError.
+    """
+    with refusals(path), written_whole(path) as file:
+        for piece in pieces:
+            view = memoryview(piece)
+            for start in range(0, len(view), _CHUNK):
+                part = view[start : start + _CHUNK]
+                file.write(part)
+                if on_bytes is not None:
+                    on_bytes(len(part))
+
+
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Turns an OSError in writing `path` into a CheckpointError."""
+    try:
+        yield
+    except OSError as error:
+        advice = _FULL.get(error.errno or 0, "name a file in a folder that you can write to")
+        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+
+
+def load(path: Path) -> TrainingState:
+    """Read and check one checkpoint. Raises CheckpointError."""
+    tensors, metadata = _read(path)
+    return checked_state(tensors, metadata, str(path))
+
+
+def load_model(path: Path) -> tuple[RunConfig, dict[str, Tensor]]:
+    """Read the run and the parameters of a checkpoint, not the optimizer. Raises CheckpointError."""
+    tensors, metadata = _read(path, prefix=PARAMETERS)
+    checked_step(metadata, str(path))
+    parameters = {name.removeprefix(PARAMETERS): tensor for name, tensor in tensors.items()}
+    if tensor_digest(parameters) != metadata["parameters_digest"]:
+        raise CorruptCheckpoint(f"{path} is damaged: its digest does not match its content")
+    check_finite(parameters, str(path))
+    return RunConfig.from_toml(metadata["run"], f"{path}, the run file inside"), parameters
+
+
+def newest(
+    folder: Path,
+    identity: str | None = None,
+    on_message: Callable[[str], None] = lambda message: None,
+    *,
+    to_train: bool = False,
+) -> tuple[Path, TrainingState] | None:
+    """Return the newest usable checkpoint of `folder` with its path, or None.
+
+    A corrupt one is renamed *.corrupt, said through `on_message`, and the one before it is tried; one of
+    another run (when `identity` is given) or of a later version of tt is left as it is and passed over, and so
+    are weights without an optimizer's state when it is `to_train`.
+    """
+    for path in checkpoints_in(folder):
+        try:
+            state = load(path)
+        except CorruptCheckpoint as error:
+            aside = path.with_name(path.name + ".corrupt")
+            try:
+                os.replace(path, aside)
+                on_message(f"{error}; set aside as {aside.name}, using the one before it")
+            except OSError:
+                on_message(f"{error}; using the one before it")
+        except CheckpointError as error:
+            on_message(f"{error}; using the one before it")
+        else:
+            if identity is not None and state.identity != identity:
+                on_message(f"{path} belongs to the run {state.identity}, not {identity}; passed over")
+            elif to_train and not state.optimizer:
+                on_message(f"{path} holds weights to draw with, not the optimizer's state to train on; passed over")
+            else:
+                return path, state
+    return None
+
+
+def find(folder: Path, identity: str, step: int, digest: str) -> tuple[Path, TrainingState] | None:
+    """The checkpoint of exactly this state, with its path; None where it is not there or cannot be used."""
+    path = folder / name_of(step)
+    try:
+        state = load(path)
+    except CheckpointError:
+        return None
+    fits = state.identity == identity and bool(state.optimizer) and state.digest() == digest
+    return (path, state) if fits else None
+
+
+def set_aside_after(folder: Path, step: int, ending: str) -> list[Path]:
+    """Rename the checkpoints of later steps, so that none of them counts as the newest. Returns their new paths."""
+    aside = []
+    for path in checkpoints_in(folder):
+        if step_of(path) > step:
+            to = path.with_name(f"{path.name}.{ending}")
+            with refusals(to):
+                os.replace(path, to)
+            aside.append(to)
+    return aside
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """The checkpoints of `folder`, newest first. Raises CheckpointError where it cannot be read."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
+    found = [(step, folder / name) for name in names if (step := step_in(name)) is not None]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _read(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            # Cloned out of the memory map: the file may be replaced or removed while the tensors live on.
+            names = [name for name in file.keys() if name.startswith(prefix)]  # noqa: SIM118 - no dict
+            tensors = {name: file.get_tensor(name).clone() for name in names}
+            return tensors, file.metadata() or {}
+    except OSError as error:
+        raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
+    except SafetensorError as error:
+        raise CorruptCheckpoint(f"{path} is damaged: {error}") from error
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to that appears under its name when all of it is on the disk, and not at all on an error."""
+    with _temporary(path) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+        os.replace(file.name, path)
+    _sync_folder(path.parent)
+
+
+@contextmanager
+def _temporary(path: Path) -> Iterator[BinaryIO]:
+    """A new file beside `path`, locked while it is written; removed if not renamed by the end."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    file = temporary.open("wb")
+    fcntl.flock(file, fcntl.LOCK_EX)
+    while os.fstat(file.fileno()).st_nlink == 0:  # removed as abandoned before we held the lock
+        file.close()
+        file = temporary.open("wb")
+        fcntl.flock(file, fcntl.LOCK_EX)
+    with file:
+        try:
+            yield file
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what writers that died left behind: temporary files that nobody holds a lock on."""
+    for temporary in folder.glob(".step-*.tmp"):
+        try:
+            with temporary.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                temporary.unlink()
+        except (BlockingIOError, FileNotFoundError):
+            continue  # its writer lives, or has just finished
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

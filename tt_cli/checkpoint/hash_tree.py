@@ -1,0 +1,295 @@
+"""A state's digest by chunks: which bytes two peers do not share, and which chunk is not what it should be.
+
+Notable:
+- a hash tree (Merkle, 1987) of three levels. Leaves: SHA-256 of each chunk, 1 MiB of one tensor's bytes (a tensor's
+  last chunk is shorter). A group, the parameters or the optimizer's tensors: SHA-256 over names, dtypes and shapes
+  in the order of names, and the leaves. The root, which peers sign: SHA-256 over format, run identity, step and groups;
+- a manifest is the root's whole content without the tensors' bytes: whoever trusts the root trusts each leaf, and
+  so each chunk, whoever sends it;
+- leaves are hashed by two threads that read the tensors' own memory: hashlib releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tt_cli.run.checkpoint_names import FORMAT
+
+CHUNK = 1 << 20
+"""Bytes of a chunk; a multiple of every dtype's size."""
+LEAF = 32
+HASH_THREADS = 2
+ALIGNMENT = 64  # of a tensor in a buffer: what any processor's vectors want
+
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_TORCH = {name: dtype for dtype, name in DTYPES.items()}
+_MAX_DIMENSIONS, _MAX_NAME = 8, 200
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a tensor is without its bytes. dtype: as safetensors names it, "F32"."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The same for torch."""
+        return _TORCH[self.dtype]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensor."""
+        return math.prod(self.shape) * self.torch_dtype.itemsize
+
+    @property
+    def chunks(self) -> int:
+        """Chunks of the tensor; none of an empty one."""
+        return -(-self.nbytes // CHUNK)
+
+    def view(self, data: memoryview, offset: int) -> Tensor:
+        """The tensor whose bytes begin at `offset` of `data`, in that memory."""
+        count = math.prod(self.shape)
+        if not count:
+            return torch.empty(self.shape, dtype=self.torch_dtype)
+        return torch.frombuffer(data, dtype=self.torch_dtype, count=count, offset=offset).reshape(self.shape)
+
+
+class StateTree:
+    """The hash tree of one state. Chunks are numbered through: parameters by name, then the optimizer's tensors.
+
+    identity: of the run. step: global steps. parameters, optimizer: specs in the order of names; layout: both.
+    leaves: the chunks' digests, 32 bytes each.
+    """
+
+    def __init__(
+        self, identity: str, step: int, parameters: Sequence[Spec], optimizer: Sequence[Spec], leaves: bytes
+    ) -> None:
+        self.identity, self.step, self.leaves = identity, step, leaves
+        self.parameters, self.optimizer = tuple(parameters), tuple(optimizer)
+        self.layout = (*self.parameters, *self.optimizer)
+        self._first = [0, *accumulate(spec.chunks for spec in self.layout)]
+        self._offset = [0, *accumulate(-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in self.layout)]
+        if len(leaves) != LEAF * self._first[-1]:
+            raise ValueError(f"{len(leaves) / LEAF:g} leaves for {self._first[-1]} chunks")
+
+    @classmethod
+    def of(
+        cls, identity: str, step: int, parameters: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]
+    ) -> StateTree:
+        """The tree of these tensors, whose strides and order do not matter. GPU tensors are copied one by one."""
+        specs = _specs_of(parameters), _specs_of(optimizer)
+        tensors = [*(parameters[spec.name] for spec in specs[0]), *(optimizer[spec.name] for spec in specs[1])]
+        return cls(identity, step, *specs, _leaves(tensors))
+
+    @classmethod
+    def parse(cls, manifest: bytes, identity: str, shapes: Mapping[str, Sequence[int]]) -> StateTree:
+        """The tree in `manifest`, which anyone may have sent: believe it when its digest is one that peers signed.
+
+        identity: the run's. shapes: of the model's parameters by name; the manifest has exactly these, as fp32, and
+        for the optimizer at most four tensors and 8 bytes an element for each. Raises ValueError.
+        """
+        header, leaves = _split(manifest)
+        if header["format"] != FORMAT:
+            raise ValueError(f"a state of format {ascii(header['format'])[:20]}, not {FORMAT}")
+        if header["identity"] != identity:
+            raise ValueError(f"a state of run {ascii(header['identity'])[:80]}")
+        step = header["step"]
+        if type(step) is not int or not 0 <= step < 10**15:
+            raise ValueError("a step that is no number")
+        own = [Spec(name, "F32", tuple(shapes[name])) for name in sorted(shapes)]
+        parameters = _specs_in(header["parameters"], len(own))
+        if parameters != own:
+            unlike = [ascii(spec.name[:80]) for spec in sorted({*own} ^ {*parameters}, key=lambda spec: spec.name)]
+            raise ValueError(f"a state with other tensors than this model's ({', '.join(unlike[:3])})")
+        optimizer = _specs_in(header["optimizer"], 4 * len(own))
+        if sum(spec.nbytes for spec in optimizer) > 2 * sum(spec.nbytes for spec in own) + 2**22:
+            raise ValueError("more bytes of the optimizer than a state of this run can have")
+        tree = cls(identity, step, parameters, optimizer, leaves)
+        if tree.manifest() != manifest:
+            raise ValueError("a manifest that is written in another way than it should be")
+        return tree
+
+    def manifest(self) -> bytes:
+        """The tree as bytes: length of the header (4, little-endian), header (JSON), leaves."""
+        header = _json(
+            {
+                "format": FORMAT,
+                "identity": self.identity,
+                "step": self.step,
+                "parameters": _listed(self.parameters),
+                "optimizer": _listed(self.optimizer),
+            }
+        )
+        return len(header).to_bytes(4, "little") + header + self.leaves
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """The root, 64 hex digits: equal roots mean equal bytes."""
+        middle = len(self.parameters)
+        optimizer = _group_digest(self.optimizer, self.leaves[LEAF * self._first[middle] :])
+        return hashlib.sha256(_json([FORMAT, self.identity, self.step, self.parameters_digest, optimizer])).hexdigest()
+
+    @functools.cached_property
+    def parameters_digest(self) -> str:
+        """Of the parameters alone, 64 hex digits."""
+        return _group_digest(self.parameters, self.leaves[: LEAF * self._first[len(self.parameters)]])
+
+    @property
+    def parameter_chunks(self) -> range:
+        """The chunks of the parameters: all there is to take for one who only draws."""
+        return range(self._first[len(self.parameters)])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a buffer that holds all chunks at their places."""
+        return self._offset[-1]
+
+    def __len__(self) -> int:
+        return self._first[-1]
+
+    def differing(self, other: StateTree) -> list[int]:
+        """The chunks that `other` does not hold alike: all of them when its tensors are others than this tree's."""
+        if self.layout != other.layout:
+            return list(range(len(self)))
+        mine, theirs = self.leaves, other.leaves
+        return [i for i in range(len(self)) if mine[LEAF * i : LEAF * (i + 1)] != theirs[LEAF * i : LEAF * (i + 1)]]
+
+    def holds(self, index: int, data: bytes | memoryview) -> bool:
+        """True when `data` is the chunk `index`."""
+        return (
+            len(data) == self.place(index)[1]
+            and hashlib.sha256(data).digest() == self.leaves[LEAF * index : LEAF * (index + 1)]
+        )
+
+    def check(self, indexes: Sequence[int], chunks: Mapping[int, memoryview]) -> None:
+        """Raise ValueError, naming the first, when one of these chunks is not what its leaf says."""
+        with ThreadPoolExecutor(HASH_THREADS) as pool:
+            held = pool.map(lambda index: self.holds(index, chunks[index]), indexes)
+            for index, good in zip(indexes, held, strict=True):
+                if not good:
+                    raise ValueError(f"chunk {self.name_of(index)} is not what its hash says")
+
+    def find(self, index: int) -> tuple[int, int]:
+        """The tensor that a chunk belongs to, by its place in `layout`, and which of its chunks it is."""
+        if not 0 <= index < len(self):
+            raise ValueError(f"chunk {index} of {len(self)}")
+        tensor = bisect_right(self._first, index) - 1
+        return tensor, index - self._first[tensor]
+
+    def name_of(self, index: int) -> str:
+        """Tensor and number of a chunk: "transformer.layers.0.ff.weight[3]"."""
+        tensor, number = self.find(index)
+        return f"{self.layout[tensor].name}[{number}]"
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Where a chunk lies in a buffer for the whole state: (offset, bytes). Tensors begin at multiples of 64."""
+        tensor, number = self.find(index)
+        start = number * CHUNK
+        return self._offset[tensor] + start, min(CHUNK, self.layout[tensor].nbytes - start)
+
+    def places(self) -> Iterator[tuple[str, Spec, int]]:
+        """("parameters" or "optimizer", spec, offset in a buffer) of each tensor."""
+        for tensor, spec in enumerate(self.layout):
+            yield "parameters" if tensor < len(self.parameters) else "optimizer", spec, self._offset[tensor]
+
+
+def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
+    """The digest of one group of tensors, as in the tree."""
+    specs = _specs_of(tensors)
+    return _group_digest(specs, _leaves(tensors[spec.name] for spec in specs))
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The tensor's bytes, as a view when it is contiguous on the CPU. (numpy knows no bfloat16.)"""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def _leaves(tensors: Iterable[Tensor]) -> bytes:
+    found: list[bytes] = []
+    with ThreadPoolExecutor(HASH_THREADS) as pool:  # made for each tree: threads do not survive a fork
+        for tensor in tensors:
+            data = bytes_of(tensor)
+            chunks = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
+            found += pool.map(_sha256, chunks) if len(chunks) > 1 else map(_sha256, chunks)
+    return b"".join(found)
+
+
+def _sha256(data: memoryview) -> bytes:
+    return hashlib.sha256(data).digest()
+
+
+def _group_digest(specs: Sequence[Spec], leaves: bytes) -> str:
+    header = _json(_listed(specs))
+    return hashlib.sha256(len(header).to_bytes(8, "little") + header + leaves).hexdigest()
+
+
+def _specs_of(tensors: Mapping[str, Tensor]) -> list[Spec]:
+    return [Spec(name, DTYPES[tensors[name].dtype], tuple(tensors[name].shape)) for name in sorted(tensors)]
+
+
+def _listed(specs: Sequence[Spec]) -> list[list[object]]:
+    return [[spec.name, spec.dtype, list(spec.shape)] for spec in specs]
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def _split(manifest: bytes) -> tuple[dict[str, Any], bytes]:
+    """(header, leaves) of a manifest, the header with the right keys."""
+    end = 4 + int.from_bytes(manifest[:4], "little")
+    if not 4 < end <= len(manifest):
+        raise ValueError("a manifest that is torn")
+    try:
+        header = json.loads(manifest[4:end])
+    except (ValueError, RecursionError) as error:
+        raise ValueError("a manifest whose header is no JSON") from error
+    if not isinstance(header, dict) or header.keys() != {"format", "identity", "step", "parameters", "optimizer"}:
+        raise ValueError("a manifest whose header has other keys")
+    return header, manifest[end:]
+
+
+def _specs_in(listed: object, at_most: int) -> list[Spec]:
+    """The specs in a header, in the order of their names."""
+    if not isinstance(listed, list) or len(listed) > at_most:
+        raise ValueError("more tensors than this run's state can have")
+    specs = [_spec_in(one) for one in listed]
+    names = [spec.name for spec in specs]
+    if names != sorted(set(names)):
+        raise ValueError("tensors that are not in the order of their names")
+    return specs
+
+
+def _spec_in(listed: object) -> Spec:
+    match listed:
+        case [str(name), str(dtype), list(shape)]:
+            sizes = all(type(size) is int and 0 <= size < 2**40 for size in shape)
+            if sizes and len(shape) <= _MAX_DIMENSIONS and len(name) <= _MAX_NAME and dtype in _TORCH:
+                return Spec(name, dtype, tuple(shape))
+    raise ValueError(f"a tensor that is none: {ascii(listed)[:80]}")

@@ -1,0 +1,1 @@
+"""The building of data sets: pictures with captions into shards of codes."""

@@ -1,0 +1,216 @@
+"""A folder of `tt data encode` as a data set on the Hub: all of it appears in one commit, or nothing.
+
+Notable:
+- every file is compared with the SHA-256 that was written down when it was made, before anything is sent;
+- shards are sent in groups; the Hub keeps what it has by its SHA-256, so after a failure or a kill only what it does
+  not have is sent. The commit at the end adds them all, with the card and SHA256SUMS;
+- a commit whose answer is lost is recognised by SHA256SUMS when the repository is looked into again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tt_cli.data.build.journal import PROGRESS, SETTINGS, SHARDS, SUMS, Finished, sums_of
+from tt_cli.data.shard_format import ShardFacts
+from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.hub_files import HubUnreachable, hub_errors, quiet_and_bounded
+from tt_cli.hub.repository import CARD, Moved, sending
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+GROUP = 20  # shards that are sent together: what a failure can cost
+TRIES = 6
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before another try
+ANSWER_SECONDS = 300.0  # the Hub looks at every file of a commit
+MOST_IN_CARD = 200  # shards that the card lists one by one
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A finished folder. settings: of encode.json. counts: of all shares together."""
+
+    folder: Path
+    settings: dict[str, Any]
+    counts: Counter[str]
+    shards: Sequence[ShardFacts]
+
+    @property
+    def sums(self) -> str:
+        """What SHA256SUMS holds."""
+        return sums_of(self.shards)
+
+
+def finished_folder(folder: Path) -> Encoded:
+    """What lies in a folder of `tt data encode`, every shard checked against its SHA-256.
+
+    Raises UsageError where a share is not finished, TTError for a shard that is missing or damaged.
+    """
+    try:
+        settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
+        shares = int(settings["shares"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{folder} is no folder that `tt data encode` made: {SETTINGS} cannot be read ({error})"
+        ) from error
+    counts: Counter[str] = Counter()
+    shards: list[ShardFacts] = []
+    for share in range(shares):
+        state = Finished.read(folder / PROGRESS / f"{share:03d}.json")
+        if not state.done:
+            raise UsageError(
+                f"share {share + 1} of {shares} of {folder} is not finished; run `tt data encode` "
+                f"with --shard {share + 1}/{shares} to its end first"
+            )
+        counts.update(state.counts)
+        shards += state.shards
+    if not shards:
+        raise UsageError(f"there is not one row in {folder}: all {counts['seen']:,} pictures were left out")
+    for facts in shards:
+        _check(folder / SHARDS / facts.name, facts)
+    return Encoded(folder, settings, counts, shards)
+
+
+def _check(path: Path, facts: ShardFacts) -> None:
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise TTError(f"cannot read the shard {path}: {error.strerror or error}; copy it here again") from error
+    if digest != facts.sha256:
+        raise TTError(f"the shard {path} is damaged: its SHA-256 is not the one that was written down; encode again")
+
+
+def publish(encoded: Encoded, name: str, licence: str, *, private: bool | None = None, tell: Tell = print) -> str:
+    """Put the folder on the Hub as the data set `name` (OWNER/NAME), made where it is missing. Returns its address.
+
+    Raises UsageError for what the Hub refuses and for a repository with other data, HubUnreachable after some tries;
+    then, another call goes on.
+    """
+    from huggingface_hub import get_token
+    from huggingface_hub.constants import ENDPOINT
+
+    action = f"cannot publish the data set {name}"
+    if get_token() is None:
+        raise UsageError(f"{action}: nobody is logged in; run `tt login`")
+    wait = FIRST_WAIT
+    for left in range(TRIES - 1, -1, -1):
+        try:
+            _publish(encoded, name, licence, private, action, tell)
+            return f"{ENDPOINT}/datasets/{name}"
+        except (HubUnreachable, Moved) as error:
+            if not left:
+                raise
+            tell(f"{str(error).removesuffix('; try again')}; trying again in {wait:.0f} s")
+            time.sleep(wait)
+            wait = min(LONGEST_WAIT, 2 * wait)
+    raise AssertionError("the last try returns or raises")
+
+
+def _publish(encoded: Encoded, name: str, licence: str, private: bool | None, action: str, tell: Tell) -> None:
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    head, there = _look_into(name, private, action)
+    if SUMS in there and _text(name, head, action) == encoded.sums:
+        tell(f"{name} has it already")
+        return
+    if SETTINGS not in there and any(file.startswith(f"{SHARDS}/") for file in there):
+        raise UsageError(f"{action}: it holds other data; name another one")
+    names = {f"{SHARDS}/{facts.name}" for facts in encoded.shards}
+    adds = [CommitOperationAdd(path, str(encoded.folder / path)) for path in sorted(names)]
+    for start in range(0, len(adds), GROUP):
+        with sending(action, ANSWER_SECONDS):
+            HfApi().preupload_lfs_files(name, adds[start : start + GROUP], repo_type="dataset")
+        tell(f"{min(start + GROUP, len(adds)):,} of {len(adds):,} shards are on the Hub")
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        *adds,
+        CommitOperationAdd(SUMS, encoded.sums.encode()),
+        CommitOperationAdd(SETTINGS, (encoded.folder / SETTINGS).read_bytes()),
+        CommitOperationAdd(CARD, card(encoded, name, licence).encode()),
+    ]
+    old = (file for file in there if file.startswith(f"{SHARDS}/") and file not in names)
+    operations += [CommitOperationDelete(file) for file in sorted(old)]
+    words = f"{encoded.counts['kept']:,} pictures as codes"
+    with sending(action, ANSWER_SECONDS):
+        HfApi().create_commit(name, operations, commit_message=words, repo_type="dataset", parent_commit=head)
+
+
+def _look_into(name: str, private: bool | None, action: str) -> tuple[str | None, frozenset[str]]:
+    """The newest commit of a data set and its files; it is made where it is missing."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    api = HfApi()
+    with quiet_and_bounded(), hub_errors(action):
+        try:
+            found = api.dataset_info(name)
+        except RepositoryNotFoundError:
+            api.create_repo(name, repo_type="dataset", private=private, exist_ok=True)
+            found = api.dataset_info(name)
+    return found.sha, frozenset(file.rfilename for file in found.siblings or [])
+
+
+def _text(name: str, head: str | None, action: str) -> str:
+    """SHA256SUMS as it is on the Hub, past the cache."""
+    from huggingface_hub import get_session, hf_hub_url
+    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
+
+    with quiet_and_bounded(), hub_errors(action):
+        url = hf_hub_url(name, SUMS, repo_type="dataset", revision=head)
+        answer = get_session().get(url, headers=build_hf_headers(), follow_redirects=True)
+        hf_raise_for_status(answer)
+    return answer.content.decode("utf-8", "replace")
+
+
+def card(encoded: Encoded, name: str, licence: str) -> str:
+    """Markdown with the Hub's metadata: what it is, how it was made, what was left out, every shard's checksum."""
+    counts, made = encoded.counts, encoded.settings
+    size = sum(facts.bytes for facts in encoded.shards)
+    vqgan, filters = made["vqgan"], made["filters"]
+    lines = ["---", f"license: {json.dumps(licence)}", "task_categories:", "- text-to-image", "tags:", "- vqgan-codes"]
+    lines += ["configs:", "- config_name: default", "  data_files:", "  - split: train"]
+    lines += [f"    path: {SHARDS}/train-*.{made['container']}", "---", "", f"# {name}", ""]
+    lines += [
+        f"{counts['kept']:,} pictures with captions, each as {vqgan['grid']} x {vqgan['grid']} codes of the VQGAN "
+    ]
+    lines[-1] += f"`{vqgan['name']}` ({vqgan['codebook_size']:,} codes, {vqgan['pixels']} x {vqgan['pixels']} pixels)."
+    lines += ["", "| column | content |", "|---|---|"]
+    lines += [f"| {column} | {_COLUMNS[column]} |" for column in made["columns"]]
+    lines += [
+        "",
+        "## What was left out",
+        "",
+        f"Of {counts['seen']:,} pictures:",
+        "",
+        "| reason | pictures |",
+        "|---|---|",
+    ]
+    left_out = {key: value for key, value in counts.items() if key not in ("seen", "kept") and value}
+    lines += [f"| {key.replace('_', ' ')} | {value:,} |" for key, value in sorted(left_out.items())]
+    lines += ["", "The filters:", ""]
+    lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in filters.items()]
+    lines += ["", "## Shards", "", f"{len(encoded.shards):,}, of {size / 1e6:,.1f} MB together; `{SUMS}` has them all."]
+    if len(encoded.shards) <= MOST_IN_CARD:
+        lines += ["", "| shard | rows | bytes | SHA-256 |", "|---|---|---|---|"]
+        lines += [f"| {one.name} | {one.rows:,} | {one.bytes:,} | `{one.sha256}` |" for one in encoded.shards]
+    return "\n".join(lines) + "\n"
+
+
+_COLUMNS = {
+    "caption": "text",
+    "NSFW": "the label of the source",
+    "original_width": "pixels of the whole picture",
+    "original_height": "pixels of the whole picture",
+    "code": "the codes row by row, little-endian int16",
+    "code13": "the codes row by row, with no more bits each than the codebook needs, the lowest first",
+}

@@ -1,0 +1,71 @@
+"""A data set of pictures on the Hub, streamed by `datasets`: nothing of it is kept on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from tt_cli.data.build.picture_sources import CAPTION, EMBEDDED, DamagedUnit, Picture, picture_of
+from tt_cli.errors import UsageError
+from tt_cli.hub.hub_files import hub_errors
+
+
+class HubSource:
+    """Its units are the shards that `datasets` divides it into. Raises UsageError without pictures or captions."""
+
+    def __init__(self, name: str, split: str, revision: str | None):
+        import datasets
+
+        self._name = name
+        with self._reading():
+            self._set = datasets.load_dataset(name, revision=revision, split=split, streaming=True)
+            columns = self._set.column_names or list(next(iter(self._set), {}))
+        pictures = [column for column in columns if column.lower() in EMBEDDED]
+        captions = [column for column in columns if column.lower() in CAPTION]
+        if not (pictures and captions):
+            raise UsageError(
+                f"cannot encode {name}: it needs a column of pictures ({', '.join(EMBEDDED)}) and one of captions "
+                f"({', '.join(CAPTION)}); it has {', '.join(columns) or 'no row'}"
+            )
+        features = self._set.features or {}
+        for column in pictures:
+            if isinstance(features.get(column), datasets.Image):
+                self._set = self._set.cast_column(column, datasets.Image(decode=False))
+        self.units: Sequence[str] = [f"{name} shard {number}" for number in range(self._set.num_shards)]
+        self.total: int | None = None
+
+    def read(self, unit: int, skip: int) -> Iterator[Picture]:
+        """See PictureSource."""
+        with self._reading():
+            shard = self._set.shard(num_shards=len(self.units), index=unit)
+            rows: Iterator[Any] = iter(shard.skip(skip) if skip else shard)
+        for number in range(skip, 1 << 62):
+            with self._reading():
+                row = next(rows, None)
+            if row is None:
+                return
+            yield picture_of(f"{self.units[unit]}:{number}", row, None)
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        import datasets.exceptions
+        import pyarrow
+
+        action = f"cannot read the data set {self._name}"
+        try:
+            with hub_errors(action):
+                try:  # within: some of these are OSErrors, which hub_errors takes for a full disk
+                    yield
+                except datasets.exceptions.DatasetNotFoundError as error:
+                    raise UsageError(
+                        f"{action}: the Hub has no such data set, or it is private; check the name or run `tt login`"
+                    ) from error
+                except (datasets.exceptions.DatasetsError, pyarrow.ArrowException) as error:
+                    raise DamagedUnit(f"{action}: {_first_line(error)}") from error
+        except ValueError as error:  # an unknown split
+            raise UsageError(f"{action}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,226 @@
+"""What is in shards: counts, sizes, captions, how often each code is there, and random rows as pictures again."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tt_cli.data.codes import CODE_COLUMNS, column_bytes, from_column
+from tt_cli.data.columns import Row
+from tt_cli.data.build.journal import SETTINGS, SHARDS
+from tt_cli.data.shard_format import CONTAINERS, container_of, read_rows
+from tt_cli.errors import TTError, UsageError
+from tt_cli.run import RunConfig
+from tt_cli.run.sections import VqganPart
+from tt_cli.terminal.format import byte_count, plural
+
+BARS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass
+class Inspection:
+    """What was found in `shards` files.
+
+    used: how often each code is there, (codebook_size,) int64. problems: rows that training would not take, by what
+    is wrong. damaged: a line for each shard that cannot be read to its end. samples: captions and codes (n,) of random
+    rows.
+    """
+
+    column: str
+    codebook_size: int
+    shards: int = 0
+    rows: int = 0
+    bytes: int = 0
+    used: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    caption_characters: int = 0
+    problems: Counter[str] = field(default_factory=Counter)
+    damaged: list[str] = field(default_factory=list)
+    samples: list[tuple[str, np.ndarray]] = field(default_factory=list)
+
+    @property
+    def entropy(self) -> float:
+        """Bits of a code, if each were drawn by itself."""
+        counts = self.used[self.used > 0]
+        if not len(counts):
+            return 0.0
+        share = counts / counts.sum()
+        return float(-(share * np.log2(share)).sum())
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON."""
+        good = max(1, self.rows - sum(self.problems.values()))
+        return {
+            "shards": self.shards,
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "bytes_per_row": round(self.bytes / max(1, self.rows), 1),
+            "column": self.column,
+            "codes_used": int((self.used > 0).sum()),
+            "codebook_size": self.codebook_size,
+            "bits_per_code": round(self.entropy, 3),
+            "caption_characters": round(self.caption_characters / good, 1),
+            "problems": dict(self.problems),
+            "damaged": self.damaged,
+        }
+
+    def histogram(self, bins: int = 64) -> list[int]:
+        """How often the codes of each of `bins` stretches of the codebook are there."""
+        parts = np.array_split(self.used, min(bins, self.codebook_size))
+        return [int(part.sum()) for part in parts]
+
+
+def shard_files(path: Path) -> list[Path]:
+    """The shards that a path means: itself, those in a folder, or in the `data` of a folder of `tt data encode`.
+
+    Raises UsageError where there is none.
+    """
+    if path.is_file() and container_of(path.name):
+        return [path]
+    for folder in (path / SHARDS, path):
+        if folder.is_dir() and (found := sorted(file for file in folder.iterdir() if container_of(file.name))):
+            return [file for file in found if not file.name.startswith(".")]
+    raise UsageError(f"there are no shards in {path}: their names end in {', '.join(CONTAINERS)}")
+
+
+def run_of(path: Path, run: RunConfig) -> RunConfig:
+    """`run` with the VQGAN that `tt data encode` wrote down beside these shards; as it is where nothing is written.
+
+    Raises UsageError where that cannot be read.
+    """
+    beside = (folder / SETTINGS for folder in (path, *path.resolve().parents[:2]))
+    file = next((file for file in beside if file.is_file()), None)
+    if file is None:
+        return run
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))["vqgan"]
+        return run.replaced({f"vqgan.{key}": known.get(key) for key in VqganPart.model_fields})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, UsageError) as error:
+        raise UsageError(f"cannot read {file} ({error}); name the run that the codes are of with --run") from error
+
+
+def inspect(files: Sequence[Path], run: RunConfig, samples: int, seed: int) -> Inspection:
+    """Read all rows of the shards. samples: rows to keep, each as likely as any other; seed: which.
+
+    Raises UsageError where no row has codes.
+    """
+    rng = np.random.default_rng(seed)
+    found = Inspection("", run.vqgan.codebook_size, used=np.zeros(run.vqgan.codebook_size, np.int64))
+    taken = 0
+    for file in files:
+        found.shards += 1
+        found.bytes += file.stat().st_size
+        for chunk in _chunks(file, found):
+            captions, codes = _good(chunk, run, found)
+            found.used += np.bincount(codes.ravel(), minlength=found.codebook_size)
+            for caption, one in zip(captions, codes, strict=True):
+                found.caption_characters += len(caption)
+                taken += 1
+                place = len(found.samples) if len(found.samples) < samples else int(rng.integers(taken))
+                if place < samples:
+                    found.samples[place : place + 1] = [(caption, one)]
+    if not found.column and not found.damaged:
+        raise UsageError(f"the shards have no column {' or '.join(CODE_COLUMNS)}")
+    return found
+
+
+def _chunks(path: Path, found: Inspection, size: int = 512) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    try:
+        with path.open("rb") as file:
+            for row in read_rows(file, path.name):
+                chunk.append(row)
+                if len(chunk) == size:
+                    yield chunk
+                    chunk = []
+    except OSError as error:
+        found.damaged.append(f"cannot read {path}: {error.strerror or error}")
+    except TTError as error:
+        found.damaged.append(str(error))
+    yield chunk
+
+
+def _good(rows: Sequence[Row], run: RunConfig, found: Inspection) -> tuple[list[str], np.ndarray]:
+    """Captions and codes (b, n) of the rows that could be trained on; the others are counted."""
+    found.rows += len(rows)
+    count = run.vqgan.grid**2
+    captions: list[str] = []
+    strings: list[bytes] = []
+    for row in rows:
+        column = next((column for column in CODE_COLUMNS if column in row), "")
+        found.column = found.column or column
+        caption, code = row.get("caption"), row.get(found.column) if found.column else None
+        width = column_bytes(found.column, count, found.codebook_size)
+        if not isinstance(caption, str) or not caption.strip():
+            found.problems["no_caption"] += 1
+        elif not isinstance(code, bytes) or len(code) != width:
+            found.problems["code_width"] += 1
+        else:
+            captions.append(caption)
+            strings.append(code)
+    codes = from_column(found.column, strings, count, found.codebook_size)
+    good = np.all((codes >= 0) & (codes < found.codebook_size), axis=1)
+    if not good.all():
+        found.problems["code_range"] += int((~good).sum())
+    return [caption for caption, fine in zip(captions, good, strict=True) if fine], codes[good]
+
+
+def as_text(found: Inspection) -> str:
+    """For a terminal."""
+    facts = found.facts()
+    bins = found.histogram()
+    most = max(bins, default=0) or 1
+    lines = [
+        f"{plural(found.rows, 'row')} in {plural(found.shards, 'shard')} of {byte_count(found.bytes)} together: "
+        f"{facts['bytes_per_row']:,.1f} bytes a row",
+        f"codes: {facts['codes_used']:,} of {found.codebook_size:,} are used, "
+        f"{facts['bits_per_code']:.2f} bits each (column {found.column})",
+        "".join(BARS[min(7, 8 * count // (most + 1))] for count in bins),
+        f"captions: {facts['caption_characters']:,.1f} characters on average",
+    ]
+    lines += [f"not to be trained on, {key.replace('_', ' ')}: {count:,}" for key, count in found.problems.items()]
+    return "\n".join([*lines, *found.damaged])
+
+
+def as_page(found: Inspection, pictures: np.ndarray, title: str) -> str:
+    """One HTML page that needs no other file. pictures: of the samples, (b, H, W, 3) uint8."""
+    bins = found.histogram()
+    most = max(bins, default=0) or 1
+    bars = "".join(
+        f'<rect x="{10 * place}" y="{100 - 100 * count / most:.1f}" width="9" height="{100 * count / most:.1f}"/>'
+        for place, count in enumerate(bins)
+    )
+    figures = "".join(
+        f'<figure><img alt="" src="{_inline(picture)}"><figcaption>{html.escape(caption)}</figcaption></figure>'
+        for (caption, _), picture in zip(found.samples, pictures, strict=True)
+    )
+    words = html.escape(as_text(found))
+    name = html.escape(title)
+    return f"""<!doctype html>
+<html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}</title>
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem }}
+main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: 1rem }}
+figure {{ margin: 0 }} img {{ width: 100% }} figcaption {{ font-size: .85rem; overflow-wrap: anywhere }}
+</style>
+<h1>{name}</h1><pre>{words}</pre>
+<h2>How often each part of the codebook is used</h2>
+<svg role="img" aria-label="histogram of codes" viewBox="0 0 {10 * len(bins)} 100" width="100%">{bars}</svg>
+<h2>Random rows, decoded</h2><main>{figures}</main></html>
+"""
+
+
+def _inline(picture: np.ndarray) -> str:
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(picture).save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"

@@ -1,0 +1,1 @@
+"""Examples for training: shards found, fetched, cached, read and shuffled."""

@@ -1,0 +1,315 @@
+"""Good rows of a data set, shuffled, from wherever its shards lie: what the process that reads ahead runs.
+
+    reader = Reader(plan, tell)
+    for block in reader.blocks(): …
+
+Notable:
+- the next shard is on its way while one is read;
+- a shard that does not come is put off and another one is taken, with words; the pauses grow while nothing comes, and
+  a server that asks for a pause gets it. Only a reader that never got anything gives up;
+- no row is lost because of a bad one: what can be read of a damaged shard is read, the rest is counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tt_cli.data.columns import Row
+from tt_cli.data.examples import RowFilter, Rules, missing_columns
+from tt_cli.data.shard_format import read_batches
+from tt_cli.data.stream.shard_order import Position, Walk, block_order, block_rows
+from tt_cli.data.stream.shard_source import Supply
+from tt_cli.data.stream.transfer import PATIENCE, ShardProblem
+from tt_cli.errors import TTError, UsageError
+
+GIVE_UP = 5  # failures on end, of a reader that never got anything
+QUICKLY = 3  # shards on end that are not there, before there are pauses
+LONGEST_PAUSE = 60.0  # seconds between two tries, where nobody asked for more
+
+Tell = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a reader is to read: plain data, for another process.
+
+    kind, place, revision: see `location_of`. cache: a folder, and its bytes. state: where an earlier reader was.
+    patience: seconds that a transfer may stand still. strict: a shard that does not come is an error.
+    """
+
+    kind: str
+    place: str
+    revision: str | None
+    split: str
+    seed: int
+    shuffle_buffer: int
+    rules: Rules
+    cache: str | None = None
+    cache_bytes: int = 0
+    state: dict[str, Any] | None = None
+    patience: float = PATIENCE
+    strict: bool = False
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """What `to_json` wrote."""
+        known = json.loads(text)
+        rules = known.pop("rules")
+        return cls(rules=Rules(**{**rules, "nsfw_allowed": tuple(rules["nsfw_allowed"])}), **known)
+
+
+@dataclass
+class Block:
+    """Good rows in a random order: captions, and codes (k, n) int16. counts: of the rows left out since the last block.
+
+    position: of this block; the first `position.taken` of its rows were taken before, and are not here any more.
+    """
+
+    captions: list[str]
+    codes: np.ndarray
+    position: Position
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Piece:
+    """Good rows of one shard, in order. rows: their numbers (k,). after: where all that was read up to here is read."""
+
+    captions: list[str]
+    codes: np.ndarray
+    rows: np.ndarray
+    after: Position
+    last: bool = False  # of the epoch
+
+    def split(self, count: int) -> tuple[_Piece, _Piece]:
+        """The first `count` rows, and the others."""
+        between = self.after if count == len(self.rows) else replace(self.after, row=int(self.rows[count - 1]) + 1)
+        return (
+            _Piece(self.captions[:count], self.codes[:count], self.rows[:count], between),
+            _Piece(self.captions[count:], self.codes[count:], self.rows[count:], self.after, self.last),
+        )
+
+
+class Reader:
+    """Reads by a plan, without end. tell: hears words and a remedy. wait: sleeps.
+
+    The constructor lists the shards. It raises UsageError for what will not work, TTError where nobody answers.
+    """
+
+    def __init__(self, plan: Plan, tell: Tell, wait: Callable[[float], None] = time.sleep) -> None:
+        self.plan, self._tell, self._wait = plan, tell, wait
+        self.filter = RowFilter(plan.rules)
+        self._failures = 0  # on end
+        self._came = False  # whether a good row ever came
+        self._problem, self._missing = "", ""
+        self._told: dict[str, int] = {}
+        self._skip: dict[int, int] = {}  # of shards that were begun before they were put off
+        self.supply = Supply(
+            plan.kind, plan.place, plan.revision, plan.patience, plan.cache, plan.cache_bytes, self._note
+        )
+        while not self.supply.find(plan.split):
+            self._failed(self.supply.problem, "")
+        self.shards = self.supply.shards
+        self.fingerprint = self._fingerprint()
+        self.seed, self._start = self._resumed()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether this goes on where another one was."""
+        return self._start != Position()
+
+    def blocks(self) -> Iterator[Block]:
+        """Blocks without end, from where the plan's state says. Raises TTError when nothing can be used."""
+        at, taken = replace(self._start, taken=0), self._start.taken
+        held: list[_Piece] = []
+        rows = 0
+        for piece in self._pieces(self._start):
+            rest = piece
+            while True:
+                room = block_rows(self.plan.shuffle_buffer, at.block) - rows
+                part, rest = rest.split(min(room, len(rest.rows)))
+                held.append(part)
+                rows += len(part.rows)
+                if len(part.rows) < room and not piece.last:
+                    break
+                yield self._block(held, at, taken)
+                self.supply.may_look_ahead = True  # the first block has the line for itself
+                at = replace(rest.after if not len(rest.rows) else part.after, block=at.block + 1)
+                held, rows, taken = [], 0, 0
+                if not len(rest.rows):
+                    break
+
+    def state(self, position: Position) -> dict[str, Any]:
+        """What a plan's `state` takes to go on there."""
+        return {"version": 1, "data": self.fingerprint, "seed": self.seed, "position": position.as_json()}
+
+    def close(self) -> None:
+        """Fetch nothing more."""
+        self.supply.close()
+
+    # ------------------------------------------------------------ rows
+
+    def _block(self, held: list[_Piece], at: Position, taken: int) -> Block:
+        captions = [caption for piece in held for caption in piece.captions]
+        codes = np.concatenate([piece.codes for piece in held])
+        order = block_order(self.seed, at.epoch, at.block, len(captions))[taken:]
+        now = asdict(self.filter.counts)
+        counts = {name: count - self._told.get(name, 0) for name, count in now.items() if name != "kept"}
+        self._told = now
+        return Block([captions[i] for i in order], codes[order], replace(at, taken=taken), counts)
+
+    def _pieces(self, start: Position) -> Iterator[_Piece]:
+        """The good rows of shard after shard, and an empty last piece at the end of each epoch."""
+        walk = Walk(self.seed, len(self.shards), start)
+        shard, skip = start.shard, start.row
+        while True:
+            if shard is None:
+                shard = walk.take()
+                skip = 0 if shard is None else self._skip.pop(shard, 0)
+            if shard is None:
+                if not self._came:
+                    raise self._nothing()
+                walk.end_epoch()
+                self._skip = {}
+                yield self._empty(walk.at, last=True)
+                continue
+            try:
+                file = self.supply.take(shard)
+                with file:
+                    yield from self._rows_of(shard, file, skip, walk)
+            except ShardProblem as problem:
+                if self.plan.strict:
+                    self._problem = f"{self.shards[shard].name}: {problem}"
+                    raise self._nothing() from problem
+                self._skip[shard] = skip
+                again = not (problem.lasting and self.supply.local) and walk.put_off(shard)
+                self._failed(problem, self.shards[shard].name, again)
+            yield self._empty(walk.at)
+            shard = None
+
+    def _empty(self, after: Position, last: bool = False) -> _Piece:
+        codes = np.zeros((0, self.plan.rules.codes), dtype=np.int16)
+        return _Piece([], codes, np.zeros(0, dtype=np.int64), after, last)
+
+    def _rows_of(self, number: int, file: BinaryIO, row: int, walk: Walk) -> Iterator[_Piece]:
+        """From row number `row` on. Raises ShardProblem where nothing of it can be read."""
+        name, nothing, lost, words = self.shards[number].name, True, 0, ""
+        further: int | None = row
+        while further is not None:
+            row, damage = further, ""
+            for found in _batches(read_batches(file, name, row)):
+                if isinstance(found, str):
+                    damage = found
+                    break
+                nothing = False
+                yield self._good(number, found, row, walk)
+                row += len(found)
+                self.supply.look_ahead(walk.upcoming(1))
+            words, further = words or damage, _next_group(file, name, row) if damage else None
+            lost += 0 if further is None else further - row
+        if words and nothing:
+            self.supply.forget(number)
+            raise ShardProblem(words, lasting=True)
+        if words:
+            self.filter.counts.add({"damaged": lost})
+            self._note(f"{words}: {f'{lost} rows' if lost else f'what comes after row {row}'} left out")
+        self._failures = 0
+
+    def _good(self, number: int, found: Sequence[Row], row: int, walk: Walk) -> _Piece:
+        if not self._missing and not self._came and found[0] and (missing := missing_columns(found[0])):
+            self._missing = f"no column {' and '.join(missing)}; it has {', '.join(sorted(found[0]))}"
+        try:
+            captions, codes, places = self.filter.sift(found)
+        except TTError as error:
+            raise self._nothing() from error
+        self._came = self._came or bool(captions)
+        return _Piece(captions, codes, row + places, replace(walk.at, shard=number, row=row + len(found)))
+
+    # ------------------------------------------------------------ troubles
+
+    def _failed(self, problem: ShardProblem, name: str, again: bool = True) -> None:
+        """Say so and pause, longer every time. Raises TTError where nothing ever came."""
+        self._failures += 1
+        self._problem = f"{name}: {problem}" if name else str(problem)
+        tried_all = name and self._failures >= 3 * len(self.shards)
+        if not self._came and (self._failures >= GIVE_UP or tried_all):
+            raise self._nothing()
+        pause = 0.0 if problem.lasting and self._failures <= QUICKLY else 2.0 ** min(self._failures - 1, 10)
+        pause = min(pause, LONGEST_PAUSE) if problem.wait is None else problem.wait
+        when = f"in {pause:.0f} s" if pause else "now"
+        if not name:
+            words, remedy = f"cannot list the shards of {self.plan.rules.name}: {problem}", f"asks again {when}"
+        else:
+            words = f"cannot fetch the shard {name}: {problem}"
+            remedy = f"takes another one {when}" + ("" if again else "; this one is left out of this epoch")
+        self._tell(words, remedy)
+        self._wait(pause)
+
+    def _note(self, words: str) -> None:
+        self._tell(words, "")
+
+    def _nothing(self) -> TTError:
+        """What to raise when nothing of the data set can be used."""
+        name, counts = self.plan.rules.name, self.filter.counts
+        if not self._came and self._missing:
+            return UsageError(f"the data set {name} has {self._missing}")
+        if counts.kept + counts.dropped or not self._problem:
+            return self.filter.unusable()
+        advice = "check the network, the login (`tt login`) and [data] in the run file"
+        return TTError(f"cannot read the data set {name}: {self._problem}; {advice}")
+
+    # ------------------------------------------------------------ going on
+
+    def _fingerprint(self) -> str:
+        """Of all that a position refers to."""
+        plan = self.plan
+        facts = [[shard.name for shard in self.shards], plan.split, plan.shuffle_buffer, asdict(plan.rules)]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
+
+    def _resumed(self) -> tuple[int, Position]:
+        """The seed and the place of the plan's state, where it is about these data; else a beginning."""
+        state = self.plan.state
+        if isinstance(state, dict) and state.get("version") == 1 and state.get("data") == self.fingerprint:
+            position, seed = Position.of_json(state.get("position"), len(self.shards)), state.get("seed")
+            if position is not None and type(seed) is int and seed >= 0:
+                return seed, position
+        return self.plan.seed, Position()
+
+
+def _batches(batches: Iterator[Sequence[Row]]) -> Iterator[Sequence[Row] | str]:
+    """Those batches; where a shard is damaged, at last the words for that."""
+    try:
+        yield from batches
+    except TTError as error:
+        yield str(error)
+
+
+def _next_group(file: BinaryIO, name: str, row: int) -> int | None:
+    """The first row of the row group after that of `row`; None where there is none, or groups are not known."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if not name.endswith(".parquet"):
+        return None
+    try:
+        file.seek(0)
+        metadata = pyarrow.parquet.read_metadata(file)
+    except (pyarrow.ArrowException, OSError):
+        return None
+    end = 0
+    for group in range(metadata.num_row_groups):
+        end += metadata.row_group(group).num_rows
+        if end > row:
+            return end
+    return None

@@ -1,0 +1,172 @@
+"""Downloaded shards on the disk: few bytes, oldest use out first, whole and checked, shared by processes.
+
+A shard is one file, KEY.SHA256.shard; what is still coming is KEY.PID.NUMBER.part, at the size it will have. Names and
+sizes are all there is to know, so a process that is killed leaves nothing wrong: a part whose process is gone is
+removed by the next one. One lock file keeps two processes from counting at the same time; nobody holds it for longer
+than that. A file that one process reads and another removes stays readable until it is closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import io
+import itertools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, BinaryIO, cast
+
+from tt_cli.data.stream.transfer import Came
+
+IN_MEMORY = 64 << 20  # bytes of a shard that is not kept and need not touch the disk
+
+Fetch = Callable[[BinaryIO, Callable[[int], None]], Came]
+
+
+class ShardCache:
+    """A folder of shards, of at most `cap` bytes together. tell: hears why shards are not kept, once.
+
+    Two of them, in one process or two, may have the same folder.
+    """
+
+    def __init__(self, folder: Path, cap: int, tell: Callable[[str], None]) -> None:
+        self.folder, self.cap, self._tell = folder, cap, tell
+        self._numbers = itertools.count()
+        self._of_use = cap > 0
+
+    def find(self, content: str) -> BinaryIO | None:
+        """The shard of this content, checked; None where it is not there. content: what tells it from all others."""
+        try:
+            for path in self.folder.glob(f"{_key(content)}.*.shard"):
+                file = path.open("rb")
+                if hashlib.file_digest(file, "sha256").hexdigest() == path.name.split(".")[1]:
+                    os.utime(path)
+                    file.seek(0)
+                    return file
+                file.close()
+                path.unlink(missing_ok=True)
+        except OSError:  # removed meanwhile, or unreadable: it is fetched
+            pass
+        return None
+
+    def bring(self, content: str, fetch: Fetch) -> BinaryIO:
+        """The shard, from here or from `fetch`, at its beginning. Raises what `fetch` raises, but for OSError.
+
+        Where there is no room on the disk, it is held in memory.
+        """
+        found = self.find(content)
+        if found is not None:
+            return found
+        if self._of_use:
+            try:
+                return self._kept(_key(content), fetch)
+            except _TooLarge:
+                pass
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+                    self._of_use = False
+                self._tell(
+                    f"shards are not kept in {self.folder} ({error.strerror or error}): free some space; until then a "
+                    "restart downloads again"
+                )
+        file = cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=IN_MEMORY))  # noqa: SIM115 - the caller closes it
+        try:
+            fetch(file, lambda size: None)
+        except OSError:  # it was too large for memory, and the disk is full
+            file.close()
+            file = io.BytesIO()
+            fetch(file, lambda size: None)
+        file.seek(0)
+        return file
+
+    def remove(self, content: str) -> None:
+        """Forget a shard that turned out to be of no use."""
+        for path in self.folder.glob(f"{_key(content)}.*.shard"):
+            path.unlink(missing_ok=True)
+
+    def taken(self) -> int:
+        """Bytes that shards, and parts of some that are on their way, take now."""
+        if not self.folder.is_dir():
+            return 0
+        with self._alone():  # or a shard that makes room is counted, and what takes its room too
+            return sum(size for _, size, _ in self._files())
+
+    def _kept(self, key: str, fetch: Fetch) -> BinaryIO:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        part = self.folder / f"{key}.{os.getpid()}.{next(self._numbers)}.part"
+        with part.open("w+b") as file:
+            try:
+                room = 0
+
+                def announced(size: int) -> None:
+                    nonlocal room
+                    self._make_room(part, file, size)
+                    room = size
+
+                came = fetch(file, announced)
+                file.flush()
+                if room != came.bytes:  # it had not been announced, or otherwise
+                    self._make_room(part, file, came.bytes)
+                path = self.folder / f"{key}.{came.sha256}.shard"
+                with self._alone():  # or who counts meanwhile may see neither name
+                    os.replace(part, path)
+                    return path.open("rb")
+            finally:
+                part.unlink(missing_ok=True)
+
+    def _make_room(self, part: Path, file: IO[bytes], size: int) -> None:
+        """Remove the oldest shards until `size` bytes fit, and take them. Raises _TooLarge, OSError."""
+        if size > self.cap:
+            raise _TooLarge
+        with self._alone():
+            files = []
+            for one in sorted(self._files(besides=part)):
+                if one[2].suffix == ".part" and not _is_alive(one[2]):
+                    one[2].unlink(missing_ok=True)
+                else:
+                    files.append(one)
+            total = sum(size for _, size, _ in files)
+            for _, taken, path in files:
+                if total + size <= self.cap:
+                    break
+                if path.suffix == ".shard":
+                    path.unlink(missing_ok=True)
+                    total -= taken
+            if total + size > self.cap:  # others are fetching as much
+                raise _TooLarge
+            os.truncate(file.fileno(), size)
+
+    def _files(self, besides: Path | None = None) -> Iterator[tuple[float, int, Path]]:
+        """Time of the last use, size, path."""
+        for path in self.folder.glob("*.*"):
+            if path.suffix in (".shard", ".part") and path != besides:
+                try:
+                    status = path.stat()
+                except OSError:
+                    continue
+                yield status.st_mtime, status.st_size, path
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self.folder / "lock").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+
+class _TooLarge(Exception):
+    """A shard that does not fit under the cap."""
+
+
+def _key(content: str) -> str:
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+
+def _is_alive(part: Path) -> bool:
+    try:
+        return Path(f"/proc/{int(part.name.split('.')[1])}").exists()
+    except (ValueError, IndexError):
+        return False

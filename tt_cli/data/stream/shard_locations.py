@@ -1,0 +1,300 @@
+"""Where the shards of a data set lie: a folder, an http(s) address with an index, or the Hugging Face Hub.
+
+Each kind lists the shards of a split and brings one of them. A shard's name is its path inside the data set, the same
+in every copy. Failures are words for a person: `ShardProblem` for what may pass, UsageError for what will not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+from tt_cli.data.shard_format import container_of
+from tt_cli.data.stream.transfer import PATIENCE, Came, ShardProblem, fetch, text_at
+from tt_cli.errors import UsageError
+
+SUMS = "SHA256SUMS"
+INDEXES = ("index.json", SUMS)
+# Words in the path of a shard that name its split.
+SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout")
+SAME = {"valid": "validation", "val": "validation", "dev": "validation", "eval": "test"}
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard: its path in the data set; bytes and SHA-256 (hex) where the list tells them."""
+
+    name: str
+    bytes: int | None = None
+    sha256: str | None = None
+
+
+class Location(Protocol):
+    """A place with shards. found: what `shards` found out, for `fetch`."""
+
+    found: str
+
+    @property
+    def key(self) -> str:
+        """Tells the content of this place from that of others."""
+        ...
+
+    def shards(self, split: str) -> list[Shard]:
+        """The shards of a split, by name. Raises UsageError without any, ShardProblem where that may pass."""
+        ...
+
+
+class Remote(Location, Protocol):
+    """A place whose shards come over the network."""
+
+    def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
+        """Bring a shard. announced: told its size beforehand. Raises ShardProblem, and OSError of `target`."""
+        ...
+
+
+def location_of(kind: str, place: str, revision: str | None = None, patience: float = PATIENCE) -> Folder | Remote:
+    """kind: "hub" for the data set `place` there; "files" for a folder or an http(s) address."""
+    if kind == "hub":
+        return Hub(place, revision, patience)
+    return Address(place, patience) if "://" in place else Folder(place)
+
+
+class NoSplit(UsageError):
+    """The data set has no split of this name."""
+
+
+def of_split(names: Iterable[str], split: str, where: str) -> list[str]:
+    """The names that belong to a split, sorted: those that say so or, for "train", all where none names a split.
+
+    Raises UsageError without any.
+    """
+    names = sorted(set(names))
+    named: dict[str, list[str]] = {}
+    for name in names:
+        found = [word for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS]
+        if found:
+            named.setdefault(SAME.get(found[0], found[0]), []).append(name)
+    split = SAME.get(split, split)
+    if not names:
+        raise UsageError(f"cannot read the data set {where}: it has no shards (.parquet, .tar or .jsonl.br files)")
+    if not named and split == "train":
+        return names
+    if split not in named:
+        raise NoSplit(f"the data set {where} has no split '{split}'; it has {' and '.join(named) or 'train'}")
+    return named[split]
+
+
+class Folder:
+    """A folder, or one file, on this machine."""
+
+    def __init__(self, place: str) -> None:
+        self.place, self.found = Path(place).expanduser(), ""
+
+    @property
+    def key(self) -> str:
+        """See `Location`."""
+        return str(self.place.absolute())
+
+    def shards(self, split: str) -> list[Shard]:
+        """See `Location`. Links are followed, each folder once; names that begin with a dot are left out."""
+        where = f"cannot read the data set {self.place}"
+        if self.place.is_file():
+            return [Shard(name) for name in of_split([self.place.name], split, str(self.place))]
+        if not self.place.is_dir():
+            raise UsageError(f"{where}: there is no such folder; check data.name and data.location")
+        try:
+            names = list(self._names())
+        except OSError as error:
+            raise UsageError(f"{where}: {error.filename or self.place}: {error.strerror or error}") from error
+        return [Shard(name) for name in of_split(names, split, str(self.place))]
+
+    def open(self, shard: Shard) -> BinaryIO:
+        """A shard. Raises ShardProblem."""
+        try:
+            return (self.place if self.place.is_file() else self.place / shard.name).open("rb")
+        except OSError as error:
+            raise ShardProblem(error.strerror or str(error), lasting=True) from error
+
+    def _names(self) -> Iterable[str]:
+        seen: set[tuple[int, int]] = set()
+
+        def unreadable(error: OSError) -> None:
+            raise error
+
+        for folder, below, files in os.walk(self.place, followlinks=True, onerror=unreadable):
+            status = os.stat(folder)
+            if (status.st_dev, status.st_ino) in seen:  # a loop of links
+                below.clear()
+                continue
+            seen.add((status.st_dev, status.st_ino))
+            below[:] = sorted(name for name in below if not name.startswith("."))
+            for name in files:
+                if container_of(name) and not name.startswith("."):
+                    yield Path(folder, name).relative_to(self.place).as_posix()
+
+
+class Address:
+    """An http(s) address: that of an index, or of a folder with one; a web server's own list of files will do.
+
+    An index is SHA256SUMS as `sha256sum` and `tt data` write it, a text with one name a line, or JSON (a list, or an
+    object with "shards": names, or objects with "name" and what is known of "bytes" and "sha256"). Names are relative
+    to it.
+    """
+
+    def __init__(self, place: str, patience: float = PATIENCE) -> None:
+        self.place, self._patience = place, patience
+        self._client: Any = None
+        self.found = place  # the index
+
+    @property
+    def key(self) -> str:
+        """See `Location`."""
+        return self.place
+
+    def shards(self, split: str) -> list[Shard]:
+        """See `Location`."""
+        parts = urlsplit(self.place)
+        if parts.path.endswith((".json", ".txt", ".html", SUMS)):
+            tries = [self.place]
+        else:
+            folder = urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/"))
+            query = f"?{parts.query}" if parts.query else ""
+            tries = [*(urljoin(folder, name) + query for name in INDEXES), folder]
+        last: ShardProblem | None = None
+        for address in tries:
+            try:
+                text = text_at(self._session(), address, patience=self._patience)
+            except ShardProblem as error:
+                if not error.lasting:
+                    raise
+                last = error
+                continue
+            self.found = address
+            found = {shard.name: shard for shard in _listed(text)}
+            return [found[name] for name in of_split(found, split, self.place)]
+        raise UsageError(
+            f"cannot read the data set {self.place}: it has no {' or '.join(INDEXES)}: {last}; check data.location"
+        )
+
+    def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
+        """See `Remote`."""
+        query = urlsplit(self.place).query
+        url = urljoin(self.found, quote(shard.name)) + (f"?{query}" if query else "")
+        return fetch(
+            self._session(),
+            url,
+            target,
+            bytes_expected=shard.bytes,
+            sha256=shard.sha256,
+            announced=announced,
+            patience=self._patience,
+        )
+
+    def _session(self) -> Any:
+        import httpx2
+
+        if self._client is None:
+            self._client = httpx2.Client(follow_redirects=True)
+        return self._client
+
+
+class Hub:
+    """A data set on the Hugging Face Hub, at one revision, through its own client."""
+
+    def __init__(self, place: str, revision: str | None = None, patience: float = PATIENCE) -> None:
+        self.place, self.revision, self._patience = place, revision, patience
+        self.found = revision or "main"  # the commit, once it is known
+
+    @property
+    def key(self) -> str:
+        """See `Location`."""
+        return f"hub:{self.place}@{self.found}"
+
+    def shards(self, split: str) -> list[Shard]:
+        """See `Location`. Shards come from the commit that was listed."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import RepositoryNotFoundError
+
+        from tt_cli.hub.hub_files import TIMEOUT, HubUnreachable, hub_errors
+
+        action = f"cannot read the data set {self.place}"
+        try:
+            with hub_errors(action):
+                try:
+                    found = HfApi().dataset_info(self.place, revision=self.revision, timeout=TIMEOUT)
+                except RepositoryNotFoundError as error:
+                    raise UsageError(
+                        f"{action}: the Hub has no such data set, or it is private; check data.name and "
+                        "data.revision, or run `tt login`"
+                    ) from error
+        except HubUnreachable as error:
+            answer = getattr(error.__cause__, "response", None)
+            problem = ShardProblem(str(error).removeprefix(f"{action}: "))
+            if answer is not None and answer.status_code >= 400:
+                problem.wait = _wait_of(answer)
+            raise problem from error
+        self.found = found.sha or self.found
+        names = [file.rfilename for file in found.siblings or [] if container_of(file.rfilename)]
+        return [Shard(name) for name in of_split(names, split, self.place)]
+
+    def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
+        """See `Remote`."""
+        from huggingface_hub import get_session, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+        url = hf_hub_url(self.place, shard.name, repo_type="dataset", revision=self.found)
+        return fetch(
+            get_session(),
+            url,
+            target,
+            headers=build_hf_headers(library_name="tt"),
+            bytes_expected=shard.bytes,
+            sha256=shard.sha256,
+            announced=announced,
+            patience=self._patience,
+        )
+
+
+def _wait_of(answer: Any) -> float | None:
+    from tt_cli.data.stream.transfer import seconds_to_wait
+
+    return seconds_to_wait(answer.headers.get("Retry-After"))
+
+
+def _listed(text: str) -> list[Shard]:
+    """The shards of an index of any kind. What is no name of a shard inside the data set is left out."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        names = re.findall(r"""href\s*=\s*["']([^"'?#]+)""", text, re.IGNORECASE)
+        if names:
+            return [Shard(name.removeprefix("./")) for name in map(unquote, names) if _is_inside(name)]
+        lines = [re.fullmatch(r"(?:([0-9a-f]{64}) [ *])?(.*)", line.strip()) for line in text.splitlines()]
+        found_there = [Shard(line[2].removeprefix("./"), sha256=line[1]) for line in lines if line is not None]
+        return [shard for shard in found_there if _is_inside(shard.name)]
+    entries = found.get("shards", []) if isinstance(found, dict) else found
+    shards = [_entry(one) for one in entries] if isinstance(entries, list) else []
+    return [shard for shard in shards if shard is not None and _is_inside(shard.name)]
+
+
+def _entry(one: Any) -> Shard | None:
+    if isinstance(one, str):
+        return Shard(one)
+    if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+        return None
+    size, digest = one.get("bytes"), one.get("sha256")
+    if type(size) is not int or size < 0:
+        size = None
+    if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
+        digest = None
+    return Shard(one["name"], size, digest)
+
+
+def _is_inside(name: str) -> bool:
+    return bool(container_of(name)) and "://" not in name and not name.startswith("/") and ".." not in name.split("/")

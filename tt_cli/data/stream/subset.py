@@ -1,0 +1,161 @@
+"""A subset's examples, the same for all peers; held-out ones; and rows through `datasets`, in the Hub's order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from tt_cli.data import builtin
+from tt_cli.data.examples import Example, RowFilter, missing_columns
+from tt_cli.data.stream.plan import plan_of
+from tt_cli.data.stream.row_reader import Plan, Reader
+from tt_cli.data.stream.shard_locations import NoSplit
+from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.hub_files import hub_errors
+from tt_cli.run import RunConfig
+
+# Shards that fill the shuffle buffer side by side. The default opens ten before the first row; and with two or more,
+# `datasets` sleeps 5 s at the end of every group of parquet shards (a guard against an Arrow bug in its threads).
+SHARDS_AT_ONCE = 1
+HELD_OUT = ("heldout", "validation", "test")
+
+
+def subset_examples(run: RunConfig) -> list[Example]:
+    """The training examples of the run: all of a built-in data set, or the `data.subset` first of a shuffled one.
+
+    Shuffled by the run's seed, so that all peers get the same list in the same order. Raises UsageError for any other
+    data set without `data.subset` (it would not fit in memory), and what `ExampleStream.batches` raises.
+    """
+    data = run.data
+    if data.source == "builtin":
+        examples = builtin.examples(data.name, "train")
+        row_filter = RowFilter(run)
+        for example in examples:
+            if len(example.codes) != run.vqgan.grid**2 or example.codes.max() >= row_filter.codebook_size:
+                raise UsageError(f"the codes of the built-in data '{data.name}' do not fit the run file's [vqgan]")
+        if data.subset == 0:
+            return list(examples)
+        if data.subset > len(examples):
+            raise UsageError(
+                f"data.subset is {data.subset}, but the built-in data '{data.name}' have {len(examples)} examples"
+            )
+        order = np.random.default_rng(run.run.seed).permutation(len(examples))
+        return [examples[i] for i in order[: data.subset]]
+    if data.subset == 0:
+        raise UsageError("data.subset is 0, and a whole data set is only ever streamed; set data.subset")
+    if data.source == "files":
+        return _of_files(run)
+    row_filter = RowFilter(run)
+    seed = int(np.random.SeedSequence(run.run.seed).generate_state(1)[0])
+    rows = row_filter(rows_in_order(run, "train", seed))
+    found: list[Example] = []
+    while len(found) < data.subset and (chunk := list(islice(rows, data.subset - len(found)))):
+        captions, codes = row_filter.collate(chunk)
+        found += [Example(*pair) for pair in zip(captions, codes, strict=True)]
+    if len(found) < data.subset:
+        raise TTError(f"data.subset is {data.subset}, but {data.name} has fewer: {row_filter.counts.in_words()}")
+    return found
+
+
+def heldout_examples(run: RunConfig, most: int) -> list[Example]:
+    """Up to `most` examples on which nobody trains, the same ones each time; none where the data have no such split.
+
+    Raises TTError when they cannot be read.
+    """
+    if run.data.source == "builtin":
+        return builtin.examples(run.data.name, "heldout")[:most]
+    for split in HELD_OUT:
+        try:
+            return _first_of(replace(plan_of(run, split, run.run.seed, strict=True), shuffle_buffer=most), most)
+        except NoSplit:
+            continue
+    return []
+
+
+def _of_files(run: RunConfig) -> list[Example]:
+    wanted = run.data.subset
+    found = _first_of(plan_of(run, "train", run.run.seed, strict=True), wanted)
+    if len(found) < wanted:
+        raise TTError(f"data.subset is {wanted}, but {run.data.name} has fewer usable examples: {len(found)}")
+    return found
+
+
+def _first_of(plan: Plan, wanted: int) -> list[Example]:
+    """Up to `wanted` of what is read by a plan, none twice."""
+    reader = Reader(plan, lambda words, remedy: None)
+    found: list[Example] = []
+    try:
+        for block in reader.blocks():
+            if block.position.epoch:  # all were seen
+                break
+            found += [Example(*pair) for pair in zip(block.captions, block.codes.astype(np.int16), strict=True)]
+            if len(found) >= wanted:
+                break
+    finally:
+        reader.close()
+    return found[:wanted]
+
+
+def rows_in_order(run: RunConfig, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
+    """One pass over the data in the order that `seed` gives."""
+    with _reading(run):
+        rows = iter(
+            _open(run, split).shuffle(
+                seed=seed, buffer_size=run.data.shuffle_buffer, max_buffer_input_shards=SHARDS_AT_ONCE
+            )
+        )
+        first = next(rows, None)
+    if first is None:
+        return
+    if missing := missing_columns(first):
+        raise UsageError(
+            f"the data set {run.data.name} has no column {' and '.join(missing)}; it has {', '.join(sorted(first))}"
+        )
+    with _reading(run):
+        yield first
+        yield from rows
+
+
+def _open(run: RunConfig, split: str) -> Any:
+    """The data set as `datasets` streams it."""
+    import datasets
+
+    if run.data.source == "builtin":
+        if split not in builtin.SPLITS:
+            raise UsageError(f"the built-in data have no split '{split}'; they have {' and '.join(builtin.SPLITS)}")
+        path = builtin.checked_file(run.data.name, f"{split}.parquet")
+        return datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
+    return datasets.load_dataset(run.data.name, revision=run.data.revision, split=split, streaming=True)
+
+
+@contextmanager
+def _reading(run: RunConfig) -> Iterator[None]:
+    """Turns what `datasets` raises while opening or reading into one line."""
+    import datasets.exceptions
+    import pyarrow
+
+    action = f"cannot read the data set {run.data.name}"
+    try:
+        with hub_errors(action):
+            try:
+                yield
+            except datasets.exceptions.DatasetNotFoundError as error:
+                raise UsageError(
+                    f"{action}: the Hub has no such data set, or it is private; check data.name and data.revision, "
+                    "or run `tt login`"
+                ) from error
+            except datasets.exceptions.DatasetsError as error:
+                raise TTError(f"{action}: {_first_line(error)}") from error
+            except pyarrow.ArrowException as error:
+                raise TTError(f"{action}: a file of it is damaged ({_first_line(error)})") from error
+    except ValueError as error:  # unknown split or configuration
+        raise UsageError(f"{action}: {_first_line(error)}") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

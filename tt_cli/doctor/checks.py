@@ -1,0 +1,319 @@
+"""What would keep a peer from working on this machine, each with its fix: `tt doctor`.
+
+Every check is quick, bounded in time and changes nothing. What needs torch runs in a process of its own (doctor_probe).
+"""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from tt_cli.errors import TTError
+from tt_cli.memory import shown
+from tt_cli.run import RunConfig, folders
+
+Verdict = Literal["pass", "warning", "fail"]
+PROBE_SECONDS = 90.0
+ANSWER_SECONDS = 5.0
+FEW_FILES = 4096
+# Between peers hivemind allows three seconds; a server's Date is of whole seconds.
+SKEW_WARNING, SKEW_FAIL = 1.5, 2.5
+BACKUPS = 4  # kept on disk, with the one being written
+# The ranges of pyproject.toml that are known to matter: package, from, before.
+RANGES = (("torch", "2.6", ""), ("hivemind", "1.1.12", "1.2"), ("numpy", "1.26", "2.4"), ("datasets", "5", "6"))
+PYTHON = ((3, 11), (3, 14))
+HUB = "https://huggingface.co"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line. fix: what to do about it, "" where nothing is to be done."""
+
+    name: str
+    verdict: Verdict
+    words: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is to be checked. run: None for the machine alone. The functions raise TTError for what is wrong.
+
+    login: who is logged in, None for nobody. member: does the run admit this person? limits: can they be watched here?
+    """
+
+    run: RunConfig | None
+    name: str
+    peers: Sequence[str]
+    host: str
+    port: int
+    device: str | None
+    login: Callable[[], str | None]
+    member: Callable[[], object]
+    limits: Callable[[], object]
+
+
+def examine(asked: Asked) -> Iterator[Check]:
+    """All checks, as they come."""
+    yield versions()
+    found = probe(asked.run, asked.device)
+    yield from gpu(found)
+    yield from memory(found)
+    state = int(found.get("state_bytes", 0))
+    yield disk(folders.home(), state)
+    yield shared_memory(Path("/dev/shm"), state)
+    yield open_files()
+    yield from hub_and_clock(os.environ.get("HF_ENDPOINT") or HUB)
+    yield account(asked)
+    yield limits(asked)
+    if asked.run is not None:
+        yield port(asked.host, asked.port)
+        yield reachable(asked.peers, asked.name)
+
+
+def versions() -> Check:
+    """Python and the libraries whose versions matter."""
+    named, wrong, fixes = [f"Python {sys.version.split()[0]}"], [], []
+    if not PYTHON[0] <= sys.version_info[:2] < PYTHON[1]:
+        wrong.append(f"Python {sys.version.split()[0]}")
+        fixes.append("install tt with Python 3.11 to 3.13")
+    for package, low, high in RANGES:
+        wanted = ",".join([f">={low}"] + ([f"<{high}"] if high else []))
+        try:
+            version = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"no {package}")
+            fixes.append(f"pip install '{package}{wanted}'")
+            continue
+        named.append(f"{package} {version}")
+        if not (_parts(low) <= _parts(version) and (not high or _parts(version) < _parts(high))):
+            wrong.append(f"{package} {version}")
+            fixes.append(f"pip install '{package}{wanted}'")
+    if wrong:
+        return Check("versions", "fail", f"{', '.join(wrong)} will not work", "; ".join(fixes))
+    return Check("versions", "pass", ", ".join(named))
+
+
+def _parts(version: str) -> list[int]:
+    return [int(part) for part in re.findall(r"\d+", version.partition("+")[0])[:3]]
+
+
+def probe(run: RunConfig | None, device: str | None) -> dict[str, Any]:
+    """What doctor_probe finds out, or {"error": …}."""
+    command = [sys.executable, "-m", "tt_cli.doctor.torch_probe", *([device] if device else [])]
+    try:
+        answer = subprocess.run(
+            command,
+            input="" if run is None else run.to_toml(),
+            capture_output=True,
+            text=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+        found = json.loads(answer.stdout.strip().rpartition("\n")[2])
+        return found if isinstance(found, dict) else {}
+    except subprocess.TimeoutExpired:
+        return {"error": f"torch did not answer within {PROBE_SECONDS:.0f} s: the GPU's driver may hang"}
+    except (OSError, ValueError):
+        return {"error": "the process that loads torch ended without an answer"}
+
+
+def gpu(found: dict[str, Any]) -> Iterator[Check]:
+    """What trains."""
+    if "error" in found:
+        fix = "restart the machine, or look at `nvidia-smi`" if "driver" in found["error"] else "install tt anew"
+        yield Check("libraries", "fail", found["error"], fix)
+        return
+    driver = _driver()
+    if found["gpu_error"]:
+        yield Check("GPU", "fail", f"torch cannot use it: {found['gpu_error']}", "update its driver, or --device cpu")
+    elif found["gpus"]:
+        names = ", ".join(
+            f"{one['name']} with {shown(one['free'])} of {shown(one['total'])} free" for one in found["gpus"]
+        )
+        yield Check("GPU", "pass", names + (f", driver {driver}" if driver else ""))
+    elif driver:
+        built = "this torch is built for CPUs alone" if not found["built_for_gpu"] else "torch does not see it"
+        fix = "install torch for CUDA (pytorch.org/get-started)" if not found["built_for_gpu"] else "update its driver"
+        yield Check("GPU", "warning", f"there is one with driver {driver}, and {built}", fix)
+    else:
+        yield Check("GPU", "warning", "none: the CPU trains, slowly", "nothing, if there is no GPU in this machine")
+
+
+def _driver() -> str:
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return answer.stdout.strip().split("\n")[0] if answer.returncode == 0 else ""
+
+
+def memory(found: dict[str, Any]) -> Iterator[Check]:
+    """Of a run, whether it fits."""
+    if found.get("refusal"):
+        words, _, fix = found["refusal"].rpartition(": ")
+        yield Check("memory", "fail", words, fix)
+    elif found.get("needs"):
+        yield Check("memory", "pass", found["needs"])
+
+
+def disk(home: Path, state: int) -> Check:
+    """Room for backups. state: bytes of one, 0 for unknown."""
+    free, need = shutil.disk_usage(home).free, BACKUPS * state or 2 * 10**9
+    words = f"{shown(free)} free in {home}"
+    fix = "free some, or set TT_HOME to a folder on another disk"
+    if state and free < need:
+        return Check("disk", "fail", f"{words}, and {BACKUPS} backups take {shown(need)}", fix)
+    if free < 2 * need:
+        return Check("disk", "warning", f"{words}, which is little", fix)
+    return Check("disk", "pass", words)
+
+
+def shared_memory(folder: Path, state: int) -> Check:
+    """Where the peer's processes share their tensors. state: as for `disk`."""
+    try:
+        found = os.statvfs(folder)
+    except OSError as error:
+        return Check("shared memory", "fail", f"{folder}: {error.strerror}", "mount a tmpfs there")
+    free, need = found.f_bavail * found.f_frsize, 2 * state or 256 * 2**20
+    fix = "in Docker, start the container with --shm-size=2g or --ipc=host; else mount -o remount,size=50% /dev/shm"
+    if free < need:
+        return Check("shared memory", "fail", f"{shown(free)} free in {folder}, and {shown(need)} are needed", fix)
+    return Check("shared memory", "pass", f"{shown(free)} free in {folder}")
+
+
+def open_files() -> Check:
+    """How many this user may have; the peer raises its own limit as far as that."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and most < FEW_FILES:
+        fix = f"raise it: `ulimit -Hn {FEW_FILES}`, or nofile in /etc/security/limits.conf"
+        return Check("open files", "warning", f"at most {most:,}", fix)
+    return Check("open files", "pass", "no limit" if most == resource.RLIM_INFINITY else f"at most {most:,}")
+
+
+def hub_and_clock(endpoint: str) -> Iterator[Check]:
+    """Whether the Hub answers, and what time it has."""
+    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+        yield Check(
+            "Hub", "warning", "HF_HUB_OFFLINE is set: nothing is asked", "unset it for runs and data on the Hub"
+        )
+        yield Check("clock", "warning", "not compared with anything", "have it set by NTP: `timedatectl set-ntp true`")
+        return
+    before = time.time()
+    request = urllib.request.Request(endpoint, method="HEAD", headers={"User-Agent": "tt-doctor"})
+    try:
+        try:
+            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
+                headers = answer.headers
+        except urllib.error.HTTPError as error:  # an answer too
+            headers = error.headers
+    except (OSError, ValueError) as error:
+        reason = str(getattr(error, "reason", error))
+        fix = "check the network and its proxy; runs and data that are on this machine work without it"
+        yield Check("Hub", "warning", f"{endpoint} does not answer: {reason}", fix)
+        yield Check("clock", "warning", "not compared with anything", "have it set by NTP: `timedatectl set-ntp true`")
+        return
+    after = time.time()
+    yield Check("Hub", "pass", f"{endpoint} answers in {1000 * (after - before):.0f} ms")
+    yield clock(headers.get("Date", ""), before, after)
+
+
+def clock(date: str, before: float, after: float) -> Check:
+    """This machine's clock against a server's `Date`, asked between `before` and `after` (Unix time)."""
+    fix = "have it set by NTP: `timedatectl set-ntp true`"
+    try:
+        theirs = email.utils.parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError):
+        return Check("clock", "warning", "the server said no time to compare with", fix)
+    ahead = max(before - (theirs + 1.0), 0.0) + min(after - theirs, 0.0)  # beyond what rounding and the way explain
+    words = f"{abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
+    if abs(ahead) >= SKEW_FAIL:
+        return Check("clock", "fail", f"{words}; peers ignore one that is 3 s off", fix)
+    if abs(ahead) >= SKEW_WARNING:
+        return Check("clock", "warning", words, fix)
+    return Check("clock", "pass", "agrees with the Hub's")
+
+
+def account(asked: Asked) -> Check:
+    """Who is logged in, and whether the run admits that."""
+    try:
+        user = asked.login()
+        asked.member()
+    except TTError as error:
+        return of_error("account", error, "run `tt login`")
+    if user is None:
+        return Check("account", "pass", "nobody is logged in; nothing here asks for it")
+    return Check("account", "pass", f"logged in as {user}")
+
+
+def limits(asked: Asked) -> Check:
+    """Whether what the settings file asks for can be watched on this machine."""
+    try:
+        asked.limits()
+    except TTError as error:
+        return of_error("limits", error, "correct the settings file")
+    return Check("limits", "pass", "those of the settings file can be watched here")
+
+
+def of_error(name: str, error: TTError, fix: str) -> Check:
+    """Of an error whose line ends in what to do, after its last colon or semicolon."""
+    found = re.fullmatch(r"(.*)[:;] (.+)", str(error))
+    return Check(name, "fail", found[1], found[2]) if found else Check(name, "fail", str(error), fix)
+
+
+def port(host: str, number: int) -> Check:
+    """Whether this machine can listen where the peer will."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listening.bind((host, number))
+            listening.listen(1)
+        except OSError as error:
+            words = f"cannot listen on {host}, port {number}: {error.strerror}"
+            return Check("port", "fail", words, "end the program that uses it, or choose another --port or --host")
+    if number == 0:
+        return Check("port", "pass", "any free one; behind a router give --port and forward it, or --client-mode")
+    return Check("port", "pass", f"{number} on {host} is free")
+
+
+def reachable(peers: Sequence[str], run: str) -> Check:
+    """Whether somebody accepts connections at the addresses through which the peer would join."""
+    if not peers:
+        fix = f"give --peer MULTIADDR (the screen of `tt aux-peer {run}` shows it), or begin with --new-swarm"
+        return Check("swarm", "warning", "no peer of this run is known", fix)
+    silent = {address: why for address in peers if (why := _dial(address))}
+    answered = len(peers) - len(silent)
+    first = next(iter(silent.items()), None)
+    if first is None:
+        return Check("swarm", "pass", f"{answered} of {len(peers)} known addresses accept connections")
+    words = f"{answered} of {len(peers)} known addresses accept connections; {first[0]}: {first[1]}"
+    fix = "check the address, that its aux peer runs, and that no firewall is between"
+    return Check("swarm", "warning" if answered else "fail", words, fix)
+
+
+def _dial(address: str) -> str:
+    """Why no TCP connection comes about, "" when one does."""
+    _, _, host, transport, number = address.split("/")[:5]
+    if transport != "tcp":
+        return "not tried: it is no TCP address"
+    try:
+        with socket.create_connection((host, int(number)), timeout=ANSWER_SECONDS):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)

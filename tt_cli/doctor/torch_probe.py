@@ -1,0 +1,72 @@
+"""What can only be found out with torch loaded, in a process of its own that may hang or be killed: see doctor.py.
+
+`python -m tt_cli.doctor.torch_probe [DEVICE]` with a run file (or nothing) on standard input prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from typing import Any
+
+from tt_cli.errors import TTError
+from tt_cli.run import RunConfig
+
+
+def main(wanted: str | None, run_file: str) -> dict[str, Any]:
+    """gpus: names. gpu_error: why a GPU that is there cannot be used. Of a run: needs, refusal, state_bytes."""
+    import torch
+
+    from tt_cli.swarm.compression.codec import self_test
+
+    found: dict[str, Any] = {
+        "gpus": [],
+        "gpu_error": "",
+        "built_for_gpu": bool(torch.version.cuda or torch.version.hip),
+    }
+    try:
+        for number in range(torch.cuda.device_count()):
+            torch.ones(8, device=f"cuda:{number}").sum().item()
+            free, total = torch.cuda.mem_get_info(number)
+            found["gpus"].append({"name": torch.cuda.get_device_name(number), "free": free, "total": total})
+    except RuntimeError as error:
+        found["gpu_error"] = str(error).strip().split("\n")[0]
+    if run_file:
+        run = RunConfig.from_toml(run_file, "the run file")
+        from tt_cli.swarm.compression.codec import codec_of
+
+        self_test(codec_of(run))
+        found |= _of_run(run, wanted)
+    return found
+
+
+def _of_run(run: RunConfig, wanted: str | None) -> dict[str, Any]:
+    from tt_cli.memory import shown, trainer_need
+    from tt_cli.peer.device import choose_device
+    from tt_cli.peer.memory_budget import check_host, check_room, kind_of
+
+    facts: dict[str, Any] = {"refusal": "", "state_bytes": 0}
+    try:
+        check_host(run, wanted, None)
+        device = choose_device(wanted, run.model, lambda event: None)
+        room = check_room(run, device, None, None)
+        need = trainer_need(run, kind_of(device), itemsize=device.itemsize)
+        takes = f"{shown(need.host)} of RAM" + (f" and {shown(need.device)} of GPU memory" if need.device else "")
+        facts["needs"] = f"it takes {takes} with one example at a time, and {room.in_words()}"
+    except TTError as error:
+        facts["refusal"] = str(error)
+    need = trainer_need(run, "cpu")
+    facts["state_bytes"] = sum(item.bytes for item in need.items if item.what == "shared state")
+    return facts
+
+
+if __name__ == "__main__":
+    try:
+        answer = main(sys.argv[1] if len(sys.argv) > 1 else None, sys.stdin.read())
+    except Exception as error:  # also a broken installation: any library may raise anything when it is loaded
+        answer = {
+            "error": f"{type(error).__name__}: {str(error).strip().splitlines()[-1] if str(error).strip() else ''}"
+        }
+    with contextlib.suppress(BrokenPipeError):
+        print(json.dumps(answer))

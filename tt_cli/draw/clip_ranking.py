@@ -1,0 +1,178 @@
+"""CLIP (Radford et al. 2021) says how well a picture shows its prompt; the best candidates are kept.
+
+Notable:
+- transformers brings the model and the tokenizer and is loaded only when candidates are ranked;
+- weights are read by `read_published`, which runs nothing that is in them, whatever form they have;
+- pictures are resized and normalised here: the same numbers as the model's own image processor, without torchvision.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tt_cli.checkpoint import read_published
+from tt_cli.draw.drawing import Drawing
+from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.hub_files import download, repository_files
+
+# ViT-B/32 as OpenAI published it. With the commit, for then scores stay comparable and weights cannot change.
+DEFAULT = "openai/clip-vit-base-patch32@3d74acf9a28c67741b2f4f2ea7635f0aaf6f0268"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")  # the first that is there
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.json", "merges.txt")
+BATCH = 32
+# Of each channel, over OpenAI's training pictures; models that others trained keep them.
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+DEVIATION = (0.26862954, 0.26130258, 0.27577711)
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A drawing and the cosine similarity, -1 to 1, of its picture and its prompt."""
+
+    drawing: Drawing
+    similarity: float
+
+
+class Clip:
+    """A CLIP model with its tokenizer. name: where it came from, with the commit or as a folder."""
+
+    def __init__(self, name: str, model: Any, tokenizer: Any):
+        self.name, self._model, self._tokenizer = name, model, tokenizer
+
+    @torch.inference_mode()
+    def similarity(self, prompt: str, pictures: np.ndarray) -> np.ndarray:
+        """Of each picture (b, H, W, 3) uint8 and the prompt: cosines (b,) float32. What is too long is cut off."""
+        config, device = self._model.config, self._model.device
+        text = self._tokenizer(
+            prompt, truncation=True, max_length=config.text_config.max_position_embeddings, return_tensors="pt"
+        )
+        pixels = prepare(pictures, config.vision_config.image_size)
+        found = self._model(
+            input_ids=text["input_ids"].to(device),
+            attention_mask=text["attention_mask"].to(device),
+            pixel_values=pixels.to(device),
+        )
+        cosines = torch.nn.functional.cosine_similarity(found.image_embeds, found.text_embeds, dim=-1)
+        return cosines.float().cpu().numpy()
+
+
+def prepare(pictures: np.ndarray, side: int) -> torch.Tensor:
+    """Square pictures (b, H, H, 3) uint8 → (b, 3, side, side) float32, resized (bicubic) and normalised."""
+    resized = [Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC) for picture in pictures]
+    pixels = torch.from_numpy(np.stack([np.asarray(picture) for picture in resized])).float() / 255
+    return ((pixels - torch.tensor(MEAN)) / torch.tensor(DEVIATION)).permute(0, 3, 1, 2).contiguous()
+
+
+def keep_best(
+    clip: Clip,
+    drawings: Sequence[Drawing],
+    keep: int | None = None,
+    *,
+    batch: int = BATCH,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[Ranked]:
+    """Of each prompt the `keep` drawings (None: all) that CLIP finds most like it, best first.
+
+    Prompts keep their order; drawings of one follow one another, as `draw` returns them. on_progress gets the
+    numbers of pictures looked at and to look at.
+    """
+    kept: list[Ranked] = []
+    done = 0
+    for prompt, group in groupby(drawings, key=lambda drawing: drawing.prompt):
+        ranked: list[Ranked] = []
+        together = list(group)
+        for start in range(0, len(together), batch):
+            chunk = together[start : start + batch]
+            cosines = clip.similarity(prompt, np.stack([drawing.picture for drawing in chunk]))
+            ranked += [Ranked(drawing, cosine) for drawing, cosine in zip(chunk, cosines.tolist(), strict=True)]
+            done += len(chunk)
+            on_progress(done, len(drawings))
+        kept += sorted(ranked, key=lambda one: (-one.similarity, one.drawing.index))[:keep]
+    return kept
+
+
+def load_clip(place: str = DEFAULT, device: torch.device | str = "cpu") -> Clip:
+    """The CLIP model in a folder, or on the Hub: OWNER/NAME, with @REVISION for another than the newest.
+
+    Raises UsageError where transformers is missing or the place is wrong, TTError for a model that cannot be used.
+    """
+    if importlib.util.find_spec("transformers") is None:
+        raise UsageError("ranking candidates needs CLIP's code: pip install 'tt-cli[clip]'")
+    if Path(place).expanduser().is_dir():
+        folder, name = Path(place).expanduser(), place
+    else:
+        folder, name = _from_hub(place)
+    weights = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
+    if weights is None or not (folder / "config.json").is_file():
+        raise UsageError(f"--clip {place}: {folder} is no CLIP model: it needs config.json and {' or '.join(WEIGHTS)}")
+    try:
+        return Clip(name, *_load(folder, weights, place, device))
+    except ImportError as error:  # another version of what it builds on
+        raise TTError(f"transformers cannot be loaded ({error}): pip install --upgrade 'tt-cli[clip]'") from error
+
+
+def _load(folder: Path, weights: Path, place: str, device: torch.device | str) -> tuple[Any, Any]:
+    with _quiet_transformers():
+        from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+
+        try:
+            fields, _ = CLIPConfig.get_config_dict(folder, local_files_only=True)
+            if fields.get("model_type") != "clip":
+                raise UsageError(f"--clip {place}: config.json is that of a {fields.get('model_type')} model, not clip")
+            model, report = CLIPModel.from_pretrained(
+                None,
+                config=CLIPConfig.from_dict(fields),
+                state_dict=read_published(weights),
+                dtype=torch.float32,
+                output_loading_info=True,
+            )
+            tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+        except (TTError, ImportError):
+            raise
+        except Exception as error:  # a model that anyone made: the library raises whatever its files lead it to
+            words = " ".join(str(error).split())[:200] or type(error).__name__
+            raise TTError(f"--clip {place}: the model in {folder} cannot be read ({words})") from error
+    if missing := sorted(report["missing_keys"]):
+        raise TTError(f"--clip {place}: {weights} lacks {len(missing)} tensors, such as {missing[0]}")
+    return model.to(device).eval(), tokenizer
+
+
+def _from_hub(place: str) -> tuple[Path, str]:
+    """The folder in the cache that holds the model, and its name with the commit."""
+    repository, _, revision = place.partition("@")
+    if repository.startswith((".", "/", "~")) or repository.count("/") != 1:
+        raise UsageError(
+            f"--clip {place}: no such folder; else name one on the Hub as OWNER/NAME or OWNER/NAME@REVISION"
+        )
+    commit, names = repository_files(repository, revision or None)
+    weights = next((name for name in WEIGHTS if name in names), None)
+    if weights is None or "config.json" not in names:
+        raise UsageError(f"--clip {place}: no CLIP model: it has no {' or '.join(WEIGHTS)} with a config.json")
+    for name in ("config.json", *(name for name in TOKENIZER if name in names)):
+        download(repository, name, commit)
+    return download(repository, weights, commit).parent, f"{repository}@{commit}"
+
+
+@contextmanager
+def _quiet_transformers() -> Iterator[None]:
+    """Its own bars and warnings are for developers."""
+    from transformers.utils import logging
+
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        logging.enable_progress_bar()

@@ -1,0 +1,227 @@
+"""What to draw with: a checkpoint on this machine, on the Hub or from the swarm, and why this one was chosen.
+
+Notable:
+- a checkpoint of tt carries its run file; weights that others published do not, so their run must be named;
+- what comes from elsewhere passes the same checks as a file: format, digest, finite numbers, shapes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from tt_cli.checkpoint import StateTree, is_checkpoint, load, newest, read_published, received_state
+from tt_cli.data import load_tokenizer
+from tt_cli.errors import TTError, UsageError
+from tt_cli.hub.hub_files import download, repository_files
+from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.allocator import keep_freed_memory
+from tt_cli.run import RunConfig, folders
+from tt_cli.task.picture_codec import load_vqgan
+
+if TYPE_CHECKING:
+    from tt_cli.checkpoint import TrainingState
+    from tt_cli.data import Tokenizer
+    from tt_cli.model import Vqgan
+
+WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
+_STEP = re.compile(r"(?:.*/)?step-(\d{8,15})\.safetensors")
+_HUB_PLACE = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Parameters to draw with. step: None where nobody wrote it down. origin: the file, or the peer it came from.
+
+    published: the parameters have the names of the published checkpoint.
+    """
+
+    run: RunConfig
+    step: int | None
+    origin: str
+    reason: str
+    parameters: dict[str, Tensor]
+    published: bool = False
+
+
+def find_checkpoint(
+    run: RunConfig | None,
+    place: Path | str | None,
+    *,
+    revision: str | None = None,
+    on_message: Callable[[str], None] = lambda message: None,
+) -> Source:
+    """The checkpoint at `place`, else the newest of `run` on this machine.
+
+    place: a file, a folder of checkpoints, a run's folder; what is not on this machine and looks like it is taken
+    as ORGANISATION/REPOSITORY on the Hub, with /FILE for another file than the newest checkpoint. If both are
+    given, the checkpoint must be one of that run; published weights need a run. Raises UsageError for what is not
+    there, CheckpointError for what cannot be used, HubUnreachable; `on_message` is told of damaged files that were
+    passed over, and of downloads.
+    """
+    if place is None:
+        if revision is not None:
+            raise UsageError("--revision is one of a Hub repository: name it with --checkpoint ORGANISATION/REPOSITORY")
+        return _newest_here(run, on_message)
+    path = Path(place).expanduser()
+    if not path.exists() and (there := _on_the_hub(str(place))):
+        return _from_hub(run, *there, revision, on_message)
+    if revision is not None:
+        raise UsageError(f"--revision is one of a Hub repository, but --checkpoint {place} is on this machine")
+    if not path.exists():
+        raise UsageError(f"--checkpoint {place}: no such file or folder")
+    if path.is_file():
+        return _of_run(run, _from_file(run, path, "named by --checkpoint"))
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    found = newest(folder, None if run is None else run.identity, on_message)
+    if found is None:
+        raise UsageError(f"--checkpoint {place}: no usable checkpoint (step-*.safetensors) in {folder}")
+    return _source(found[1], str(found[0]), f"the newest in {folder}")
+
+
+def fetch_from_swarm(
+    run: RunConfig, peers: Sequence[str], on_bytes: Callable[[int, int], None] = lambda received, total: None
+) -> Source:
+    """The state that the swarm of `run` holds, through any of `peers` (multiaddrs with /p2p/…).
+
+    Only the parameters travel. Most members signed them, and they are of this run, finite, and fit its model. on_bytes:
+    called with the bytes received and the bytes that there are. Raises TTError when nobody answers or has such a state.
+    Call it before CUDA is used.
+    """
+    from tt_cli.swarm.observer import Observer
+
+    with torch.device("meta"):
+        model = Dalle(DalleConfig.from_run(run))
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    read_tree = partial(StateTree.parse, identity=run.identity, shapes=shapes)
+    with Observer(run, peers) as observer:
+        taken = observer.fetch_state(read_tree, lambda tree: tree.parameter_chunks, on_bytes)
+    state = received_state(taken.tree, taken.chunks.whole(), run.to_toml(), parameters_only=True)
+    return _source(state, f"peer {taken.donors[0]}", "handed over by the swarm")
+
+
+def load_models(source: Source, device: str = "auto") -> tuple[Dalle, Vqgan, Tokenizer]:
+    """The decoder with the checkpoint's parameters, and the VQGAN and the tokenizer of its run.
+
+    `device` is "cpu", "cuda" or "auto" (a GPU where there is one). Raises UsageError when there is no GPU
+    and TTError for parameters that do not fit.
+    """
+    gpu = torch.cuda.is_available()
+    if device == "cuda" and not gpu:
+        raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
+    where = torch.device("cuda" if gpu and device != "cpu" else "cpu")
+    if where.type == "cpu":
+        keep_freed_memory()
+    model = Dalle(DalleConfig.from_run(source.run))
+    if source.published:
+        model.load_published(source.parameters)
+    else:
+        load_parameters(model, source.parameters, source.origin)
+    return model.to(where).eval(), load_vqgan(source.run).to(where), load_tokenizer(source.run)
+
+
+def load_parameters(model: Dalle, parameters: Mapping[str, Tensor], origin: str) -> None:
+    """Copy a checkpoint's parameters into `model`; TTError, and no change, if they do not fit."""
+    _check_fit(model, parameters, origin)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(parameters[name])
+
+
+def _check_fit(model: Dalle, parameters: Mapping[str, Tensor], origin: str) -> None:
+    own = dict(model.named_parameters())
+    unlike = sorted(
+        name for name in own.keys() | parameters.keys()
+        if name not in own or name not in parameters or own[name].shape != parameters[name].shape
+    )  # fmt: skip
+    if unlike:
+        raise TTError(
+            f"{origin} does not fit the run file inside it: {len(unlike)} tensors differ, such as "
+            f"{unlike[0]}; it was written by another version of tt, or changed"
+        )
+
+
+def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> Source:
+    if run is None:
+        raise ValueError("neither a run nor a place is given")
+    folder = folders.checkpoints(run)
+    found = newest(folder, run.identity, on_message)
+    if found is None:
+        known = run.peers.initial
+        swarm = f"its swarm with --peer {known[0]}" if known else "its swarm with --peer MULTIADDR"
+        raise TTError(
+            f"there is no checkpoint of run {run.identity} on this machine: take it from {swarm}, name a file, a "
+            "folder or ORGANISATION/REPOSITORY on the Hub with --checkpoint, or train one with `tt demo` or "
+            f"`tt join {run.run.name}`"
+        )
+    return _source(found[1], str(found[0]), f"the newest of this run in {folder}")
+
+
+def _on_the_hub(place: str) -> tuple[str, str | None] | None:
+    """(repository, file or None) where the words can mean one on the Hub and nothing on this machine."""
+    match = _HUB_PLACE.fullmatch(place)
+    if match is None or Path(place.partition("/")[0]).exists():
+        return None
+    repository, file = match.groups()
+    return None if file is None and place.endswith(WEIGHTS) else (repository, file)
+
+
+def _from_hub(
+    run: RunConfig | None,
+    repository: str,
+    file: str | None,
+    revision: str | None,
+    on_message: Callable[[str], None],
+) -> Source:
+    commit, names = repository_files(repository, revision)
+    where = f"{repository} at {revision or commit[:12]}"
+    if file is None:
+        steps = [(int(match[1]), name) for name in names if (match := _STEP.fullmatch(name))]
+        if not steps:
+            weights = [name for name in names if name.endswith(WEIGHTS)]
+            have = f"; it has {', '.join(weights[:3])}" if weights else ""
+            raise UsageError(
+                f"--checkpoint {repository}: no checkpoint of tt (step-*.safetensors) in {where}{have}; "
+                f"name a file with --checkpoint {repository}/FILE"
+            )
+        file = max(steps)[1]
+    elif file not in names:
+        raise UsageError(f"--checkpoint {repository}/{file}: no such file in {where}")
+    on_message(f"taking {file} from the Hub, {where}")
+    path = download(repository, file, commit)
+    source = _of_run(run, _from_file(run, path, f"on the Hub in {where}"))
+    return replace(source, origin=f"{repository}/{file} at {commit}")
+
+
+def _from_file(run: RunConfig | None, path: Path, reason: str) -> Source:
+    """A checkpoint of tt, or weights that were published for `run`."""
+    if path.suffix not in WEIGHTS:
+        raise UsageError(f"{path} is no checkpoint: its name ends in none of {', '.join(WEIGHTS)}")
+    if path.suffix == ".safetensors" and (run is None or is_checkpoint(path)):
+        return _source(load(path), str(path), reason)
+    if run is None:
+        raise UsageError(f"{path} does not say which model it belongs to: name its run too, such as --run dalle")
+    return Source(run, None, str(path), f"{reason}, as published", read_published(path), published=True)
+
+
+def _source(state: TrainingState, origin: str, reason: str) -> Source:
+    run = RunConfig.from_toml(state.run_toml, f"{origin}, the run file inside")
+    return Source(run, state.step, origin, reason, state.parameters)
+
+
+def _of_run(run: RunConfig | None, source: Source) -> Source:
+    if run is not None and run.identity != source.run.identity:
+        unlike = run.differences(source.run)
+        more = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""
+        raise UsageError(
+            f"{source.origin} belongs to another run, {source.run.identity}: {'; '.join(unlike[:3])}{more}; "
+            "leave out --run to use it"
+        )
+    return source

@@ -1,0 +1,1 @@
+"""What is read from and written to the Hugging Face Hub."""

@@ -1,0 +1,151 @@
+"""All answers that a web page offers for one model, made beforehand: it chooses among them and reckons nothing itself.
+
+Micro-batches are powers of two. What a page adds is the sum of an answer's components, as for `tt calc`, and the
+largest micro-batch whose sum a GPU has room for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from typing import Any
+
+from tt_cli.errors import UsageError
+from tt_cli.memory.architectures import ARCHITECTURES
+from tt_cli.memory.byte_sizes import GIB, parse_size
+from tt_cli.memory.calculator import USABLE, Answer
+from tt_cli.memory.gpus import GPUS, UTILISATION, Gpu
+from tt_cli.memory.known_subject import Known
+from tt_cli.memory.question import Question, Subject
+from tt_cli.memory.run_subject import OfRun
+from tt_cli.run import RunConfig
+
+RUN = "run"  # the name under which a page asks about its own run
+SIZES = tuple(2**power for power in range(8))  # micro-batches
+MEMORIES = (4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 80)  # GB of GPUs
+
+# What is chosen, in this order: its key in a question, its title, and (value, words, flag of `tt calc`) of its options.
+# The first option is what `tt calc` takes by itself.
+Choice = tuple[str, str, tuple[tuple[Any, str, str], ...]]
+PRECISION: Choice = (
+    "precision",
+    "Numbers",
+    (
+        ("mixed", "mixed 16 and 32 bits", ""),
+        ("fp32", "32 bits", "--precision fp32"),
+        ("pure16", "16 bits", "--precision pure16"),
+    ),
+)
+OPTIMIZER: Choice = (
+    "optimizer",
+    "Optimizer",
+    (
+        (("adam", None), "Adam", ""),
+        (("adam", 8), "8-bit Adam", "--8bit"),
+        (("lamb", 8), "8-bit LAMB", "--optimizer lamb --8bit"),
+        (("adafactor", None), "Adafactor", "--optimizer adafactor"),
+    ),
+)
+LAYERS: Choice = (
+    "layers",
+    "Activations",
+    (
+        (None, "kept", ""),
+        ("checkpointed", "checkpointed", "--checkpointing"),
+        ("reversible", "reversible", "--reversible"),
+    ),
+)
+OFFLOAD: Choice = (
+    "offload",
+    "Optimizer’s place",
+    ((False, "on the GPU", ""), (True, "in the host’s memory", "--offload")),
+)
+OF_ARCHITECTURES = (PRECISION, OPTIMIZER, LAYERS, OFFLOAD)
+OF_RUNS = ((*PRECISION[:2], PRECISION[2][:2]),)
+
+
+class Tables:
+    """Those of one run's page. name: how people name the run to `tt`. Thread-safe: it holds no state."""
+
+    def __init__(self, run: RunConfig, name: str):
+        self._run, self._name = run, name
+        self.names = (RUN, *ARCHITECTURES)
+
+    def table(self, name: str) -> dict[str, Any]:
+        """The table of one of `names`; takes up to some seconds. Raises UsageError for any other name."""
+        if name not in self.names:
+            raise UsageError(f"no model is called {name!r} here")
+        choices = OF_RUNS if name == RUN else OF_ARCHITECTURES
+        said = self._name if name == RUN else name
+        subjects = dict(_subjects(choices, lambda asked: self._subject(name, asked)))
+        any_subject = next(iter(subjects.values()))
+        whats: dict[tuple[str, str, bool], int] = {}
+        answers = {key: _answers(subject, whats) for key, subject in subjects.items()}
+        return {
+            "name": name,
+            "title": any_subject.title,
+            "command": f"tt calc {said}",
+            "parameters": any_subject.answer(1).parameters,
+            "sequence": any_subject.described()["sequence"],
+            "models": self._models(),
+            "choices": [
+                {"name": key, "title": title, "options": [{"words": words, "flag": flag} for _, words, flag in options]}
+                for key, title, options in choices
+            ],
+            "micro_batches": SIZES,
+            "components": [{"what": what, "place": place, "assumed": assumed} for what, place, assumed in whats],
+            "answers": answers,
+            "flops": {key: subject.flops() for key, subject in subjects.items()},
+            "examples": any_subject.examples()[0],
+            "gradient_bytes": any_subject.network(2),  # of two peers each sends one whole
+            "usable": USABLE,
+            "gpus": _gpus(),
+            "utilisation": UTILISATION,
+        }
+
+    def _models(self) -> list[dict[str, str]]:
+        rows = [{"name": RUN, "title": f"{self._run.run.name}: this run"}]
+        return rows + [{"name": model.name, "title": model.title} for model in ARCHITECTURES.values()]
+
+    def _subject(self, name: str, asked: dict[str, Any]) -> Subject:
+        if name == RUN:
+            return OfRun.of(self._run, Question(self._name, **asked))
+        optimizer, bits = asked.pop("optimizer")
+        return Known.asked(Question(name, optimizer=optimizer, bits=bits, **asked))
+
+
+def _gpus() -> list[dict[str, Any]]:
+    """What a GPU may be: flag of `tt calc`, words, bytes, TFLOP/s of 16 and of 32 bits (null: of any)."""
+    sold = [{"flag": f"{size}GB", "title": f"{size} GB", "bytes": parse_size(f"{size}GB")} for size in MEMORIES]
+    named = [
+        {"flag": name, "title": f"{gpu.title}, {gpu.memory} GB", "bytes": gpu.memory * GIB, **_speed(gpu)}
+        for name, gpu in GPUS.items()
+    ]
+    return [row | _speed(None) for row in sold] + named
+
+
+def _speed(gpu: Gpu | None) -> dict[str, float | None]:
+    return {"half": gpu.half, "full": gpu.full} if gpu else {"half": None, "full": None}
+
+
+def _subjects(
+    choices: tuple[Choice, ...], subject: Callable[[dict[str, Any]], Subject]
+) -> Iterator[tuple[str, Subject]]:
+    """For each way to choose: the numbers of its options, such as "0 1 0 0", and what is asked about then."""
+    for chosen in product(*(range(len(options)) for _, _, options in choices)):
+        asked = {name: options[index][0] for index, (name, _, options) in zip(chosen, choices, strict=True)}
+        yield " ".join(map(str, chosen)), subject(asked)
+
+
+def _answers(subject: Subject, whats: dict[tuple[str, str, bool], int]) -> list[list[list[int]]]:
+    """What is the same for all micro-batches, then what each takes beside it: [component's number, bytes], …"""
+    found = [_numbered(subject.answer(size), whats) for size in SIZES]
+    same = {number: size for number, size in found[0].items() if all(one.get(number) == size for one in found)}
+    rest = [{number: size for number, size in one.items() if number not in same} for one in found]
+    return [[[number, size] for number, size in one.items()] for one in (same, *rest)]
+
+
+def _numbered(answer: Answer, whats: dict[tuple[str, str, bool], int]) -> dict[int, int]:
+    return {
+        whats.setdefault((part.what, part.place, part.assumed), len(whats)): part.bytes for part in answer.components
+    }

@@ -1,0 +1,126 @@
+"""What a training peer takes, item by item: on its device, and of the host for its whole family of processes.
+
+Nothing is allocated for it, and torch is not imported: the decoder's tensors and the order of its work give the bytes.
+What no formula gives (interpreters, libraries, what the C library's allocator holds beyond what is in use) was
+measured, see docs/performance.md; scripts/bench_peer.py measures the whole again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from tt_cli.memory.activations import activations
+from tt_cli.memory.byte_sizes import shown
+from tt_cli.memory.decoder_shape import Decoder
+
+if TYPE_CHECKING:
+    from tt_cli.run import RunConfig
+
+Kind = Literal["cpu", "cuda"]
+Place = Literal["device", "host"]
+
+MIB = 2**20
+# Measured on Linux, x86-64, Python 3.11, torch 2.13 (CPU): a peer of a run with next to no parameters.
+PROCESSES = {"trainer": 298 * MIB, "DHT": 150 * MIB, "p2p daemon": 66 * MIB, "averager": 151 * MIB}
+LIBRARIES = 254 * MIB
+HELD_BY_ALLOCATOR = 0.24  # of activations on a CPU: freed blocks that no other allocation fits
+AVERAGING = 1.0  # bytes per parameter that a round's messages take, in the averager
+# Not measured: no GPU was at hand. What CUDA's libraries commonly take of a process and of a GPU.
+CUDA_ON_HOST, CUDA_ON_DEVICE = 2048 * MIB, 600 * MIB
+
+
+@dataclass(frozen=True)
+class Item:
+    """One use of memory, in bytes."""
+
+    what: str
+    bytes: int
+    place: Place
+
+
+@dataclass(frozen=True)
+class Need:
+    """The account of one peer. `micro_batch` and `budget` (bytes of activations to keep) are those it is for."""
+
+    items: tuple[Item, ...]
+    micro_batch: int
+    budget: int
+
+    @property
+    def device(self) -> int:
+        """Bytes of GPU memory; 0 where the CPU trains."""
+        return self._sum("device")
+
+    @property
+    def host(self) -> int:
+        """Bytes of RAM."""
+        return self._sum("host")
+
+    def in_words(self, place: Place) -> str:
+        """The largest items: "gradients 12.8 MiB, …"."""
+        items = sorted((item for item in self.items if item.place == place), key=lambda item: -item.bytes)
+        return ", ".join(f"{item.what} {shown(item.bytes)}" for item in items[:3])
+
+    def _sum(self, place: Place) -> int:
+        return sum(item.bytes for item in self.items if item.place == place)
+
+
+def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
+    """What a training peer of this run takes at its worst moment.
+
+    itemsize: bytes of the products' dtype (4: float32, 2: bf16 or fp16). budget: bytes of activations that a reversible
+    trunk may keep for the backward pass.
+    """
+    decoder = Decoder.from_run(run)
+    sizes = decoder.sizes()
+    parameters = sum(sizes)
+    place: Place = "host" if kind == "cpu" else "device"
+    computed = activations(decoder, micro_batch, itemsize, budget, kind)
+    state = 4 * parameters + _moments(run, sizes)
+    encoded = encoded_bytes(sizes, run.swarm.compression, run.swarm.large_tensor)
+    items = [
+        Item("parameters in training", 4 * parameters, place),
+        Item("gradients", 4 * parameters, place),
+        Item("accumulated gradients", 4 * parameters, place),
+        Item("activations kept", computed.kept, place),
+        Item("activations at work", computed.workspace, place),
+        Item("shared state", state, "host"),
+        Item("its copy for a backup", state, "host"),
+        Item(
+            "encoded gradient and average",
+            2 * encoded,
+            "host",
+        ),
+        Item("largest tensor decoded", 4 * max(sizes), "host"),
+        Item("a round's messages", int(AVERAGING * parameters), "host"),
+        Item("processes", sum(PROCESSES.values()), "host"),
+        Item("libraries", LIBRARIES, "host"),
+    ]
+    if computed.casts:
+        items.append(Item("weights in half precision", computed.casts, place))
+    if kind == "cpu":
+        items.append(Item("held by the allocator", int(HELD_BY_ALLOCATOR * computed.total), "host"))
+    else:
+        items += [Item("CUDA", CUDA_ON_HOST, "host"), Item("CUDA", CUDA_ON_DEVICE, "device")]
+    return Need(tuple(items), micro_batch, budget)
+
+
+def _moments(run: RunConfig, sizes: list[int]) -> int:
+    """Both moments of every tensor: a byte for each element and a scale for each block, or 4 bytes each."""
+    part = run.optimizer
+    large = [size for size in sizes if size >= part.min_8bit_size]
+    blocks = sum(-(-size // part.block_size) for size in large)
+    return 2 * (sum(large) + 4 * blocks) + 8 * (sum(sizes) - sum(large))
+
+
+def encoded_bytes(sizes: list[int], compression: str, large_tensor: int = 65536) -> int:
+    """One gradient as it travels: a byte for each element of large tensors and a scale per block, else two bytes.
+
+    compression: linear8 or blockwise8, as in a run file; fp16 and fp32 for comparison.
+    """
+    if compression in ("fp16", "fp32"):
+        return (2 if compression == "fp16" else 4) * sum(sizes)
+    block, scale = (256, 2) if compression == "linear8" else (4096, 4)
+    large = sum(size for size in sizes if size >= large_tensor)
+    return large + scale * -(-large // block) + 2 * (sum(sizes) - large)

@@ -1,0 +1,153 @@
+"""The reversible trunk: two streams, each branch added to one from the other (Gomez et al. 2017, RevNet).
+
+For every layer's branches (f, g): x1 <- x1 + f(x2), then x2 <- x2 + g(x1). Both streams start as the input and
+their mean is the output. The backward pass rebuilds the inputs of each branch from its outputs, so memory need not
+grow with depth.
+
+Notable:
+- what there is memory for is kept (`Plan`), the cheapest first: with x2 at hand the backward pass never needs
+  g's result, whose last product is a quarter of the layer's work, and x1 is rebuilt from f alone;
+- the streams stay in the input's dtype (float32 under autocast), and a repeated branch repeats its forward pass bit
+  for bit, so rebuilding costs only the rounding of one float32 addition. In bfloat16 streams it would not be
+  harmless: tests/model/test_dalle_training.py measures both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from tt_cli.model.layers.fused import fused
+
+NOTHING, STREAM, ALL = 0, 1, 2
+
+
+class HandBranch(Protocol):
+    """A branch that is run and differentiated by hand; see blocks.AttentionBranch."""
+
+    def kept_bytes(self, b: int, n: int, dtype: torch.dtype) -> int:
+        """Size of what ``output`` gives to be kept."""
+
+    def output(
+        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, *, keep: bool = False
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The result without LayerScale, and what ``backward`` can use again."""
+
+    def backward(
+        self,
+        x: Tensor,
+        weights: Sequence[Tensor],
+        grad: Tensor,
+        into: Sequence[Tensor],
+        kept: Sequence[Tensor] = (),
+        *,
+        want_output: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """d/dx, and the output again if wanted."""
+
+
+@dataclass(frozen=True)
+class Half:
+    """One branch of one layer, its weights (the third is LayerScale) and where their gradients are summed."""
+
+    branch: HandBranch
+    weights: list[Tensor]
+    into: list[Tensor]
+
+
+Layer = tuple[Half, Half]
+
+
+def keeping_plan(layers: Sequence[Layer], x: Tensor, dtype: torch.dtype, budget: int) -> list[int]:
+    """What each layer keeps for the backward pass of x (b, n, dim) within ``budget`` bytes.
+
+    STREAM (the attention branch's input) saves a quarter of the repeated work at the least bytes; ALL saves nearly the
+    rest. So streams come first, then whole layers, from the last one on.
+    """
+    plan = [NOTHING] * len(layers)
+    b, n, _ = x.shape
+    for level in (STREAM, ALL):
+        for i in reversed(range(len(layers))):
+            size = x.nbytes
+            if level == ALL:
+                size += sum(half.branch.kept_bytes(b, n, dtype) for half in layers[i])
+            if size > budget:
+                return plan
+            plan[i], budget = level, budget - size
+    return plan
+
+
+class Trunk:
+    """One forward and one backward pass over the layers; both run without autograd."""
+
+    def __init__(self, layers: Sequence[Layer], plan: Sequence[int], dtype: torch.dtype) -> None:
+        self.layers, self.plan, self.dtype = layers, plan, dtype
+        self._kept = [_Kept() for _ in layers]
+        self._ends: tuple[Tensor, Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Both streams from x (b, n, dim); returns their mean and remembers what ``backward`` needs."""
+        x1, x2 = x.clone(), x.clone()
+        x1_is_kept = False
+        for (f, g), level, kept in zip(self.layers, self.plan, self._kept, strict=True):
+            out, seen = f.branch.output(x2, f.weights, self.dtype, keep=level == ALL)
+            x1 = _added(x1, out, f.weights[2], in_place=not x1_is_kept)
+            kept.f = seen
+            out, seen = g.branch.output(x1, g.weights, self.dtype, keep=level == ALL)
+            if level >= STREAM:
+                kept.x2 = x2
+            if x1_is_kept := level == ALL:
+                kept.x1 = x1
+            x2 = _added(x2, out, g.weights[2], in_place=level == NOTHING)
+            kept.g = seen
+        self._ends = x1, x2
+        return (x1 + x2) / 2
+
+    def backward(self, grad: Tensor) -> Tensor:
+        """d/dx from ``grad`` = d/d(result); adds the weights' gradients to each half's ``into``. Only once."""
+        if self._ends is None:
+            raise RuntimeError("the trunk's backward pass needs a forward pass before it, each time")
+        (y1, y2), self._ends = self._ends, None
+        grad1 = grad / 2
+        grad2 = grad1.clone()
+        for i in reversed(range(len(self.layers))):
+            (f, g), kept = self.layers[i], self._kept[i]
+            self._kept[i] = _Kept()  # its tensors are free once they were used
+            if kept.x1 is not None:
+                y1 = kept.x1
+            into_x, out = g.branch.backward(y1, g.weights, grad2, g.into, kept.g, want_output=kept.x2 is None)
+            grad1 += into_x
+            if kept.x2 is not None:
+                y2 = kept.x2
+            elif out is not None:
+                y2 = _added(y2, out, g.weights[2], sign=-1)
+            x1_is_needed = i > 0 and self._kept[i - 1].x1 is None
+            into_x, out = f.branch.backward(y2, f.weights, grad1, f.into, kept.f, want_output=x1_is_needed)
+            grad2 += into_x
+            if out is not None:
+                y1 = _added(y1, out, f.weights[2], sign=-1, in_place=kept.x1 is None)
+        return grad1 + grad2
+
+
+@dataclass
+class _Kept:
+    """What one layer keeps: the inputs of f and g, and what they can use again."""
+
+    x2: Tensor | None = None
+    x1: Tensor | None = None
+    f: Sequence[Tensor] = ()
+    g: Sequence[Tensor] = ()
+
+
+def _added(stream: Tensor, out: Tensor, scale: Tensor, *, sign: int = 1, in_place: bool = True) -> Tensor:
+    """stream + sign * out * scale, rounded once for the product and once for the sum."""
+    return _add_(stream, out, scale, sign) if in_place else _add_(stream.clone(), out, scale, sign)
+
+
+@fused
+def _add_(stream: Tensor, out: Tensor, scale: Tensor, sign: int) -> Tensor:
+    return stream.add_(out * scale, alpha=sign)

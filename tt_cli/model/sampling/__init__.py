@@ -1,0 +1,1 @@
+"""Drawing code by code: caches, sampling, CUDA graphs."""

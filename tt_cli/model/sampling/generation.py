@@ -1,0 +1,313 @@
+"""Drawing codes one by one, many pictures side by side, with caches that follow each layer's attention type.
+
+The text (and given first codes) runs through the trunk once for each prompt. After that a step feeds one code of
+every picture: its keys and values join the caches, and the query sees the text region plus its own row, column or
+window (see cache). The codes are those of the slow way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tt_cli.model.layers.blocks import layer_norm
+from tt_cli.model.layers.projection import Projection
+from tt_cli.model.sampling.code_choice import Sampling
+from tt_cli.model.sampling.cuda_graph import captured
+from tt_cli.model.sampling.kv_cache import Caches, KeyValueCache, Place, ShiftState, StepTables
+
+if TYPE_CHECKING:
+    from tt_cli.model.dalle import Dalle
+
+# Prompts whose text runs through the trunk together: enough rows for any device, and a bound on its memory.
+PROMPTS_AT_ONCE = 4
+
+
+def generate(
+    dalle: Dalle,
+    text: Tensor,
+    *,
+    samples: int = 1,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    temperature_first: bool = False,
+    generator: torch.Generator | None = None,
+    cache: bool = True,
+    prime: Tensor | None = None,
+    on_token: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Draw codes (b, image_size**2) int64 for captions text (p, text_length) int64.
+
+    There are ``samples`` pictures of each caption, those of one caption next to each other: b = p * samples.
+    ``prime`` (b, m) int64 fixes the first m codes. ``on_token`` is called with the number of codes known so far after
+    each new one, on a GPU after each row. The same arguments and generator state give the same codes on the same
+    machine; see Sampling for how they are chosen. Raises UsageError for sampling settings out of range.
+    """
+    sampling = Sampling(temperature, top_k, top_p, temperature_first)
+    rows = len(text) * samples
+    shape = (rows, dalle.config.image_positions)
+    noise = torch.rand(shape, generator=generator, device=text.device, dtype=torch.float64)
+    decoder = Decoder(dalle, len(text), samples) if cache else WholeDecoder(dalle, samples)
+    return draw_codes(decoder, text, noise, sampling, prime=prime, on_token=on_token)
+
+
+class CodeByCode(Protocol):
+    """What draw_codes draws with."""
+
+    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
+        """Take text (p, text_length) and each picture's first codes (b, m); logits (b, image_vocab) of the next."""
+
+    def step(self, code: Tensor, position: int) -> Tensor:
+        """Take the code (b,) at raster position ``position``; logits of the next, valid until the next call."""
+
+
+@torch.no_grad()
+def draw_codes(
+    decoder: CodeByCode,
+    text: Tensor,
+    noise: Tensor,
+    sampling: Sampling,
+    *,
+    prime: Tensor | None = None,
+    on_token: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Codes (b, N) int64 for noise (b, N): each code is chosen by its number in [0, 1); see generate.
+
+    A picture depends on its caption, its noise and its prime alone, but for rounding: matrix products of another
+    number of rows add in another order, and where a number falls between a code's two borders the other code is
+    chosen, and every later one may differ too. In float32 at the paper's size, batch 1 and 16 of an untrained model
+    would differ in one of 140 pictures with top-k 256, in one of six without filters.
+    """
+    codes = torch.empty(noise.shape, dtype=torch.int64, device=text.device)
+    rows, positions = codes.shape
+    known = 0
+    if prime is not None:
+        known = prime.shape[1]
+        if len(prime) != rows or known > positions:
+            raise ValueError(f"prime has shape {tuple(prime.shape)}, expected ({rows}, 0..{positions})")
+        codes[:, :known] = prime
+    side = round(positions**0.5)
+    for position in range(known, positions):
+        if position == known:
+            logits = decoder.prefill(text, codes[:, :known])
+        else:
+            logits = decoder.step(codes[:, position - 1], position - 1)
+        codes[:, position] = sampling.choose(logits, noise[:, position])
+        if codes.is_cuda:  # the host runs ahead of a GPU by a row at most, so that progress is what was done
+            if (position + 1) % side:
+                continue
+            torch.cuda.synchronize(codes.device)
+        if on_token is not None:
+            on_token(position + 1)
+    return codes
+
+
+class WholeDecoder:
+    """The slow way, without a cache: everything runs through the trunk again for each code."""
+
+    def __init__(self, dalle: Dalle, samples: int = 1) -> None:
+        self.dalle, self.samples = dalle, samples
+
+    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
+        """See CodeByCode."""
+        self.text = text.repeat_interleave(self.samples, dim=0)
+        self.codes = self.text.new_empty(len(self.text), 0) if prime is None else prime
+        return self._logits()
+
+    def step(self, code: Tensor, position: int) -> Tensor:
+        """See CodeByCode."""
+        self.codes = torch.cat([self.codes[:, :position], code[:, None]], dim=1)
+        return self._logits()
+
+    def _logits(self) -> Tensor:
+        dalle = self.dalle
+        return image_logits(dalle, dalle.trunk(dalle.embed(dalle.ids(self.text, self.codes)))[:, -1])
+
+
+class _Branch(NamedTuple):
+    """One branch of one layer, ready to step."""
+
+    norm: tuple[Tensor, Tensor]
+    scale: Tensor
+    first: Projection
+    second: Projection
+    shift: ShiftState | None
+    cache: KeyValueCache | None = None
+
+
+class Decoder:
+    """``samples`` pictures of each of ``prompts`` prompts, drawn side by side; can be used again and again.
+
+    ``dtype`` is that of matrix products and caches (default: Dalle.compute_dtype()); the residual stream and norms
+    keep the weights' dtype. ``mode`` says how a step runs. Later changes of the model's weights are not seen.
+    """
+
+    @torch.no_grad()
+    def __init__(self, dalle: Dalle, prompts: int, samples: int = 1, dtype: torch.dtype | None = None) -> None:
+        self.dalle, self.prompts, self.samples = dalle, prompts, samples
+        self.dtype = dtype or dalle.compute_dtype()
+        config, device = dalle.config, dalle.logits.weight.device
+        self.tables = StepTables(config, dalle.rotary, device, self.dtype)
+        self.caches = Caches(config, prompts, samples, device, self.dtype)
+        self._projections: dict[Tensor, Projection] = {}
+        self._layers = [self._layer(layer) for layer in range(config.depth)]
+        weight, bias = dalle.logits.weight[config.text_ids :], dalle.logits.bias[config.text_ids :]
+        self._logits = Projection(weight, bias, self.dtype, prompts * samples)
+        self._code = torch.zeros(prompts * samples, dtype=torch.int64, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._graph, self.mode = captured(self._step, device)
+
+    @torch.no_grad()
+    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
+        """See CodeByCode. Forgets the pictures drawn before."""
+        if len(text) != self.prompts:
+            raise ValueError(f"text has {len(text)} rows, this decoder draws for {self.prompts} prompts")
+        self.caches.forget()
+        primed = prime is not None and prime.shape[1] > 0
+        outputs = []
+        for start in range(0, self.prompts, PROMPTS_AT_ONCE):
+            prompts = slice(start, min(start + PROMPTS_AT_ONCE, self.prompts))
+            rows = slice(prompts.start * self.samples, prompts.stop * self.samples)
+            if primed and prime is not None:  # text positions see no code: any of a prompt's rows gives its text
+                ids = self.dalle.ids(text[prompts].repeat_interleave(self.samples, dim=0), prime[rows])
+            else:
+                ids = self.dalle.ids(text[prompts], None)
+            outputs.append(image_logits(self.dalle, self._prefill(ids, prompts, rows), self.dtype))
+        logits = torch.cat(outputs)
+        return logits if primed else logits.repeat_interleave(self.samples, dim=0)
+
+    @torch.no_grad()
+    def step(self, code: Tensor, position: int) -> Tensor:
+        """See CodeByCode."""
+        self._code.copy_(code)
+        self._position.fill_(position)
+        return self._step() if self._graph is None else self._graph()
+
+    def _layer(self, layer: int) -> tuple[_Branch, _Branch]:
+        """Layer ``layer``'s weights and caches; the layers of a set share its projections."""
+        attention, feed_forward = self.dalle.layer_weights(layer)
+        norm_weight, norm_bias, scale, qkv, out_weight, out_bias = attention
+        shifts = self.caches.attention_shifts, self.caches.feed_forward_shifts
+        shift, feed_forward_shift = (states[layer] if states else None for states in shifts)
+        first = _Branch(
+            (norm_weight, norm_bias), scale, self._projection(qkv, None), self._projection(out_weight, out_bias),
+            shift, self.caches.attention[layer],
+        )  # fmt: skip
+        norm_weight, norm_bias, scale, expand, expand_bias, contract, contract_bias = feed_forward
+        second = _Branch(
+            (norm_weight, norm_bias), scale, self._projection(expand, expand_bias),
+            self._projection(contract, contract_bias), feed_forward_shift,
+        )  # fmt: skip
+        return first, second
+
+    def _projection(self, weight: Tensor, bias: Tensor | None) -> Projection:
+        if weight not in self._projections:
+            self._projections[weight] = Projection(weight, bias, self.dtype, self.prompts * self.samples)
+        return self._projections[weight]
+
+    def _prefill(self, ids: Tensor, prompts: slice, rows: slice) -> Tensor:
+        """Run ids (rows or prompts, n) through the trunk into the caches; the last position's output."""
+        dalle, n = self.dalle, ids.shape[1]
+
+        def attend(layer: int, x: Tensor) -> Tensor:
+            branch = dalle.attention_branches[dalle.config.attention_kind(layer)]
+            state = self._layers[layer][0]
+            recorder = _Recorder(self.tables, state, n, prompts, rows)
+            return branch(x, dalle.layer_weights(layer)[0], self.dtype, recorder)
+
+        def feed(layer: int, x: Tensor) -> Tensor:
+            recorder = _Recorder(self.tables, self._layers[layer][1], n, prompts, rows)
+            return dalle.feed_forward_branch(x, dalle.layer_weights(layer)[1], self.dtype, recorder)
+
+        with _no_autocast(ids.device):
+            x1 = x2 = dalle.embed(ids)
+            for layer in range(dalle.config.depth):
+                if dalle.config.reversible:
+                    x1 = x1 + attend(layer, x2)
+                    x2 = x2 + feed(layer, x1)
+                else:
+                    x1 = x1 + attend(layer, x1)
+                    x1 = x1 + feed(layer, x1)
+            return ((x1 + x2) / 2 if dalle.config.reversible else x1)[:, -1]
+
+    def _step(self) -> Tensor:
+        """Logits after the codes self._code at self._position; nothing here depends on their values' being known."""
+        dalle, config = self.dalle, self.dalle.config
+        place = self.tables.at(self._position)
+        with _no_autocast(self._code.device):
+            x1 = x2 = dalle.embed(self._code + config.text_ids)
+            for attention, feed_forward in self._layers:
+                x1 = self._attend(attention, x1, x2 if config.reversible else x1, place)
+                if config.reversible:
+                    x2 = self._feed(feed_forward, x2, x1, place)
+                else:
+                    x1 = self._feed(feed_forward, x1, x1, place)
+            x = (x1 + x2) / 2 if config.reversible else x1
+            return self._logits(dalle.final_norm(x).to(self.dtype))
+
+    def _attend(self, branch: _Branch, total: Tensor, x: Tensor, place: Place) -> Tensor:
+        """total + Attention(x), both (b, dim)."""
+        config = self.dalle.config
+        assert branch.cache is not None
+        projected = branch.first(self._normed(branch, x, place))
+        pairs = projected.unflatten(1, (3, config.heads, -1, 2)).unflatten(0, (self.prompts, self.samples))
+        if self.dtype.itemsize < 4:  # the products are computed in float32
+            pairs = pairs.float()
+        turned = torch.view_as_complex(pairs).permute(2, 0, 3, 1, 4)
+        factors = torch.view_as_complex(place.rotation)[:, None, None, None]
+        rotated = torch.view_as_real((turned * factors).contiguous()).flatten(-2).to(self.dtype)
+        attended = branch.cache.attend(rotated, place)
+        attended = attended.transpose(1, 2).reshape(len(x), config.inner_dim)
+        return _added(total, branch.second(attended), branch.scale)
+
+    def _feed(self, branch: _Branch, total: Tensor, x: Tensor, place: Place) -> Tensor:
+        """total + FeedForward(x), both (b, dim)."""
+        value, gate = branch.first(self._normed(branch, x, place)).chunk(2, dim=1)
+        return _added(total, branch.second(F.gelu(gate).mul_(value)), branch.scale)
+
+    def _normed(self, branch: _Branch, x: Tensor, place: Place) -> Tensor:
+        h = layer_norm(x, *branch.norm).to(self.dtype)
+        return h if branch.shift is None else branch.shift.step(h, place)
+
+
+class _Recorder:
+    """Fills the caches of one branch while its input runs through in one piece."""
+
+    def __init__(self, tables: StepTables, branch: _Branch, n: int, prompts: slice, rows: slice) -> None:
+        self.tables, self.branch, self.n, self.prompts, self.rows = tables, branch, n, prompts, rows
+
+    def normed(self, h: Tensor) -> None:
+        """See blocks.Recorder."""
+        if self.branch.shift is not None:
+            self.branch.shift.fill(h, self.tables, self.rows)
+
+    def keys_values(self, k: Tensor, v: Tensor) -> None:
+        """See blocks.Recorder."""
+        if self.branch.cache is not None:
+            self.branch.cache.fill(k, v, self.n, self.tables, self.prompts)
+
+
+def image_logits(dalle: Dalle, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Logits (b, image_vocab) after the trunk's output x (b, dim)."""
+    first, dtype = dalle.config.text_ids, dtype or dalle.compute_dtype()
+    z = dalle.final_norm(x).to(dtype)
+    return F.linear(z, dalle.logits.weight[first:].to(dtype), dalle.logits.bias[first:].to(dtype))
+
+
+def _no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """The decoder casts by itself."""
+    available = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if available else nullcontext()
+
+
+def _added(total: Tensor, out: Tensor, scale: Tensor) -> Tensor:
+    """total + scale * out."""
+    if out.dtype == total.dtype:
+        return torch.addcmul(total, out, scale)
+    return total + out * scale

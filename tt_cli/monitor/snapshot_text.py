@@ -1,0 +1,113 @@
+"""A snapshot as text or JSON, once or at each change; and the sentence about the one truth, for every screen."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import TextIO
+
+from rich.text import Text
+
+from tt_cli.monitor.snapshot import PeerView, Snapshot
+from tt_cli.terminal.format import (
+    clean,
+    duration,
+    loss_value,
+    percent,
+    plural,
+    rate,
+    short_digest,
+)
+from tt_cli.terminal.live_view import Mode, clock, write_line
+from tt_cli.terminal.swarm_lines import peer_name, run_seconds_left
+
+NAMED = 3  # of the peers that differ
+AT_LEAST_EVERY = 30.0
+"""Seconds after which plain text is printed again although nothing changed."""
+
+
+def one_truth(snapshot: Snapshot) -> Text:
+    """Whether all peers at the newest step hold the same state, and who does not. Without peers: nothing."""
+    holders = [peer for peer in snapshot.peers if peer.epoch == snapshot.epoch and peer.digest]
+    if not holders:
+        return Text()
+    agree = snapshot.agreeing == snapshot.holders
+    verb = "holds" if snapshot.agreeing == 1 else "hold"
+    words = f"{snapshot.agreeing} of {plural(snapshot.holders, 'peer')} {verb} {short_digest(snapshot.digest)}"
+    if not snapshot.digest:
+        words = f"no state has a majority among {plural(snapshot.holders, 'peer')}"
+    line = Text(f"one truth: {words}", style="green" if agree else "bold red")
+    unlike = [f"{_name(peer)} holds {short_digest(peer.digest)}" for peer in holders if not peer.in_agreement]
+    more = f" and {len(unlike) - NAMED} more" if len(unlike) > NAMED else ""
+    line.append("".join(f"; {words}" for words in unlike[:NAMED]) + more)
+    if snapshot.resynced_chunks:
+        line.append(f"; {plural(snapshot.resynced_chunks, 'chunk')} resynced", style="yellow")
+    for peer in snapshot.peers:  # what most of the others say: anybody can say it of anybody
+        if peer.accused_by and 2 * peer.accused_by >= snapshot.trainers:
+            line.append(f"; {_name(peer)} made a wrong average", style="bold red")
+        elif peer.clipped_by and 2 * peer.clipped_by >= snapshot.trainers:
+            line.append(f"; {_name(peer)} is clipped again and again", style="yellow")
+        elif 2 * peer.slow_by > snapshot.trainers:
+            line.append(f"; {_name(peer)} is left out: it held the others up", style="yellow")
+    return line
+
+
+def _name(peer: PeerView) -> str:
+    return peer_name(vars(peer))
+
+
+def plain_text(snapshot: Snapshot) -> str:
+    """The snapshot as lines for a log: one for the swarm, one for each peer."""
+    parts = [
+        f"step {snapshot.epoch:,} of {snapshot.total_steps:,}",
+        f"{snapshot.samples:,} of {snapshot.target_batch_size:,} samples to the next",
+        f"next step in {duration(snapshot.eta_s)}",
+        f"end in {duration(run_seconds_left(vars(snapshot)))}",
+        f"loss {loss_value(snapshot.loss)}",
+        plural(snapshot.trainers, "trainer"),
+        f"{rate(snapshot.samples_per_second)} samples/s",
+        one_truth(snapshot).plain or "no state yet",
+    ]
+    lines = [f"{clock(snapshot.time)} {snapshot.identity}: " + ", ".join(parts)]
+    for peer in snapshot.peers:
+        words = [peer.role]
+        if peer.device:
+            words.append(clean(peer.device))
+        if peer.role == "trainer":
+            words.append(f"{rate(peer.samples_per_second)} samples/s ({percent(peer.share)})")
+        words.append(f"{plural(peer.lag, 'step')} behind" if peer.lag else "in step")
+        if peer.digest and not peer.in_agreement:
+            words.append("state differs")
+        if peer.resynced_chunks:
+            words.append(f"{plural(peer.resynced_chunks, 'chunk')} resynced")
+        if peer.clipped_by:
+            words.append(f"clipped again and again, say {plural(peer.clipped_by, 'peer')}")
+        if peer.slow_by:
+            words.append(f"holds others up, say {plural(peer.slow_by, 'peer')}")
+        if peer.accused_by:
+            words.append(f"made a wrong average, say {plural(peer.accused_by, 'peer')}")
+        words += [clean(peer.round)] if peer.round else []
+        words.append(f"{duration(peer.age_s)} ago")
+        lines.append(f"  {_name(peer)}: {', '.join(words)}")
+    return "\n".join(lines)
+
+
+def follow(look: Callable[[], Snapshot], stream: TextIO, mode: Mode, *, interval: float, watch: bool) -> None:
+    """Print what `look` returns as text or, in mode "json", as JSON: once, or with each change until interrupted.
+
+    watch: go on after the first. A change is another step, another peer or another agreement; text
+    comes every 30 s without one. interval: seconds between two looks.
+    """
+    shown: tuple[object, ...] | None = None
+    shown_at = 0.0
+    while True:
+        snapshot = look()
+        news = (snapshot.epoch, sorted((peer.peer_id, peer.in_agreement) for peer in snapshot.peers))
+        if news != shown or snapshot.time - shown_at >= AT_LEAST_EVERY:
+            shown, shown_at = news, snapshot.time
+            text = json.dumps(snapshot.to_json()) if mode == "json" else plain_text(snapshot)
+            write_line(stream, text)
+        if not watch:
+            return
+        time.sleep(interval)

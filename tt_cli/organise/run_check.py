@@ -1,0 +1,224 @@
+"""Whether a run can be trained as its file says: `tt check`. All that the file names is opened, nothing is changed.
+
+The machine is `tt doctor`'s matter; its `Check` and its look at the peers are used here too.
+"""
+
+from __future__ import annotations
+
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from tt_cli.auth.eligibility import UNGUARDED
+from tt_cli.doctor.checks import Check, of_error, reachable
+from tt_cli.errors import TTError
+from tt_cli.identity import peer_key
+from tt_cli.identity.passes import MAX_NOTICE, InvalidPass, read_notice
+from tt_cli.organise.model_sizes import takes
+from tt_cli.organise.recipe import HOME
+from tt_cli.run import RunConfig, load_run
+
+if TYPE_CHECKING:
+    import torch
+
+    from tt_cli.data import Batch, Tokenizer
+    from tt_cli.model import Dalle
+    from tt_cli.peer.device import Device
+
+DATA_SECONDS = 120.0  # until the first example: a shuffle buffer is filled before
+ANSWER_SECONDS = 5.0
+PROMPT = "a red apple"
+
+Result = TypeVar("Result")
+
+
+def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool) -> Iterator[Check]:
+    """All checks of the run called `name`, as they come. peers: to try instead of those in the run file."""
+    try:
+        run = load_run(name)
+    except TTError as error:
+        yield Check("run file", "fail", str(error), "correct it, or name another")
+        return
+    yield Check("run file", "pass", f"every field is as it must be; its identity is {run.identity}")
+    if (home := Path(name).parent / HOME / "runs").is_dir():
+        yield keys(run, home)
+    tokenizer, check = _tried("tokenizer", lambda: _tokenizer(run), "check [tokenizer]")
+    yield check
+    batch = None
+    if tokenizer is None:
+        yield Check("data", "fail", "not opened: there is no tokenizer for the captions", "correct that first")
+    else:
+        batch, check = _tried("data", lambda: within(DATA_SECONDS, lambda: _first(run, tokenizer)), "check [data]")
+        yield check
+    yield _tried("VQGAN", lambda: _vqgan(run, batch), "check [vqgan]; training goes without it, drawing does not")[1]
+    fits, check = _tried("model", lambda: _model(run), "check [model]")
+    yield check
+    if run.peers.initial or peers:
+        yield reachable(list(peers) or run.peers.initial, name)
+    if run.membership.authority is not None:
+        yield authority(run)
+    elif run.membership.kind == "organisation":
+        yield Check("authority", "warning", UNGUARDED, "`tt init` with --authority makes one with its keys")
+    if step and batch is not None and fits is not None:
+        yield _tried("step", lambda: _step(run, batch, device), "see `tt doctor`, or give --no-step")[1]
+    elif step:
+        yield Check("step", "fail", "not tried: it needs the model and an example", "correct what is wrong above")
+
+
+def _tried(name: str, attempt: Callable[[], tuple[Result, str]], fix: str) -> tuple[Result, Check] | tuple[None, Check]:
+    """What `attempt` found, with its words as a check."""
+    try:
+        found, words = attempt()
+    except TTError as error:
+        return None, of_error(name, error, fix)
+    return found, Check(name, "pass", words)
+
+
+def keys(run: RunConfig, home: Path) -> Check:
+    """Of a folder that `tt init` made: are its keys those that the run file names? home: the folder of its runs."""
+    own = home / run.identity
+    if not own.is_dir():
+        others = sorted(path.name for path in home.iterdir())
+        words = f"they are in {home} for {', '.join(others) or 'no run'}, and this run is {run.identity} now"
+        return Check("keys", "fail", words, f"before anybody joined: mv {home}/{others[0] if others else 'OLD'} {own}")
+    try:
+        der = peer_key.public_der(peer_key.private_key((own / "aux.key").read_bytes()).public_key())
+    except (OSError, ValueError) as error:
+        return Check("keys", "fail", f"{own / 'aux.key'} is no key ({error})", "put your copy of it back")
+    peer_id = peer_key.peer_id(der)
+    secret = [*own.glob("*.key"), *own.glob("authority/authority.*")]
+    open_to_others = [path for path in secret if path.stat().st_mode & 0o077]
+    if open_to_others:
+        return Check("keys", "fail", f"others may read {open_to_others[0]}", f"chmod -R go= {home}")
+    if run.peers.initial and not any(address.endswith(f"/p2p/{peer_id}") for address in run.peers.initial):
+        words = f"the aux peer here is {peer_id}, and peers.initial names another"
+        return Check("keys", "fail", words, f"end its address in /p2p/{peer_id}, or put your copy of the key back")
+    return Check("keys", "pass", f"the aux peer is {peer_id}")
+
+
+def authority(run: RunConfig) -> Check:
+    """Whether it answers, with a notice that the key in the run file has signed."""
+    import httpx2
+
+    url = f"{run.membership.authority}/v1/notice"
+    try:
+        data = b""
+        with httpx2.stream("GET", url, timeout=ANSWER_SECONDS) as answer:
+            for piece in answer.iter_bytes():
+                data += piece
+                if len(data) > MAX_NOTICE:
+                    raise InvalidPass("it answers without end")
+        if answer.status_code != 200:
+            raise InvalidPass(f"it answered {answer.status_code}")
+        text = data.decode("ascii", errors="replace")
+        notice = read_notice(text, run.membership.authority_key or "", run.identity, time.time())
+    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        fix = "start it (`tt aux-peer RUN --authority`), and look at the proxy before it"
+        return Check("authority", "fail", f"{run.membership.authority} does not answer: {reason}", fix)
+    except InvalidPass as error:
+        fix = "check the address; its key is that of the folder from which it is served"
+        return Check("authority", "fail", f"{run.membership.authority} does not say what it should: {error}", fix)
+    said = f"; it has paused the run: {notice.paused}" if notice.paused else ""
+    return Check("authority", "pass", f"{run.membership.authority} signs with the key in the run file{said}")
+
+
+def within(seconds: float, work: Callable[[], Result]) -> Result:
+    """What `work` returns or raises; TTError when it takes longer (it goes on, for nobody)."""
+    ends: queue.Queue[tuple[Result | None, BaseException | None]] = queue.Queue()
+
+    def attempt() -> None:
+        try:
+            ends.put((work(), None))
+        except BaseException as error:
+            ends.put((None, error))
+
+    threading.Thread(target=attempt, daemon=True).start()
+    try:
+        found, error = ends.get(timeout=seconds)
+    except queue.Empty:
+        raise TTError(f"nothing came within {seconds:.0f} s: check the network, or data.shuffle_buffer") from None
+    if error is not None:
+        raise error
+    return found  # type: ignore[return-value] # what work returned
+
+
+def _tokenizer(run: RunConfig) -> tuple[Tokenizer, str]:
+    from tt_cli.data import load_tokenizer
+
+    tokenizer = load_tokenizer(run)
+    ids = tokenizer.encode([PROMPT])[0]
+    used = int((ids != tokenizer.pad_id).sum())
+    return tokenizer, f'{run.tokenizer.name}, {tokenizer.vocab_size:,} ids; "{PROMPT}" is {used} of them'
+
+
+def _first(run: RunConfig, tokenizer: Tokenizer) -> tuple[Batch, str]:
+    from tt_cli.data import ExampleStream
+
+    started = time.monotonic()
+    stream = ExampleStream(run, tokenizer, seed=0)
+    try:
+        batch = next(stream.batches(1))
+    finally:
+        stream.close()
+    caption = "".join(one if one.isprintable() else " " for one in batch.captions[0])[:60]
+    words = f'{run.data.name} gave "{caption}" in {time.monotonic() - started:.1f} s'
+    return batch, f"{words} ({stream.counts.in_words()})" if stream.counts.dropped else words
+
+
+def _vqgan(run: RunConfig, batch: Batch | None) -> tuple[object, str]:
+    from tt_cli.task.picture_codec import decode_pictures, load_vqgan
+
+    vqgan = load_vqgan(run)
+    words = f"{run.vqgan.name}, {run.vqgan.codebook_size:,} codes"
+    if batch is None:
+        return vqgan, words
+    picture = decode_pictures(vqgan, batch.image)[0]
+    return vqgan, f"{words}; it drew that example, {picture.shape[1]} x {picture.shape[0]} pixels"
+
+
+def _model(run: RunConfig) -> tuple[object, str]:
+    needs = takes(run)
+    return needs, needs.in_words()
+
+
+def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str]:
+    """Forward, backward and the optimizer's step of one example, as a peer does them."""
+    import torch
+
+    from tt_cli.model import Dalle, DalleConfig
+    from tt_cli.optim import Lamb8bit, learning_rate
+    from tt_cli.peer.device import choose_device
+    from tt_cli.peer.memory_budget import check_host, check_room
+
+    check_host(run, wanted, None)
+    device = choose_device(wanted, run.model, lambda event: None)
+    check_room(run, device, None, None)
+    model = Dalle(DalleConfig.from_run(run))
+    model.initialise(run.run.seed)
+    on_cpu = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    model.to(device.torch_device)
+    started = time.monotonic()
+    before = _loss(model, batch, device)
+    before.backward()
+    gradients = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
+    report = Lamb8bit(on_cpu, run.optimizer).step(gradients, learning_rate(run.schedule, 0))
+    seconds = time.monotonic() - started
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(on_cpu[name])
+        after = float(_loss(model, batch, device))
+    if not (math.isfinite(after) and math.isfinite(report.update_norm)):
+        raise TTError("the loss is not finite after one step: lower schedule.peak_lr, or raise optimizer.eps")
+    words = f"one example on {device.name} in {device.dtype_name} took {seconds:.1f} s; its loss went from"
+    return report, f"{words} {float(before.detach()):.3f} to {after:.3f}"
+
+
+def _loss(model: Dalle, batch: Batch, device: Device) -> torch.Tensor:
+    place = device.torch_device
+    with device.precision():
+        return model.loss(batch.text.to(place), batch.image.to(place)).total

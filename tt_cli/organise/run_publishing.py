@@ -1,0 +1,31 @@
+"""A run onto the Hub: run file and card in one commit, so that volunteers type `tt join OWNER/NAME`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tt_cli.auth import whoami
+from tt_cli.hub.repository import CARD, commit
+from tt_cli.run import load_run
+from tt_cli.run.run_source import RUN_FILE, run_repository
+
+
+def check_may_publish() -> str:
+    """The user who is logged in here. Raises TTError: nobody is, or the Hub does not answer."""
+    return whoami().name
+
+
+def publish(folder: Path, repository: str) -> str:
+    """Put the folder's run file and card into a model repository, made where it is missing. Returns its address.
+
+    A card that is there with the run already stays: it lists checkpoints, and its organiser may have edited it.
+    Raises UsageError where another run's file is there or the Hub refuses, TTError when it does not answer.
+    """
+    from huggingface_hub import CommitOperationAdd
+
+    run = load_run(str(folder / RUN_FILE))
+    action = f"cannot publish {run.run.name} in {repository}"
+    found = run_repository(repository, run, action)
+    names = [RUN_FILE] if {RUN_FILE, CARD} <= found.files else [RUN_FILE, CARD]
+    operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=(folder / name).read_bytes()) for name in names]
+    return str(commit(found, operations, f"The run {run.identity}", action).repo_url)

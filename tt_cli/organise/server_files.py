@@ -1,0 +1,86 @@
+"""The files that keep a run's aux peer running on a server: compose, Prometheus, systemd, nginx, Caddy.
+
+One source, templates/, for what `tt init` writes and for the examples in configs/deploy/:
+
+    python -m tt_cli.organise.server_files configs/deploy
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tt_cli.organise.questions import multiaddr_host
+from tt_cli.run import RunConfig
+
+TEMPLATES = Path(__file__).parent / "templates"
+NOT_KNOWN = "tt.example.org"
+_PLACE = re.compile(r"@\{(\w+)\}")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What differs from run to run. address: IP or host name of the server. authority: its URL. Both may be ""."""
+
+    name: str
+    port: int = 31337
+    address: str = ""
+    authority: str = ""
+
+    @classmethod
+    def of(cls, run: RunConfig, address: str) -> Facts:
+        """Of a run file."""
+        return cls(run.run.name, run.peers.coordinator_port, address, run.membership.authority or "")
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names under which a browser or a peer reaches the server by https; certificates are for names."""
+        authority = urlsplit(self.authority).hostname or ""
+        named = [host for host in (self.address, authority) if multiaddr_host(host).startswith("/dns4/")]
+        return list(dict.fromkeys(named)) or [NOT_KNOWN]
+
+    def flags(self, proxy: str) -> list[str]:
+        """Of `tt aux-peer`, behind the run file. proxy: the address from which the TLS proxy asks."""
+        flags = ["--plain", "--port", str(self.port)]
+        if host := multiaddr_host(self.address):
+            flags += ["--announce", f"{host}/tcp/{self.port}"]
+        if self.authority:
+            flags += ["--authority", "--trusted-proxy", proxy]
+        return flags
+
+
+EXAMPLE = Facts("my-run", address="tt.example.org", authority="https://tt.example.org")
+
+
+def rendered(facts: Facts) -> dict[str, str]:
+    """File name to text."""
+    inside = ["/run/tt/run.toml", *facts.flags("172.30.84.1")]
+    words = {
+        "name": facts.name,
+        "port": str(facts.port),
+        "assistant_port": str(facts.port + 1),
+        "host": facts.hosts[0],
+        "hosts": " ".join(facts.hosts),
+        "caddy_hosts": ", ".join(facts.hosts),
+        "compose_flags": ", ".join(f'"{flag}"' for flag in inside),
+        "service_flags": " ".join(["run.toml", *facts.flags("127.0.0.1")]),
+    }
+    names = {"tt.service": f"tt-{facts.name}.service"}
+    return {
+        names.get(path.name, path.name): _PLACE.sub(lambda found: words[found[1]], path.read_text(encoding="utf-8"))
+        for path in sorted(TEMPLATES.iterdir())
+    }
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write the examples into a folder."""
+    for name, text in rendered(EXAMPLE).items():
+        (Path(arguments[0]) / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

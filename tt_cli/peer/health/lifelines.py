@@ -1,0 +1,25 @@
+"""What a peer cannot do without, and nobody starts anew beneath it: its daemon, its averager, its addresses."""
+
+from __future__ import annotations
+
+from tt_cli.supervisor.processes import alive
+from tt_cli.supervisor.reporter import WorkerBroken
+from tt_cli.swarm.collaboration import Collaboration
+from tt_cli.swarm.network.dht_node import daemon_pid, has_moved
+
+
+class Lifelines:
+    """Of one peer, all whole when this is made."""
+
+    def __init__(self, collaboration: Collaboration):
+        self._averager = collaboration.averager
+        self._daemon = daemon_pid(collaboration.averager.dht)
+
+    def check(self) -> None:
+        """Without one of them a peer would go on for nobody. Raises WorkerBroken, so that it is started again."""
+        if self._daemon is not None and not alive(self._daemon):
+            raise WorkerBroken("the p2p daemon of this peer was ended by something else")
+        if not self._averager.is_alive():
+            raise WorkerBroken("the averager process of this peer was ended by something else")
+        if has_moved(self._averager.dht):
+            raise WorkerBroken("this machine has other addresses than when this peer began to listen")

@@ -1,0 +1,282 @@
+"""Never stuck silently: a thread that says why no step is made, tries what may help, and says when it goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+from tt_cli.peer.health.diagnosis import Diagnosis, Facts, Remedy, Treatment, diagnose, seconds
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import (
+    Download,
+    Emit,
+    Event,
+    Failure,
+    Log,
+    Progress,
+    Round,
+    Step,
+    Synchronised,
+    Trouble,
+)
+from tt_cli.supervisor.reporter import Orders, WorkerBroken
+from tt_cli.swarm.collaboration import Collaboration
+from tt_cli.swarm.network.connectivity import Contact
+
+LOOK_SECONDS = 1.0
+ASK_SECONDS, CALM_SECONDS = 5.0, 120.0  # between two rounds of pings: when something is suspicious, when not
+KEPT_STEPS = 16
+RESTART_SECONDS = 1800.0  # between two restarts
+END_SECONDS = 30.0  # for the training thread to see that this process shall end
+BACKUP_SECONDS = 60.0
+LEAST_USUAL = 5.0  # seconds of a step
+FIRST_BATCH = 60.0  # seconds of a micro-batch, before there was one
+
+Item = TypeVar("Item")
+
+
+class Heard:
+    """An Emit that passes events on and remembers of them what tells whether the peer goes on."""
+
+    def __init__(self, emit: Emit, clock: Callable[[], float] = time.monotonic):
+        self._emit, self._clock = emit, clock
+        now = clock()
+        self.step_at, self.steps = now, deque[float](maxlen=KEPT_STEPS)
+        self.samples, self.grown_at, self.target, self.rate = 0, now, 1, 0.0
+        self.download: Download | None = None
+        self.bytes_at = now
+        self.failed_rounds, self.problem = 0, ""
+
+    def __call__(self, event: Event, /) -> None:
+        """Remember, pass on."""
+        self._remember(event)
+        self._emit(event)
+
+    def pass_on(self, event: Event) -> None:
+        """Pass an event on that says nothing new about the training."""
+        self._emit(event)
+
+    def _remember(self, event: Event) -> None:
+        now = self._clock()
+        match event:
+            case Step() | Synchronised():
+                if isinstance(event, Step):
+                    self.steps.append(now - self.step_at)
+                self.step_at = self.grown_at = now
+                self.failed_rounds, self.samples = 0, 0
+            case Progress():
+                if event.samples > self.samples:
+                    self.grown_at = now
+                self.samples, self.target = event.samples, event.target_samples
+                self.rate = event.swarm_samples_per_second
+            case Download():
+                if self.download is None or event.received != self.download.received:
+                    self.bytes_at = now
+                self.download = event
+            case Round():
+                failed = event.outcome == "failed"
+                self.failed_rounds = self.failed_rounds + 1 if failed else 0
+                self.problem = event.words.removeprefix("round repeated: ") if failed else ""
+
+    def begin_phase(self, before: str) -> None:
+        """Nothing has come yet of a state that is asked for now; who has just arrived is not late with a step."""
+        self.download, self.bytes_at = None, self._clock()
+        if before in ("", "starting", "syncing"):
+            self.step_at = self.grown_at = self.bytes_at
+
+    def usual_step(self) -> float:
+        """Seconds that a step should take: as the newest ones, or as the swarm's speed promises."""
+        if not (self.steps or self.rate):
+            return math.inf  # nobody knows yet
+        newest = statistics.median(self.steps) if self.steps else 0.0
+        return max(LEAST_USUAL, newest, self.target / self.rate if self.rate else 0.0)
+
+
+class StuckWatch:
+    """A context manager: watches from its own thread, from before the first synchronisation to the end of training.
+
+    marker: a file whose age tells when the peer was last restarted by this watch. save: writes a backup.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        collaboration: Collaboration,
+        heard: Heard,
+        orders: Orders,
+        marker: Path,
+        save: Callable[[], None],
+    ):
+        self._collaboration, self._heard, self._orders = collaboration, heard, orders
+        self._marker, self._save, self._me = marker, save, collaboration.peer_id
+        self._patience = run.swarm.matchmaking_time + run.swarm.averaging_timeout
+        self._reading, self._batch_at, self._batches = False, 0.0, deque[float](maxlen=KEPT_STEPS)
+        self._phase, self._phase_at = "", 0.0
+        self._had_others = self._lost = False
+        self._contact: Contact | None = None
+        self._asked_at = time.monotonic() - CALM_SECONDS + 20.0
+        self._treatment = Treatment()
+        self._broken = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="stuck", daemon=True)
+
+    def __enter__(self) -> StuckWatch:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+
+    # ---------------------------------------------------------------- for the training loop
+
+    def over(self, batches: Iterator[Item]) -> Iterator[Item]:
+        """The same batches; how long each takes to be read and to be computed is noticed."""
+        while True:
+            self._reading, self._batch_at = True, time.monotonic()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            self._reading, began = False, time.monotonic()
+            self._batch_at = began
+            yield batch
+            self._batches.append(time.monotonic() - began)
+
+    def check(self) -> None:
+        """Raise WorkerBroken when nothing but a restart may help any more."""
+        if self._broken:
+            raise WorkerBroken(self._broken)
+
+    # ---------------------------------------------------------------- in its thread
+
+    def _watch(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            if self._orders.leave.is_set():
+                return
+            facts = self._facts()
+            now = time.monotonic()
+            if now > self._asked_at + (ASK_SECONDS if facts.suspicious else CALM_SECONDS):
+                self._ask()
+                facts = self._facts()
+            if self._ended.is_set():
+                return
+            self._treat(diagnose(facts))
+
+    def _facts(self) -> Facts:
+        heard, collaboration, now = self._heard, self._collaboration, time.monotonic()
+        view = collaboration.board.view
+        trainers = [record for record in view.records if record.averages]
+        if self._phase != (phase := collaboration.tell.now.phase):
+            heard.begin_phase(self._phase)
+            self._phase, self._phase_at = phase, now
+        others = sum(record.peer_id != collaboration.peer_id for record in trainers)
+        self._count_others(others)
+        download = heard.download
+        trains = collaboration.about.role == "trainer"  # an assistant is often alone
+        return Facts(
+            phase=phase,
+            since_phase=now - self._phase_at,
+            since_step=now - heard.step_at,
+            usual_step=heard.usual_step(),
+            patience=self._patience,
+            samples=heard.samples,
+            target=heard.target,
+            samples_per_second=heard.rate,
+            since_growth=now - heard.grown_at,
+            reading=self._reading,
+            held=bool(self._orders.hold or self._collaboration.paused),
+            since_batch=now - self._batch_at if self._batch_at else 0.0,
+            usual_batch=statistics.median(self._batches) if self._batches else FIRST_BATCH,
+            since_read=now - collaboration.board.read_at,
+            since_pulse=now - float(collaboration.averager.pulse[0]),
+            download=(download.received, download.total, download.bytes_per_second) if download else None,
+            since_bytes=now - heard.bytes_at,
+            failed_rounds=heard.failed_rounds,
+            problem=heard.problem,
+            missing=tuple(collaboration.missing()),
+            alone=not others and trains,
+            lost_company=self._lost and trains,
+            client_mode=collaboration.client_mode,
+            listening=any(not record.client_mode for record in trainers),
+            contact=self._contact,
+        )
+
+    def _count_others(self, others: int) -> None:
+        """Who says goodbye is gone at once; whose record expires counts as part of the swarm for as long again."""
+        if others:
+            self._had_others, self._lost = True, False
+        elif self._had_others:
+            self._had_others, self._lost = False, bool(self._collaboration.board.trainers() - {self._me})
+
+    def _ask(self, anew: bool = False) -> None:
+        view = self._collaboration.board.view
+        listening = [record.peer_id for record in view.records if not (record.client_mode or record.left)]
+        self._contact = self._collaboration.contacts.ask(listening, anew=anew)
+        self._asked_at = time.monotonic()
+        self._lost = self._lost and not self._contact.cut_off  # that explains it
+
+    def _treat(self, found: Diagnosis | None) -> None:
+        before, began = self._treatment.cause, self._treatment.began
+        remedy = self._treatment.next(found, time.monotonic())
+        if before is not None and before.stuck and (found is None or not found.stuck):
+            self._collaboration.tell.stuck("")
+            words = f"goes on after {seconds(time.monotonic() - began)}; it was: {before.words}"
+            self._heard.pass_on(Log(words))
+        if found is None or remedy is None:
+            return
+        if remedy == Remedy.RESTART and self._restarted_lately():
+            remedy = Remedy.WAIT
+        self._tell(found, remedy)
+        self._carry_out(remedy, found)
+
+    def _tell(self, found: Diagnosis, remedy: Remedy) -> None:
+        if found.what == "slow":
+            self._heard.pass_on(Log(found.words))
+            return
+        remedies = "; ".join(filter(None, (f"it {remedy}", found.advice)))
+        self._heard.pass_on(Trouble(found.what, found.words, remedies))
+        if found.stuck:
+            self._collaboration.tell.stuck(found.words)
+
+    def _carry_out(self, remedy: Remedy, found: Diagnosis) -> None:
+        match remedy:
+            case Remedy.REJOIN:
+                self._ask(anew=True)
+                self._lost = self._lost and found.what != "alone"  # that is told, and tried
+            case Remedy.REMATCH:
+                self._collaboration.seek_anew()
+            case Remedy.RESYNC:
+                self._collaboration.take_over.ask_anew()
+            case Remedy.RESTART:
+                self._end(found.words)
+
+    # ---------------------------------------------------------------- the last remedy
+
+    def _restarted_lately(self) -> bool:
+        try:
+            return time.time() < self._marker.stat().st_mtime + RESTART_SECONDS
+        except OSError:
+            return False
+
+    def _end(self, words: str) -> None:
+        """Have this process end, so that the supervisor starts it again from its backup."""
+        self._marker.touch(mode=0o600)
+        os.utime(self._marker)
+        self._broken = words
+        if self._ended.wait(END_SECONDS) or self._orders.leave.is_set():
+            return  # the training thread has seen it, or a person was faster
+        saving = threading.Thread(target=self._save, daemon=True)  # what hangs may hold the state
+        saving.start()
+        saving.join(BACKUP_SECONDS)
+        self._heard.pass_on(Failure(words, WorkerBroken.exit_code))
+        os._exit(WorkerBroken.exit_code)

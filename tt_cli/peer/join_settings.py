@@ -1,0 +1,183 @@
+"""What a person has set for `tt join`: flags over the settings file over defaults, each with where it came from.
+
+The file is ~/.config/tt/config.toml (or below $XDG_CONFIG_HOME): a table [join] with the flags' names, and tables such
+as [join.emoji] for what is different in one run.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from tt_cli.errors import UsageError
+from tt_cli.memory import parse_size
+from tt_cli.peer.sinks import check_sink
+from tt_cli.run import check_multiaddr
+from tt_cli.run.sections import Part
+from tt_cli.run.toml import parse_toml, wrong_value
+from tt_cli.supervisor.household.hours import Hours
+from tt_cli.supervisor.household.limits import HoursLimit, IdleLimit, Limit, Origin, TemperatureLimit
+from tt_cli.supervisor.household.sensors import NoDesktopSensor, desktop_sensor, gpu_thermometer
+
+LIMITS = ("hours", "max_gpu_temp", "idle_only", "max_upload", "max_download", "memory")
+"""Settings that `tt status` shows, in this order."""
+ALWAYS = "always"
+
+
+def check_hours(text: str) -> str:
+    """Ranges of hours, or "always". Raises ValueError."""
+    if text != ALWAYS:
+        Hours.parse(text)
+    return text
+
+
+def check_size(text: str) -> str:
+    """An amount of memory. Raises ValueError."""
+    try:
+        parse_size(text)
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    return text
+
+
+def check_ipv4(text: str) -> str:
+    """An IPv4 address of this machine, 0.0.0.0 for all. Raises ValueError."""
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError:
+        raise ValueError("must be an IPv4 address, such as 0.0.0.0") from None
+
+
+def check_announced(text: str) -> str:
+    """A multiaddr without a peer id: the daemon adds its own. Raises ValueError."""
+    try:
+        check_multiaddr(f"{text}/p2p/{'1' * 8}")
+    except ValueError:
+        text = ""
+    if not text or "/p2p/" in text:
+        raise ValueError("must look like /ip4/203.0.113.7/tcp/31337, without /p2p/")
+    return text
+
+
+class JoinSettings(Part):
+    """The table [join] of the settings file. max_gpu_temp: °C. max_upload, max_download: Mbit/s."""
+
+    peer: list[Annotated[str, AfterValidator(check_multiaddr)]] | None = None
+    device: str | None = None
+    batch_size: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1)
+    memory: Annotated[str, AfterValidator(check_size)] | None = None
+    host: Annotated[str, AfterValidator(check_ipv4)] | None = None
+    port: int | None = Field(None, ge=0, le=65535)
+    announce: list[Annotated[str, AfterValidator(check_announced)]] | None = None
+    client_mode: bool | None = None
+    hours: Annotated[str, AfterValidator(check_hours)] | None = None
+    max_gpu_temp: float | None = Field(None, ge=40, le=110)
+    idle_only: bool | None = None
+    max_upload: float | None = Field(None, gt=0)
+    max_download: float | None = Field(None, gt=0)
+    log_to: Annotated[str, AfterValidator(check_sink)] | None = None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The values that count, by field of JoinSettings, and where each came from: a flag, or the file."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    sources: dict[str, str] = field(default_factory=dict)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of a setting."""
+        return self.values.get(name, default)
+
+    def origins(self) -> list[Origin]:
+        """The limits in force, as they were set."""
+        return [self.origin(name) for name in LIMITS if self._limits(name)]
+
+    def origin(self, name: str) -> Origin:
+        """Where one setting came from."""
+        value = self.values[name]
+        shown = "" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
+        return Origin(name, shown, self.sources[name])
+
+    def household(self) -> list[Limit]:
+        """The limits that the supervisor watches. Raises UsageError for one that nothing here can watch."""
+        limits: list[Limit] = []
+        if self._limits("hours"):
+            limits.append(HoursLimit(Hours.parse(self.values["hours"]), self.origin("hours")))
+        if self._limits("max_gpu_temp"):
+            origin = self.origin("max_gpu_temp")
+            limits.append(TemperatureLimit(self.values["max_gpu_temp"], gpu_thermometer(), origin))
+        if self._limits("idle_only"):
+            origin = self.origin("idle_only")
+            try:
+                limits.append(IdleLimit(desktop_sensor(), origin))
+            except NoDesktopSensor as error:
+                raise UsageError(f"{origin}: {error}: leave it out, or say when to work with --hours") from None
+        return limits
+
+    def _limits(self, name: str) -> bool:
+        return self.values.get(name) not in (None, False) and (name, self.values[name]) != ("hours", ALWAYS)
+
+
+def settings_file() -> Path:
+    """Where the settings file is, or would be."""
+    folder = os.environ.get("XDG_CONFIG_HOME", "")
+    return (Path(folder) if os.path.isabs(folder) else Path.home() / ".config") / "tt" / "config.toml"
+
+
+def read_settings(flags: Mapping[str, Any], runs: Iterable[str], file: Path) -> Settings:
+    """Flags that were given (not None), over `file` where it exists. runs: names by which the file may name this run.
+
+    Raises UsageError for a file that cannot be read, an unknown key, or a wrong value.
+    """
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    shown = str(file).replace(f"{Path.home()}/", "~/", 1)
+    for part in _tables(file, shown, set(runs)):
+        values |= part
+        sources |= dict.fromkeys(part, shown)
+    given = {name: value for name, value in flags.items() if value is not None and value != []}
+    values |= given
+    sources |= {
+        name: f"--{'' if value is not False else 'no-'}{name.replace('_', '-')}" for name, value in given.items()
+    }
+    return Settings(values, sources)
+
+
+def _tables(file: Path, shown: str, runs: set[str]) -> list[dict[str, Any]]:
+    """What the file says for these runs: for all of them, then for one."""
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"cannot read the settings file {shown}: {reason}") from None
+    content = parse_toml(text, shown)
+    for name, table in content.items():
+        if name != "join" or not isinstance(table, dict):
+            raise UsageError(f"{shown}: {name}: no such table; allowed is [join]")
+    join = content.get("join", {})
+    of_runs = {
+        name: part for name, part in join.items() if name not in JoinSettings.model_fields and isinstance(part, dict)
+    }
+    tables = [_checked({name: value for name, value in join.items() if name not in of_runs}, f"{shown} [join]")]
+    for name, part in of_runs.items():
+        checked = _checked(part, f'{shown} [join."{name}"]')  # also of other runs: a mistake shows at once
+        if name in runs:
+            tables.append(checked)
+    return tables
+
+
+def _checked(table: dict[str, Any], origin: str) -> dict[str, Any]:
+    try:
+        return JoinSettings.model_validate(table).model_dump(exclude_unset=True)
+    except ValidationError as error:
+        raise wrong_value(JoinSettings, error, origin) from None

@@ -1,0 +1,171 @@
+"""Whether a run fits on this machine, said before it is begun; and how much of the memory training may use.
+
+`Room` is what this peer may take in all, `check_room` refuses in one line what cannot fit, with the options that would
+make it fit. What a run needs comes from tt_cli.memory, what is free from the driver, the kernel and the control groups.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from tt_cli.errors import TTError, UsageError
+from tt_cli.memory import CUDA_ON_DEVICE, Kind, Need, Place, shown, trainer_need
+from tt_cli.model.allocator import free_memory
+from tt_cli.peer.device import Device
+from tt_cli.peer.micro_batch import release_memory
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import Choice, Emit
+from tt_cli.supervisor.host_memory import family_memory, host_memory
+
+HEADROOM = {"cpu": 0.2, "cuda": 0.1}  # of what is free: left to desktops and other programs
+PLANNED = 0.9  # of --memory; the rest is for what no account foresees
+ACTIVATION_SHARE = {"cpu": 0.4, "cuda": 0.5}  # of what is left beside the rest of the peer, for activations to keep
+
+
+@dataclass(frozen=True)
+class Room:
+    """Bytes that this peer may take in all where it trains: RAM of the whole family on a CPU, else GPU memory.
+
+    most: what there is, or --memory. usual: what training is planned with, less the headroom for others. free: what is
+    free just now. memory: as given with --memory. whose: "this machine", "this container" or the GPU's name.
+    """
+
+    place: Place
+    most: int
+    usual: int
+    free: int
+    total: int
+    whose: str
+    memory: int | None = None
+
+    def in_words(self) -> str:
+        """Such as "6.1 of 7.7 GiB are free on this machine"."""
+        if self.memory is not None and self.memory <= self.most:
+            return f"--memory allows {shown(self.memory)}"
+        return f"{shown(self.free)} of {shown(self.total)} are free on {self.whose}"
+
+
+def room_on(device: torch.device, name: str, memory: int | None) -> Room:
+    """Look at what is free on a device just now. name: for people."""
+    if device.type == "cpu":
+        return host_room(memory)
+    total = torch.cuda.mem_get_info(device)[1]
+    free, own = free_memory(device), torch.cuda.memory_allocated(device) + CUDA_ON_DEVICE
+    return _room("device", own, free, total, name, memory, HEADROOM["cuda"])
+
+
+def host_room(memory: int | None) -> Room:
+    """RAM for this process and all that it starts."""
+    found, own = host_memory(), family_memory(os.getpid()).total
+    return _room("host", own, found.free, found.total, found.whose, memory, HEADROOM["cpu"])
+
+
+def _room(place: Place, own: int, free: int, total: int, whose: str, memory: int | None, headroom: float) -> Room:
+    allowed = total if memory is None else memory
+    usual = own + int((1 - headroom) * free)
+    planned = usual if memory is None else min(usual, int(PLANNED * memory))
+    return Room(place, min(own + free, allowed), planned, free, total, whose, memory)
+
+
+def check_host(run: RunConfig, wanted: str | None, memory: int | None) -> None:
+    """Refuse, before anything is loaded, what no device of this machine could train in its RAM.
+
+    Must not touch CUDA: processes are still to be forked. Raises TTError.
+    """
+    gpu_built = torch.version.cuda is not None or torch.version.hip is not None
+    kinds: list[Kind] = ["cpu", "cuda"] if gpu_built and wanted != "cpu" else ["cpu"]
+    room = host_room(memory)
+    need = min((trainer_need(run, kind) for kind in kinds), key=lambda need: need.host)
+    if need.host > room.most:
+        raise refusal(run, need, room, need.host)
+
+
+def check_room(run: RunConfig, device: Device, wanted: int | None, memory: int | None) -> Room:
+    """The room on the chosen device. Raises TTError where one example (or --batch-size) does not fit."""
+    kind = kind_of(device)
+    room = room_on(device.torch_device, device.name, memory)
+    need = trainer_need(run, kind, itemsize=device.itemsize, micro_batch=wanted or 1)
+    if kind == "cuda" and need.host > (host := host_room(memory)).most:
+        raise refusal(run, need, host, need.host)
+    taken = need.host if room.place == "host" else need.device
+    if taken > room.most:
+        raise refusal(run, need, room, taken)
+    if kind == "cuda" and memory is not None:
+        allowed = max(0, memory - CUDA_ON_DEVICE) / room.total
+        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed), device.torch_device)
+    return room
+
+
+def kind_of(device: Device) -> Kind:
+    """For tt_cli.memory."""
+    return "cpu" if device.torch_device.type == "cpu" else "cuda"
+
+
+def refusal(run: RunConfig, need: Need, room: Room, taken: int) -> TTError:
+    """One line: what it needs, what there is, what would make it fit."""
+    fixes = []
+    if room.memory is not None and taken <= room.total and room.memory < taken:
+        fixes.append(f"give --memory {_rounded_up(taken)}")
+    elif taken <= room.total:
+        fixes.append("close other programs")
+    if need.micro_batch > 1:
+        fixes.append("give --batch-size 1, or leave it out")
+    if room.place == "device" and trainer_need(run, "cpu").host <= host_room(room.memory).most:
+        fixes.append("give --device cpu")
+    if not fixes:
+        fixes.append(f"it takes a machine with {shown(taken)} free")
+    examples = f"with {need.micro_batch} example{'s' if need.micro_batch > 1 else ''} at a time"
+    kind = UsageError if room.memory is not None or need.micro_batch > 1 else TTError
+    return kind(
+        f"{run.run.name} needs {shown(taken)} of {'GPU memory' if room.place == 'device' else 'RAM'} {examples} "
+        f"({need.in_words(room.place)}), and {room.in_words()}: {' or '.join(fixes)}"
+    )
+
+
+def _rounded_up(size: int) -> str:
+    """As --memory takes it, a tenth more: "9.6GB"."""
+    return f"{-(-size * 1.1 // 10**8) / 10:g}GB"
+
+
+def choose_activation_budget(run: RunConfig, device: Device, room: Room, emit: Emit) -> int:
+    """Bytes that the reversible trunk may keep for its backward pass; the more, the less it computes again."""
+    least = trainer_need(run, kind_of(device), itemsize=device.itemsize)
+    rest = max(0, room.usual - (least.host if room.place == "host" else least.device))
+    share = ACTIVATION_SHARE[kind_of(device)]
+    reason = f"{share:.0%} of the {shown(rest)} left beside the rest of the peer; others are computed again"
+    emit(Choice("activations", shown(share * rest), reason))
+    return int(share * rest)
+
+
+class RoomMemory:
+    """`batch.Memory` of a peer of a run on its device. budget: bytes of activations to keep."""
+
+    def __init__(self, run: RunConfig, device: Device, room: Room, budget: int):
+        self._run, self._device, self._room, self._budget = run, device, room, budget
+        self.limit = room.usual
+
+    def predicted(self, size: int) -> int:
+        """By the memory model."""
+        need = self._need(size)
+        return need.host if self._room.place == "host" else need.device
+
+    def expected_of_host(self, size: int) -> int:
+        """Of the host's RAM, by the memory model."""
+        return self._need(size).host
+
+    def measured(self) -> int:
+        """On a CPU what the family takes now: freed memory stays with it."""
+        if self._room.place == "host":
+            return family_memory(os.getpid()).total
+        return torch.cuda.max_memory_allocated(self._device.torch_device) + CUDA_ON_DEVICE
+
+    def release(self) -> None:
+        """Give back all that nobody uses."""
+        release_memory(self._device.torch_device)
+
+    def _need(self, size: int) -> Need:
+        kind, itemsize = kind_of(self._device), self._device.itemsize
+        return trainer_need(self._run, kind, itemsize=itemsize, micro_batch=size, budget=self._budget)

@@ -1,0 +1,71 @@
+"""Checkpoints as states that this peer can become: the newest one that a run publishes, and the one of an order."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from tt_cli.checkpoint import StateTree, TrainingState, find, load
+from tt_cli.errors import TTError
+from tt_cli.hub.hub_files import download, repository_files
+from tt_cli.identity.passes import RollBack
+from tt_cli.run import RunConfig, folders
+from tt_cli.swarm.catch_up import Publisher
+from tt_cli.swarm.shared_state import TreeReader
+from tt_cli.swarm.state.bridge import StateBuffer
+
+_STEP = re.compile(r"(?:.*/)?step-(\d{8,15})\.safetensors")
+_REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]{1,100}))?")
+
+
+def newest_published(run: RunConfig, read_tree: TreeReader) -> tuple[StateTree, StateBuffer, str]:
+    """Its tree, its bytes, and where it lies. Raises TTError when there is none, or none to train on.
+
+    It is checked as any checkpoint (digest, finite numbers), and must be of this run and have its tensors.
+    """
+    repository = run.checkpoints.repository or ""
+    commit, names = repository_files(repository)
+    steps = [(int(match[1]), name) for name in names if (match := _STEP.fullmatch(name))]
+    if not steps:
+        raise TTError(f"{repository} on the Hub holds no checkpoint (step-*.safetensors) yet")
+    return _from_hub(run, read_tree, repository, max(steps)[1], commit)
+
+
+def ways_back(run: RunConfig, read_tree: TreeReader, order: RollBack) -> Iterator[Publisher]:
+    """Where the checkpoint of an order may be had: on this machine, and where the order says that it lies.
+
+    That is a repository on the Hub, with @REVISION if need be, or a file on this machine.
+    """
+    own = find(folders.checkpoints(run), run.identity, order.step, order.digest)
+    if own is not None:
+        yield partial(_as_state, run, read_tree, own[1], str(own[0]))
+    elif Path(order.source).is_file():
+        yield lambda: _as_state(run, read_tree, load(Path(order.source)), order.source)
+    elif match := _REPOSITORY.fullmatch(order.source):
+        yield partial(_from_hub, run, read_tree, match[1], f"step-{order.step:08d}.safetensors", match[2])
+
+
+def _from_hub(
+    run: RunConfig, read_tree: TreeReader, repository: str, name: str, revision: str | None
+) -> tuple[StateTree, StateBuffer, str]:
+    place = f"{repository}/{name} at {(revision or 'main')[:12]}"
+    return _as_state(run, read_tree, load(download(repository, name, revision)), place)
+
+
+def _as_state(
+    run: RunConfig, read_tree: TreeReader, state: TrainingState, place: str
+) -> tuple[StateTree, StateBuffer, str]:
+    if state.identity != run.identity:
+        raise TTError(f"{place} belongs to run {state.identity}, not {run.identity}: the organiser must replace it")
+    if not state.optimizer:
+        raise TTError(f"{place} holds weights to draw with, not the optimizer's state to train on")
+    tree = state.tree()
+    try:
+        read_tree(tree.manifest())
+    except ValueError as error:
+        raise TTError(f"{place} is {error}") from error
+    buffer = StateBuffer.new()
+    state.write_into(tree, buffer.write)
+    return tree, buffer, place

@@ -1,0 +1,192 @@
+"""What this peer shares with all others: parameters and optimizer state, from model, optimizer and files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import nn
+
+from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, bytes_of
+from tt_cli.model.allocator import mapped_like
+from tt_cli.optim import Lamb8bit, NonFiniteState, learning_rate
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.reporter import WorkerBroken
+from tt_cli.swarm.shared_state import RolledBack, StepFacts
+
+
+class StateLost(WorkerBroken):
+    """What is in memory is no state, and no backup can take its place: the next process begins anew."""
+
+
+class TrainedState:
+    """`swarm.shared.SharedState` of a Dalle trained with 8-bit LAMB.
+
+    The parameters are fp32 copies on the CPU: the device goes on with its own while a step changes these.
+    backup: to begin with. newest: reads the newest one again, when the state turns out to be damaged.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        model: nn.Module,
+        backup: TrainingState | None,
+        newest: Callable[[], TrainingState | None] = lambda: None,
+    ):
+        self._run, self._newest = run, newest
+        own = {name: parameter.detach() for name, parameter in model.named_parameters()}
+        if backup is not None:
+            _check_shapes(backup, own)
+        source = own if backup is None else backup.parameters
+        self._parameters = mapped_like(
+            {name: torch.empty_like(own[name], dtype=torch.float32, device="meta") for name in own}
+        )
+        for name, tensor in self._parameters.items():
+            tensor.copy_(source[name])
+        self._optimizer = Lamb8bit(self._parameters, run.optimizer)
+        move_into_mapping(self._optimizer.state_dict())
+        if backup is not None:
+            self._optimizer.load_state_dict(backup.optimizer)
+        self._epoch = 0 if backup is None else backup.step
+        self._tree = self.state().tree()
+
+    @property
+    def epoch(self) -> int:
+        """Global steps that these parameters have seen."""
+        return self._epoch
+
+    @property
+    def digest(self) -> str:
+        """Of parameters, optimizer state and step."""
+        return self._tree.digest
+
+    @property
+    def tree(self) -> StateTree:
+        """The hashes of all chunks, as of the last step."""
+        return self._tree
+
+    def shapes(self) -> dict[str, torch.Size]:
+        """Name → shape, in the model's order."""
+        return {name: tensor.shape for name, tensor in self._parameters.items()}
+
+    def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
+        """One LAMB step with the averaged gradient, which is used up.
+
+        Raises RolledBack, with the newest backup loaded, where parameters or moments are not finite: a finite state and
+        a finite gradient lead to a finite state, so the memory was damaged. Raises StateLost when there is no backup.
+        """
+        rate = learning_rate(self._run.schedule, self._epoch)
+        try:
+            report = self._optimizer.step(gradients, rate)
+        except NonFiniteState as error:
+            why = f"the memory was damaged before step {self._epoch + 1}: {error}"
+            self._roll_back(why)
+            raise RolledBack(why) from error
+        self._epoch += 1
+        self._tree = self.state().tree()
+        return StepFacts(rate, report.gradient_norm)
+
+    def _roll_back(self, why: str) -> None:
+        backup = self._newest()
+        if backup is None:
+            raise StateLost(f"{why}, and there is no backup")
+        for name, tensor in self._parameters.items():
+            tensor.copy_(backup.parameters[name])
+        self._optimizer.load_state_dict(backup.optimizer)
+        self._epoch = backup.step
+        self._tree = self.state().tree()
+
+    def state(self) -> TrainingState:
+        """The tensors themselves, not copies."""
+        return TrainingState(
+            step=self._epoch,
+            parameters=self._parameters,
+            optimizer=self._optimizer.state_dict(),
+            run_toml=self._run.to_toml(),
+            identity=self._run.identity,
+        )
+
+    def snapshot(self) -> TrainingState:
+        """Copies, to be written while training goes on."""
+        now = self.state()
+        return TrainingState(
+            step=now.step,
+            parameters=_copies(now.parameters),
+            optimizer=_copies(now.optimizer),
+            run_toml=now.run_toml,
+            identity=now.identity,
+        )
+
+    def copy_into(self, model: nn.Module) -> None:
+        """Give the model on the device these parameters."""
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(self._parameters[name])
+
+    def read_tree(self, manifest: bytes) -> StateTree:
+        """The tree of a state that could be this one. Raises ValueError."""
+        return StateTree.parse(manifest, self._run.identity, self.shapes())
+
+    def write_into(self, write: Callable[[int, memoryview], object]) -> StateTree:
+        """Copy all of it, each tensor at its place in the tree."""
+        self.state().write_into(self._tree, write)
+        return self._tree
+
+    def patch(self, tree: StateTree, chunks: Mapping[int, memoryview]) -> None:
+        """Become the state of `tree` by taking the chunks that differ. ValueError, and no change, if they do not fit.
+
+        Every chunk is verified again here: whatever happened to it on the way, the state then has this digest.
+        """
+        if tree.layout != self._tree.layout:
+            raise ValueError("a state with other tensors than this one's")
+        needed = tree.differing(self._tree)
+        if missing := [index for index in needed if index not in chunks]:
+            raise ValueError(f"{len(missing)} of {len(needed)} chunks are missing, {tree.name_of(missing[0])} first")
+        tree.check(needed, chunks)
+        for index in needed:
+            _check_values(tree, index, chunks[index])
+        now = self.state()
+        tensors = [*(now.parameters[s.name] for s in tree.parameters), *(now.optimizer[s.name] for s in tree.optimizer)]
+        own = [bytes_of(tensor) for tensor in tensors]
+        for index in needed:
+            tensor, number = tree.find(index)
+            own[tensor][number * CHUNK : number * CHUNK + len(chunks[index])] = chunks[index]
+        self._epoch, self._tree = tree.step, tree
+
+
+def move_into_mapping(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Give these tensors, in place, memory that forked processes do not inherit."""
+    for name, moved in mapped_like(tensors).items():
+        moved.copy_(tensors[name])
+        tensors[name].set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
+
+
+def _copies(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    copies = mapped_like(tensors)
+    for name, tensor in tensors.items():
+        copies[name].copy_(tensor)
+    return copies
+
+
+def _check_values(tree: StateTree, index: int, data: memoryview) -> None:
+    """A state's numbers are finite, and those that `Lamb8bit.load_state_dict` refuses below zero are not."""
+    tensor, _ = tree.find(index)
+    spec = tree.layout[tensor]
+    if not spec.torch_dtype.is_floating_point:
+        return
+    low, high = torch.aminmax(torch.frombuffer(data, dtype=spec.torch_dtype))  # passes NaN on, needs no memory
+    if not (torch.isfinite(low) and torch.isfinite(high)):
+        raise ValueError(f"a state whose {tree.name_of(index)} is not finite")
+    if tensor >= len(tree.parameters) and not spec.name.startswith("m/") and low < 0:
+        raise ValueError(f"a state whose {tree.name_of(index)} has negative elements")
+
+
+def _check_shapes(state: TrainingState, own: Mapping[str, torch.Tensor]) -> None:
+    if state.parameters.keys() != own.keys():
+        unlike = sorted(state.parameters.keys() ^ own.keys())
+        raise ValueError(f"a state with other tensors than this model's ({', '.join(unlike[:3])} …)")
+    for name, tensor in own.items():
+        if state.parameters[name].shape != tensor.shape or state.parameters[name].dtype != torch.float32:
+            raise ValueError(
+                f"a state whose {name} is {state.parameters[name].dtype} {tuple(state.parameters[name].shape)}"
+            )

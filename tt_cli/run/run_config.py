@@ -1,0 +1,121 @@
+"""RunConfig: one run as typed data, read from and written to TOML.
+
+Notable:
+- a run's identity is its name and a short hash of every field that changes training, so that peers with
+  unlike settings never meet on the DHT;
+- what a person got wrong is one line: file, key, value, what is allowed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from tt_cli.run.sections import (
+    CheckpointsPart,
+    DataPart,
+    MembershipPart,
+    ModelPart,
+    OptimizerPart,
+    Part,
+    PeersPart,
+    RunPart,
+    SchedulePart,
+    SwarmPart,
+    TokenizerPart,
+    VqganPart,
+)
+from tt_cli.run.toml import parse_toml, toml_value, wrong_value
+
+# Part of every identity: raise it when the same settings come to train differently.
+PROTOCOL = 3
+
+
+class RunConfig(Part):
+    """Everything that says what a run is. Frozen; two equal run files give equal objects."""
+
+    run: RunPart
+    model: ModelPart
+    tokenizer: TokenizerPart
+    vqgan: VqganPart
+    data: DataPart
+    optimizer: OptimizerPart = Field(default_factory=OptimizerPart)
+    schedule: SchedulePart
+    swarm: SwarmPart
+    membership: MembershipPart = Field(default_factory=MembershipPart)
+    checkpoints: CheckpointsPart = Field(default_factory=CheckpointsPart)
+    peers: PeersPart = Field(default_factory=PeersPart)
+
+    @property
+    def identity(self) -> str:
+        """The run's key on the DHT and the name of its folder: "{name}-{8 hex digits}".
+
+        The digits are the first of the SHA-256 of canonical JSON (sorted keys, no spaces, floats as Python's
+        shortest repr) over PROTOCOL and every field that changes training.
+        """
+        fields = {key: value for key, value, trained in self._fields() if trained}
+        text = json.dumps({"protocol": PROTOCOL, **fields}, sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return f"{self.run.name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+    def differences(self, other: RunConfig) -> list[str]:
+        """Say which fields that change training differ, such as "model.dim: 256 here, 512 there"."""
+        theirs = {key: value for key, value, _ in other._fields()}
+        return [
+            f"{key}: {_shown(value)} here, {_shown(theirs[key])} there"
+            for key, value, trained in self._fields()
+            if trained and value != theirs[key]
+        ]
+
+    def replaced(self, changes: Mapping[str, Any]) -> RunConfig:
+        """Return this run with some fields changed and all checks made again.
+
+        `changes` maps dotted keys to values: {"run.name": "mine", "data.subset": 200}. Raises UsageError.
+        """
+        content = self.model_dump()
+        for key, value in changes.items():
+            part, _, field = key.partition(".")
+            content.setdefault(part, {})[field] = value
+        return self._checked(content, f"run {self.run.name}")
+
+    def to_toml(self) -> str:
+        """Return a complete run file; defaults are written out, so a later default changes nothing in it."""
+        lines = []
+        for name in type(self).model_fields:
+            lines.append(f"[{name}]")
+            part = getattr(self, name)
+            for field in type(part).model_fields:
+                value = getattr(part, field)
+                if value is not None:
+                    lines.append(f"{field} = {toml_value(value)}")
+            lines.append("")
+        return "\n".join(lines)
+
+    @classmethod
+    def from_toml(cls, text: str, origin: str) -> RunConfig:
+        """Read a run file's text; `origin` names it in errors. Raises UsageError."""
+        return cls._checked(parse_toml(text, origin), origin)
+
+    @classmethod
+    def _checked(cls, content: dict[str, Any], origin: str) -> RunConfig:
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise wrong_value(cls, error, origin) from None
+
+    def _fields(self) -> Iterator[tuple[str, Any, bool]]:
+        """Yield (dotted key, value, whether it changes training) for every field."""
+        for name in type(self).model_fields:
+            part = getattr(self, name)
+            for field, info in type(part).model_fields.items():
+                extra = info.json_schema_extra
+                trained = not (isinstance(extra, dict) and extra.get("training") is False)
+                value = getattr(part, field)
+                yield f"{name}.{field}", value + 0.0 if isinstance(value, float) else value, trained
+
+
+def _shown(value: Any) -> str:
+    return "unset" if value is None else toml_value(value)

@@ -1,0 +1,295 @@
+"""The parts of a run file, one class for each table of the TOML.
+
+A field changes training unless it is declared with `Untrained(...)`: peers whose training fields differ can
+never meet (see `RunConfig.identity`); the other fields each peer may set as it likes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticUndefined
+
+from tt_cli.identity.multiaddr import check_multiaddr
+from tt_cli.identity.passes import authority_keys
+
+ATTENTION_TYPES = ("axial_row", "axial_col", "conv_like")
+
+
+def Untrained(default: Any = PydanticUndefined, **limits: Any) -> Any:
+    """Declare a field that does not change training and so is no part of the run's identity."""
+    return Field(default, json_schema_extra={"training": False}, **limits)
+
+
+class Part(BaseModel):
+    """What all parts share: unknown keys are errors, TOML's types count, values do not change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+def _run_name(name: str) -> str:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,40}", name):
+        raise ValueError("must be 1 to 41 of a-z, 0-9 and '-', and not start with '-'")
+    return name
+
+
+def _repository(name: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+        raise ValueError("must be OWNER/NAME, a repository on the Hugging Face Hub")
+    return name
+
+
+def _attention_type(name: str) -> str:
+    if name not in ATTENTION_TYPES:
+        raise ValueError(f"'{name}' is not one of {', '.join(ATTENTION_TYPES)}")
+    return name
+
+
+def _address(url: str) -> str:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # an IPv6 address without its end
+        parts = urlsplit("")
+    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.fragment or parts.username:
+        raise ValueError('must be an address such as "https://passes.example.org"')
+    return url.rstrip("/")
+
+
+def _location(place: str) -> str:
+    if "://" in place:
+        parts = urlsplit(place)
+        if parts.scheme not in ("https", "http") or not parts.hostname or parts.fragment or parts.username:
+            raise ValueError('must be a folder, or an address such as "https://data.example.org/codes"')
+    elif not place.strip():
+        raise ValueError("must be a folder, or an http(s) address")
+    return place
+
+
+def _authority_key(text: str) -> str:
+    authority_keys(text)
+    return text
+
+
+def _odd(value: int) -> int:
+    if value % 2 == 0:
+        raise ValueError("must be odd, for the window has a centre")
+    return value
+
+
+AttentionType = Annotated[str, AfterValidator(_attention_type)]
+Multiaddr = Annotated[str, AfterValidator(check_multiaddr)]
+Text = Annotated[str, Field(min_length=1)]
+
+
+class RunPart(Part):
+    """What the run is called."""
+
+    name: Annotated[str, AfterValidator(_run_name)]
+    description: str = Untrained("")
+    seed: int = Field(0, ge=0, lt=2**63)  # of the first weights
+
+
+class ModelPart(Part):
+    """The decoder, in the terms of Ramesh et al. 2021 and of this project's DalleConfig."""
+
+    dim: int = Field(ge=4)
+    depth: int = Field(ge=1)
+    heads: int = Field(ge=1)
+    dim_head: int = Field(ge=1)
+    text_length: int = Field(ge=1)  # tokens; a caption is padded or cut to this
+    reversible: bool = True
+    ff_mult: int = Field(4, ge=1)
+    rotary: bool = True
+    shift_tokens: bool = True
+    shared_layer_groups: int = Field(4, ge=1)  # distinct weight sets, cycled over the first depth - 1 layers
+    attention_types: list[AttentionType] = Field(
+        default_factory=lambda: ["axial_row", "axial_col", "axial_row", "axial_row"], min_length=1
+    )
+    last_attention: AttentionType = "conv_like"
+    conv_kernel: Annotated[int, AfterValidator(_odd)] = Field(5, ge=1)
+    tied_embeddings: bool = True
+    loss_image_weight: float = Field(7.0, gt=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.shift_tokens and self.dim % 4:
+            raise ValueError(f"dim = {self.dim}: must be a multiple of 4 when shift_tokens = true")
+        if self.rotary and self.dim_head < 6:
+            raise ValueError(f"dim_head = {self.dim_head}: must be at least 6 when rotary = true")
+        types, groups = self.attention_types, self.shared_layer_groups
+        for layer in range(groups, self.depth - 1):
+            if types[layer % len(types)] != types[(layer % groups) % len(types)]:
+                raise ValueError(
+                    f"shared_layer_groups = {groups}: layers {layer % groups} and {layer} would share "
+                    f"weights but not an attention type; use a multiple of {len(types)}, the length of "
+                    "attention_types"
+                )
+        return self
+
+
+class TokenizerPart(Part):
+    """The text tokenizer: ids 0 … vocab_size - 1, without the model's reserved padding ids."""
+
+    source: Literal["builtin", "hub"]
+    name: Text
+    revision: Text | None = None
+    vocab_size: int = Field(ge=2)
+    pad_id: int = Field(1, ge=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.pad_id >= self.vocab_size:
+            raise ValueError(f"pad_id = {self.pad_id}: must be below vocab_size, {self.vocab_size}")
+        return self
+
+
+class VqganPart(Part):
+    """The VQGAN whose codes are learned: pictures of pixels x pixels are grid x grid codes."""
+
+    source: Literal["builtin", "hub"]
+    name: Text
+    revision: Text | None = None
+    filename: Text | None = None  # of the weights in the Hub repository
+    codebook_size: int = Field(ge=2, le=2**15)  # codes are stored as int16
+    grid: int = Field(ge=1)
+    pixels: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        factor, rest = divmod(self.pixels, self.grid)
+        if rest or factor < 1 or factor & (factor - 1):
+            raise ValueError(
+                f"pixels = {self.pixels}: must be grid, {self.grid}, times a power of two, such as {self.grid * 8}"
+            )
+        if self.source == "hub" and self.filename is None:
+            raise ValueError("filename: missing; a VQGAN from the Hub needs the name of its weights' file")
+        return self
+
+
+class DataPart(Part):
+    """The examples. The filters apply to all but the built-in data, which were filtered when built.
+
+    source = "files" is a data set that lies at `location` alone: a folder, or an http(s) address of shards with an
+    index. One from the Hub may have a copy there, with the same names of shards; each peer may have its own.
+    """
+
+    source: Literal["builtin", "hub", "files"]
+    name: Text
+    revision: Text | None = None
+    location: Annotated[str, AfterValidator(_location)] | None = Untrained(None)
+    code_column: Literal["code", "code13"] = Untrained("code")  # that is written; both are read
+    subset: int = Field(0, ge=0)  # 0: all; else the first so many of the training split, shuffled by seed
+    shuffle_buffer: int = Field(2048, ge=1)  # examples
+    min_caption_length: int = Field(3, ge=0)  # characters
+    max_aspect_ratio: float = Field(2.0, ge=1)
+    nsfw_allowed: list[Text] = Field(default_factory=lambda: ["UNLIKELY"])
+    cache_mb: int = Untrained(1024, ge=0)  # 10^6 bytes of downloaded shards that a peer keeps on its disk
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.source == "files" and self.location is None:
+            raise ValueError('location: missing; source = "files" needs a folder or an http(s) address')
+        if self.source == "builtin" and self.location is not None:
+            raise ValueError(f'location = "{self.location}": has no meaning with the built-in data')
+        if self.source == "hub" and self.location is not None and self.subset:
+            raise ValueError('location: a subset of a data set on the Hub is drawn there; set source = "files"')
+        return self
+
+
+class OptimizerPart(Part):
+    """LAMB with 8-bit moments (You et al. 2020; Dettmers et al. 2022), on the CPU."""
+
+    name: Literal["lamb8bit"] = "lamb8bit"
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.96, ge=0, lt=1)
+    eps: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.045, ge=0)
+    max_grad_norm: float = Field(4.0, gt=0)
+    trust_clamp: float = Field(1e4, gt=0)  # upper limit of a tensor's norm in the trust ratio
+    block_size: int = Field(4096, ge=64)  # elements that share one scale
+    min_8bit_size: int = Field(65536, ge=0)  # tensors with fewer elements keep 32-bit moments
+    delayed: bool = True  # the step runs beside the next accumulation
+
+
+class SchedulePart(Part):
+    """Linear warm-up to peak_lr, then linear decay to 0 at total_steps (global steps)."""
+
+    total_steps: int = Field(ge=1)
+    warmup_fraction: float = Field(0.1, ge=0, le=1)
+    peak_lr: float = Field(gt=0)
+
+
+class SwarmPart(Part):
+    """How peers average. Times are in seconds."""
+
+    target_batch_size: int = Field(ge=1)  # examples of all peers for one global step
+    compression: Literal["linear8", "blockwise8"] = "linear8"  # of large gradients
+    # of three members and more; "centered_clip": a minority of them cannot move it far
+    aggregation: Literal["centered_clip", "mean"] = "centered_clip"
+    large_tensor: int = Field(65536, ge=1)  # elements from which gradients travel in 8 bits, fp16 below
+    matchmaking_time: float = Untrained(15.0, gt=0, le=600)
+    averaging_timeout: float = Untrained(120.0, gt=0, le=3600)
+    # Peers a few seconds out of phase ban each other when this is as short as matchmaking.
+    next_chunk_timeout: float = Untrained(20.0, gt=0, le=600)
+    statistics_expiration: float = Untrained(600.0, gt=0, le=86400)  # of a peer's published record
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for key in ("matchmaking_time", "next_chunk_timeout"):
+            if getattr(self, key) >= self.averaging_timeout:
+                raise ValueError(
+                    f"{key} = {getattr(self, key):g}: must be below averaging_timeout, {self.averaging_timeout:g}"
+                )
+        return self
+
+
+class MembershipPart(Part):
+    """Who may join: anyone, or the members of one Hugging Face organisation.
+
+    The authority issues the passes that a closed run asks for at every door, and signs bans and orders, which hold in
+    an open run too. Without one, only `tt join` itself looks whether its user is a member.
+    """
+
+    kind: Literal["open", "organisation"] = Untrained("open")
+    organisation: Text | None = Untrained(None)
+    authority: Annotated[str, AfterValidator(_address)] | None = Untrained(None)
+    authority_key: Annotated[str, AfterValidator(_authority_key)] | None = Untrained(None)  # see tt_cli.identity.passes
+    oauth_client_id: Text | None = Untrained(None)  # of the organiser's OAuth app on the Hub, for the device flow
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.kind == "organisation" and self.organisation is None:
+            raise ValueError('organisation: missing; kind = "organisation" needs the organisation\'s name')
+        if self.kind == "open" and self.organisation is not None:
+            raise ValueError(
+                f'organisation = "{self.organisation}": has no meaning with kind = "open"; '
+                'write kind = "organisation" or leave it out'
+            )
+        if (self.authority is None) != (self.authority_key is None):
+            pair = ("authority", "authority_key")
+            missing, there = pair if self.authority is None else pair[::-1]
+            raise ValueError(f"{missing}: missing; {there} needs it too (`tt authority init` prints both)")
+        if self.oauth_client_id is not None and (self.authority is None or self.kind == "open"):
+            raise ValueError('oauth_client_id: has no meaning without kind = "organisation" and an authority')
+        return self
+
+    @property
+    def closed(self) -> bool:
+        """Whether every door asks for a pass."""
+        return self.kind == "organisation" and self.authority_key is not None
+
+
+class CheckpointsPart(Part):
+    """Where the organiser publishes the run's checkpoints, for those who start when no peer can hand a state over."""
+
+    repository: Annotated[str, AfterValidator(_repository)] | None = Untrained(None)  # a model repository on the Hub
+
+
+class PeersPart(Part):
+    """Where the swarm is found."""
+
+    initial: list[Multiaddr] = Untrained(default_factory=list)
+    coordinator_port: int = Untrained(31337, ge=1, le=65535)  # of an aux peer of this run

@@ -1,0 +1,1 @@
+"""Limits of a household: hours, temperatures, an idle desktop."""

@@ -1,0 +1,349 @@
+"""The transfer of one round: every member ends with the same bytes of every part, or knows which parts it lacks.
+
+hivemind's runner sends each member its own quantised *difference* from the average, so members end with unlike tensors
+and drift apart, and puts a member's local gradient where a part of the average did not come. Here the reducer of a part
+encodes the average once and sends those bytes to all; what did not come stays missing, and `settle.py` sees to it. The
+messages are hivemind's; what comes in is checked before it changes anything. What a member sends it has signed, and a
+reducer signs what it made of it (signed.py): see audit.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import math
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import torch
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from hivemind.utils import get_logger
+from hivemind.utils.asyncio import aiter_with_timeout
+
+from tt_cli.swarm.allreduce.aggregation import Aggregation
+from tt_cli.swarm.allreduce.average_buffer import MISSING, AverageStore
+from tt_cli.swarm.allreduce.centered_clip import FEWEST, spread
+from tt_cli.swarm.allreduce.messages import Commitment, Inputs, NotProven, Opening, RoundName, Signer, input_hash
+from tt_cli.swarm.allreduce.reducer import Reducer
+from tt_cli.swarm.compression.codec import MalformedPart
+from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.participants.stragglers import beyond_most
+
+logger = get_logger(__name__)
+
+SENT, AVERAGED = averaging_pb2.PART_FOR_AVERAGING, averaging_pb2.AVERAGED_PART
+BEYOND = 1e3  # times the norm of this peer's gradient or of the last average: no part of an average is so large
+ANSWERING = 1.4  # times as long as senders may send, a reducer may answer
+
+
+def too_few(used: int, members: int) -> bool:
+    """Whether nobody steps with an average of what so many of the members sent: half of them or less."""
+    return members >= FEWEST and 2 * used <= members
+
+
+class BrokenTransfer(Exception):
+    """Another member did not keep to the protocol, or went away."""
+
+
+class Runner:
+    """One member's side of one transfer.
+
+    name: of the round. signer: signs for this peer. me, members: peer ids; members in any order. listening: those of
+    them that accept connections, who are the reducers. local: this peer's mean gradient. weight: the samples behind it.
+    max_weight, aggregation, allowed: see Reducer. usual: norm of the last average, 0 when there is none. stub_of: peer
+    id → hivemind stub. store: receives the average. traffic: int64 (2,), bytes sent and received, counted up.
+    patience: seconds to wait for a sender's next part; a reducer gets twice as long, for it waits for the others.
+    longest: seconds for all parts of a sender.
+
+    rejected: peer id → why what it sent, or some of it, was refused. failed: reducer → why its averages did not all
+    come. inputs, commitment: what this peer reduced, packed, and its signed commitment to it; b"" where it reduced
+    nothing. used: of how many members it used all parts; of all where it reduced nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: RoundName,
+        signer: Signer,
+        me: PeerID,
+        members: Sequence[PeerID],
+        listening: Sequence[PeerID],
+        local: EncodedBuffer,
+        weight: float,
+        max_weight: float,
+        store: AverageStore,
+        stub_of: Callable[[PeerID], Any],
+        traffic: torch.Tensor,
+        patience: float,
+        longest: float,
+        aggregation: Aggregation = "mean",
+        allowed: Mapping[str, float] | None = None,
+        usual: float = 0.0,
+    ):
+        self.name, self.group_id, self._signer = name, name.group_id, signer
+        self.me, self.weight, self.patience, self.longest = me, weight, patience, longest
+        self.members = sorted(members, key=PeerID.to_bytes)
+        self.reducers = [member for member in self.members if member in listening]
+        if not self.reducers:
+            raise ValueError("a group in which nobody accepts connections")
+        self.store, self.codec, self.traffic = store, store.codec, traffic
+        self._local, self._stub_of = local, stub_of
+        self.parts = store.layout.parts(len(self.reducers))
+        self._indexes: list[list[int]] = [[] for _ in self.reducers]  # of the parts of each reducer
+        for index, part in enumerate(self.parts):
+            self._indexes[part.reducer].append(index)
+        self.rejected: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+        self._started: set[PeerID] = set()
+        self._ended: dict[str, float] = {}  # reducer → when the exchange with it ended
+        own = self.parts_of(me)
+        self.reducer = Reducer(
+            store.codec,
+            [self.parts[index] for index in own],
+            local,
+            weight,
+            str(me),
+            [str(member) for member in self.members],
+            max_weight,
+            lambda position, encoded: store.put(own[position], encoded),
+            aggregation=aggregation,
+            allowed=allowed,
+        )
+        self._own, self._usual = own, usual
+        self._norms: dict[int, float] = {}  # of the averages
+        self._openings: dict[str, bytes] = {}  # of the senders to this peer: envelopes
+        self.inputs = self.commitment = b""
+        self.used = len(self.members)
+        self._round: list[bytes] | None = None  # the store's hashes while it holds this round's average
+
+    def parts_of(self, reducer: PeerID) -> list[int]:
+        """The indexes of its parts, none for who is no reducer."""
+        return self._indexes[self.reducers.index(reducer)] if reducer in self.reducers else []
+
+    async def run(self) -> None:
+        """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised."""
+        self.store.open(self.parts)
+        self._round = self.store.hashes
+        self._spread = spread(self.codec, self.parts, self.encoded)
+        self.reducer.spreads[str(self.me)] = self._spread
+        others = [reducer for reducer in self.reducers if reducer != self.me and self.parts_of(reducer)]
+        watch = asyncio.create_task(self._miss_senders()) if self._own else None
+        try:
+            async with asyncio.TaskGroup() as together:
+                together.create_task(self.reducer.run())
+                for reducer in others:
+                    together.create_task(self._exchange(reducer))
+        finally:
+            if watch is not None:
+                watch.cancel()
+        if self._own and self.reducer.made == len(self._own):
+            await self._commit()
+
+    async def _commit(self) -> None:
+        """Sign what this peer reduced."""
+        self._openings[str(self.me)] = (await self._opening(self.me)).sign(self._signer)
+        senders = [str(member) for member in self.members if self.reducer.used(str(member))]
+        inputs = Inputs(
+            tuple(self._openings[sender] for sender in senders), tuple(self.reducer.used(sender) for sender in senders)
+        )
+        self.inputs, self.used = inputs.pack(), inputs.used.count(len(self._own))
+        commitment = Commitment(
+            self.name,
+            str(self.me),
+            len(self.reducers),
+            self.reducers.index(self.me),
+            self.used,
+            hashlib.sha256(self.inputs).digest(),
+            tuple(self.store.hashes[index] for index in self._own),
+        )
+        self.commitment = commitment.sign(self._signer)
+
+    def gone(self) -> set[str]:
+        """Members that seem to be away: they stopped sending, and did not answer if they are reducers."""
+        silent = self.failed.keys() | {str(member) for member in self.members if member not in self.reducers}
+        return silent & self.reducer.failed.keys()
+
+    def waits(self) -> dict[str, float]:
+        """Member → seconds for which this one waited for it, as reducer and for its averages, longer than for most."""
+        sent, answered = self.reducer.waited, beyond_most(self._ended)
+        return {one: max(sent.get(one, 0.0), answered.get(one, 0.0)) for one in sent.keys() | answered.keys()}
+
+    # ---------------------------------------------------------------- as a sender
+
+    async def _exchange(self, reducer: PeerID) -> None:
+        """Send this peer's share of the gradient to one reducer and take its averages, checked."""
+        indexes, received = self.parts_of(reducer), 0
+        try:
+            opening = (await self._opening(reducer)).sign(self._signer)
+            stream = await self._stub_of(reducer).rpc_aggregate_part(self._opened(opening, self._outgoing(indexes)))
+            async with aclosing(stream), asyncio.timeout(ANSWERING * self.longest):
+                async for message in aiter_with_timeout(stream, 2 * self.patience):
+                    self._keep(indexes[received], message)
+                    received += 1
+                    if received == len(indexes):
+                        break
+            if received != len(indexes):
+                raise BrokenTransfer(f"it sent {received} of {len(indexes)} parts")
+        except Exception as error:  # P2P errors of many types; the round goes on without this reducer
+            if isinstance(error, MalformedPart):
+                self.rejected[str(reducer)] = f"sent back {error}"
+            self.failed[str(reducer)] = str(error) or type(error).__name__
+            logger.info(f"the exchange with reducer {reducer} failed: {error!r}")
+            if reducer not in self._started:  # who does not answer will not begin to send
+                await self.reducer.fail(str(reducer), "did not answer")
+        finally:
+            self._ended[str(reducer)] = time.monotonic()
+
+    def _keep(self, index: int, message: averaging_pb2.AveragingData) -> None:
+        if message.code != AVERAGED:
+            raise BrokenTransfer(f"it answered {averaging_pb2.MessageCode.Name(message.code)}")
+        part = self.parts[index]
+        self.traffic[1] += len(message.tensor_part.buffer)
+        encoded = self.codec.read_part(message.tensor_part, part.elements, part.large)
+        most = BEYOND * max(self._usual, self._spread * math.sqrt(self.store.layout.size))
+        self._norms[index] = self.codec.most_norm(encoded, part.elements, part.large)
+        if most and not self._norms[index] <= most:
+            raise MalformedPart(f"an average beyond {BEYOND:g} times what is usual")
+        self.store.put(index, encoded)
+
+    def encoded(self, index: int) -> bytes:
+        """A part of this peer's gradient, as it signs and sends it."""
+        return self._local.read(self.parts[index].start, self.parts[index].stop)
+
+    def norm_of_average(self) -> float:
+        """Of the whole average in the store, at most."""
+        for index, part in enumerate(self.parts):
+            if index not in self._norms:
+                self._norms[index] = self.codec.most_norm(self.store.get(index), part.elements, part.large)
+        return math.sqrt(sum(each * each for each in self._norms.values()))
+
+    async def _opening(self, reducer: PeerID) -> Opening:
+        hashes = []
+        for index in self.parts_of(reducer):
+            hashes.append(input_hash(self.encoded(index)))
+            await asyncio.sleep(0)  # let others in
+        return Opening(self.name, str(self.me), str(reducer), float(self.weight), self._spread, tuple(hashes))
+
+    async def _opened(
+        self, opening: bytes, outgoing: AsyncIterator[averaging_pb2.AveragingData]
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """The signed opening travels with the first part, in hivemind's field for who sends it."""
+        async for message in outgoing:
+            message.peer_id, opening = opening, b""
+            yield message
+
+    async def _outgoing(self, indexes: Sequence[int]) -> AsyncIterator[averaging_pb2.AveragingData]:
+        for index in indexes:
+            part = self.parts[index]
+            encoded = self.codec.message(self.encoded(index), part.elements, part.large)
+            self.traffic[0] += len(encoded.buffer)
+            yield averaging_pb2.AveragingData(
+                code=SENT, group_id=self.group_id, tensor_part=encoded, weight=self.weight
+            )
+
+    # ---------------------------------------------------------------- as a reducer
+
+    async def _miss_senders(self) -> None:
+        """Who has not begun to send when patience ends is left out, and whoever holds up the others for too long."""
+        await asyncio.sleep(self.patience)
+        for member in self.members:
+            if member != self.me and member not in self._started:
+                await self.reducer.fail(str(member), "did not begin to send")
+        await asyncio.sleep(self.longest - self.patience)
+        while True:
+            for sender in self.reducer.holding_up():
+                self.rejected[sender] = f"took more than {self.longest:.0f} s for its parts"
+                await self.reducer.fail(sender, self.rejected[sender])
+            await asyncio.sleep(self.patience / 2)
+
+    async def rpc_aggregate_part(
+        self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.AveragingData]:
+        """One member sends its parts and gets the averages, as they are made."""
+        sender = context.remote_id
+        if sender not in self.members or sender in self._started or sender == self.me:
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+            return
+        self._started.add(sender)
+        taking = asyncio.create_task(self._take(stream, str(sender)))
+        try:
+            for position in range(len(self._own)):
+                await self._made_or_refused(position, taking)
+                average = self._average(position)
+                self.traffic[0] += len(average.buffer)
+                yield averaging_pb2.AveragingData(code=AVERAGED, tensor_part=average)
+            # The sender hangs up when it has them all: the daemon may reset a stream that this side ends, and what is
+            # still on its way is lost.
+            await asyncio.sleep(self.patience)
+        except MalformedPart as error:
+            self.rejected[str(sender)] = f"sent {error}"
+            yield averaging_pb2.AveragingData(code=averaging_pb2.PROTOCOL_VIOLATION)
+        finally:
+            taking.cancel()
+            await self.reducer.fail(str(sender), "went away")
+
+    def _average(self, position: int) -> runtime_pb2.Tensor:
+        """One average that was made. Raises LookupError when the store has gone on to another round."""
+        index = self._own[position]
+        if self.store.hashes is not self._round or self._round[index] == MISSING:
+            raise LookupError("the average is gone")
+        return self.codec.message(self.store.get(index), self.parts[index].elements, self.parts[index].large)
+
+    async def _made_or_refused(self, position: int, taking: asyncio.Task[None]) -> None:
+        """Wait for an average; raises MalformedPart when this sender sent what must be refused meanwhile."""
+        if taking.done():
+            taking.result()
+            return await self.reducer.wait_for(position)
+        waiting = asyncio.ensure_future(self.reducer.wait_for(position))
+        await asyncio.wait({waiting, taking}, return_when=asyncio.FIRST_COMPLETED)
+        if taking.done() and taking.exception() is not None:
+            waiting.cancel()
+            taking.result()
+        return await waiting
+
+    async def _take(self, stream: AsyncIterator[averaging_pb2.AveragingData], sender: str) -> None:
+        """Take a sender's parts. A sender that stops half way is left out of the rest, and still gets the averages."""
+        try:
+            opening: Opening | None = None
+            async with asyncio.timeout(None) as limit:
+                for _ in self._own:
+                    limit.reschedule(asyncio.get_running_loop().time() + self.patience)
+                    message = await anext(stream)
+                    limit.reschedule(None)
+                    self.traffic[1] += len(message.tensor_part.buffer)
+                    opening = opening or self._read_opening(sender, message)
+                    check = partial(_signed, opening, message.weight)
+                    await self.reducer.take(sender, message.tensor_part, message.weight, check)
+            if await anext(stream, None) is not None:  # the rest is not read: what it sent before counts
+                self.rejected[sender] = "sent more parts than it was asked for"
+        except MalformedPart as error:
+            await self.reducer.fail(sender, str(error))
+            raise
+        except (StopAsyncIteration, TimeoutError):
+            await self.reducer.fail(sender, "stopped sending")
+
+    def _read_opening(self, sender: str, message: averaging_pb2.AveragingData) -> Opening:
+        """What this sender signed for this peer. Raises MalformedPart."""
+        try:
+            opening = Opening.read(message.peer_id)
+        except NotProven as error:
+            raise MalformedPart(f"parts without a signature ({error})") from error
+        if (opening.name, opening.sender, opening.reducer) != (self.name, sender, str(self.me)):
+            raise MalformedPart("parts signed for another round or by somebody else")
+        if len(opening.hashes) != len(self._own):
+            raise MalformedPart("a signature for another number of parts")
+        self._openings[sender] = message.peer_id
+        self.reducer.spreads[sender] = opening.spread
+        return opening
+
+
+def _signed(opening: Opening, weight: float, index: int, encoded: bytes) -> None:
+    """Raise MalformedPart for what the sender did not sign."""
+    if weight != opening.weight:
+        raise MalformedPart("another weight than it signed")
+    if input_hash(encoded) != opening.hashes[index]:
+        raise MalformedPart("a part that it did not sign")

@@ -1,0 +1,105 @@
+"""The average of a round as it travelled, and the hashes by which members compare it."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from dataclasses import dataclass
+
+from tt_cli.swarm.compression.codec import GradientCodec
+from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.compression.partition import Layout, Part
+
+HASH_BYTES = 16
+MISSING = bytes(HASH_BYTES)
+KEPT_AVERAGES, WANTED_SECONDS = 2, 300.0
+
+
+class AverageStore:
+    """The newest average. Made before the averager's process forks; `open` says to what it belongs from then on.
+
+    buffer: the encoded average, which both processes see. parts, hashes: how the round cut it, and the hash of each
+    part, MISSING where it is not there; known in the process that opened it.
+    """
+
+    def __init__(self, layout: Layout, codec: GradientCodec):
+        self.layout, self.codec = layout, codec
+        self.buffer = EncodedBuffer(layout, codec)
+        self.parts: tuple[Part, ...] = ()
+        self.hashes: list[bytes] = []
+
+    def open(self, parts: tuple[Part, ...]) -> None:
+        """Forget what is in it."""
+        self.parts = parts
+        self.hashes = [MISSING] * len(parts)
+
+    def put(self, index: int, encoded: bytes) -> None:
+        """Keep the checked bytes of one part."""
+        self.buffer.write(self.parts[index].start, self.parts[index].stop, encoded)
+        self.hashes[index] = part_hash(encoded)
+
+    def get(self, index: int) -> bytes:
+        """The bytes of one part."""
+        return self.buffer.read(self.parts[index].start, self.parts[index].stop)
+
+    def missing(self) -> list[int]:
+        """Parts that are not there."""
+        return [index for index, found in enumerate(self.hashes) if found == MISSING]
+
+    @property
+    def received(self) -> float:
+        """The share of the elements that is there, 0 to 1."""
+        return 1.0 - sum(self.parts[index].elements for index in self.missing()) / max(1, self.layout.size)
+
+
+@dataclass(frozen=True)
+class KeptAverage:
+    """A copy of a whole average: its parts, their hashes and bytes."""
+
+    parts: tuple[Part, ...]
+    hashes: list[bytes]
+    encoded: list[bytes]
+
+    def get(self, index: int) -> bytes:
+        """The bytes of one part."""
+        return self.encoded[index]
+
+
+class KeptAverages:
+    """Copies of the newest averages that led to a step, made only while somebody catches up.
+
+    Who takes a state over on a slow line needs the average of a step longer than the next round leaves it in the store.
+    """
+
+    def __init__(self, store: AverageStore):
+        self._store, self._asked = store, -float("inf")
+        self._newest: tuple[str, list[bytes]] = ("", [])
+        self._kept: dict[str, KeptAverage] = {}
+
+    def committed(self, state_key: str) -> None:
+        """The store holds the average with which members step from this state."""
+        self._newest = (state_key, self._store.hashes)
+        if time.monotonic() < self._asked + WANTED_SECONDS:
+            self._copy()
+        else:
+            self._kept.clear()
+
+    def find(self, state_key: str) -> KeptAverage | None:
+        """The average with which members stepped from this state, if it is still here. More are kept from now on."""
+        self._asked = time.monotonic()
+        if state_key not in self._kept and state_key == self._newest[0]:
+            self._copy()
+        return self._kept.get(state_key)
+
+    def _copy(self) -> None:
+        key, hashes = self._newest
+        if self._store.hashes is hashes:  # no other round has begun since
+            pieces = [self._store.get(index) for index in range(len(hashes))]
+            self._kept[key] = KeptAverage(self._store.parts, list(hashes), pieces)
+            for old in list(self._kept)[:-KEPT_AVERAGES]:
+                del self._kept[old]
+
+
+def part_hash(encoded: bytes) -> bytes:
+    """What members compare (HASH_BYTES,); never MISSING."""
+    return hashlib.sha256(encoded).digest()[:HASH_BYTES]

@@ -1,0 +1,366 @@
+"""CenteredClip: an average that a minority of the members cannot move far (Karimireddy, He, Jaggi, 2021).
+
+As in "Secure Distributed Training at Scale" (Gorbunov et al., 2021) each part of the gradient is averaged by itself. A
+member's part enters whole when it is near the centre, and shortened to a radius when it is not.
+
+- The centre begins at the weighted median of each element. When nobody is clipped there, the result is the mean over
+  the samples, to the last bit: honest members lose nothing.
+- The radius follows from the part itself, so that whoever has the members' bytes comes to the same one. A mean over w
+  samples is off by the noise of one sample over sqrt(w), and so is the centre: distances are divided by what is to be
+  expected of them. The median of the quotients is this part's noise, and RADIUS of it is the radius.
+- No one member has more than MAX_VOTE of the votes in these medians, however many samples it has. In the average it has
+  the weight of its samples: with many samples it must be near the centre.
+- Parts in which most gradients vanish have no noise to go by: the members say how large their whole gradient is.
+- Who is LEFT_OUT radii away or more is no honest member and has no part in the average. Nor has who points against the
+  others: whose product with the centre, but for its own share in it, is negative, and further from the usual than
+  OPPOSED times what is usual. A gradient with its sign flipped is no further away than its noise, but that it shows.
+- The same bytes on every CPU: medians are taken of whole numbers, differences are single fp32 operations, squares are
+  exact in float64, and their sums are made in a fixed order. `Portable` does it with numpy, `clipping_compiled.py`
+  with numba; `implementation` picks one as linear8's does.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from tt_cli.swarm.compression import linear8
+from tt_cli.swarm.compression.codec import GradientCodec
+from tt_cli.swarm.compression.partition import Part
+
+RADIUS = 2.0  # of the noise; of honest members none was beyond 1.6 (scripts/bench_clipping.py)
+LEFT_OUT = 3.0  # radii
+OPPOSED = 4.0  # times the median; of honest members' parts this leaves out less than one in a hundred
+LEAST_OPPOSED = 5  # members
+CHANCE = 8.0  # times what a product with noise alone would have: then it is none
+FLOOR = 0.25  # of the noise that the whole gradient would have in this part, at least
+MAX_VOTE = 0.45  # of one member; of three, two have more than half
+ITERATIONS = 3  # after the first, while somebody is clipped
+FEWEST = 3  # members: of two, nobody knows which one is wrong
+PIECE, TOGETHER = 2**15, 2**19  # elements that are looked at together: of each member at least, of all at most
+COLUMNS = 2048  # that numpy sorts at a time: they stay in the cache
+LANES = 1024  # sums at a time, of every so many elements each, that are added by halves in the end
+VOTES = 2**16 - 1  # of the heaviest
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """One member's part, encoded and checked. weight: samples. spread: root mean square of its whole gradient."""
+
+    sender: str
+    encoded: bytes
+    weight: float
+    spread: float
+
+
+def centered_clip(
+    codec: GradientCodec, contributions: Sequence[Contribution], elements: int, large: bool
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """The average (elements,) fp32, and by which factor the distance of each sender was shortened where it was.
+
+    contributions: in the order of the senders, each with a weight above 0, FEWEST or more. The result may be beyond
+    fp32 where values are.
+    """
+    weights = [each.weight for each in contributions]
+    votes = _votes(weights)
+    likely = _likely_distances(weights, votes)
+    usual = _median([each.spread * math.sqrt(each.weight) for each in contributions], votes)
+    least = FLOOR * usual * math.sqrt(elements)
+    centre = torch.empty(elements)
+    products: list[float] = []  # with the centre, the last one its own
+    enough = len(contributions) >= LEAST_OPPOSED
+    squares = _look(codec, contributions, centre, large, votes, products if enough else None)
+    factors = [0.0 if factor * LEFT_OUT < 1.0 else factor for factor in _factors(squares, likely, votes, least)]
+    opposed = _opposed(squares, products, weights, votes, elements) if enough else []
+    if any(factor for i, factor in enumerate(factors) if i not in opposed):  # else nobody knows who is right
+        factors = [0.0 if i in opposed else factor for i, factor in enumerate(factors)]
+    kept = [i for i, factor in enumerate(factors) if factor > 0.0]
+    clipped = {each.sender: 0.0 for each, factor in zip(contributions, factors, strict=True) if factor == 0.0}
+    contributions = [contributions[i] for i in kept]
+    likely, votes, factors = ([values[i] for i in kept] for values in (likely, votes, factors))  # type: ignore[assignment]
+    for _ in range(ITERATIONS):
+        centre = _moved(codec, contributions, centre, factors, large)
+        if min(factors) == 1.0:
+            return centre, clipped
+        factors = _factors(_look(codec, contributions, centre, large), likely, votes, least)
+    centre = _moved(codec, contributions, centre, factors, large)
+    found = zip(contributions, factors, strict=True)
+    return centre, clipped | {each.sender: factor for each, factor in found if factor < 1.0}
+
+
+def weighted_mean(
+    codec: GradientCodec, contributions: Sequence[Contribution], elements: int, large: bool
+) -> torch.Tensor:
+    """The mean over the samples, (elements,) fp32; zeros when nobody has any."""
+    return _moved(codec, contributions, torch.zeros(elements), [1.0] * len(contributions), large)
+
+
+def spread(codec: GradientCodec, parts: Sequence[Part], read: Callable[[int], bytes]) -> float:
+    """Root mean square of all parts, from the first PIECE elements of each. read: the encoded part of an index."""
+    total, elements = 0.0, 0
+    for index, part in enumerate(parts):
+        looked_at = min(PIECE, part.elements)
+        encoded = codec.cut(read(index), part.elements, part.large, 0, looked_at)
+        first = [Contribution("", encoded, 1.0, 0.0)]
+        total += _look(codec, first, torch.zeros(looked_at), part.large)[0] * (part.elements / looked_at)
+        elements += part.elements
+    return math.sqrt(total / max(1, elements))
+
+
+def add_up(values: Sequence[float]) -> float:
+    """Left to right; the built-in `sum` compensates for rounding since Python 3.12."""
+    total = 0.0
+    for value in values:
+        total += value
+    return total
+
+
+def _votes(weights: Sequence[float]) -> list[int]:
+    """Of each member in a median: its samples, but for a cap at MAX_VOTE of all votes; VOTES for the heaviest."""
+    falling = sorted(weights, reverse=True)
+    cap = falling[0]
+    if cap > MAX_VOTE * add_up(falling):
+        for capped in (1, 2):  # more cannot be at the cap, which is above a third
+            cap = MAX_VOTE * add_up(falling[capped:]) / (1.0 - MAX_VOTE * capped)
+            if falling[capped] <= cap:
+                break
+    return [max(1, math.floor(min(weight, cap) / cap * VOTES + 0.5)) for weight in weights]
+
+
+def _likely_distances(weights: Sequence[float], votes: Sequence[int]) -> list[float]:
+    """From the centre, were the noise of one sample 1: that of a member's mean and that of the centre."""
+    total = float(sum(votes))
+    centre = add_up([vote * vote / weight for vote, weight in zip(votes, weights, strict=True)]) / (total * total)
+    return [math.sqrt(1.0 / weight + centre) for weight in weights]
+
+
+def _median(values: Sequence[float], votes: Sequence[int]) -> float:
+    """The smallest of them that has half of the votes at or below it."""
+    passed, total = 0, sum(votes)
+    for value, vote in sorted(zip(values, votes, strict=True)):
+        passed += vote
+        if 2 * passed >= total:
+            return value
+    return 0.0
+
+
+def _factors(squares: Sequence[float], likely: Sequence[float], votes: Sequence[int], least: float) -> list[float]:
+    """By which each distance is to be shortened. squares: of the distances. least: of the noise."""
+    distances = [math.sqrt(square) for square in squares]
+    noise = _median([distance / usual for distance, usual in zip(distances, likely, strict=True)], votes)
+    radius = RADIUS * max(noise, least)
+    return [
+        1.0 if distance <= radius * usual else radius * usual / distance
+        for distance, usual in zip(distances, likely, strict=True)
+    ]
+
+
+def _opposed(
+    squares: Sequence[float],
+    products: Sequence[float],
+    weights: Sequence[float],
+    votes: Sequence[int],
+    elements: int,
+) -> list[int]:
+    """Who points against the others. products: with the centre, and the centre's own.
+
+    Asked for LEAST_OPPOSED members and more: what is usual cannot be told from three or four; honest members with few
+    samples point anywhere.
+    """
+    *products, own = products
+    if own <= 0.0:
+        return []
+    sizes = [
+        max(0.0, square + 2.0 * with_centre - own) * weight
+        for square, with_centre, weight in zip(squares, products, weights, strict=True)
+    ]
+    most, total = _median(sizes, votes), add_up(weights)
+    shares = [min(size, most) / total for size in sizes]  # who is larger has no larger share in a median
+    along = [(with_centre - share) / own for with_centre, share in zip(products, shares, strict=True)]
+    middle = _median(along, votes)
+    usual = _median([abs(middle - one) * math.sqrt(weight) for one, weight in zip(along, weights, strict=True)], votes)
+    return [
+        i
+        for i, (one, weight, square) in enumerate(zip(along, weights, squares, strict=True))
+        if one < 0.0
+        and middle - one > OPPOSED * usual / math.sqrt(weight)
+        and middle - one > CHANCE * math.sqrt(square / own / elements)
+    ]
+
+
+def _look(
+    codec: GradientCodec,
+    contributions: Sequence[Contribution],
+    centre: torch.Tensor,
+    large: bool,
+    votes: Sequence[int] | None = None,
+    products: list[float] | None = None,
+) -> list[float]:
+    """The squared distance of each member from `centre`, which becomes their median where votes are given.
+
+    products: is filled with their products with the centre, and the centre's with itself.
+    """
+    kernels, elements, members = implementation(), centre.numel(), len(contributions)
+    heavy = None if votes is None else np.array(votes, np.int64)
+    squares, along = np.zeros((members, LANES)), np.zeros((0 if products is None else members + 1, LANES))
+    piece = max(PIECE, TOGETHER // members // PIECE * PIECE)  # whole blocks of every codec
+    for start in range(0, elements, piece):
+        stop = min(elements, start + piece)
+        rows = torch.empty(members, stop - start)
+        for row, each in zip(rows, contributions, strict=True):
+            whole = stop - start == elements
+            codec.decode_into(
+                each.encoded if whole else codec.cut(each.encoded, elements, large, start, stop), large, row
+            )
+        middle = centre[start:stop].numpy()
+        if heavy is not None:
+            kernels.median(rows.numpy(), heavy, middle)
+        kernels.add_sums(rows.numpy(), middle, squares, along)
+    if products is not None:
+        products[:] = _folded(along)
+    return _folded(squares)
+
+
+def _folded(sums: np.ndarray) -> list[float]:
+    """Of each row of LANES sums, which are used up."""
+    half = LANES // 2
+    while half:
+        sums[:, :half] += sums[:, half : 2 * half]
+        half //= 2
+    found: list[float] = sums[:, 0].tolist()
+    return found
+
+
+def _moved(
+    codec: GradientCodec,
+    contributions: Sequence[Contribution],
+    centre: torch.Tensor,
+    factors: Sequence[float],
+    large: bool,
+) -> torch.Tensor:
+    """The next centre: this one and the mean of the shortened differences from it."""
+    summed = torch.zeros(centre.numel())
+    whole = add_up([each.weight for each in contributions])
+    taken = [each.weight * factor for each, factor in zip(contributions, factors, strict=True)]
+    for each, weight in zip(contributions, taken, strict=True):
+        codec.add(each.encoded, large, summed, weight)
+    if whole <= 0.0:
+        return summed
+    if (rest := whole - add_up(taken)) > 0.0:
+        summed.add_(centre * rest)
+    return summed.div_(whole)
+
+
+class Kernels(Protocol):
+    """The arithmetic on contiguous rows (members, elements) fp32, all finite."""
+
+    def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
+        """out (elements,) = the weighted median of each column; where votes are even, half way between two."""
+
+    def add_sums(self, rows: np.ndarray, centre: np.ndarray, squares: np.ndarray, products: np.ndarray) -> None:
+        """squares, float64 (members, LANES), += the squared distance of each row from `centre`.
+
+        products, float64 (members + 1, LANES), += the product of each row, and of the centre, with it; none if empty.
+        What element k adds goes into lane k % LANES.
+        """
+
+
+class Portable:
+    """`Kernels` with numpy, for every machine."""
+
+    def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
+        for start in range(0, rows.shape[1], COLUMNS):
+            self._median(rows[:, start : start + COLUMNS], votes, out[start : start + COLUMNS])
+
+    def _median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
+        bits = rows.view(np.int32)
+        keys = (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).astype(np.int64)  # whole numbers in the order of floats
+        keys <<= 16
+        keys |= votes[:, None]
+        spare = np.empty(rows.shape[1], np.int64)
+        for i, j in exchanges(len(rows)):
+            np.minimum(keys[i], keys[j], out=spare)
+            np.maximum(keys[i], keys[j], out=keys[j])
+            keys[i] = spare
+        passed = keys & 0xFFFF
+        for i in range(1, len(rows)):
+            passed[i] += passed[i - 1]
+        passed *= 2
+        total = int(votes.sum())
+        low, high = np.count_nonzero(passed < total, axis=0), np.count_nonzero(passed <= total, axis=0)
+        keys >>= 16
+        middle = [np.take_along_axis(keys, index[None], axis=0)[0] for index in (low, high)]
+        out[:] = (_floats(middle[0]) + _floats(middle[1])) * np.float32(0.5)
+
+    def add_sums(self, rows: np.ndarray, centre: np.ndarray, squares: np.ndarray, products: np.ndarray) -> None:
+        for i, row in enumerate(rows):
+            difference = (row - centre).astype(np.float64)
+            self._add(difference * difference, squares[i])
+        for row, lanes in zip((*rows, centre) if len(products) else (), products, strict=True):
+            self._add(row.astype(np.float64) * centre, lanes)
+
+    def _add(self, terms: np.ndarray, lanes: np.ndarray) -> None:
+        for start in range(0, len(terms), LANES):
+            here = terms[start : start + LANES]
+            lanes[: len(here)] += here
+
+
+def _floats(whole: np.ndarray) -> np.ndarray:
+    """The fp32 numbers of ordered whole numbers; zero has no sign."""
+    bits = whole.astype(np.int32)
+    return (bits ^ ((bits >> 31) & np.int32(0x7FFFFFFF))).view(np.float32) + np.float32(0)
+
+
+@functools.cache
+def exchanges(rows: int) -> tuple[tuple[int, int], ...]:
+    """Which rows to put in order, one pair after the other, to sort so many (Knuth 5.2.2, algorithm M)."""
+    pairs = []
+    p = first = 1 << max(0, (rows - 1).bit_length() - 1)
+    while p:
+        q, r, d = first, 0, p
+        while True:
+            pairs += [(i, i + d) for i in range(rows - d) if i & p == r]
+            if q == p:
+                break
+            d, q, r = q - p, q // 2, p
+        p //= 2
+    return tuple(pairs) if rows > 1 else ()
+
+
+@functools.cache
+def implementation() -> Kernels:
+    """The compiled kernels where they come to the portable ones' bytes on this machine, else those."""
+    if linear8.implementation().name != "compiled":
+        return Portable()
+    try:
+        from tt_cli.swarm.allreduce.centered_clip_numba import Compiled
+
+        compiled = Compiled()
+        return compiled if _agree(compiled) else Portable()
+    except Exception:  # numba, LLVM and the disk have no common error; linear8 tells what is wrong with numba
+        return Portable()
+
+
+def _agree(compiled: Kernels) -> bool:
+    draws = np.random.Generator(np.random.PCG64(9))
+    for members in (3, 4, 10):
+        rows = (draws.standard_t(3, (members, 2 * LANES + 77)) * 10.0 ** draws.uniform(-38, 37)).astype(np.float32)
+        rows[1, :200], rows[2, :200] = 0.0, -0.0
+        votes = draws.integers(1, VOTES, members)
+        found = []
+        for kernels in (Portable(), compiled):
+            middle = np.empty(rows.shape[1], np.float32)
+            kernels.median(rows, votes, middle)
+            sums, products, alone = (np.ones((count, LANES)) for count in (members, members + 1, members))
+            kernels.add_sums(rows, middle, sums, products)
+            kernels.add_sums(rows, middle, alone, np.ones((0, LANES)))
+            found.append(b"".join(each.tobytes() for each in (middle, sums, products, alone)))
+        if found[0] != found[1]:
+            return False
+    return True

@@ -1,0 +1,106 @@
+# mypy: disable-error-code="untyped-decorator"
+"""CenteredClip's medians and distances in compiled loops; needs numba. Gives the bytes of `clipping.Portable`.
+
+Notable:
+- some columns at a time, so that what is sorted stays in the fastest cache;
+- a value and its votes are one whole number: sorting them is minima and maxima alone, without branches;
+- signatures are given, so importing this module compiles everything or loads it from disk.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from tt_cli.swarm.allreduce.centered_clip import LANES, exchanges
+
+OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
+ROWS = types.Array(types.float32, 2, "C")
+VALUES = types.Array(types.float32, 1, "C")
+WHOLE = types.Array(types.int64, 1, "C")
+PAIRS = types.Array(types.int64, 2, "C")
+LANE = types.Array(types.float64, 1, "C")
+SUMS = types.Array(types.float64, 2, "C")
+COLUMNS = 64
+
+
+@njit(types.void(ROWS, WHOLE, PAIRS, VALUES), **OPTIONS)
+def _median(rows, votes, pairs, out):  # type: ignore[no-untyped-def]
+    members, elements = rows.shape
+    bits = rows.view(np.int32)
+    total = np.int32(0)
+    for i in range(members):
+        total += np.int32(votes[i])
+    keys = np.empty((members, COLUMNS), np.int64)
+    passed = np.empty(COLUMNS, np.int32)  # twice the votes so far
+    low = np.empty(COLUMNS, np.int32)
+    high = np.empty(COLUMNS, np.int32)
+    one = np.empty(2, np.int32)
+    floats = one.view(np.float32)
+    for start in range(0, elements, COLUMNS):
+        size = min(COLUMNS, elements - start)
+        for i in range(members):
+            here, row, vote = keys[i], bits[i, start : start + size], votes[i]
+            for k in range(size):
+                here[k] = (np.int64(row[k] ^ ((row[k] >> np.int32(31)) & np.int32(0x7FFFFFFF))) << 16) | vote
+        for pair in range(len(pairs)):
+            a, b = keys[pairs[pair, 0]], keys[pairs[pair, 1]]
+            for k in range(COLUMNS):
+                smaller, larger = min(a[k], b[k]), max(a[k], b[k])
+                a[k] = smaller
+                b[k] = larger
+        passed[:] = 0
+        for i in range(members):
+            here = keys[i]
+            for k in range(size):
+                before, value = passed[k], np.int32(here[k] >> 16)
+                after = np.int32(before + 2 * np.int32(here[k] & 0xFFFF))
+                low[k] = value if before < total else low[k]
+                high[k] = value if before <= total else high[k]
+                passed[k] = after
+        for k in range(size):
+            one[0] = low[k] ^ ((low[k] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+            one[1] = high[k] ^ ((high[k] >> np.int32(31)) & np.int32(0x7FFFFFFF))
+            out[start + k] = ((floats[0] + np.float32(0)) + (floats[1] + np.float32(0))) * np.float32(0.5)
+
+
+@njit(types.void(VALUES, VALUES, LANE), **OPTIONS)
+def _add_squares(row, centre, lanes):  # type: ignore[no-untyped-def]
+    for start in range(0, len(row), LANES):
+        size = min(LANES, len(row) - start)
+        here, middle = row[start : start + size], centre[start : start + size]
+        for k in range(size):
+            difference = np.float64(here[k] - middle[k])
+            lanes[k] += difference * difference
+
+
+@njit(types.void(VALUES, VALUES, LANE), **OPTIONS)
+def _add_products(row, centre, lanes):  # type: ignore[no-untyped-def]
+    for start in range(0, len(row), LANES):
+        size = min(LANES, len(row) - start)
+        here, middle = row[start : start + size], centre[start : start + size]
+        for k in range(size):
+            lanes[k] += np.float64(here[k]) * np.float64(middle[k])
+
+
+@njit(types.void(ROWS, VALUES, SUMS, SUMS), **OPTIONS)
+def _add_sums(rows, centre, squares, products):  # type: ignore[no-untyped-def]
+    for i in range(len(rows)):
+        _add_squares(rows[i], centre, squares[i])
+        if len(products):
+            _add_products(rows[i], centre, products[i])
+    if len(products):
+        _add_products(centre, centre, products[len(rows)])
+
+
+class Compiled:
+    """`tt_cli.swarm.allreduce.centered_clip.Kernels` with numba."""
+
+    def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
+        pairs = np.array(exchanges(len(rows)), np.int64).reshape(-1, 2)
+        _median(rows, votes, pairs, out)
+
+    def add_sums(self, rows: np.ndarray, centre: np.ndarray, squares: np.ndarray, products: np.ndarray) -> None:
+        _add_sums(rows, centre, squares, products)

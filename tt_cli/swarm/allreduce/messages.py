@@ -1,0 +1,298 @@
+"""What members sign of a round, so that a reducer that made a wrong average can be shown to have done so.
+
+- A sender opens its stream to a reducer with an `Opening`: its samples, and the hash of every part that it will send.
+- A reducer ends with a `Commitment`: the hash of all openings it had and of how many parts of each it used, and the
+  hashes of its averages.
+- An `Accusation` is both and the inputs of one part. Who has the run file needs nothing else to compute the part again:
+  guilty is who signed an average that does not follow from inputs that their senders signed.
+
+Everything is bound to the run, the state from which the round starts and its group; nothing of one round fits another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import torch
+from hivemind.p2p import PeerID
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
+
+from tt_cli.run import RunConfig
+from tt_cli.swarm.allreduce.aggregation import Aggregation, average_part
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
+from tt_cli.swarm.allreduce.centered_clip import Contribution
+from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of
+from tt_cli.swarm.compression.partition import MAX_REDUCERS, Layout
+from tt_cli.swarm.membership.rsa_identity import peer_id_of
+
+INPUT_BYTES = 32  # of an input's hash: nobody finds two inputs with one
+KEY_BYTES, SIGNATURE_BYTES = 2048, 1024  # at most
+
+
+class NotProven(ValueError):
+    """What was signed, or is said to be, does not show what it should."""
+
+
+@dataclass(frozen=True)
+class RoundName:
+    """One round of one run: the run's identity, the key of the state it starts from, and the group's id."""
+
+    run: str
+    state_key: str
+    group_id: bytes
+
+    def fields(self) -> list[Any]:
+        """As they are signed."""
+        return [self.run, self.state_key, self.group_id]
+
+
+class Signer:
+    """Signs as one peer. peer_id: of the key."""
+
+    def __init__(self, key: RSAPrivateKey):
+        self._key = key
+        self._public = key.get_public_key().to_bytes()
+        self.peer_id = peer_id_of(self._public)
+
+    def sign(self, fields: Sequence[Any]) -> bytes:
+        """An envelope: the fields, the public key and the signature."""
+        body = MSGPackSerializer.dumps(list(fields))
+        return MSGPackSerializer.dumps([body, self._public, self._key.sign(body)])
+
+
+def read_envelope(envelope: bytes) -> tuple[str, list[Any]]:
+    """Who signed, and what. Raises NotProven for a wrong signature and for what is no envelope."""
+    try:
+        body, public, signature = msgpack.unpackb(envelope, max_ext_len=0)
+        if not all(isinstance(each, bytes) for each in (body, public, signature)):
+            raise ValueError("fields of other types")
+        if len(public) > KEY_BYTES or len(signature) > SIGNATURE_BYTES:
+            raise ValueError("a key or a signature that is too long")
+        signer = peer_id_of(public)
+        valid = RSAPublicKey.from_bytes(public).verify(body, signature)
+        fields = msgpack.unpackb(body, max_ext_len=0)
+    except Exception as error:  # msgpack and cryptography raise many types
+        raise NotProven(f"no signed message: {error}") from error
+    if not valid or not isinstance(fields, list):
+        raise NotProven("a signature that is wrong")
+    return signer, fields
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What a sender signs for one reducer. weight: its samples. spread: root mean square of its whole gradient.
+
+    hashes: SHA-256 of each part that it sends there, in their order.
+    """
+
+    name: RoundName
+    sender: str
+    reducer: str
+    weight: float
+    spread: float
+    hashes: tuple[bytes, ...]
+
+    def sign(self, signer: Signer) -> bytes:
+        """The envelope."""
+        return signer.sign(
+            ["opening", *self.name.fields(), self.reducer, self.weight, self.spread, b"".join(self.hashes)]
+        )
+
+    @classmethod
+    def read(cls, envelope: bytes) -> Opening:
+        """Raises NotProven for anything else than an opening that its sender signed."""
+        sender, fields = read_envelope(envelope)
+        try:
+            kind, run, state_key, group_id, reducer, weight, spread, joined = fields
+        except ValueError as error:
+            raise NotProven("no opening") from error
+        texts = all(isinstance(each, str) for each in (kind, run, state_key, reducer))
+        numbers = all(isinstance(each, float) for each in (weight, spread))
+        if kind != "opening" or not texts or not numbers or not all(isinstance(e, bytes) for e in (group_id, joined)):
+            raise NotProven("no opening")
+        if len(joined) % INPUT_BYTES or not (math.isfinite(spread) and spread >= 0.0):
+            raise NotProven("an opening that cannot be")
+        hashes = tuple(joined[start : start + INPUT_BYTES] for start in range(0, len(joined), INPUT_BYTES))
+        return cls(RoundName(run, state_key, group_id), sender, reducer, weight, spread, hashes)
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a reducer had. openings: envelopes in the order of the senders' peer ids. used: parts of each that count."""
+
+    openings: tuple[bytes, ...]
+    used: tuple[int, ...]
+
+    def pack(self) -> bytes:
+        """The bytes whose hash the reducer signs."""
+        return MSGPackSerializer.dumps([list(self.openings), list(self.used)])
+
+    @classmethod
+    def read(cls, packed: bytes) -> Inputs:
+        """Raises NotProven for anything else."""
+        try:
+            openings, used = msgpack.unpackb(packed, max_ext_len=0)
+        except Exception as error:  # msgpack raises many types
+            raise NotProven("no list of inputs") from error
+        lists = isinstance(openings, list) and isinstance(used, list) and len(openings) == len(used) <= MAX_REDUCERS * 4
+        if not lists or not all(isinstance(each, bytes) for each in openings):
+            raise NotProven("no list of inputs")
+        if not all(isinstance(count, int) and count >= 0 for count in used):
+            raise NotProven("no list of inputs")
+        return cls(tuple(openings), tuple(used))
+
+
+def input_hash(encoded: bytes) -> bytes:
+    """Of a part on its way to a reducer (INPUT_BYTES,)."""
+    return hashlib.sha256(encoded).digest()
+
+
+@dataclass(frozen=True)
+class Commitment:
+    """What a reducer signs. position of reducers: its place among them, which gives its parts.
+
+    complete: senders all of whose parts count. inputs: SHA-256 of the packed Inputs. outputs: hashes of its averages,
+    as members compare them.
+    """
+
+    name: RoundName
+    reducer: str
+    reducers: int
+    position: int
+    complete: int
+    inputs: bytes
+    outputs: tuple[bytes, ...]
+
+    def sign(self, signer: Signer) -> bytes:
+        """The envelope."""
+        place = [self.reducers, self.position, self.complete]
+        return signer.sign(["averages", *self.name.fields(), *place, self.inputs, b"".join(self.outputs)])
+
+    @classmethod
+    def read(cls, envelope: bytes) -> Commitment:
+        """Raises NotProven for anything else than a commitment that its reducer signed."""
+        reducer, fields = read_envelope(envelope)
+        try:
+            kind, run, state_key, group_id, reducers, position, complete, inputs, joined = fields
+        except ValueError as error:
+            raise NotProven("no commitment") from error
+        texts = all(isinstance(each, str) for each in (kind, run, state_key))
+        numbers = all(isinstance(each, int) for each in (reducers, position, complete))
+        if kind != "averages" or not texts or not numbers:
+            raise NotProven("no commitment")
+        if not all(isinstance(each, bytes) for each in (group_id, inputs, joined)) or len(joined) % HASH_BYTES:
+            raise NotProven("no commitment")
+        if not 0 <= position < reducers <= MAX_REDUCERS:
+            raise NotProven("a commitment of no reducer")
+        outputs = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
+        return cls(RoundName(run, state_key, group_id), reducer, reducers, position, complete, inputs, outputs)
+
+
+@dataclass(frozen=True)
+class Accusation:
+    """That a reducer's average of one part is wrong: all that is needed to see it, but for the run file.
+
+    commitment: envelope. inputs: packed. index: of the part among the reducer's. parts: what each sender sent of it, in
+    the order of the openings; b"" where the reducer did not use it.
+    """
+
+    commitment: bytes
+    inputs: bytes
+    index: int
+    parts: tuple[bytes, ...] = field(repr=False)
+
+    def pack(self) -> bytes:
+        """As it is kept and sent."""
+        return MSGPackSerializer.dumps(["tt-accusation-1", self.commitment, self.inputs, self.index, list(self.parts)])
+
+    @classmethod
+    def read(cls, packed: bytes) -> Accusation:
+        """Raises NotProven for anything else. What it says is not checked: see `verify`."""
+        try:
+            kind, commitment, inputs, index, parts = msgpack.unpackb(packed, max_ext_len=0)
+        except Exception as error:  # msgpack raises many types
+            raise NotProven("no accusation") from error
+        if kind != "tt-accusation-1" or not isinstance(index, int) or not isinstance(parts, list):
+            raise NotProven("no accusation")
+        if not all(isinstance(each, bytes) for each in (commitment, inputs, *parts)):
+            raise NotProven("no accusation")
+        return cls(commitment, inputs, index, tuple(parts))
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What decides about an average: the run's identity, the cut of its gradients, its codec and its aggregation."""
+
+    run: str
+    layout: Layout
+    codec: GradientCodec
+    aggregation: Aggregation
+
+    @classmethod
+    def of(cls, run: RunConfig, shapes: Mapping[str, torch.Size]) -> Rules:
+        """Those of a run. shapes: name → shape of the gradients, in the model's order."""
+        codec = codec_of(run)
+        return cls(run.identity, Layout(shapes, run.swarm.large_tensor, codec.block), codec, run.swarm.aggregation)
+
+
+def verify(accusation: Accusation, rules: Rules) -> str:
+    """The guilty reducer's peer id. Raises NotProven where the accusation shows no guilt.
+
+    Guilty is who signed an average of other bytes than its inputs lead to, or inputs that nobody signed.
+    """
+    commitment = Commitment.read(accusation.commitment)
+    if commitment.name.run != rules.run or not rules.layout.size:
+        raise NotProven("an accusation of another run")
+    if hashlib.sha256(accusation.inputs).digest() != commitment.inputs:
+        raise NotProven("other inputs than the reducer signed")
+    own = [part for part in rules.layout.parts(commitment.reducers) if part.reducer == commitment.position]
+    if len(commitment.outputs) != len(own):
+        return commitment.reducer
+    if not 0 <= accusation.index < len(own):
+        raise NotProven("an accusation without a part")
+    part = own[accusation.index]
+    try:
+        inputs = Inputs.read(accusation.inputs)
+        openings = read_openings(inputs, commitment)
+    except NotProven:
+        return commitment.reducer
+    if len(accusation.parts) != len(openings):
+        raise NotProven("not all inputs")
+    contributions = []
+    for opening, used, encoded in zip(openings, inputs.used, accusation.parts, strict=True):
+        if used <= accusation.index:
+            continue
+        if input_hash(encoded) != opening.hashes[accusation.index]:
+            raise NotProven("another input than its sender signed")
+        try:
+            rules.codec.check_part(encoded, part.elements, part.large)
+        except MalformedPart:
+            return commitment.reducer
+        contributions.append(Contribution(opening.sender, encoded, opening.weight, opening.spread))
+    right = average_part(rules.codec, rules.aggregation, contributions, part.elements, part.large)
+    if part_hash(right.encoded) == commitment.outputs[accusation.index]:
+        raise NotProven("the average is right")
+    return commitment.reducer
+
+
+def read_openings(inputs: Inputs, commitment: Commitment) -> list[Opening]:
+    """The openings that a reducer committed to. Raises NotProven where an honest reducer would have refused them."""
+    openings = [Opening.read(envelope) for envelope in inputs.openings]
+    order = [PeerID.from_base58(opening.sender).to_bytes() for opening in openings]
+    if sorted(set(order)) != order:
+        raise NotProven("senders out of order, or twice")
+    for opening, used in zip(openings, inputs.used, strict=True):
+        fits = opening.name == commitment.name and opening.reducer == commitment.reducer
+        if not fits or len(opening.hashes) != len(commitment.outputs) or used > len(opening.hashes):
+            raise NotProven("an opening of another round or for another reducer")
+        if not (math.isfinite(opening.weight) and opening.weight >= 0.0):
+            raise NotProven("a weight that nobody may claim")
+    if commitment.complete != inputs.used.count(len(commitment.outputs)):
+        raise NotProven("another number of senders than was signed")
+    return openings

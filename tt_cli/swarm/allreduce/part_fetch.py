@@ -1,0 +1,129 @@
+"""Parts of an average from a member that has them: asking, and answering.
+
+A request names the round by its group or by the state that it started from, and the parts, or None for all. The answer
+begins with the number of reducers, which gives the cut, and the hashes of all parts; then come the parts, as they
+travelled in the round. What does not fit its hash or is no part of this run is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import msgpack
+from hivemind.proto import runtime_pb2
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.asyncio import aiter_with_timeout
+
+from tt_cli.identity.passes import MAX_PASS
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageStore, KeptAverage, part_hash
+from tt_cli.swarm.compression.codec import MalformedPart
+from tt_cli.swarm.compression.partition import Part
+
+
+def request(key: bytes | str, parts: Sequence[int] | None, pass_text: str = "") -> runtime_pb2.ExpertInfo:
+    """key: group id, or the state key of a round that was committed; then with the pass of the one who asks."""
+    return runtime_pb2.ExpertInfo(
+        serialized_info=MSGPackSerializer.dumps([key, None if parts is None else list(parts), pass_text])
+    )
+
+
+def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes | str, list[int] | None, str]:
+    """Key, parts (in rising order, each once) and pass. Raises ValueError for anything else than a request."""
+    try:
+        key, parts, pass_text = msgpack.unpackb(message.serialized_info, max_ext_len=0)
+    except Exception as error:  # msgpack raises many types
+        raise ValueError(f"no request: {error}") from error
+    if not isinstance(key, (bytes, str)) or not (parts is None or isinstance(parts, list)):
+        raise ValueError("no request for parts")
+    if not isinstance(pass_text, str) or len(pass_text) > MAX_PASS:
+        raise ValueError("a request without a pass")
+    if parts is not None and not all(type(index) is int and index >= 0 for index in parts):
+        raise ValueError("a request for parts that cannot be")
+    if parts is not None and not all(one < two for one, two in zip(parts, parts[1:], strict=False)):
+        raise ValueError("a request for parts more than once")
+    return key, parts, pass_text
+
+
+async def answer(
+    store: AverageStore | KeptAverage, parts: Iterable[int] | None, holds: Callable[[], bool]
+) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+    """What a member sends. It ends early when `holds` says that the store went on to another round."""
+    hashes = store.hashes
+    reducers = 1 + max((part.reducer for part in store.parts), default=0)
+    yield runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps([reducers, b"".join(hashes)]))
+    for index in range(len(hashes)) if parts is None else parts:
+        if not holds() or index >= len(hashes) or hashes[index] == MISSING:
+            return
+        yield runtime_pb2.ExpertInfo(serialized_info=store.get(index))
+
+
+async def fetch_parts(
+    stub: Any,
+    key: bytes,
+    store: AverageStore,
+    wanted: dict[int, bytes],
+    patience: float,
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Put the parts `wanted` (index → hash) into the store, and take what came off the list.
+
+    Raises ValueError for what does not fit, and whatever the connection raises.
+    """
+    async with aclosing(await stub.rpc_fetch_average(request(key, sorted(wanted)))) as answers:
+        stream = aiter_with_timeout(answers, patience)
+        await anext(stream)  # the cut is known
+        await _put(stream, store, wanted, on_bytes)
+
+
+async def fetch_whole(
+    stub: Any, key: str, store: AverageStore, patience: float, on_bytes: Callable[[int], None], pass_text: str = ""
+) -> bool:
+    """Replace what is in the store by the average of a committed round; False when this member does not have it.
+
+    Raises ValueError for what does not fit, and whatever the connection raises.
+    """
+    async with aclosing(await stub.rpc_fetch_average(request(key, None, pass_text))) as answers:
+        stream = aiter_with_timeout(answers, patience)
+        try:
+            parts, hashes = _read_header(await anext(stream), store)
+        except StopAsyncIteration:
+            return False
+        store.open(parts)
+        await _put(stream, store, dict(enumerate(hashes)), on_bytes)
+    return not store.missing()
+
+
+def _read_header(header: runtime_pb2.ExpertInfo, store: AverageStore) -> tuple[tuple[Part, ...], list[bytes]]:
+    try:
+        reducers, joined = msgpack.unpackb(header.serialized_info, max_ext_len=0)
+    except Exception as error:  # msgpack raises many types
+        raise ValueError(f"no header: {error}") from error
+    if type(reducers) is not int or not isinstance(joined, bytes):
+        raise ValueError("a header without reducers or hashes")
+    parts = store.layout.parts(reducers)
+    if len(joined) != HASH_BYTES * len(parts):
+        raise ValueError("hashes of another cut")
+    return parts, [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
+
+
+async def _put(
+    stream: AsyncIterator[runtime_pb2.ExpertInfo],
+    store: AverageStore,
+    wanted: dict[int, bytes],
+    on_bytes: Callable[[int], None],
+) -> None:
+    """Parts come in the order of their indexes."""
+    for index in sorted(wanted):
+        try:
+            encoded = (await anext(stream)).serialized_info
+        except StopAsyncIteration:
+            return
+        on_bytes(len(encoded))
+        if part_hash(encoded) != wanted[index]:
+            raise MalformedPart(f"part {index} with another hash than was said")
+        part = store.parts[index]
+        store.codec.check_part(encoded, part.elements, part.large)
+        store.put(index, encoded)
+        del wanted[index]

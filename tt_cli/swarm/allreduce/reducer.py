@@ -1,0 +1,170 @@
+"""Averages the parts that this peer is responsible for.
+
+The members' parts are kept as they came, a byte for each element, until all members that are still there have sent the
+same part. Then they are averaged (aggregation.py), in the order of the members, so that the same contributions give the
+same bytes; and the average is encoded once, for all. It lies in the store, of which the answers are read: nothing of a
+round stays here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+from hivemind.proto import runtime_pb2
+
+from tt_cli.swarm.allreduce.aggregation import LARGEST, Aggregation, average_part
+from tt_cli.swarm.allreduce.centered_clip import Contribution
+from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart
+from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.compression.partition import Part
+
+AHEAD = 32  # parts that a sender may be ahead of the slowest: bounds what a reducer keeps
+
+
+class Reducer:
+    """parts: those of this peer. own: its gradient. weight: its samples. me: its peer id. keep: takes each average as
+    it is made, its place in `parts` and its bytes.
+
+    senders: all members that send, in their order, this peer among them. max_weight: the largest weight (samples) that
+    a member may claim; allowed: that some may claim, from the samples they published. spread: of this peer's gradient.
+
+    failed: senders that are out, with the reason; what they sent before counts. rejected: senders some of whose numbers
+    were left out, with the reason. clipped: sender → parts in which it was clipped. seconds: spent on averages. waited:
+    sender → seconds for which averages waited for it while more than half of the members had sent theirs.
+    """
+
+    def __init__(
+        self,
+        codec: GradientCodec,
+        parts: Sequence[Part],
+        own: EncodedBuffer,
+        weight: float,
+        me: str,
+        senders: Sequence[str],
+        max_weight: float,
+        keep: Callable[[int, bytes], None],
+        *,
+        aggregation: Aggregation = "mean",
+        allowed: Mapping[str, float] | None = None,
+        spread: float = 0.0,
+    ):
+        self.codec, self.parts, self.senders = codec, parts, list(senders)
+        self.max_weight, self.allowed = max_weight, allowed or {}
+        self.aggregation = aggregation
+        self._keep = keep
+        self.clipped: Counter[str] = Counter()
+        self.spreads: dict[str, float] = {me: spread}
+        self.failed: dict[str, str] = {}
+        self.rejected: dict[str, str] = {}
+        self.weights: dict[str, float] = {me: weight}
+        self.made = 0  # averages
+        self._own, self._me = own, me
+        self._received: dict[str, dict[int, bytes]] = {sender: {} for sender in senders}
+        self._counts = dict.fromkeys(senders, 0) | {me: len(parts)}
+        self._changed = asyncio.Condition()
+        self._ended = False
+        self.seconds = 0.0
+        self.waited: dict[str, float] = {}
+
+    async def take(
+        self,
+        sender: str,
+        message: runtime_pb2.Tensor,
+        weight: float,
+        check: Callable[[int, bytes], None] = lambda index, encoded: None,
+    ) -> None:
+        """The next part of one sender; returns when there is room for another.
+
+        check: gets the part's place and its bytes, and may refuse them too. Raises MalformedPart, with nothing changed,
+        for what must not enter an average.
+        """
+        if sender in self.failed:
+            return  # nothing more of it counts, so nothing of it is counted to be out of place
+        index = self._counts[sender]
+        if index >= len(self.parts):
+            raise MalformedPart("more parts than it was asked for")
+        most = min(self.max_weight, self.allowed.get(sender, self.max_weight))
+        if not math.isfinite(weight) or not 0.0 <= weight <= most:
+            raise MalformedPart(f"weight {weight} outside 0 to {most:g}, which its samples allow")
+        if self.weights.get(sender, weight) != weight:
+            raise MalformedPart("a weight that changes between parts")
+        part = self.parts[index]
+        encoded = self.codec.read_part(message, part.elements, part.large)
+        check(index, encoded)
+        self.weights[sender] = weight
+        async with self._changed:
+            if sender in self.failed:
+                return
+            self._received[sender][index] = encoded
+            self._counts[sender] = index + 1
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: sender in self.failed or index < self.made + AHEAD)
+
+    async def fail(self, sender: str, reason: str) -> None:
+        """Nothing more comes from this sender: the others do not wait for it."""
+        async with self._changed:
+            if self._counts[sender] < len(self.parts):
+                self.failed.setdefault(sender, reason)
+            self._changed.notify_all()
+
+    def holding_up(self) -> list[str]:
+        """Senders without whose next part the next average cannot be made."""
+        if self.made == len(self.parts):
+            return []
+        return [each for each in self.senders if self._counts[each] <= self.made and each not in self.failed]
+
+    async def run(self) -> None:
+        """Average all parts, one after the other."""
+        try:
+            for index in range(len(self.parts)):
+                async with self._changed:
+                    await self._wait_for_all(index)
+                before = time.perf_counter()
+                self._keep(index, self._average(index))
+                self.seconds += time.perf_counter() - before
+                async with self._changed:
+                    self.made += 1
+                    self._changed.notify_all()
+        finally:
+            self._ended = True
+            async with self._changed:
+                self._changed.notify_all()
+
+    async def wait_for(self, index: int) -> None:
+        """Return when this average has been made. Raises IndexError when it will never be."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._ended or index < self.made)
+        if index >= self.made:
+            raise IndexError(f"the round ended with {self.made} of {len(self.parts)} averages")
+
+    async def _wait_for_all(self, index: int) -> None:
+        """Until this part is here of all that are still there; who is late is noted."""
+        while late := [one for one in self.senders if self._counts[one] <= index and one not in self.failed]:
+            before = time.perf_counter()
+            await self._changed.wait()
+            if 2 * len(late) < len(self.senders):
+                passed = time.perf_counter() - before
+                self.waited |= {one: self.waited.get(one, 0.0) + passed for one in late}
+
+    def used(self, sender: str) -> int:
+        """How many of its parts are in the averages: the first ones. Final when all averages are made."""
+        return self._counts[sender]
+
+    def _average(self, index: int) -> bytes:
+        part = self.parts[index]
+        found = {sender: self._received[sender].pop(index, None) for sender in self.senders}
+        found[self._me] = self._own.read(part.start, part.stop)
+        contributions = [
+            Contribution(sender, encoded, self.weights.get(sender, 0.0), self.spreads.get(sender, 0.0))
+            for sender, encoded in found.items()
+            if encoded is not None
+        ]
+        made = average_part(self.codec, self.aggregation, contributions, part.elements, part.large)
+        self.clipped.update(made.clipped)
+        for sender in made.huge:
+            self.rejected[sender] = f"sent values beyond {LARGEST:.0e}"
+        return made.encoded

@@ -1,0 +1,133 @@
+"""How a round went."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tt_cli.swarm.allreduce.allreduce import Runner, too_few
+from tt_cli.swarm.allreduce.commit import Agreement, Settlement, Status
+from tt_cli.swarm.participants.stragglers import beyond_most, read_waits
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """How one round went, as this member saw it.
+
+    complete: the average in the store is whole and finite, this peer may step. members: peer id → what it said about
+    itself (samples, loss; {} when that got lost). received: what came from the reducers, 0 to 1. mended: parts that
+    came from other members. differing: parts in whose bytes members differed. rejected: peer id → why what it sent was
+    refused. failed: peer id → why its parts of the average did not all come. disputed: reducers of parts of which no
+    bytes had a majority. overtaken: it was given up, for others have made the step. seconds: of each phase.
+    clipped: peer id → the share of the parts in which it was clipped. guilty: peers that were ever proven to have made
+    a wrong average. doubts: peer id → what the last audit could not clear up. late: peer id → seconds for which it held
+    the round up. waited: peer id → for which members it waited, as it says, and for how many seconds.
+    """
+
+    complete: bool = False
+    members: dict[str, dict[str, Any]] = field(default_factory=dict)
+    received: float = 0.0
+    mended: int = 0
+    differing: int = 0
+    rejected: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, str] = field(default_factory=dict)
+    disputed: frozenset[str] = frozenset()
+    overtaken: bool = False
+    problem: str = ""
+    seconds: dict[str, float] = field(default_factory=dict)
+    clipped: dict[str, float] = field(default_factory=dict)
+    guilty: frozenset[str] = frozenset()
+    doubts: dict[str, str] = field(default_factory=dict)
+    late: dict[str, float] = field(default_factory=dict)
+    waited: dict[str, dict[str, float]] = field(default_factory=dict)
+
+    def samples_and_loss(self) -> tuple[int, float | None]:
+        """Samples of all members and their mean loss, from what they said."""
+        said = [each for each in self.members.values() if each.get("samples")]
+        samples = sum(each["samples"] for each in said)
+        return samples, sum(each["loss"] for each in said) / samples if samples else None
+
+
+def outcome_of(
+    runner: Runner,
+    settlement: Settlement,
+    agreement: Agreement,
+    received: float,
+    unsigned: dict[str, str],
+    doubts: dict[str, str],
+    seconds: dict[str, float],
+) -> RoundResult:
+    """What is told of a round that has been settled. received: before it was. unsigned: reducers that did not sign."""
+    statuses = settlement.statuses | {str(runner.me): settlement.status()}
+    whole = is_whole(runner, agreement) and not unsigned
+    return RoundResult(
+        complete=whole,
+        members={str(peer): statuses[str(peer)].said if str(peer) in statuses else {} for peer in runner.members},
+        received=received,
+        mended=settlement.mended,
+        differing=len(agreement.differing),
+        rejected=unsigned | runner.rejected | runner.reducer.rejected,  # what was seen first explains the rest
+        failed=dict(runner.failed),
+        disputed=_disputed(runner, agreement),
+        problem="" if whole else _problem(runner, agreement, received, unsigned),
+        seconds={**seconds, "reduce": runner.reducer.seconds},
+        clipped=_clipped(runner, statuses),
+        doubts=doubts,
+        late=late_of(runner, settlement),
+        waited=waited_for(runner, settlement),
+    )
+
+
+def is_whole(runner: Runner, agreement: Agreement) -> bool:
+    """Whether this member may step with what is in the store."""
+    if too_few(runner.used, len(runner.members)):  # so say all others, whom it told
+        return False
+    return not (agreement.lost or agreement.disputed or agreement.unheard or runner.store.missing())
+
+
+def _clipped(runner: Runner, statuses: Mapping[str, Status]) -> dict[str, float]:
+    """As their reducers say, none of them about more parts than it has."""
+    counts: Counter[str] = Counter()
+    for reducer in runner.reducers:
+        parts = len(runner.parts_of(reducer))
+        for peer, count in statuses[str(reducer)].clipped.items() if str(reducer) in statuses else ():
+            counts[peer] += min(count, parts)
+    return {str(peer): counts[str(peer)] / len(runner.parts) for peer in runner.members if counts[str(peer)]}
+
+
+def late_of(runner: Runner, settlement: Settlement) -> dict[str, float]:
+    """Who held the round up as this peer saw it, in the transfer and when it was settled."""
+    waits, settled = runner.waits(), beyond_most(settlement.heard_at)
+    late = {str(peer): max(waits.get(str(peer), 0.0), settled.get(str(peer), 0.0)) for peer in runner.members}
+    return {peer: seconds for peer, seconds in late.items() if seconds > 0.0 and peer != str(runner.me)}
+
+
+def waited_for(runner: Runner, settlement: Settlement) -> dict[str, dict[str, float]]:
+    """For which members of the round the others say that they waited, the longest wait first."""
+    members = {str(peer) for peer in runner.members}
+    told = {one: read_waits(status.waited) for one, status in settlement.statuses.items() if one in members}
+    kept = {one: {other: s for other, s in waits.items() if other in members} for one, waits in told.items()}
+    return {one: waits for one, waits in kept.items() if waits}
+
+
+def _disputed(runner: Runner, agreement: Agreement) -> frozenset[str]:
+    """Reducers of parts about which members disagree, but for this peer."""
+    reducers = {runner.reducers[runner.parts[index].reducer] for index in agreement.disputed}
+    return frozenset(str(reducer) for reducer in reducers if reducer != runner.me)
+
+
+def _problem(runner: Runner, agreement: Agreement, received: float, unsigned: dict[str, str]) -> str:
+    if agreement.disputed:
+        return f"members hold unlike bytes of {len(agreement.disputed)} parts of the average"
+    if agreement.unheard:
+        return f"{agreement.unheard} what they received"
+    if too_few(runner.used, len(runner.members)):
+        return f"this peer received what {runner.used} of {len(runner.members)} members sent"
+    if is_whole(runner, agreement):
+        return "; ".join(f"{peer}: {why}" for peer, why in unsigned.items())
+    part = math.floor(received * 1000) / 10
+    reasons = "; ".join(f"{peer}: {why}" for peer, why in runner.failed.items())
+    return f"only {part} % of the average arrived ({reasons or 'a reducer left'}), and no member has the rest"

@@ -1,0 +1,1 @@
+"""Audits of averages: parts computed again, and evidence against whoever reduced wrongly."""

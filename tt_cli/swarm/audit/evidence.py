@@ -1,0 +1,139 @@
+"""Proofs that a reducer made a wrong average, as they are kept and go from one member to another.
+
+Who has a proof shows it to all members that do not say in their records that they have it: a member that is not told,
+because it was busy, or came later, would go on inviting the guilty one to rounds in which nobody else takes part then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
+
+import msgpack
+from hivemind.p2p import PeerID
+from hivemind.proto import runtime_pb2
+from hivemind.utils import MSGPackSerializer, get_logger
+
+from tt_cli.identity.passes import MAX_PASS
+from tt_cli.swarm.allreduce.messages import Accusation, NotProven, Rules, verify
+
+logger = get_logger(__name__)
+
+MOST_BYTES, CHUNK = 2**25, 2**20  # of an accusation, and of a message of one
+MOST_KEPT = 64  # accusations
+LONGEST_ID = 128  # of a peer
+
+
+class Proofs:
+    """Accusations that were verified here, one file for each guilty peer; the folder is made with the first."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def guilty(self) -> frozenset[str]:
+        """Their peer ids."""
+        with contextlib.suppress(OSError):
+            return frozenset(path.stem for path in self.folder.glob("*.accusation"))
+        return frozenset()
+
+    def read(self, guilty: str) -> bytes:
+        """The proof against this one; b"" where there is none."""
+        with contextlib.suppress(OSError):
+            return (self.folder / f"{guilty}.accusation").read_bytes()
+        return b""
+
+    def keep(self, guilty: str, packed: bytes) -> bool:
+        """Write one down; False when it is known, cannot be written, or there are too many."""
+        known = self.guilty()
+        if guilty in known or len(known) >= MOST_KEPT:
+            return False
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            handle, path = tempfile.mkstemp(dir=self.folder)
+            with os.fdopen(handle, "wb") as file:
+                file.write(packed)
+            os.replace(path, self.folder / f"{guilty}.accusation")
+        except OSError as error:
+            logger.warning(f"cannot keep the proof against {guilty}: {error}")
+            return False
+        return True
+
+
+def header_of(pass_text: str, guilty: str) -> runtime_pb2.ExpertInfo:
+    """What comes before an accusation: the pass of whoever brings it, and whom it is against."""
+    return runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps([pass_text, guilty]))
+
+
+def read_header(message: runtime_pb2.ExpertInfo) -> tuple[str, str]:
+    """Raises ValueError for anything else."""
+    try:
+        pass_text, guilty = msgpack.unpackb(message.serialized_info, max_ext_len=0)
+    except Exception as error:  # msgpack raises many types
+        raise ValueError(f"no accusation: {error}") from error
+    if not (isinstance(pass_text, str) and isinstance(guilty, str)):
+        raise ValueError("an accusation of nobody")
+    if len(pass_text) > MAX_PASS or len(guilty) > LONGEST_ID:
+        raise ValueError("an accusation that says too much")
+    return pass_text, guilty
+
+
+async def pass_on(
+    packed: bytes,
+    header: runtime_pb2.ExpertInfo,
+    peers: list[PeerID],
+    stub_of: Callable[[PeerID], Any],
+    patience: float,
+) -> None:
+    """Send an accusation to others, who verify it themselves."""
+
+    async def chunks() -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        yield header
+        for start in range(0, len(packed), CHUNK):
+            yield runtime_pb2.ExpertInfo(serialized_info=packed[start : start + CHUNK])
+
+    for peer in peers:
+        try:
+            async with asyncio.timeout(patience):
+                await stub_of(peer).rpc_accuse(chunks())
+        except Exception as error:  # P2P errors of many types
+            logger.info(f"{peer} did not take an accusation: {error!r}")
+
+
+class Court:
+    """Hears accusations from others, one at a time. rules: see `verify`. Who accuses wrongly is not heard again."""
+
+    def __init__(self, rules: Rules, proofs: Proofs):
+        self._rules, self._proofs = rules, proofs
+        self._slanderers: set[str] = set()
+        self._busy = False
+
+    async def hear(self, stream: AsyncIterator[runtime_pb2.ExpertInfo], accuser: str, patience: float) -> str:
+        """The guilty peer's id. Raises ValueError."""
+        if self._busy or accuser in self._slanderers:
+            raise ValueError("no time for this accusation")
+        self._busy = True
+        try:
+            packed = bytearray()
+            async with asyncio.timeout(patience):
+                async for message in stream:
+                    packed += message.serialized_info
+                    if len(packed) > MOST_BYTES:
+                        raise NotProven("an accusation without end")
+            read = partial(self._verified, bytes(packed))
+            guilty = await asyncio.to_thread(read)
+        except NotProven:
+            self._slanderers.add(accuser)
+            raise
+        finally:
+            self._busy = False
+        self._proofs.keep(guilty, bytes(packed))
+        return guilty
+
+    def _verified(self, packed: bytes) -> str:
+        return verify(Accusation.read(packed), self._rules)

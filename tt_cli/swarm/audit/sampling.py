@@ -1,0 +1,87 @@
+"""Which part of an average a member computes again after a round.
+
+By chance, so that nobody knows beforehand; and, with audits saved up for that, one that looks wrong: an average has
+this peer's own gradient in it, so the two are alike. A part that is much less alike than the others is the first to be
+looked at, and where there are several, one of them by chance, so that the members look at different ones. Looks prove
+nothing: the audit does.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import statistics
+from collections.abc import Sequence
+
+import torch
+from hivemind.p2p import PeerID
+
+from tt_cli.swarm.allreduce.allreduce import Runner
+
+SHARE = 0.05  # of the bytes of a round that audits by chance may cost on average,
+LEAST = 0.25  # but an audit every so many rounds there is at least
+SAVED = 3.0  # audits for what looks wrong, at most; half of a round's chance is earned with every round
+MOST_COMPARED = 16  # parts: two of them are decoded for each
+FEWEST_COMPARED = 3
+LEAST_ELEMENTS = 1024  # of a part that is compared
+CLEAR = 6.0  # times what chance alone makes of a likeness
+
+Place = tuple[PeerID, int]
+"""A reducer, and the place of a part among those of the reducer."""
+
+
+class Picker:
+    """For the rounds of one peer, one after the other."""
+
+    def __init__(self) -> None:
+        self._saved = SAVED
+
+    def pick(self, runner: Runner) -> Place | None:
+        """A part of a round whose average has just come whole; None: not this time."""
+        others = [reducer for reducer in runner.reducers if reducer != runner.me and runner.parts_of(reducer)]
+        if not others:
+            return None
+        chance = _chance(runner)
+        self._saved = min(SAVED, self._saved + chance / 2)
+        if self._saved >= 1.0 and (doubtful := unlike(runner, others)):
+            self._saved -= 1.0
+            return secrets.choice(doubtful)
+        if secrets.randbelow(10**6) >= chance * 10**6:
+            return None
+        return secrets.choice(
+            [(reducer, place) for reducer in others for place in range(len(runner.parts_of(reducer)))]
+        )
+
+
+def _chance(runner: Runner) -> float:
+    cost = len(runner.members) * runner.store.buffer.nbytes / len(runner.parts)
+    return max(LEAST, SHARE * 2 * runner.store.buffer.nbytes / cost)
+
+
+def unlike(runner: Runner, others: Sequence[PeerID]) -> list[Place]:
+    """Of one part of each reducer, those that are less than half as like this peer's gradient as the middle one."""
+    if runner.weight <= 0.0:
+        return []
+    compared = list(others)
+    secrets.SystemRandom().shuffle(compared)
+    places = [(reducer, secrets.randbelow(len(runner.parts_of(reducer)))) for reducer in compared[:MOST_COMPARED]]
+    indexes = {(reducer, place): runner.parts_of(reducer)[place] for reducer, place in places}
+    places = [place for place in places if runner.parts[indexes[place]].elements >= LEAST_ELEMENTS]
+    if len(places) < FEWEST_COMPARED:
+        return []
+    likeness = [_likeness(runner, indexes[place]) for place in places]
+    middle = statistics.median(likeness)
+    smallest = min(runner.parts[indexes[place]].elements for place in places)
+    if middle < CLEAR / math.sqrt(smallest):  # this peer's own gradient cannot be made out
+        return []
+    return [place for place, found in zip(places, likeness, strict=True) if found < middle / 2]
+
+
+def _likeness(runner: Runner, index: int) -> float:
+    """The cosine between a part of the average and of this peer's gradient; 0 where one of them is nothing."""
+    part = runner.parts[index]
+    average, own = torch.empty(part.elements), torch.empty(part.elements)
+    runner.codec.decode_into(runner.store.get(index), part.large, average)
+    runner.codec.decode_into(runner.encoded(index), part.large, own)
+    norms = float(average.norm()) * float(own.norm())
+    return float(average @ own) / norms if norms > 0.0 else 0.0

@@ -1,0 +1,200 @@
+"""How a peer that is behind, or that differs, comes to hold what the others hold.
+
+Who is one step behind and held the same state before asks for the average that the others stepped with: a byte for
+each parameter instead of six, and the step is made here. Everybody else takes over the state, of which only the chunks
+travel whose hashes differ, and makes the steps that the others make meanwhile. Both end in a state whose digest most of
+the foremost members signed.
+
+The checkpoint that the run publishes on the Hub is believed only where its digest is that of the state which most of
+the foremost hold; and by the first peer of a swarm, who begins with it.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from tt_cli.errors import TTError
+from tt_cli.identity.passes import RollBack
+from tt_cli.supervisor.events import Download, Emit, Log, Synchronised, Trouble
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
+from tt_cli.swarm.network.failures import classify
+from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.shared_state import RolledBack, Tree
+from tt_cli.swarm.state.bridge import Chunks, NoState, StateBuffer, Taken
+from tt_cli.swarm.state.locked_state import GuardedState
+from tt_cli.swarm.step_replay import MissedSteps
+
+STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
+RATE_SECONDS = 5.0
+HUB_SECONDS = 120.0  # between two looks at what the run publishes
+
+Publisher = Callable[[], tuple[Any, StateBuffer, str]]
+"""The newest checkpoint that the run publishes: its tree, its bytes, where it lies. Raises TTError."""
+
+
+class TakeOver:
+    """Brings `state` to what the others hold; `averager` asks them.
+
+    published: None where a run publishes nothing. look: the newest view of the swarm. ways_back: places where the state
+    of an order may lie.
+    """
+
+    def __init__(
+        self,
+        peer_id: str,
+        averager: Averager,
+        state: GuardedState,
+        emit: Emit,
+        published: Publisher | None = None,
+        look: Callable[[], View] = lambda: View.of(()),
+        ways_back: Callable[[RollBack], Iterable[Publisher]] = lambda order: (),
+    ):
+        self._look, self._ways_back = look, ways_back
+        self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
+        self._published, self._looked = published, -math.inf
+        self._anew = threading.Event()
+
+    def ask_anew(self) -> None:
+        """Give up the state that is on its way, if there is one, and ask for it again."""
+        self._anew.set()
+
+    def catch_up(self, view: View, tell: Callable[[str, str], None]) -> bool:
+        """One attempt to come to the view's state; False when it failed, which is told. tell: phase and reason."""
+        if self._may_repeat_step(view):
+            tell("syncing", f"taking over the average of step {view.epoch}")
+            if self._repeat_step(view):
+                return True
+        tell("syncing", f"taking over step {view.epoch}")
+        return self._take_state() or self._take_published(
+            lambda step, digest: (step, digest) == (view.epoch, view.digest)
+        )
+
+    def begin(self, view: View, tell: Callable[[str, str], None]) -> bool:
+        """As the first peer of a swarm: with the published checkpoint, if it is newer than what this peer holds."""
+        if self._published is None or any(r.digest for r in view.records if r.peer_id != self._peer_id):
+            return False
+        tell("syncing", "looking for a published checkpoint: nobody else is here")
+        return self._take_published(lambda step, digest: step > self._state.epoch)
+
+    def go_back(self, order: RollBack, view: View) -> bool:
+        """One attempt to come to the state that the organiser ordered, or to what the others made of it since."""
+        for found in self._ways_back(order):
+            if self._become(found, lambda step, digest: (step, digest) == (order.step, order.digest)):
+                return True
+
+        def of_this_era(tree: Tree) -> bool:
+            """The averager's process may not know of the order yet, and believe those who do not either."""
+            digests = {record.digest for record in (*view.records, *self._look().records)}
+            return tree.digest in digests | {order.digest}
+
+        return bool(view.donors()) and self._take_state(of_this_era)
+
+    def _may_repeat_step(self, view: View) -> bool:
+        """The others are one step ahead. If they were elsewhere before, they have no average for this peer's state."""
+        return self._state.epoch > 0 and view.epoch == self._state.epoch + 1
+
+    def _repeat_step(self, view: View) -> bool:
+        started, before = time.monotonic(), int(self._averager.traffic[1])
+        donors = [donor for donor in view.donors() if donor != self._peer_id]
+        donor = self._averager.fetch_average(donors, self._state.key, AVERAGE_SECONDS)
+        if donor is None:
+            return False
+        try:
+            self._state.step(DecodedGradients(self._averager.store.buffer))
+        except RolledBack as error:
+            self._emit(Trouble("state", str(error), "taking over the others' state"))
+            return False
+        if self._state.position != (view.epoch, view.digest):
+            self._emit(Log(f"{donor} sent an average that does not lead to the others' state", "warning"))
+            return False
+        self._tell(donor, started, int(self._averager.traffic[1]) - before)
+        return True
+
+    def _take_state(self, wanted: Callable[[Tree], bool] = lambda tree: True) -> bool:
+        started = time.monotonic()
+        self._anew.clear()
+        try:
+            progress = DownloadProgress(self._emit, self._anew)
+            with MissedSteps(self._averager, self._look, self._peer_id) as missed:
+                taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress)
+                with taken.chunks:
+                    if not wanted(taken.tree):
+                        return False
+                    self._state.patch(taken)
+                    chunks, names = len(taken.chunks), taken.names()
+                if made := missed.replay(self._state):
+                    self._emit(Log(f"made {made} steps here that the others made meanwhile"))
+            self._tell(taken.donors[0], started, taken.received, chunks, names)
+        except (NoState, ValueError) as error:
+            found = classify(error, "state")
+            words = f"could not take over the others' state: {found.words}"
+            self._emit(Trouble(found.what, words, found.remedy))
+            return False
+        for donor, why in taken.refused.items():
+            self._emit(Log(f"left out what {donor} sent: {why}", "warning"))
+        for donor, why in taken.lost.items():
+            self._emit(Trouble("state download", f"{donor} gave no more: {why}", "others gave the rest"))
+        return True
+
+    def _take_published(self, wanted: Callable[[int, str], bool]) -> bool:
+        """Become the published state, if it is wanted: (step, digest) → whether it is."""
+        if self._published is None or time.monotonic() < self._looked + HUB_SECONDS:
+            return False
+        self._looked = time.monotonic()
+        return self._become(self._published, wanted)
+
+    def _become(self, published: Publisher, wanted: Callable[[int, str], bool]) -> bool:
+        started = time.monotonic()
+        try:
+            tree, buffer, place = published()
+            if not wanted(tree.step, tree.digest):
+                self._emit(Log(f"{place} holds step {tree.step}: not what is needed"))
+                buffer.close()
+                return False
+            with Chunks(tree, range(len(tree)), buffer) as chunks:
+                self._state.patch(Taken(tree, chunks, (place,)))
+                self._tell(place, started, sum(len(chunk) for chunk in chunks.values()), len(chunks))
+        except (TTError, ValueError) as error:
+            level = "warning" if self._state.epoch else "info"  # nothing may be published yet
+            self._emit(Log(f"no published checkpoint was used: {error}", level))
+            return False
+        return True
+
+    def _tell(self, donor: str, started: float, received: int, chunks: int = 0, names: Sequence[str] = ()) -> None:
+        self._emit(
+            Synchronised(
+                self._state.epoch,
+                donor,
+                self._state.digest,
+                time.monotonic() - started,
+                received,
+                chunks=chunks,
+                names=list(names),
+            )
+        )
+
+
+class DownloadProgress:
+    """Emits how far a state has come, with the rate of the last seconds. Raises NoState when `give_up` is set."""
+
+    def __init__(self, emit: Emit, give_up: threading.Event):
+        self._emit, self._give_up = emit, give_up
+        self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+
+    def __call__(self, received: int, total: int, donors: int) -> None:
+        if self._give_up.is_set():
+            raise NoState("nothing came for long: given up")
+        now = time.monotonic()
+        while len(self._seen) > 1 and self._seen[0][0] < now - RATE_SECONDS:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        self._seen.append((now, received))
+        rate = max(0, received - before) / max(now - then, 1e-3)
+        eta = (total - received) / rate if rate else None
+        self._emit(Download(received, total, donors, bytes_per_second=rate, eta=eta))

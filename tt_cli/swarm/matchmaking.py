@@ -1,0 +1,139 @@
+"""The group of the next round, sought so early that it stands when the samples do."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from hivemind.averaging.control import AveragingStage, StepControl
+from hivemind.utils import get_dht_time
+
+from tt_cli.swarm.allreduce.claim_allowances import allowances
+from tt_cli.swarm.allreduce.result import RoundResult
+from tt_cli.swarm.allreduce.round_plan import Meeting
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.state.locked_state import GuardedState
+
+FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0
+
+
+@dataclass(frozen=True)
+class Members:
+    """Who should average together. leader: where they meet; "" when nobody of them accepts connections.
+
+    swarm: how many trainers there are, with those that hold another state or did not come the last time. allowed: peer
+    id → samples that it may claim. welcome: trainers whose records name no later state.
+    """
+
+    peer_ids: frozenset[str]
+    leader: str
+    swarm: int
+    allowed: Mapping[str, float] = field(default_factory=dict, compare=False, hash=False)
+    welcome: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @classmethod
+    def of(cls, records: Iterable[PeerRecord], swarm: int = 0, welcome: Iterable[str] = ()) -> Members:
+        """The trainers of these records; the smallest peer id that accepts connections leads."""
+        records = list(records)
+        listening = [record.peer_id for record in records if not record.client_mode]
+        everybody, leader = frozenset(record.peer_id for record in records), min(listening, default="")
+        return cls(everybody, leader, swarm, allowances(records, get_dht_time()), frozenset(welcome))
+
+    def __len__(self) -> int:
+        return len(self.peer_ids)
+
+    @property
+    def enough(self) -> bool:
+        """More than half of the trainers: no others can make the same step."""
+        return 2 * len(self) > self.swarm
+
+    @property
+    def lacking(self) -> str:
+        """Words about whom they need for a step; "" when they are enough."""
+        if not self.enough:
+            return f"for more than {len(self)} of {self.swarm} trainers"
+        return "" if self.leader else "in client mode, for a trainer that accepts connections"
+
+
+@dataclass(frozen=True)
+class Sought:
+    """A group that is sought, or found and waiting: for which state, and with which members."""
+
+    key: str
+    members: Members
+    control: StepControl
+
+
+class Gathering:
+    """longest: seconds that hivemind's matchmaking waits for members, the run's `matchmaking_time`.
+
+    lead: seconds before a round from which its group is sought: what the last ones took, and some to spare.
+    """
+
+    def __init__(self, averager: Averager, state: GuardedState, longest: float):
+        self._averager, self._state, self._longest = averager, state, longest
+        self._sought: Sought | None = None
+        self.lead = min(FIRST_LEAD_SECONDS, longest)
+
+    @property
+    def found(self) -> bool:
+        """True while a group stands and waits for this peer."""
+        control = self._sought.control if self._sought is not None else None
+        return control is not None and not control.done() and control.stage == AveragingStage.AWAITING_TRIGGER
+
+    def prepare(self, members: Members, seconds: float, avoided: Iterable[str]) -> None:
+        """Seek the group of the round that is so many seconds away, if it is time. members: this peer included."""
+        self._drop_outdated(members)
+        if self._sought is None and seconds < self.lead and len(members) > 1 and members.enough:
+            self._seek(members, avoided)
+
+    def average(
+        self, members: Members, samples: int, loss: float, avoided: Iterable[str], overtaken: Callable[[], bool]
+    ) -> tuple[RoundResult, frozenset[str]]:
+        """The round itself, with `averager.local`, and who should have come to it and did not.
+
+        loss: summed over the samples. overtaken: see `Averager.average`.
+        """
+        self._drop_outdated(members)
+        sought, self._sought = self._sought or self._seek(members, avoided), None
+        started = time.monotonic()
+        result = self._averager.average(sought.control, samples, loss, overtaken, members.allowed)
+        if result.overtaken:  # this peer was late, not the others
+            return result, frozenset()
+        waited = time.monotonic() - started - result.seconds.get("transfer", 0.0) - result.seconds.get("commit", 0.0)
+        result.seconds["matchmaking"] = waited
+        self.lead = min(self._longest, SPARE_SECONDS + self.lead / 2 + waited)
+        return result, self._missed(sought, result)
+
+    def _missed(self, sought: Sought, result: RoundResult) -> frozenset[str]:
+        """Who did not come: of a group that nobody found, the leader, or for the leader everybody else."""
+        if result.members:
+            return sought.members.peer_ids - result.members.keys()
+        if sought.control.began_allreduce:
+            return frozenset()
+        me = str(self._averager.peer_id)
+        return sought.members.peer_ids - {me} if sought.members.leader == me else frozenset({sought.members.leader})
+
+    def drop(self) -> None:
+        """Give up what is sought."""
+        sought, self._sought = self._sought, None
+        if sought is not None and not sought.control.done():
+            sought.control.cancel()
+
+    def _seek(self, members: Members, avoided: Iterable[str]) -> Sought:
+        key, there_are = self._state.key, max(members.swarm, len(members))
+        meeting = Meeting(key, len(members), members.leader, there_are, frozenset(avoided), members.welcome)
+        self._sought = Sought(key, members, self._averager.seek(meeting))
+        return self._sought
+
+    def _drop_outdated(self, members: Members) -> None:
+        """Give a group up that failed, that starts from another state, or in which others are missing now.
+
+        Not for missing members once it is found: the others in it would wait for this peer.
+        """
+        if (sought := self._sought) is None:
+            return
+        if sought.control.done() or sought.key != self._state.key or (sought.members != members and not self.found):
+            self.drop()

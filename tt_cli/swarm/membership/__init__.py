@@ -1,0 +1,1 @@
+"""Membership: passes at every door, the organiser's notices and orders."""

@@ -1,0 +1,52 @@
+"""The organiser's notices on their way from peer to peer.
+
+The authority may be out of reach for many peers, and for those whom a ban should keep out it is no harm if it is. So
+every peer passes the newest notice that it knows on through the DHT, and every DHT node checks the authority's
+signature. A higher number replaces a lower one, and nothing goes back.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from hivemind.dht import DHT
+from hivemind.utils import get_dht_time
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from tt_cli.run import RunConfig
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.records.peer_record import notice_key
+
+EVERY_SECONDS, LIFE_SECONDS = 15.0, 600.0  # between two looks; on the DHT
+
+
+class Notices:
+    """Looks for notices now and then, and passes on. Does nothing in a run without an authority."""
+
+    def __init__(self, run: RunConfig, dht: DHT):
+        self._dht, self._key = dht, notice_key(run.identity)
+        self._membership, self._needed = membership_at(dht), run.membership.authority_key is not None
+        self._looked = -float("inf")
+        self._asked: Any = None
+
+    def look(self) -> None:
+        """Take up what the last look found, and begin another one if it is time. Does not wait."""
+        if self._asked is not None and self._asked.done():
+            asked, self._asked = self._asked, None
+            self._take(asked.result())
+        if self._needed and self._asked is None and time.monotonic() > self._looked + EVERY_SECONDS:
+            self._looked = time.monotonic()
+            self._asked = self._dht.get(self._key, latest=True, return_future=True)
+
+    def _take(self, found: object) -> None:
+        entries = found.value if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict) else {}
+        texts = [entry.value for entry in entries.values() if isinstance(entry, ValueWithExpiration)]
+        for text in texts:
+            if isinstance(text, str):
+                self._membership.hear(text)
+        newest, text = self._membership.notice(), self._membership.notice_text()
+        if newest is not None and (text not in texts or random.random() < 2 * EVERY_SECONDS / LIFE_SECONDS):
+            until = get_dht_time() + LIFE_SECONDS
+            self._dht.store(self._key, subkey=newest.number, value=text, expiration_time=until, return_future=True)

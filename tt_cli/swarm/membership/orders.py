@@ -1,0 +1,55 @@
+"""What the organiser's newest notice asks of a peer: to pause, and to go back to an earlier state.
+
+Every order to go back begins a new **era** of the run, which has the order's number; before the first it is 0. Peers
+publish in which era their state is, and records of other eras do not count: what happened in the swarm after the step
+to which it went back is as if it had not been, for those who missed the order too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tt_cli.identity import peer_key
+from tt_cli.identity.passes import RollBack, era_of
+from tt_cli.swarm.catch_up import Publisher
+from tt_cli.swarm.membership.admission import Membership
+
+
+class Steering:
+    """Follows the notices. file: keeps the era of this peer's state over restarts.
+
+    ways_back: places where the state of an order may be found. leave: called before the new era counts, once more where
+    the process ended in between: what was kept of later steps must not count any more.
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        file: Path,
+        ways_back: Callable[[RollBack], Iterable[Publisher]] = lambda order: (),
+        leave: Callable[[RollBack], None] = lambda order: None,
+    ):
+        self._membership, self._file, self.ways_back, self._leave = membership, file, ways_back, leave
+        self.era = 0
+        with contextlib.suppress(OSError, ValueError):
+            self.era = max(0, int(file.read_text(encoding="ascii")[:20]))
+
+    @property
+    def paused(self) -> str:
+        """Words about why the organiser has paused the run, "" while it goes on."""
+        notice = self._membership.notice()
+        return f"the organiser paused the run: {notice.paused}" if notice is not None and notice.paused else ""
+
+    @property
+    def due(self) -> RollBack | None:
+        """The order that this peer has not carried out yet."""
+        notice = self._membership.notice()
+        return notice.rollback if notice is not None and era_of(notice) > self.era else None
+
+    def done(self, order: RollBack) -> None:
+        """This peer's state is of that order's era. Raises OSError, and what `leave` raises."""
+        self._leave(order)
+        peer_key.write_private(self._file, f"{order.order}\n".encode())
+        self.era = order.order

@@ -1,0 +1,110 @@
+"""Who a peer is: one RSA key, used by libp2p for its peer id and by the DHT for signatures.
+
+Since both come from the same key, a signed record proves which peer id it speaks for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import multihash
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from hivemind.p2p import PeerID
+from hivemind.proto import crypto_pb2
+from hivemind.utils.crypto import RSAPrivateKey
+
+from tt_cli.errors import TTError
+from tt_cli.identity.peer_key import make_key_file
+
+MAX_PEERS_PER_MACHINE = 64
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A key that this process alone uses while it lives (the lock is released when it ends)."""
+
+    path: Path
+    key: RSAPrivateKey
+    peer_id: str
+    lock: IO[str]
+
+
+def peer_id_of(public_key: bytes) -> str:
+    """The libp2p peer id of an RSA public key in OpenSSH form (libp2p specification, "Peer Ids").
+
+    Raises ValueError when the bytes are no such key.
+    """
+    try:
+        key = serialization.load_ssh_public_key(public_key)
+    except UnsupportedAlgorithm as error:
+        raise ValueError(str(error)) from error
+    if not isinstance(key, RSAPublicKey):
+        raise ValueError("not an RSA key")
+    der = key.public_bytes(encoding=serialization.Encoding.DER, format=serialization.PublicFormat.SubjectPublicKeyInfo)
+    message = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
+    digest = multihash.encode(hashlib.sha256(message).digest(), multihash.coerce_code("sha2-256"))
+    return str(PeerID(digest))
+
+
+def claim_identity(folder: Path, role: str, name: str = "") -> Identity:
+    """The identity called `name` in `folder`, else the first of `role` that no living process uses; made if missing.
+
+    A second trainer on one machine gets an identity of its own (`trainer-2.key`); an auxiliary peer's identity
+    is fixed, so a second one is refused. A supervisor names the one that it holds a pass for. Files are readable by
+    their owner alone.
+    """
+    if name:
+        path = folder / f"{name}.key"
+        lock = _try_lock(path.with_suffix(".lock"))
+        if lock is None:
+            raise TTError(f"another peer of this machine uses {path}: stop it first")
+        return _load(path, lock)
+    slots = 1 if role == "aux" else MAX_PEERS_PER_MACHINE
+    for slot in range(1, slots + 1):
+        path = folder / (f"{role}.key" if slot == 1 else f"{role}-{slot}.key")
+        lock = _try_lock(path.with_suffix(".lock"))
+        if lock is not None:
+            return _load(path, lock)
+    if role == "aux":
+        raise TTError(f"an auxiliary peer of this run already works on this machine (it holds {path}): stop it first")
+    raise TTError(f"{slots} peers of this run already work on this machine: stop one first")
+
+
+def _try_lock(path: Path) -> IO[str] | None:
+    try:
+        handle = path.open("w")
+    except OSError as error:
+        raise TTError(
+            f"cannot write {path}: {error.strerror}: free space or choose another folder with TT_HOME"
+        ) from error
+    with contextlib.suppress(BlockingIOError):
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.chmod(path, 0o600)
+        return handle
+    handle.close()
+    return None
+
+
+def _load(path: Path, lock: IO[str]) -> Identity:
+    try:
+        if not path.exists():
+            make_key_file(path)
+        data = path.read_bytes()
+    except OSError as error:
+        raise TTError(f"cannot keep this peer's identity in {path}: {error.strerror}") from error
+    try:
+        der = crypto_pb2.PrivateKey.FromString(data).data
+        key = RSAPrivateKey.__new__(RSAPrivateKey)
+        key.__setstate__({"_private_key": der})
+        peer_id = peer_id_of(key.get_public_key().to_bytes())
+    except Exception as error:  # protobuf and cryptography raise many types for broken bytes
+        raise TTError(f"{path} is no identity file ({error}): move it away to get a new identity") from error
+    return Identity(path=path, key=key, peer_id=peer_id, lock=lock)

@@ -1,0 +1,1 @@
+"""The network: the DHT's node, addresses, reachability, connectivity, bandwidth, limits on streams."""

@@ -1,0 +1,86 @@
+"""What hivemind's failures mean: of which kind they are, in words for a person, and what is done about them."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from tt_cli.swarm.state.donor_stream import printable
+
+LONGEST = 160  # letters
+
+
+@dataclass(frozen=True)
+class Failure:
+    """One failure. what: its kind, by which failures are counted: matchmaking, transfer, DHT, state, …"""
+
+    what: str
+    words: str
+    remedy: str
+
+
+# The first that matches counts. Words: None for the text itself, where it is in plain words already.
+_KINDS: tuple[tuple[str, str, str | None, str], ...] = (
+    (
+        r"local time must be within",
+        "clock",
+        "this machine's clock differs from the others' by more than 3 s",
+        "set it by the network's time: sudo timedatectl set-ntp true",
+    ),
+    (
+        r"only \d+ of \d+ trainers came|the group includes",
+        "matchmaking",
+        None,
+        "the group is sought again",
+    ),
+    (
+        r"unlike bytes of \d+ parts|of the average arrived",
+        "transfer",
+        None,
+        "the round is repeated, with the gradients kept",
+    ),
+    (
+        r"no peer handed over|hand over a state|nothing came for|the averager process",
+        "state",
+        None,
+        "it is asked for again; what came is kept",
+    ),
+    (
+        r"failed to dial|no addresses|[Cc]onnection ?(refused|reset)|Connection\w*Error|stream reset|BrokenPipe|EOF",
+        "connection",
+        "a connection to another peer broke",
+        "it is made again",
+    ),
+    (
+        r"p2pd|p2p daemon|P2PDaemonError|ControlFailure|DispatchFailure",
+        "p2p daemon",
+        "the p2p daemon of this peer does not answer",
+        "it is started again if it has ended",
+    ),
+    (
+        r"could not find a group|[Mm]atchmaking|join_group|looking for group|disband|no group",
+        "matchmaking",
+        "no group formed in time",
+        "it is sought again",
+    ),
+    (
+        r"[Aa]ll-?[Rr]educe|aggregate_part|BAD_GROUP|the round failed",
+        "transfer",
+        "the transfer broke",
+        "the round is repeated, with the gradients kept",
+    ),
+    (r"\bdht\b|DHT", "DHT", "the DHT does not answer", "it is asked again; `tt doctor` says more if it lasts"),
+)
+
+
+def classify(failure: BaseException | str, otherwise: str = "hivemind") -> Failure:
+    """What a failure of hivemind's, or of what is built on it, is about. otherwise: the kind of one that is unknown."""
+    said = printable(" ".join(str(failure).split()))
+    name = type(failure).__name__ if isinstance(failure, BaseException) else ""
+    text = ": ".join(filter(None, (name, said)))
+    for pattern, what, words, remedy in _KINDS:
+        if re.search(pattern, text):
+            return Failure(what, (words or said.removeprefix("the round failed: "))[:LONGEST], remedy)
+    if re.search(r"^$|^(TimeoutError|CancelledError|InvalidStateError)\b|[Tt]imed? ?out", text):
+        text = "there was no answer in time"
+    return Failure(otherwise, text[:LONGEST], "it is tried again")

@@ -1,0 +1,296 @@
+"""Can others connect to this peer? They dial back and say.
+
+A peer asks a few members. Each dials the address from which it sees the asking peer, at the ports that the peer names,
+with a libp2p node of its own for that, so that no open connection hides the answer. It dials nobody else's address,
+one peer at a time and not again at once: nobody can use it to look for open ports of others, or to flood them.
+
+Who cannot be reached goes on in client mode, in which it calls others and nobody calls it, and is told what would
+change it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import msgpack
+from hivemind.dht import DHT, DHTNode
+from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
+from hivemind.proto import runtime_pb2
+from hivemind.utils import get_logger
+from hivemind.utils.multiaddr import Multiaddr
+
+from tt_cli.identity.passes import MAX_PASS
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import Choice, Emit, Log
+from tt_cli.swarm.membership.admission import Membership, NotAdmitted, membership_at, shown_in
+from tt_cli.swarm.membership.rsa_identity import Identity
+from tt_cli.swarm.network.addresses import announceable, default_gateway, steps_to_be_reached, tcp_addresses
+from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
+from tt_cli.swarm.records.publisher import read_records
+
+logger = get_logger(__name__)
+
+MOST_PORTS, MOST_ASKED = 3, 3
+DIAL_SECONDS, PROBE_SECONDS = 4.0, 10.0
+ANSWER_SECONDS = 30.0  # dials, and others before this peer
+AGAIN_SECONDS, MOST_WAITING, REMEMBERED = 5.0, 4, 1024
+MAPPING_SECONDS = 6.0  # a router takes to open a port when it is asked to
+
+
+class DialBack(ServicerBase):
+    """The libp2p service. One probe runs at a time, and a peer is probed again after some seconds.
+
+    membership: for whom; None for anybody.
+    """
+
+    def __init__(self, membership: Membership | None = None) -> None:
+        self._membership = membership
+        self._probing = asyncio.Lock()
+        self._waiting = 0
+        self._asked: dict[str, float] = {}
+        self._p2p: P2P | None = None
+
+    async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
+        """As hivemind's; it also needs the node to see where its callers are."""
+        self._p2p = p2p
+        await super().add_p2p_handlers(p2p, *args, **kwargs)
+
+    async def rpc_dial_back(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        """{"ports"} → {"seen": address, "reached": ports of it that this peer could dial}, or {"refused": words}."""
+        try:
+            if self._membership is not None:
+                self._membership.admit(shown_in(request.serialized_info), str(context.remote_id))
+            ports = ports_in(request.serialized_info)
+            answer: dict[str, Any] = await self._dial(context.remote_id, ports)
+        except (ValueError, NotAdmitted) as error:
+            answer = {"refused": str(error)}
+        return runtime_pb2.ExpertInfo(serialized_info=msgpack.packb(answer))
+
+    async def _dial(self, peer: PeerID, ports: Sequence[int]) -> dict[str, Any]:
+        now, name = time.monotonic(), str(peer)
+        if self._waiting >= MOST_WAITING or now < self._asked.get(name, -AGAIN_SECONDS) + AGAIN_SECONDS:
+            raise ValueError("it dials others now")
+        self._asked = {**dict(list(self._asked.items())[-REMEMBERED:]), name: now}
+        assert self._p2p is not None
+        seen = seen_at([str(a) for p in await self._p2p.list_peers() if p.peer_id == peer for a in p.addrs])
+        self._waiting += 1
+        try:
+            async with self._probing:
+                return {"seen": seen, "reached": await reached_at(peer, seen, ports)}
+        finally:
+            self._waiting -= 1
+
+
+def ports_in(request: bytes) -> list[int]:
+    """Raises ValueError for anything else than a few ports."""
+    try:
+        match msgpack.unpackb(request, max_array_len=MOST_PORTS, max_map_len=2, max_str_len=MAX_PASS, max_bin_len=0):
+            case {"ports": [*ports]} if ports and all(type(port) is int and 0 < port < 2**16 for port in ports):
+                return ports
+    except (ValueError, msgpack.UnpackException):
+        pass
+    raise ValueError("the request cannot be read")
+
+
+def seen_at(addresses: Sequence[str]) -> str:
+    """Where a peer is, by the addresses of its connections. Raises ValueError when they do not tell."""
+    seen = [ip for ip, _ in tcp_addresses(addresses)]
+    if not seen:
+        raise ValueError("it is connected through a relay alone")
+    if seen[0] == default_gateway():
+        raise ValueError("it sees its own router in the place of this peer")
+    return seen[0]
+
+
+async def reached_at(peer: PeerID, address: str, ports: Sequence[int]) -> list[int]:
+    """The first of these ports at which a fresh libp2p node finds this very peer, in a list; empty without one."""
+    probe = await P2P.create(
+        dht_mode="client",
+        no_listen=True,
+        host_maddrs=None,
+        use_relay=False,
+        auto_nat=False,
+        nat_port_map=False,
+        startup_timeout=PROBE_SECONDS,
+    )
+    try:
+        for port in ports:
+            try:
+                async with asyncio.timeout(DIAL_SECONDS):
+                    await probe._client.connect(peer, [Multiaddr(f"/ip4/{address}/tcp/{port}")])
+                    return [port]  # it would find the way to others by itself now
+            except Exception as error:  # refused, no answer, another peer there: it is not reached
+                logger.debug(f"{peer} is not at {address}, port {port}: {error!r}")
+    finally:
+        await probe.shutdown()
+    return []
+
+
+def _is_of_a_network(address: str) -> bool:
+    return bool(tcp_addresses([f"/ip4/{address}/tcp/1"])) and not address.startswith("127.")
+
+
+@dataclass(frozen=True)
+class Reachability:
+    """What members said. answered: how many dialled. reached: address and port → how many came through there.
+
+    seen: the address from which most see this peer, "" when nobody said.
+    """
+
+    answered: int = 0
+    reached: tuple[tuple[tuple[str, int], int], ...] = ()
+    seen: str = ""
+
+    @classmethod
+    def of(cls, answers: Sequence[dict[str, Any]]) -> Reachability:
+        """From what members answered; left out: what is malformed, and who is on this machine: it speaks for none."""
+        counts: dict[tuple[str, int], int] = {}
+        seen: list[str] = []
+        for answer in answers:
+            match answer:
+                case {"seen": str(address), "reached": [*ports]} if _is_of_a_network(address):
+                    seen.append(address)
+                    for port in {port for port in ports if type(port) is int}:
+                        counts[address, port] = counts.get((address, port), 0) + 1
+        most = max(seen, key=seen.count, default="")
+        return cls(len(seen), tuple(sorted(counts.items(), key=lambda item: -item[1])), most)
+
+    @property
+    def times(self) -> int:
+        """How many members came through at the best address."""
+        return self.reached[0][1] if self.reached else 0
+
+    @property
+    def reachable(self) -> bool | None:
+        """True when more than half of those who dialled came through at one address; None when nobody dialled."""
+        return None if not self.answered else 2 * self.times > self.answered
+
+
+async def _ask(
+    _: DHT, node: DHTNode, peers: Sequence[str], namespace: str, ports: Sequence[int], pass_text: str
+) -> list[bytes]:
+    """In the DHT's process: the answers of those who answer."""
+    shown = {"pass": pass_text} if pass_text else {}
+    request = runtime_pb2.ExpertInfo(serialized_info=msgpack.packb({"ports": list(ports)} | shown))
+
+    async def ask(peer: str) -> bytes:
+        stub = DialBack.get_stub(node.protocol.p2p, PeerID.from_base58(peer), namespace=namespace)
+        answer = await stub.rpc_dial_back(request, timeout=ANSWER_SECONDS)
+        data: bytes = answer.serialized_info
+        return data
+
+    answers = await asyncio.gather(*(ask(peer) for peer in peers), return_exceptions=True)
+    return [answer for answer in answers if isinstance(answer, bytes)]
+
+
+def dialled_back(run: RunConfig, dht: DHT, ports: Sequence[int]) -> Reachability:
+    """Ask members of the run to dial this peer at these ports of the address from which they see it."""
+    own = str(dht.peer_id)
+    able = [r for r in read_records(dht, run) if not (r.left or r.client_mode or r.peer_id == own)]
+    asked = [r.peer_id for r in sorted(able, key=lambda record: record.role != "aux")][:MOST_ASKED]
+    if not asked or not ports:
+        return Reachability()
+    mine = membership_at(dht).mine()
+    ask = partial(_ask, peers=asked, namespace=run.identity, ports=list(ports)[:MOST_PORTS], pass_text=mine)
+    try:
+        answers = dht.run_coroutine(ask, return_future=True).result(timeout=ANSWER_SECONDS + 5.0)
+    except concurrent.futures.TimeoutError:
+        return Reachability()
+    return Reachability.of([answer for answer in map(_unpacked, answers) if answer])
+
+
+def _unpacked(answer: bytes) -> dict[str, Any] | None:
+    try:
+        found = msgpack.unpackb(answer[:4096], max_map_len=2, max_array_len=MOST_PORTS, max_str_len=200)
+    except (ValueError, msgpack.UnpackException):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def start_reachable_dht(
+    run: RunConfig,
+    identity: Identity,
+    emit: Emit,
+    *,
+    initial_peers: Sequence[str],
+    host: str,
+    port: int,
+    announce: Sequence[str],
+    client_mode: bool,
+    wait: Callable[[float], object] = time.sleep,
+) -> tuple[DHT, bool]:
+    """A DHT node as `start_dht` makes it, that others can reach; else one in client mode. Returns it, and whether.
+
+    Says which and why, and what a person can do about it. Call it before there are other threads.
+    """
+    start = partial(start_dht, run, identity, initial_peers=initial_peers, host=host)
+    if client_mode:
+        emit(Choice("reachable", "no", "--client-mode: this peer calls the others, and nobody calls it"))
+        return start(client_mode=True), True
+    dht = start(port=port, announce=announce)
+    try:
+        return _reached_or_client(run, dht, start, emit, host, announce, wait)
+    except BaseException:
+        stop_dht(dht)
+        raise
+
+
+def _reached_or_client(
+    run: RunConfig,
+    dht: DHT,
+    start: Callable[..., DHT],
+    emit: Emit,
+    host: str,
+    announce: Sequence[str],
+    wait: Callable[[float], object],
+) -> tuple[DHT, bool]:
+    own = tcp_addresses([*announce, *addresses_of(dht)])
+    if host.startswith("127."):
+        emit(Choice("reachable", "from this machine", f"it listens on {host} alone"))
+        return dht, False
+    found = dialled_back(run, dht, _ports(own))
+    if found.reachable is False:
+        wait(MAPPING_SECONDS)  # the router may be opening a port
+        own = tcp_addresses([*announce, *addresses_of(dht)])
+        again = dialled_back(run, dht, _ports(own))
+        found = again if again.answered else found
+    if found.reachable is None or (
+        announce and not found.reachable and found.seen not in dict(tcp_addresses(announce))
+    ):
+        why = (
+            f"others see {found.seen}, not what --announce says"
+            if found.seen
+            else "nobody on another machine is there yet who could dial back"
+        )
+        emit(Choice("reachable", "not checked", why))
+        return dht, False
+    tcp_port = own[0][1]
+    if found.reachable:
+        (address, through), times = found.reached[0]
+        words = f"{times} of {found.answered} members could dial /ip4/{address}/tcp/{through}"
+        emit(Choice("reachable", "yes", words))
+        if (
+            address,
+            through,
+        ) not in own and not announce:  # behind a router that forwards the port: only the others could tell
+            stop_dht(dht)
+            more = [f"/ip4/{ip}/tcp/{tcp_port}" for ip in announceable()]
+            dht = start(port=tcp_port, announce=[f"/ip4/{address}/tcp/{through}", *more])
+        return dht, False
+    inside = next((ip for ip, _ in own if not ip.startswith("127.")), own[0][0])
+    words = f"none of {found.answered} members could dial" if not found.times else "most members could not dial"
+    emit(Choice("reachable", "no", f"{words} /ip4/{found.seen}/tcp/{tcp_port}: goes on in client mode, calling them"))
+    for step in steps_to_be_reached(tcp_port, inside, found.seen):
+        emit(Log(f"to be reached by others: {step}", "warning"))
+    stop_dht(dht)
+    return start(client_mode=True), True
+
+
+def _ports(own: Sequence[tuple[str, int]]) -> list[int]:
+    return list(dict.fromkeys(port for _, port in own))

@@ -1,0 +1,52 @@
+"""Who comes to the rounds, and who only says that it would.
+
+A round waits for those whose records say that they hold its state, and is led by the smallest peer id among them. One
+who publishes such a record and never comes would hold up every round, or as their leader make them fail. So who stayed
+away is not expected before it renews its record, and from its second time on not in the next round, the next three, the
+next seven either. With its first round that is forgotten. Nobody is kept out: who comes is in.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from tt_cli.swarm.records.peer_record import PeerRecord
+
+MOST_ROUNDS = 63  # that one is not expected in
+
+
+class Attendance:
+    """For one thread."""
+
+    def __init__(self) -> None:
+        self._absent: dict[str, float] = {}  # peer id → time of its record when it did not come
+        self._strikes: Counter[str] = Counter()
+        self._rounds_off: dict[str, int] = {}
+
+    def expects(self, record: PeerRecord) -> bool:
+        """Whether the next round should wait for this peer."""
+        return record.peer_id not in self._rounds_off and record.time > self._absent.get(record.peer_id, -1.0)
+
+    def ended(self, missed: Collection[str], came: Iterable[str], records: Iterable[PeerRecord]) -> None:
+        """A round ended, well or not. missed: who should have come."""
+        self._rounds_off = {peer: rounds - 1 for peer, rounds in self._rounds_off.items() if rounds > 1}
+        self._absent = {record.peer_id: record.time for record in records if record.peer_id in missed}
+        for peer_id in came:
+            self._strikes.pop(peer_id, None)
+            self._rounds_off.pop(peer_id, None)
+        self._strike(missed)
+
+    def waited_in_vain(self, late: Iterable[PeerRecord]) -> None:
+        """The others waited for these to make the step before, and they did not."""
+        self._strike(record.peer_id for record in late)
+
+    def forgive(self) -> None:
+        """Expect everybody again: there are too few for a round without them."""
+        self._absent, self._rounds_off = {}, {}
+
+    def _strike(self, peer_ids: Iterable[str]) -> None:
+        for peer_id in peer_ids:
+            self._strikes[peer_id] += 1
+            if rounds := min(MOST_ROUNDS, 2 ** (self._strikes[peer_id] - 1) - 1):
+                self._rounds_off[peer_id] = rounds

@@ -1,0 +1,162 @@
+"""With whom a trainer averages: who should come to the next round, and whom it does without, for how long."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+
+from tt_cli.swarm.allreduce.result import RoundResult
+from tt_cli.swarm.matchmaking import Members
+from tt_cli.swarm.participants.no_shows import Attendance
+from tt_cli.swarm.participants.stragglers import Burden, Burdens
+from tt_cli.swarm.records.consensus import STEPS_APART
+from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.records.publisher import Board, View
+
+AVOIDED_STEPS, FOREVER = 10, 2**62
+SHOW_SECONDS = 5.0  # between two tries to make proofs known to all
+
+
+class Company:
+    """me: this peer's id. guilty: peer ids of those against whom there is a proof. drop: gives up the group sought.
+
+    show: shows the proof against a peer to others (ids). patience: seconds by which one may be late without blame.
+
+    avoided: peer id → the epoch until which no round includes it. slow: the same, of those of whom this peer says that
+    they hold the others up. For the thread that makes rounds, but `seek_anew`.
+    """
+
+    def __init__(
+        self,
+        me: str,
+        board: Board,
+        guilty: Callable[[], Collection[str]],
+        drop: Callable[[], None] = lambda: None,
+        show: Callable[[dict[str, list[str]]], None] = lambda lacking: None,
+        patience: float = math.inf,
+    ):
+        self._me, self._board, self._guilty, self._drop, self._show = me, board, guilty, drop, show
+        self._showed_at = -SHOW_SECONDS
+        self.avoided, self.slow = dict[str, int](), dict[str, int]()
+        self._left_out: frozenset[str] = frozenset()  # of whom most say so
+        self._attendance, self._burdens = Attendance(), Burdens(patience)
+        self._stepped_at = time.monotonic()
+        self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
+        self._again = threading.Event()
+
+    @property
+    def shunned(self) -> frozenset[str]:
+        """With whom no round is made now."""
+        return self._left_out | self.avoided.keys()
+
+    def seek_anew(self) -> None:
+        """Try those again who did not come or spoiled a round; from any thread."""
+        self._again.set()
+
+    def members(self, view: View, epoch: int, digest: str) -> Members:
+        """Who should average with this peer from this state, itself included.
+
+        Without those who did not come to the last rounds: they may be dead.
+        """
+        if self._again.is_set():
+            self._again.clear()
+            self._drop()
+            self.forgive(epoch)
+        guilty = set(self._guilty()) - {self._me}
+        self.avoided |= dict.fromkeys(guilty, FOREVER)
+        self._tell_of(guilty, view)
+        self._left_out = self._slow_by_most(view)
+        own = [record for record in view.records if record.peer_id == self._me]
+        others = [
+            record
+            for record in view.members(epoch, digest)
+            if record.peer_id not in {self._me, *self.shunned} and self._attendance.expects(record)
+        ]
+        # others would take the places of those who should come; records may be read late
+        welcome = [r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART]
+        return Members.of([*own, *others], swarm=len(self.other_trainers(epoch)) + 1, welcome=welcome)
+
+    def _slow_by_most(self, view: View) -> frozenset[str]:
+        """Of whom more than half of the trainers say that it holds them up; never so many that the rest is not more."""
+        trainers = [record for record in view.records if record.averages and record.peer_id != self._me]
+        votes = Counter(one for record in trainers for one in set(record.slow) - {record.peer_id}) + Counter(
+            [*self.slow]
+        )
+        count = 1 + len(trainers)
+        named = sorted((-said, one) for one, said in votes.items() if 2 * said > count and one != self._me)
+        return frozenset(one for _, one in named[: (count - 1) // 2])
+
+    def _tell_of(self, guilty: set[str], view: View) -> None:
+        """Show the proofs to those who do not say that they have them, now and then."""
+        if not guilty or time.monotonic() < self._showed_at + SHOW_SECONDS:
+            return
+        self._showed_at = time.monotonic()
+        trainers = [r for r in view.records if r.averages and r.peer_id not in guilty | {self._me}]
+        lacking = {one: [r.peer_id for r in trainers if one not in r.accused] for one in guilty}
+        if any(lacking.values()):
+            self._show(lacking)
+
+    def late(self, view: View, epoch: int) -> list[PeerRecord]:
+        """Who is about to finish the step that others have finished, and may come to the next round."""
+        return [record for record in view.late(epoch) if self._attendance.expects(record)]
+
+    def waited_for(self, late: Iterable[PeerRecord]) -> None:
+        """These did not finish it in the time that they were given."""
+        self._attendance.waited_in_vain(late)
+
+    def other_trainers(self, epoch: int) -> frozenset[str]:
+        """All that may be training, but for this peer and those against whom there is a proof.
+
+        Whose gradients had to be refused counts: two peers that refuse each other must not both step without the other.
+        """
+        guilty = {peer_id for peer_id, until in self.avoided.copy().items() if until >= FOREVER}
+        return self._board.trainers() - guilty - {self._me}
+
+    def ended(self, result: RoundResult, missed: Collection[str], records: Iterable[PeerRecord], epoch: int) -> None:
+        """A round ended. missed: who should have come. It is repeated without those who spoiled it.
+
+        Who sent what must be refused stays out for longer. Who is at fault where two disagree is not known: they try
+        once more.
+        """
+        self._attendance.ended(missed, result.members, records)
+        spoilers = set() if result.complete else result.failed.keys() | result.rejected.keys()
+        if 2 * len(spoilers) >= len(result.members):  # then it is rather this peer's own line
+            spoilers = set()
+        lost = sum(result.seconds.get(phase, 0.0) for phase in ("transfer", "commit"))
+        self._burdens.round_ended(result.late, result.waited, spoilers, lost)
+        if result.complete:
+            return
+        again, self._disputed = result.disputed & self._disputed, result.disputed
+        for peer_id in result.failed.keys() | again:
+            self.avoided[peer_id] = epoch
+        for peer_id in result.rejected:
+            self.avoided[peer_id] = epoch + AVOIDED_STEPS
+        self.avoided.pop(self._me, None)
+
+    def stepped(self, epoch: int, result: RoundResult | None, computing: float = 0.0) -> dict[str, Burden]:
+        """This peer came to `epoch`: those who spoiled rounds before may come again.
+
+        computing: seconds in which the swarm computes the samples of a step, where it does so while it averages.
+        Returns of whom it says from now on that the swarm is faster without it.
+        """
+        self._disputed = frozenset()
+        self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= epoch}
+        now, before = time.monotonic(), self._stepped_at
+        self._stepped_at = now
+        samples = (
+            {peer: said.get("samples") or 0 for peer, said in result.members.items()} if result is not None else {}
+        )
+        found = self._burdens.stepped(epoch, now - before, max(0.0, now - before - computing), samples)
+        found.pop(self._me, None)
+        self.slow = {peer_id: until for peer_id, until in self.slow.items() if until >= epoch}
+        self.slow |= {peer_id: epoch + burden.steps for peer_id, burden in found.items()}
+        return found
+
+    def forgive(self, epoch: int) -> None:
+        """Try those again who did not come or spoiled a round, but for those against whom there is a proof."""
+        self._attendance.forgive()
+        self.slow = {}
+        self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= FOREVER}

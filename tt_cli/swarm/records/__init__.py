@@ -1,0 +1,1 @@
+"""What peers publish about themselves on the DHT: schema, validator, publisher, consensus."""

@@ -1,0 +1,70 @@
+"""What a peer's own account of its work may count for.
+
+Rounds begin when the samples of all trainers are enough, so one who claims many begins them early for all. Nobody
+can see what another computes; what can be seen is time and the other peers. Of a peer's samples no more count than it
+can have computed since it was first seen at its step, at up to `FASTER` times the speed of the trainer in the middle.
+And who did not come to a round to which its samples led is not counted again until it comes to one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable
+
+from tt_cli.swarm.records.consensus import FASTER, speeds
+from tt_cli.swarm.records.peer_record import PeerRecord
+
+SPARE, SPARE_SECONDS = 1.5, 1.0  # speeds are means over half a minute, and records are read a little late
+
+BEYOND_ALL = 1e6  # target batches: more than anybody computes in a second, or towards a step in a run's whole life
+
+State = tuple[int, str]
+
+
+def boasting(records: Iterable[PeerRecord], target_batch_size: int) -> frozenset[str]:
+    """Peer ids of those that claim work that nobody can have done. It counts as `Accounts.bounded` lets it."""
+    most = BEYOND_ALL * target_batch_size
+    return frozenset(one.peer_id for one in records if max(one.samples, one.samples_per_second) > most)
+
+
+class Accounts:
+    """Remembers since when each peer is at its step, and who owes a round. For one thread."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self._since: dict[str, tuple[State, float]] | None = (
+            None  # peer id → its state, and when it was first seen there
+        )
+        self._counted: frozenset[str] = frozenset()  # whose samples counted towards this peer's next step
+        self._owing: frozenset[str] = frozenset()
+
+    def bounded(self, records: Iterable[PeerRecord], own: str) -> list[PeerRecord]:
+        """The records, with the samples and speeds that may be believed. own: whose record is taken as it is."""
+        now, records = self._clock(), list(records)
+        trainers = [record for record in records if record.averages]
+        sizes = [record.micro_batch for record in trainers if record.micro_batch]
+        burst = FASTER * statistics.median_low(sizes) if sizes else FASTER
+        since, believed = {}, {}
+        for record, speed in zip(trainers, speeds(trainers), strict=True):
+            state = record.epoch, record.digest
+            # whom this peer finds there with its first look may have begun long ago
+            before = (state, -math.inf) if self._since is None else self._since.get(record.peer_id, (state, now))
+            since[record.peer_id] = before if before[0] == state else (state, now)
+            if record.peer_id == own:
+                continue
+            seconds = now - since[record.peer_id][1] + SPARE_SECONDS
+            most = burst + SPARE * speed * seconds if math.isfinite(seconds) else math.inf
+            samples = 0 if record.peer_id in self._owing else min(record.samples, most)
+            changes = {"samples": int(samples), "samples_per_second": speed}
+            believed[record.peer_id] = record.model_copy(update=changes)
+        self._since = since
+        mine = next(((r.epoch, r.digest) for r in trainers if r.peer_id == own), None)
+        self._counted = frozenset(r.peer_id for r in believed.values() if r.samples and (r.epoch, r.digest) == mine)
+        self._owing &= since.keys()
+        return [believed.get(record.peer_id, record) for record in records]
+
+    def met(self, members: Iterable[str]) -> None:
+        """These came to a round of this peer's."""
+        self._owing = (self._owing | self._counted) - set(members)

@@ -1,0 +1,176 @@
+"""What follows from the members' records: which state is the swarm's, who holds it, how fast it is.
+
+Any key may sign any claim, so nothing follows from one record. Trainers **vote** with their records: those that took
+part in the swarm's steps and were in touch with it since. (A peer that takes the state over follows the vote; it votes
+again with its next step. Otherwise a crowd of newcomers, or of laptops that wake up, would outvote those who trained.)
+The middle of the voters' epochs is near the truth as long as less than half of them lie; who claims to be further from
+it than one step is left out; of the rest at least half must have signed a state for it to be believed.
+
+Not promised: anything where half of the voters or more lie together, and so for a swarm of two trainers; and, in open
+runs, where one person makes as many keys as there are trainers. Before anybody votes, when a swarm starts or comes back
+after all of it ended, the foremost state of those who can hand it over counts.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from tt_cli.swarm.records.peer_record import PeerRecord
+
+STEPS_APART = 1  # voters in touch: a step is made by more than half of them
+FASTER = 16.0  # than the trainer in the middle: more of a peer's speed does not count
+FAR_AHEAD = 2  # steps before what most hold, beyond what a late look at the records explains
+
+
+@dataclass(frozen=True)
+class View:
+    """The swarm as its members' records tell it. (epoch, digest): the state that most hold.
+
+    claiming: peer ids of those whose records name a step that the run does not have; they are not among the records.
+    boasting: of those whose records claim work that nobody can have done; so much of it counts as can be.
+    The digest is "" while none has the votes, as for the moment in which members step one after the other.
+    """
+
+    records: tuple[PeerRecord, ...]
+    epoch: int
+    digest: str
+    claiming: frozenset[str] = frozenset()
+    boasting: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, records: Iterable[PeerRecord]) -> View:
+        """One record of each peer."""
+        records = tuple(records)
+        voters = voters_among(records)
+        if not voters:
+            return cls(records, *_foremost(records))
+        votes = Counter((record.epoch, record.digest) for record in voters)
+        believed = [state for state in votes if enough(votes[state], voters)]
+        if not believed:
+            return cls(records, _middle(voters), "")
+        return cls(records, *min(believed, key=lambda state: (-state[0], state[1])))
+
+    def leads(self, epoch: int, digest: str) -> bool:
+        """Whether a peer that holds this state should come to the view's: there is one who can hand that over."""
+        if self.epoch == epoch:
+            return bool(self.digest) and self.digest != digest and bool(self.donors())
+        return (self.epoch > epoch or epoch > self.epoch + FAR_AHEAD) and bool(self.donors())
+
+    def members(self, epoch: int, digest: str) -> list[PeerRecord]:
+        """Who holds exactly this state, of all that make steps: those who can average together."""
+        return [r for r in self.records if r.averages and r.epoch == epoch and r.digest == digest]
+
+    def late(self, epoch: int) -> list[PeerRecord]:
+        """Who is exactly one step behind: most likely about to finish the step that others have finished."""
+        return [r for r in self.records if r.averages and r.epoch == epoch - 1]
+
+    def trainers(self) -> list[PeerRecord]:
+        """Those that count as part of the swarm: not more than a step away from what most hold."""
+        newest = self._newest()
+        return [r for r in self.records if r.averages and abs(r.epoch - newest) <= STEPS_APART]
+
+    def samples_per_second(self) -> float:
+        """Of all trainers together; none counts for more than FASTER times the one in the middle."""
+        return sum(speeds(record for record in self.records if record.role == "trainer"))
+
+    def donors(self) -> list[str]:
+        """Peer ids that can hand over the state (epoch, digest), trainers first."""
+        able = [r for r in self.records if not r.client_mode and (r.epoch, r.digest) == (self.epoch, self.digest)]
+        return [record.peer_id for record in sorted(able, key=lambda record: record.role == "aux") if self.digest]
+
+    @property
+    def voters(self) -> list[PeerRecord]:
+        """The trainers whose records decided; none while nobody votes."""
+        return voters_among(self.records)
+
+    def _newest(self) -> int:
+        if self.voters:
+            return self.epoch
+        return max((record.epoch for record in self.records if record.averages), default=0)
+
+
+class Vote:
+    """Whether this peer's own record votes. lifetime: seconds after which others forget a record that is not renewed.
+
+    clock: seconds, which go on while the machine sleeps.
+    """
+
+    def __init__(self, lifetime: float, clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)):
+        self._lifetime, self._clock = lifetime, clock
+        self._follows = False  # it took a state over, or others may have gone on without it
+        self._state: tuple[int, str] | None = None
+        self._stepped_to: tuple[int, str] | None = None
+        self._stored_at: float | None = None
+
+    def of(self, record: PeerRecord) -> bool:
+        """Whether it votes with this record. Who computed nothing yet may be about to take a state over."""
+        state = record.epoch, record.digest
+        if self._state is not None and state != self._state:
+            self._follows = state != self._stepped_to
+        self._state = state
+        return record.role == "trainer" and bool(record.digest) and record.total_samples > 0 and not self._follows
+
+    def stepped(self, epoch: int, digest: str) -> None:
+        """It came to this state by a step of its own, with others or as the only one."""
+        self._stepped_to = epoch, digest
+        if self._state == self._stepped_to:
+            self._follows = False
+
+    def about_to_store(self) -> None:
+        """Its record is published again: has it been away so long that others may not count it any more?"""
+        if self._stored_at is not None and self._clock() > self._stored_at + self._lifetime:
+            self._follows = True
+
+    def stored(self) -> None:
+        """Its record is on the DHT."""
+        self._stored_at = self._clock()
+
+
+def voters_among(records: Iterable[PeerRecord]) -> list[PeerRecord]:
+    """The trainers whose records decide which state is the swarm's.
+
+    Trainers in client mode vote for what somebody can hand over, and for anything when there is nobody who could.
+    """
+    records = [record for record in records if record.digest]
+    able = {(record.epoch, record.digest) for record in records if not record.client_mode}
+    votes = [record for record in records if record.role == "trainer" and record.vote]
+    votes = [record for record in votes if (record.epoch, record.digest) in able] or votes
+    middle = _middle(votes) if votes else 0
+    return [record for record in votes if abs(record.epoch - middle) <= STEPS_APART]
+
+
+def enough(signers: int, voters: Collection[PeerRecord]) -> bool:
+    """Whether a state that so many voters signed is the swarm's."""
+    return 2 * signers >= len(voters)
+
+
+def speeds(trainers: Iterable[PeerRecord]) -> list[float]:
+    """Samples per second of each that count, in their order."""
+    trainers = list(trainers)
+    known = [record.samples_per_second for record in trainers if record.samples_per_second > 0]
+    most = FASTER * statistics.median_low(known) if known else 0.0
+    return [min(record.samples_per_second, most) for record in trainers]
+
+
+def _middle(voters: Sequence[PeerRecord]) -> int:
+    return statistics.median_low([record.epoch for record in voters])
+
+
+def _foremost(records: Sequence[PeerRecord]) -> tuple[int, str]:
+    """The largest epoch of those who can hand their state over, and the digest that most of them hold there.
+
+    At one epoch trainers outvote auxiliary peers, which only hold what a trainer gave them. Peers in client mode cannot
+    hand over; they count when there is nobody else.
+    """
+    states = [record for record in records if record.digest]
+    holders = [r for r in states if not r.client_mode] or [r for r in states if r.averages]
+    if not holders:
+        return 0, ""
+    epoch = max(record.epoch for record in holders)
+    foremost = [record for record in holders if record.epoch == epoch]
+    votes = Counter(r.digest for r in [r for r in foremost if r.averages] or foremost)
+    return epoch, min(votes, key=lambda candidate: (-votes[candidate], candidate))

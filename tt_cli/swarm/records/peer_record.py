@@ -1,0 +1,119 @@
+"""What every peer publishes about itself on the DHT: one signed record, the source of every screen.
+
+The record lies under `<run identity>_peers`, one subkey per signing key, and expires by itself. Every DHT node
+of the run refuses records of another form, records that their owner did not sign (hivemind's
+`RSASignatureValidator`), records that speak for a peer id other than their key's, and in a closed run those without a
+pass for it. What a record claims is believed within bounds: see view.py and plausible.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from tt_cli.identity.passes import MAX_PASS
+
+Text = Annotated[str, StringConstraints(max_length=80)]
+Hex = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
+Finite = Annotated[float, Field(ge=0.0, allow_inf_nan=False, le=1e12)]
+Count = Annotated[int, Field(ge=0, le=10**12)]
+Named = Annotated[list[Text], Field(max_length=8)]
+PassText = Annotated[str, StringConstraints(max_length=MAX_PASS)]
+Loss = Annotated[float, Field(allow_inf_nan=False, ge=-1e39, le=1e39)]  # any fp32; weighted means stay finite
+
+
+class PeerRecord(BaseModel):
+    """One peer's own account of itself.
+
+    epoch: global steps its parameters have seen. digest: of its parameters and optimizer state at that epoch;
+    peers of one epoch and unlike digests never average together. samples: accumulated towards the next step.
+    role: "trainer", "assistant" (takes part in rounds, computes nothing) or "aux" (an auxiliary peer without a state
+    yet has the digest ""). loss: mean training loss of its last step, None before the first. resynced_chunks: chunks of
+    its state that it had to take again at the same step, because they differed from the others'. left: the peer said
+    goodbye. vote: it takes part in the swarm's steps and has been in touch since the last one, see `records.consensus`.
+    pass_text: its pass, in a closed run. clipped: peer ids of those whose gradients it saw clipped again and again.
+    accused: of those against whom it has a proof. slow: of those that hold the others up for longer than their samples
+    are worth. era: of the run, as the organiser's orders number it, to which its state belongs. lease: of an auxiliary
+    peer that could lead the others, the Unix time since when it does, 0 while it does not.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    peer_id: Text
+    role: Annotated[str, StringConstraints(pattern=r"^(trainer|assistant|aux)$")]
+    user: Text = ""
+    version: Text = ""
+    device: Text = ""
+    client_mode: bool
+    epoch: Count
+    digest: Hex
+    samples: Count
+    samples_per_second: Finite
+    total_samples: Count
+    micro_batch: Count = 0
+    loss: Loss | None = None
+    text_loss: Loss | None = None
+    image_loss: Loss | None = None
+    round: Text = ""
+    bytes_sent: Count = 0
+    bytes_received: Count = 0
+    rejected_micro_batches: Count = 0
+    resynced_chunks: Count = 0
+    left: bool = False
+    vote: bool = False
+    clipped: Named = []
+    accused: Named = []
+    slow: Named = []
+    pass_text: PassText = ""
+    era: Count = 0
+    lease: Finite | None = None
+    time: Finite
+
+    @property
+    def averages(self) -> bool:
+        """Whether it makes the run's steps, in rounds with all others that do: a trainer, or an assistant."""
+        return self.role != "aux"
+
+
+@dataclass
+class About:
+    """What this peer tells the others about itself, beside its progress. role: as in `PeerRecord`."""
+
+    role: str = "trainer"
+    user: str = ""
+    version: str = ""
+    device: str = ""
+    micro_batch: int = 0
+
+
+class HistoryRecord(BaseModel):
+    """The auxiliary peer's memory of the run, for those who come later: recent steps, oldest first.
+
+    steps: (epoch, loss, unix time) of up to 256 steps, thinned evenly when there were more. The rest is as in
+    `PeerRecord`; the board fills it in.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    peer_id: Text = ""
+    role: Annotated[str, StringConstraints(pattern=r"^aux$")] = "aux"
+    pass_text: PassText = ""
+    time: Finite = 0.0
+    steps: Annotated[list[tuple[Count, Annotated[float, Field(allow_inf_nan=False)], Finite]], Field(max_length=256)]
+
+
+def peers_key(identity: str) -> str:
+    """The DHT key of a run's peer records."""
+    return f"{identity}_peers"
+
+
+def notice_key(identity: str) -> str:
+    """The DHT key of the organiser's notices: one subkey per number, and the signed text."""
+    return f"{identity}_notice"
+
+
+def history_key(identity: str) -> str:
+    """The DHT key of the auxiliary peers' histories."""
+    return f"{identity}_history"

@@ -1,0 +1,326 @@
+"""Publishing this peer's record, reading everybody's, and what follows from them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from hivemind.dht import DHT, DHTNode
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.p2p import PeerID
+from hivemind.utils import MPFuture, get_dht_time, get_logger
+from hivemind.utils.timed_storage import ValueWithExpiration
+from pydantic import ValidationError
+
+from tt_cli.identity.passes import CLOCK_LEEWAY, era_of
+from tt_cli.run import RunConfig
+from tt_cli.swarm.membership.admission import Membership, NotAdmitted, admits, membership_at
+from tt_cli.swarm.membership.control_notices import Notices
+from tt_cli.swarm.membership.rsa_identity import Identity, peer_id_of
+from tt_cli.swarm.records.claim_limits import Accounts, boasting
+from tt_cli.swarm.records.consensus import View, Vote
+from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, peers_key
+from tt_cli.swarm.records.validator import owners_of
+
+__all__ = ["Board", "View", "read_history", "read_records"]
+
+logger = get_logger(__name__)
+
+QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
+TOUCH_SECONDS, MOST_PINGED = 15.0, 32
+DHT_SECONDS = 10.0
+TELL_SECONDS = 60.0
+
+
+def read_records(dht: DHT, run: RunConfig) -> list[PeerRecord]:
+    """Everybody's newest valid record. Empty when the DHT does not answer in time."""
+    return _read(dht, run)[0]
+
+
+def _read(dht: DHT, run: RunConfig) -> tuple[list[PeerRecord], frozenset[str]]:
+    """The records, and the peer ids of those that claim a step which the run does not have."""
+    found = dht.get(peers_key(run.identity), latest=True, return_future=True)
+    newest: dict[str, PeerRecord] = {}
+    with contextlib.suppress(TimeoutError):
+        for record in _parse(found.result(timeout=DHT_SECONDS), run, membership_at(dht)):
+            known = newest.setdefault(record.peer_id, record)  # one key can sign under more than one subkey
+            newest[record.peer_id] = max(known, record, key=lambda one: one.time)
+    possible = [record for record in newest.values() if record.epoch <= run.schedule.total_steps]
+    return possible, frozenset(newest) - {record.peer_id for record in possible}
+
+
+def _parse(found: object, run: RunConfig, membership: Membership) -> Iterable[PeerRecord]:
+    entries = found.value if isinstance(found, ValueWithExpiration) else None
+    for subkey, entry in entries.items() if isinstance(entries, dict) else ():
+        try:
+            record = PeerRecord.model_validate(entry.value)
+            if [record.peer_id] != [peer_id_of(owner) for owner in owners_of(subkey)]:
+                continue
+            if record.time > get_dht_time() + CLOCK_LEEWAY:
+                continue
+            if record.era != era_of(membership.notice()):
+                continue  # the organiser has taken the run back since, or this peer has not heard of it yet
+            if user := membership.admit(record.pass_text, record.peer_id):
+                record = record.model_copy(update={"user": user[:80]})  # its pass knows better than itself
+            yield record
+        except NotAdmitted as error:
+            logger.info(f"ignored the record of {record.peer_id}: {error}")
+        except (ValidationError, ValueError, AttributeError) as error:
+            logger.warning(f"ignored a malformed record of run {run.identity}: {error}")
+
+
+def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
+    """The longest history that an auxiliary peer published."""
+    membership = membership_at(dht)
+    found = dht.get(history_key(run.identity), latest=True, return_future=True)
+    with contextlib.suppress(TimeoutError):
+        answer = found.result(timeout=DHT_SECONDS)
+        entries = answer.value if isinstance(answer, ValueWithExpiration) and isinstance(answer.value, dict) else {}
+        histories = []
+        for entry in entries.values():
+            with contextlib.suppress(ValidationError, NotAdmitted):
+                history = HistoryRecord.model_validate(entry.value)
+                membership.admit(history.pass_text, history.peer_id)
+                if all(epoch <= run.schedule.total_steps for epoch, _, _ in history.steps):
+                    histories.append(history)
+        return max(histories, key=lambda history: len(history.steps), default=None)
+    return None
+
+
+async def _ping(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
+    """In the DHT's process: who answers is in the routing table again, and not avoided."""
+
+    async def ping(peer: PeerID) -> None:
+        if await node.protocol.call_ping(peer) is not None:
+            node.blacklist.register_success(peer)
+
+    await asyncio.gather(*(ping(PeerID.from_base58(peer)) for peer in peers))
+
+
+class Board(threading.Thread):
+    """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
+
+    A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, at
+    once when the epoch is new, and after `pace` seconds when something else is. tell: gets what
+    goes wrong with the DHT.
+    """
+
+    def __init__(
+        self,
+        run: RunConfig,
+        dht: DHT,
+        identity: Identity,
+        tell: Callable[[BaseException], None] = lambda error: None,
+    ):
+        super().__init__(name="board", daemon=True)
+        self._tell, self._told = tell, -float("inf")
+        self._run, self._dht = run, dht
+        self._owner, self._peer_id = RSASignatureValidator(identity.key).local_public_key, identity.peer_id
+        self._lock = threading.Condition()
+        self._record: PeerRecord | None = None
+        self._changed = False
+        self._view = View.of(())
+        self._reads_begun = self._reads_ended = 0
+        self.read_at = time.monotonic()  # the last read ended
+        self._stopping = False
+        self._urgent = False
+        self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
+        self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
+        self._parted: set[str] = set()
+        self._refused: set[str] = set()  # whose passes do not count any more
+        self._pinged = time.monotonic()
+        self._membership = membership_at(dht)
+        self._notices = Notices(run, dht)
+        self._accounts = Accounts()
+        self._vote = Vote(run.swarm.statistics_expiration)
+        self.pace = QUICK_SECONDS
+
+    def expect(self, seconds: float) -> None:
+        """Nothing needs this peer's attention for so long: look and publish less often, but be back in time."""
+        self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
+
+    def publish(self, record: PeerRecord) -> None:
+        """Make this the peer's record; sent with the next renewal, at once when its epoch or digest is new."""
+        with self._lock:
+            record = record.model_copy(update={"vote": self._vote.of(record)})
+            previous, self._record = self._record, record
+            self._changed = True
+            if previous is None or (previous.epoch, previous.digest) != (record.epoch, record.digest):
+                self._urgent = True
+                self._lock.notify_all()
+
+    def stepped(self, epoch: int, digest: str) -> None:
+        """This peer made a step, with others or as the only one, and holds this state now."""
+        with self._lock:
+            self._vote.stepped(epoch, digest)
+
+    def publish_history(self, history: HistoryRecord) -> None:
+        """Replace this auxiliary peer's history (kept ten minutes)."""
+        mine = {"peer_id": self._peer_id, "pass_text": self._membership.mine(), "time": get_dht_time()}
+        self._dht.store(
+            history_key(self._run.identity),
+            subkey=self._owner,
+            value=history.model_copy(update=mine).model_dump(),
+            expiration_time=get_dht_time() + 600,
+            return_future=True,
+        )
+
+    @property
+    def view(self) -> View:
+        """The swarm as of the last read, a few seconds old at most."""
+        with self._lock:
+            return self._view
+
+    def trainers(self) -> frozenset[str]:
+        """Peer ids of all trainers of which this peer heard lately, not more than a step from what most hold.
+
+        They count for as long again as their records do: a DHT that loses sight of half a swarm must not make the other
+        half think that it is the whole. Who said goodbye does not count.
+        """
+        with self._lock:
+            return frozenset(self._heard)
+
+    def parted(self) -> frozenset[str]:
+        """Peer ids of those who said goodbye and have not come back."""
+        with self._lock:
+            return frozenset(self._parted)
+
+    def met(self, peer_ids: Iterable[str]) -> None:
+        """These were in a round with this peer."""
+        until = time.monotonic() + self._run.swarm.statistics_expiration
+        with self._lock:
+            self._accounts.met(peer_ids)
+            self._heard.update(dict.fromkeys(peer_ids, until))
+
+    def fresh_view(self, timeout: float = DHT_SECONDS) -> View:
+        """The swarm as of a read that begins after this call; the last one known when none ends in time."""
+        with self._lock:
+            self._urgent = True
+            self._lock.notify_all()
+            wanted = self._reads_begun + 1
+            self._lock.wait_for(lambda: self._reads_ended >= wanted or self._stopping, timeout)
+            return self._view
+
+    def run(self) -> None:
+        published_at, renew = -float("inf"), self._run.swarm.statistics_expiration / 3
+        while True:
+            with self._lock:
+                if self._stopping:
+                    return
+                due = self._urgent or time.monotonic() >= published_at + renew
+                soon = self._changed and time.monotonic() >= published_at + self.pace
+                record = self._record if due or soon else None
+                if record is not None:
+                    self._changed = False
+                self._urgent = False
+            if record is not None:
+                with self._failures_told():
+                    self._store(record)
+                published_at = time.monotonic()
+            with self._lock:
+                self._reads_begun += 1
+            found, claiming = list[PeerRecord](), frozenset[str]()
+            with self._failures_told():
+                found, claiming = _read(self._dht, self._run)
+            records = self._remember(found)
+            boasters = boasting(records, self._run.swarm.target_batch_size)
+            with self._lock:
+                view = View.of(self._accounts.bounded(records, self._peer_id))
+            view = replace(view, claiming=claiming, boasting=boasters)
+            self._count_trainers(view)
+            with self._failures_told():
+                self._keep_in_touch()
+                self._notices.look()
+            with self._lock:
+                self._view, self._reads_ended, self.read_at = view, self._reads_begun, time.monotonic()
+                self._lock.notify_all()
+                self._lock.wait_for(lambda: self._urgent or self._stopping, self.pace)
+
+    @contextlib.contextmanager
+    def _failures_told(self) -> Iterator[None]:
+        """What goes wrong with the DHT is told now and then, and tried again: without this thread a peer is blind."""
+        try:
+            yield
+        except Exception as error:  # whatever its process raised, or the pipe to it
+            logger.warning(f"the DHT failed: {error!r}")
+            if time.monotonic() > self._told + TELL_SECONDS and not self._stopping:
+                self._told = time.monotonic()
+                self._tell(error)
+
+    def _remember(self, read: Sequence[PeerRecord]) -> list[PeerRecord]:
+        """Records that count now: what was read, what was read before and has not expired, and this peer's own.
+
+        A look-up that fails must not make the others seem gone: a peer that thinks it is alone would step alone.
+        """
+        now = time.monotonic()
+        for record in read:
+            known = self._known.get(record.peer_id)
+            if known is None or record.time > known[0].time:
+                self._known[record.peer_id] = (record, now + self._run.swarm.statistics_expiration)
+        era = era_of(self._membership.notice())
+        counting = {peer: known for peer, known in self._known.items() if known[1] > now and known[0].era == era}
+        passes = {peer_id: record.pass_text for peer_id, (record, _) in counting.items()}
+        self._refused = {peer_id for peer_id, text in passes.items() if not admits(self._membership, text, peer_id)}
+        self._known = {peer_id: known for peer_id, known in counting.items() if peer_id not in self._refused}
+        with self._lock:
+            own = self._record
+        others = [record for record, _ in self._known.values() if own is None or record.peer_id != own.peer_id]
+        mine = [own] if own is not None and own.era == era else []
+        return mine + [record for record in others if not record.left]
+
+    def _count_trainers(self, view: View) -> None:
+        now = time.monotonic()
+        until = now + self._run.swarm.statistics_expiration
+        here = {record.peer_id for record in view.trainers()}
+        gone = {record.peer_id for record, _ in self._known.values() if record.left or record.peer_id not in here}
+        gone |= self._refused
+        with self._lock:
+            self._parted -= {record.peer_id for record in view.records}
+            self._parted |= {record.peer_id for record, _ in self._known.values() if record.left}
+            self._heard |= dict.fromkeys(here, until)
+            self._heard = {peer: until for peer, until in self._heard.items() if until > now and peer not in gone}
+
+    def _keep_in_touch(self) -> None:
+        """Ping the other trainers now and then: who answered late once may have dropped out of the DHT's tables.
+
+        Gradients fill slow lines for minutes, and the DHT's messages wait behind them.
+        """
+        if time.monotonic() < self._pinged + TOUCH_SECONDS:
+            return
+        self._pinged = time.monotonic()
+        peers = [peer_id for peer_id in self.trainers() if self._record is None or peer_id != self._record.peer_id]
+        self._dht.run_coroutine(partial(_ping, peers=tuple(peers[:MOST_PINGED])), return_future=True)
+
+    def _store(self, record: PeerRecord) -> None:
+        with self._lock:
+            self._vote.about_to_store()
+            record = record.model_copy(update={"vote": self._vote.of(record)})
+        if self._send(record).result(timeout=DHT_SECONDS):
+            with self._lock:
+                self._vote.stored()
+
+    def _send(self, record: PeerRecord) -> MPFuture[bool]:
+        return self._dht.store(
+            peers_key(self._run.identity),
+            subkey=self._owner,
+            value=record.model_copy(update={"pass_text": self._membership.mine()}).model_dump(),
+            expiration_time=get_dht_time() + self._run.swarm.statistics_expiration,
+            return_future=True,
+        )
+
+    def stop(self) -> None:
+        """Withdraw the record, so that the others do not wait for this peer, and end the thread."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify_all()
+        self.join(timeout=2.0)
+        if self._record is None or not self._dht.is_alive():
+            return
+        gone = self._send(self._record.model_copy(update={"left": True, "time": get_dht_time()}))
+        with contextlib.suppress(TimeoutError):
+            gone.result(timeout=1.0)

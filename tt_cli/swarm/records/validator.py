@@ -1,0 +1,98 @@
+"""What every DHT node of a run checks before it keeps or believes a record.
+
+What is checked here does not change with time, nor from node to node: hivemind throws away all records under a key that
+a node answers with if one of them is refused. So a pass is looked at as of the time that the record says, which may not
+be later than its expiration; whether it still counts now, and who is banned, is for whoever reads (board.py) and for
+the door (door.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_ssh_public_key
+from hivemind.dht.crypto import RSASignatureValidator
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.utils import MSGPackSerializer
+from pydantic import ValidationError
+
+from tt_cli.identity.passes import InvalidPass, read_notice
+from tt_cli.swarm.membership.admission import Membership, NotAdmitted
+from tt_cli.swarm.membership.rsa_identity import peer_id_of
+from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, notice_key, peers_key
+
+MAX_RECORD = 2**14  # bytes of one record, with its signature
+MAX_OWNER = 2**11  # of the key in a subkey
+MAX_SPREAD_NOTICE = 2**16  # of a notice that passes from peer to peer
+MAX_LIFE = 86400.0 + 600.0  # seconds: the longest `statistics_expiration`, and a record that is renewed as it was
+
+
+class RecordValidator(RecordValidatorBase):
+    """Lets a run's DHT keys hold well-formed records of their owners and nothing else, and no other keys be used.
+
+    identity: the run's. authority_key: of its notices, "" without an authority.
+    """
+
+    def __init__(self, identity: str, membership: Membership, authority_key: str = ""):
+        self._identity, self._membership, self._authority_key = identity, membership, authority_key
+        self._models: dict[bytes, type[PeerRecord] | type[HistoryRecord]] = {
+            DHTID.generate(source=peers_key(identity)).to_bytes(): PeerRecord,
+            DHTID.generate(source=history_key(identity)).to_bytes(): HistoryRecord,
+        }
+        self._notice = DHTID.generate(source=notice_key(identity)).to_bytes()
+
+    def validate(self, record: DHTRecord) -> bool:
+        """True for records of this run that may be believed."""
+        try:
+            if record.key == self._notice:
+                return self._is_notice(record)
+            model = self._models.get(record.key)
+            return model is not None and self._is_owners(record, model)
+        except (
+            *(ValidationError, InvalidPass, NotAdmitted, UnsupportedAlgorithm),
+            *(msgpack.UnpackException, ValueError, TypeError, RecursionError),
+        ):
+            return False
+
+    def _is_owners(self, record: DHTRecord, model: type[PeerRecord] | type[HistoryRecord]) -> bool:
+        if len(record.value) > MAX_RECORD or len(record.subkey) > MAX_OWNER:
+            return False
+        subkey, value = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
+        owners = owners_of(subkey)
+        if len(owners) != 1 or subkey != owner_subkey(owners[0]) or not isinstance(value, dict):
+            return False
+        parsed = model.model_validate(value)
+        if parsed.peer_id != peer_id_of(owners[0]):
+            return False
+        if not parsed.time <= record.expiration_time <= parsed.time + MAX_LIFE:
+            return False
+        self._membership.vouched(parsed.pass_text, parsed.peer_id, parsed.time)
+        return True
+
+    def _is_notice(self, record: DHTRecord) -> bool:
+        """What the authority signed, under its number. It may be passed on by anybody."""
+        if not self._authority_key or len(record.value) > MAX_SPREAD_NOTICE or len(record.subkey) > 16:
+            return False
+        number, text = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
+        if type(number) is not int or not isinstance(text, str):
+            return False
+        read = read_notice(text, self._authority_key, self._identity, record.expiration_time)
+        return read.number == number and record.expiration_time < float("inf")
+
+    def merge_with(self, other: RecordValidatorBase) -> bool:
+        """A second validator of the same run adds nothing."""
+        return isinstance(other, RecordValidator) and other._models.keys() == self._models.keys()
+
+
+def owners_of(subkey: Any) -> list[bytes]:
+    """The public keys that a protected subkey names (OpenSSH form)."""
+    return RSASignatureValidator._PUBLIC_KEY_RE.findall(subkey) if isinstance(subkey, bytes) else []
+
+
+def owner_subkey(public_key: bytes) -> bytes:
+    """The one subkey under which this key (OpenSSH form) may sign. Raises ValueError for what is no key."""
+    written = load_ssh_public_key(public_key).public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return RSASignatureValidator.PUBLIC_KEY_FORMAT.replace(b"_key_", written)

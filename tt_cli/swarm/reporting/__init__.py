@@ -1,0 +1,1 @@
+"""Reports on rounds: outcomes in words, loss spikes, throughput."""

@@ -1,0 +1,215 @@
+"""What happened, in words: the outcome of every round, who spoils them again and again, and losses that jump."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from tt_cli.supervisor.events import Emit, Log, Phase, Round, Step, Trouble
+from tt_cli.swarm.allreduce.result import RoundResult
+from tt_cli.swarm.network.failures import classify
+from tt_cli.swarm.participants.stragglers import Burden
+from tt_cli.swarm.records.consensus import FAR_AHEAD
+from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.reporting.loss_spikes import LossWatch
+from tt_cli.swarm.shared_state import StepFacts
+from tt_cli.swarm.state.donor_stream import printable
+
+PHASES = ("encode", "matchmaking", "transfer", "reduce", "commit")  # of a round, as they are shown; "apply" follows
+LOOKED_BACK = 20  # rounds
+OFTEN = 3  # spoiled among them: then the peer is named
+UNANSWERED = 10  # audits among them: a busy machine may have gone on to the next round when it was asked
+NAMED = 3  # members in a line
+LONGEST = 200  # letters
+SLOW, REFUSED, AWAY = "its parts did not come in time", "what it sent had to be refused", "it did not come"
+CLIPPED = "its gradient was so unlike the others' that most of it was clipped"
+CLAIMING = "its record names a step to which nobody came"
+BOASTING = "its record claims work that nobody can have done"
+SILENT = "it left an audit without an answer"
+MOSTLY = 0.5  # of the parts: then a member counts as clipped in this round
+PUBLISHED = 8  # peer ids
+REMEDIES = {
+    SLOW: "it can join with --client-mode, raise --max-upload, or free its line",
+    REFUSED: "it should update tt and check its memory; it is left out for some steps",
+    CLIPPED: "it may be broken or hostile: it should run `tt doctor`; the organiser can ban it",
+    SILENT: "it may be cut off, or hide what it did",
+    CLAIMING: "nothing follows from its record; it should update tt; the organiser can ban it",
+    BOASTING: "only what it can have done counts; it should update tt; the organiser can ban it",
+    AWAY: "it may be asleep or cut off; on its machine `tt status` and `tt doctor` say more",
+}
+
+
+class Teller:
+    """Emits the events of one trainer's rounds. view: the newest view of the swarm, for the members' names.
+
+    last_round: the words of the newest one. now: what this peer would do, were it not stuck. clipped, accused: peer ids
+    of members that were clipped again and again lately, and of those that were proven guilty; for this peer's record.
+    """
+
+    def __init__(self, peer_id: str, emit: Emit, view: Callable[[], View]):
+        self._peer_id, self._emit, self._view = peer_id, emit, view
+        self.now = Phase("starting")
+        self._stuck = self.last_round = ""
+        self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
+        self._losses = LossWatch()
+        self.clipped: list[str] = []
+        self.accused: list[str] = []
+
+    def published(self) -> dict[str, Any]:
+        """What this peer's record says of its rounds."""
+        return {"round": self.last_round[:80], "clipped": self.clipped, "accused": self.accused}
+
+    def phase(self, phase: str, reason: str) -> None:
+        """Say what this peer does now, when it is something else than before; later, while it is stuck."""
+        if (self.now.phase, self.now.reason) != (phase, reason):
+            self.now = Phase(phase, reason)
+            if not self._stuck:
+                self._emit(self.now)
+
+    def stuck(self, reason: str) -> None:
+        """From now on this peer is shown to wait, for this reason; "" when it goes on."""
+        if self._stuck != reason:
+            self._stuck = reason
+            self._emit(Phase("waiting", reason) if reason else Phase(self.now.phase, self.now.reason))
+
+    def trouble(self, failure: BaseException | str, kind: str, subject: str) -> None:
+        """Tell a failure of hivemind's in plain words. kind: of one that does not say; subject: what failed."""
+        found = classify(failure, kind)
+        self._emit(Trouble(found.what, f"{subject}: {found.words}", found.remedy))
+
+    def committed(self, epoch: int, result: RoundResult | None, samples: int, seconds: Mapping[str, float]) -> None:
+        """A round ended with the step `epoch`; result: None when this peer was alone."""
+        company = "alone" if result is None else f"with {self._names(result.members.keys() - {self._peer_id})}"
+        words = f"step {epoch} made {company}, {samples} samples"
+        if result is not None and result.mended:
+            words += f", {result.mended} parts fetched from others than their reducers"
+        self._tell(epoch, "alone" if result is None else "committed", words, result, samples, seconds)
+        if result is None:
+            return self._note({})
+        view = self._view()
+        ahead = [r.peer_id for r in view.records if r.role == "trainer" and r.epoch > epoch + FAR_AHEAD]
+        clipped = [peer_id for peer_id, share in result.clipped.items() if share > MOSTLY]
+        spoiled = dict.fromkeys(result.doubts, SILENT) | dict.fromkeys(clipped, CLIPPED)
+        spoiled |= dict.fromkeys(view.boasting, BOASTING) | dict.fromkeys((*ahead, *view.claiming), CLAIMING)
+        self._note(spoiled | dict.fromkeys(result.rejected, REFUSED))
+        return self._accuse(result)
+
+    def failed(self, epoch: int, result: RoundResult, missed: frozenset[str], samples: int, started: float) -> None:
+        """A round ended without a step and is repeated. missed: who should have come; started: monotonic seconds.
+
+        Nothing is told of one that others overtook: it will be `dropped`.
+        """
+        if result.overtaken:
+            return
+        problem = result.problem
+        for peer_id in {*result.failed, *result.rejected, *result.disputed}:
+            problem = problem.replace(peer_id, self.name(peer_id))
+        found = classify(problem, "round")
+        problem = found.words
+        if missed and not result.members:
+            problem = f"{self._names(missed)} did not come ({problem})"
+        words = f"round repeated: {problem}"[:LONGEST]
+        self._tell(epoch, "failed", words, result, samples, {**result.seconds, "whole": time.monotonic() - started})
+        self._emit(Trouble(found.what, words, found.remedy))
+        self._note(
+            dict.fromkeys(missed, AWAY) | dict.fromkeys(result.failed, SLOW) | dict.fromkeys(result.rejected, REFUSED)
+        )
+        self._accuse(result)
+
+    def dropped(self, epoch: int, made: int, samples: int, started: float) -> None:
+        """The others made the step `made` without this peer."""
+        words = f"the others made step {made} without this peer"
+        self._tell(epoch, "dropped", words, None, samples, {"whole": time.monotonic() - started})
+
+    def rolled_back(self, why: str, epoch: int) -> None:
+        """The state was damaged and is that of the step `epoch` again."""
+        self.last_round = f"rolled back to step {epoch}"
+        self._emit(Trouble("state", why, f"going on from step {epoch}, or from where the others are"))
+
+    def left_out(self, burdens: Mapping[str, Burden]) -> None:
+        """Members without which the swarm would be faster."""
+        for peer_id, burden in burdens.items():
+            words = (
+                f"{self.name(peer_id)} held up the last steps by {burden.cost:.0f} of {burden.whole:.0f} s each, with "
+                f"{100 * burden.share:.0f} % of the samples: it is left out for {burden.steps} steps if most say so"
+            )
+            self._emit(Trouble("member", words, REMEDIES[SLOW]))
+
+    def step(self, epoch: int, loss: float | None, facts: StepFacts, digest: str) -> None:
+        """A step was made. loss: the mean over its samples."""
+        self._emit(Step(epoch, loss, facts.learning_rate, facts.gradient_norm, digest))
+        if loss is not None and (words := self._losses.look(loss)):
+            self._emit(Log(f"step {epoch}: {words}", "warning"))
+
+    def name(self, peer_id: str) -> str:
+        """How a member is called in a line: its user's name, else the end of its peer id."""
+        record = next((r for r in self._view().records if r.peer_id == peer_id), None)
+        return (printable(record.user) if record is not None else "") or f"…{peer_id[-6:]}"
+
+    def _names(self, peer_ids: frozenset[str] | set[str]) -> str:
+        names = sorted(map(self.name, peer_ids))
+        if len(names) <= NAMED:
+            return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "nobody"
+        return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} others"
+
+    def _tell(
+        self,
+        epoch: int,
+        outcome: str,
+        words: str,
+        result: RoundResult | None,
+        samples: int,
+        seconds: Mapping[str, float],
+    ) -> None:
+        self.last_round = words
+        stepped = outcome in ("committed", "alone")
+        self._emit(
+            Round(
+                epoch=epoch,
+                outcome=outcome,
+                words=words,
+                members=([self._peer_id] if stepped else []) if result is None else sorted(result.members),
+                received=float(stepped) if result is None else result.received,
+                samples=samples,
+                seconds=dict(seconds),
+                rejected={} if result is None else result.rejected,
+                mended=0 if result is None else result.mended,
+                differing=0 if result is None else result.differing,
+                clipped={} if result is None else result.clipped,
+            )
+        )
+
+    def _accuse(self, result: RoundResult) -> None:
+        """Tell once of each that was proven guilty."""
+        for peer_id in sorted(result.guilty - set(self.accused) - {self._peer_id}):
+            self.accused = [*self.accused, peer_id][-PUBLISHED:]
+            words = f"{self.name(peer_id)} ({peer_id}) made a wrong average, which its own signature proves"
+            self._emit(
+                Trouble("member", words, "it is left out; the organiser can ban it: the proof is in accusations/")
+            )
+
+    def _note(self, spoiled: dict[str, str]) -> None:
+        """Remember who spoiled this round, and name whoever did it so often that somebody should look."""
+        self._spoiled.append(spoiled)
+        counts = Counter(peer_id for each in self._spoiled for peer_id, how in each.items() if how != SILENT)
+        silent = Counter(peer_id for each in self._spoiled for peer_id, how in each.items() if how == SILENT)
+        clipped = Counter(peer_id for each in self._spoiled for peer_id, how in each.items() if how == CLIPPED)
+        often = [peer_id for peer_id, count in clipped.most_common() if count >= OFTEN and peer_id != self._peer_id]
+        self.clipped = often[:PUBLISHED]
+        for peer_id, how in spoiled.items():
+            if peer_id == self._peer_id:
+                if how == CLIPPED and clipped[peer_id] % OFTEN == 0:
+                    words = f"clipped in {clipped[peer_id]} of the last {len(self._spoiled)} rounds"
+                    unlike = f"this peer's gradient is unlike the others', and was {words}"
+                    self._emit(
+                        Trouble("gradient", unlike, "`tt doctor` says whether this machine computes as it should")
+                    )
+            elif how == SILENT:
+                if silent[peer_id] % UNANSWERED == 0:
+                    words = f"{self.name(peer_id)}: in {silent[peer_id]} of the last {len(self._spoiled)} rounds {how}"
+                    self._emit(Trouble("member", words, REMEDIES[how]))
+            elif counts[peer_id] % OFTEN == 0:
+                words = f"{self.name(peer_id)} spoiled {counts[peer_id]} of the last {len(self._spoiled)} rounds: {how}"
+                self._emit(Trouble("member", words, REMEDIES[how]))

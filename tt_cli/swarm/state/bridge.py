@@ -1,0 +1,251 @@
+"""One peer's state on its way to another: what hivemind's averager needs to give it and to take it.
+
+A peer is two processes. The host trains and holds the state; the averager's process speaks libp2p. The state passes
+between them in a `StateBuffer`, in memory that both see. `donor.py` and `taker.py` are the protocol that
+docs/protocol.md tells; they need no averager.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from hivemind.dht import DHT
+from hivemind.p2p import P2P
+from hivemind.utils import MPFuture
+
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.processes import keep_objects_shared
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.network import stream_limits
+from tt_cli.swarm.network.reachability import DialBack
+from tt_cli.swarm.records.publisher import read_records
+from tt_cli.swarm.shared_state import Tree, TreeReader
+from tt_cli.swarm.state.client import STREAMS, Chunks, NoState, Taker
+from tt_cli.swarm.state.donor_stream import connect_over
+from tt_cli.swarm.state.server import StateDonor
+from tt_cli.swarm.state.state_buffer import Passage, StateBuffer
+from tt_cli.swarm.state.trusted_digests import Signatures
+
+__all__ = ["Chunks", "NoState", "StateBuffer", "StateSharing", "StateSource", "Taken", "TreeReader", "take_over"]
+
+NAMES = 8
+ALIVE_SECONDS = 1.0
+# next_chunk_timeouts to wait for a chunk of a state: it has four times a part's bytes, and other donors go on meanwhile
+PATIENCE = 3
+
+StateSource = Callable[[], tuple[bytes, StateBuffer] | None]
+"""Manifest and bytes of the present state, in a buffer that nobody changes any more; None: there is none yet."""
+
+
+OnProgress = Callable[[int, int, int], None]
+"""(bytes that came, bytes there will be, donors that give now)."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A state that members signed, as far as the taker did not hold it.
+
+    donors: who gave chunks, or the manifest; who gave most first. received: bytes of chunks that came, useless ones
+    too. refused: peer id → why what it sent was refused. lost: donors that gave some of it → why they gave no more.
+    """
+
+    tree: Any
+    chunks: Chunks
+    donors: tuple[str, ...]
+    received: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+    def names(self, at_most: int = NAMES) -> list[str]:
+        """Tensors and numbers of the chunks; none when there are more than `at_most`."""
+        return [self.tree.name_of(index) for index in self.chunks] if len(self.chunks) <= at_most else []
+
+
+async def take_over(
+    run: RunConfig,
+    dht: DHT,
+    p2p: P2P,
+    read_tree: TreeReader,
+    *,
+    select: Callable[[Any], Iterable[int]] | None = None,
+    on_bytes: Callable[[int, int], None] = lambda received, total: None,
+) -> Taken:
+    """For one who is no peer: the state that the swarm holds, whole, or the chunks of it that `select` names.
+
+    on_bytes: called with the bytes that came, and those there are. Raises NoState.
+    """
+    buffer = StateBuffer.new()
+    taker = Taker(
+        connect_over(p2p, run.identity),
+        Signatures(lambda: read_records(dht, run)),
+        read_tree,
+        buffer,
+        timeout=PATIENCE * run.swarm.next_chunk_timeout,
+        select=select,
+        on_bytes=on_bytes,
+        mine=membership_at(dht).mine,
+    )
+    tree, indexes = await taker.take()
+    return Taken(tree, Chunks(tree, indexes, buffer), donors_of(taker), taker.received, taker.refused)
+
+
+def donors_of(taker: Taker) -> tuple[str, ...]:
+    """Who gave most first."""
+    return tuple(donor for donor, _ in taker.donors.most_common())
+
+
+class StateSharing:
+    """Mixed into a DecentralizedAverager, before it, with `allow_state_sharing=False`: hivemind's own door is closed.
+
+    Call `share_state` before hivemind's `__init__`, which forks.
+    """
+
+    traffic: torch.Tensor
+    prefix: str
+    client_mode: bool
+    serializer: Any
+    _p2p: P2P
+    _outer_pipe: Any
+
+    def share_state(self, run: RunConfig, dht: DHT, peer_id: str, source: StateSource, read_tree: TreeReader) -> None:
+        """Say what is handed over. peer_id: this peer's. traffic: int64 (2,) in shared memory, bytes out and in.
+
+        source is called in a thread of the host process, read_tree in both processes.
+        """
+        self._run, self._dht_of_run, self._own_id = run, dht, peer_id
+        self._source, self._read_tree = source, read_tree
+        self._membership = membership_at(dht)
+        self._passage = Passage()
+        self._donor = StateDonor(self._offer, read_tree, self._count_sent, self._membership)
+        self._taking: dict[int, asyncio.Task[None]] = {}
+        self._progress = torch.zeros(3, dtype=torch.int64).share_memory_()  # bytes that came, all, donors giving
+        keep_objects_shared()
+
+    # ---------------------------------------------------------------- in the host process
+
+    def take_state(
+        self, own: Tree | None, timeout: float, on_progress: OnProgress | None = None, *, at_once: int = STREAMS
+    ) -> Taken:
+        """The state that most of the foremost hold, without the chunks that `own` holds alike.
+
+        timeout: seconds without a chunk. on_progress: called about once a second while chunks come. at_once: donors at
+        most, each of which makes a copy of its state. Raises NoState. May be called by one thread at a time.
+        """
+        buffer = StateBuffer.new()
+        number, future = self._passage.send(buffer), MPFuture()
+        self._progress.zero_()
+        self._outer_pipe.send(("_take_state", [number, b"" if own is None else own.manifest(), future, at_once], {}))
+        try:
+            told = self._await(future, timeout, on_progress or (lambda received, total, donors: None))
+            if isinstance(told, str):
+                raise NoState(told)
+            tree = self._read_tree(told.pop("manifest"))
+            return Taken(tree, Chunks(tree, told.pop("indexes"), buffer), **told)
+        except BaseException:
+            buffer.close()
+            self._outer_pipe.send(("_drop_taking", [number], {}))
+            raise
+
+    def _await(self, future: MPFuture, timeout: float, on_progress: OnProgress) -> Any:
+        before, came = 0, time.monotonic()
+        while True:
+            try:
+                return future.result(timeout=ALIVE_SECONDS)
+            except concurrent.futures.TimeoutError:
+                if not self.is_alive():  # type: ignore[attr-defined]
+                    raise NoState("the averager process of this peer ended") from None
+                received, total, donors = self._progress.tolist()
+                if received != before:
+                    before, came = received, time.monotonic()
+                if time.monotonic() > came + timeout:
+                    raise NoState(f"nothing came for {timeout:.0f} s") from None
+                if total:
+                    on_progress(received, total, donors)
+
+    def get_current_state(self) -> tuple[dict[str, Any], list[torch.Tensor], None]:
+        """Called by hivemind in the host process when the averager's process asks for a copy of the state."""
+        offered = self._source()
+        if offered is None:
+            return {}, [], None
+        manifest, buffer = offered
+        return {"manifest": manifest, "number": self._passage.send(buffer)}, [], None
+
+    # ---------------------------------------------------------------- in the averager's process
+
+    async def add_p2p_handlers(self, p2p: P2P, *args: Any, namespace: str | None = None, **kwargs: Any) -> None:
+        """As hivemind's, those of the donor, and of those who dial back; all their streams are guarded."""
+        stream_limits.guard(p2p, self._membership)
+        await super().add_p2p_handlers(p2p, *args, namespace=namespace, **kwargs)  # type: ignore[misc]
+        await self._donor.add_p2p_handlers(p2p, namespace=namespace)
+        self._dial_back = DialBack(self._membership)
+        await self._dial_back.add_p2p_handlers(p2p, namespace=namespace)
+
+    async def remove_p2p_handlers(self, p2p: P2P, *, namespace: str | None = None) -> None:
+        """As hivemind's, and those that were added."""
+        await self._dial_back.remove_p2p_handlers(p2p, namespace=namespace)
+        await self._donor.remove_p2p_handlers(p2p, namespace=namespace)
+        await super().remove_p2p_handlers(p2p, namespace=namespace)  # type: ignore[misc]
+
+    def _count_sent(self, count: int) -> None:
+        self.traffic[0] += count
+
+    def taking_may_wait(self) -> bool:
+        """Whether a state that is taken over leaves the line to something else for now."""
+        return False
+
+    async def _offer(self) -> tuple[bytes, StateBuffer] | None:
+        metadata, _, _ = await self._get_current_state_from_host_process()  # type: ignore[attr-defined]
+        told = self.serializer.loads(metadata)
+        return (told["manifest"], self._passage.receive(told["number"])) if told else None
+
+    async def _take_state(self, number: int, own: bytes, future: MPFuture, at_once: int) -> None:
+        self._taking[number] = asyncio.current_task()  # type: ignore[assignment]
+        received_before = 0
+
+        def count(received: int, total: int) -> None:
+            nonlocal received_before
+            self.traffic[1] += received - received_before
+            received_before = received
+            self._progress.copy_(torch.tensor([received, total, len(taker.giving)]))
+
+        try:
+            taker = Taker(
+                connect_over(self._p2p, self.prefix),
+                Signatures(lambda: read_records(self._dht_of_run, self._run), self._own_id),
+                self._read_tree,
+                self._passage.receive(number),
+                timeout=PATIENCE * self._run.swarm.next_chunk_timeout,
+                own=self._read_tree(own) if own else None,
+                on_bytes=count,
+                at_once=at_once,
+                mine=self._membership.mine,
+                hold=self.taking_may_wait,
+            )
+            tree, indexes = await taker.take()
+            future.set_result(
+                {
+                    "manifest": tree.manifest(),
+                    "indexes": indexes,
+                    "donors": donors_of(taker),
+                    "received": taker.received,
+                    "refused": taker.refused,
+                    "lost": {donor: words for donor, words in taker.problems.items() if taker.donors[donor]},
+                }
+            )
+        except NoState as error:
+            future.set_result(str(error))
+        except Exception as error:
+            future.set_result(f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            del self._taking[number]
+
+    async def _drop_taking(self, number: int) -> None:
+        if number in self._taking:
+            self._taking[number].cancel()

@@ -1,0 +1,101 @@
+"""A taker's stream to one donor: what it asks, and what it takes for an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
+from typing import Any, Protocol
+
+import msgpack
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto import runtime_pb2
+
+from tt_cli.swarm.state.server import MAX_MANIFEST, MAX_MESSAGE, StateDonor
+
+Connect = Callable[[str], AbstractAsyncContextManager["DonorStream"]]
+"""Donor's peer id → a stream to it."""
+
+
+class Refused(Exception):
+    """A donor sent what no honest one sends: it is not asked again."""
+
+
+class DonorStream(Protocol):
+    """Requests to one donor, and its answers."""
+
+    async def ask(self, request: bytes) -> None:
+        """Send one request."""
+
+    async def answer(self) -> bytes | None:
+        """Its next answer; None when it hung up, or its connection broke."""
+
+
+def connect_over(p2p: P2P, namespace: str) -> Connect:
+    """Connect to donors of a run through this libp2p node. namespace: the run's identity."""
+
+    @asynccontextmanager
+    async def connect(donor: str) -> AsyncIterator[DonorStream]:
+        handler = StateDonor._get_handle_name(namespace, StateDonor.rpc_state_chunks.__name__)
+        _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(donor), handler)
+        with closing(writer):
+            yield _LibP2PStream(reader, writer)
+
+    return connect
+
+
+class _LibP2PStream:
+    """hivemind's own stubs wait for the last request to be sent before they say that the other side hung up."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, request: bytes) -> None:
+        with suppress(ConnectionError):  # what it sent before can be read still; then `answer` says that it hung up
+            await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=request), self._writer)
+
+    async def answer(self) -> bytes | None:
+        try:
+            message, error = await P2P.receive_protobuf(runtime_pb2.ExpertInfo, self._reader)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        if message is None:
+            raise ValueError(f"it failed: {error.message}")
+        data: bytes = message.serialized_info
+        return data
+
+
+def request_of(digest: str, chunks: Sequence[int], pass_text: str = "") -> bytes:
+    """Ask for the state with this digest, and these of its chunks (in rising order), as runs [first, last + 1, …].
+
+    pass_text: of the one who asks; with the first request on a stream.
+    """
+    runs: list[int] = []
+    for index in chunks:
+        if runs and runs[-1] == index:
+            runs[-1] = index + 1
+        else:
+            runs += [index, index + 1]
+    return bytes(msgpack.packb({"digest": digest, "chunks": runs} | ({"pass": pass_text} if pass_text else {})))
+
+
+def answer_in(message: bytes) -> dict[str, Any]:
+    """One answer of a donor: {"manifest"}, {"chunk", "data"} or {"refused"}. Raises Refused for anything else."""
+    if len(message) <= MAX_MESSAGE:
+        try:
+            answer = msgpack.unpackb(message, max_map_len=2, max_ext_len=0, max_array_len=0, max_str_len=2**10)
+        except (ValueError, msgpack.UnpackException) as error:
+            raise Refused("it sent an answer that cannot be read") from error
+        match answer:
+            case {"manifest": bytes(data), **more} if not more and len(data) <= MAX_MANIFEST:
+                return answer
+            case {"refused": str(), **more} if not more:
+                return answer
+            case {"chunk": int(), "data": bytes(), **more} if not more:
+                return answer
+    raise Refused("it sent an answer of another form")
+
+
+def printable(words: str) -> str:
+    """One short line: a donor may have chosen some of these words, and a terminal will show them."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())[:200]

@@ -1,0 +1,76 @@
+"""Which states members signed, as of all looks at their records: what a manifest must be to be believed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from tt_cli.swarm.records.consensus import View, enough, voters_among
+from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.shared_state import Tree
+
+LOOK_SECONDS = 2.0
+SIGNATURE_LOOKS, SIGNATURE_SECONDS = 6, 0.5
+
+
+class Signatures:
+    """What members signed, as of all looks at their records so far; they may step on while a state is taken.
+
+    read: the newest record of each peer; it may block. own: the peer id that does not count.
+    """
+
+    def __init__(self, read: Callable[[], Sequence[PeerRecord]], own: str = ""):
+        self._read, self._own = read, own
+        self._lock = asyncio.Lock()
+        self._holders: dict[tuple[int, str], dict[str, None]] = {}  # who can hand it over
+        self._votes: dict[tuple[int, str], set[str]] = {}
+        self._voters: list[PeerRecord] = []
+        self._held: set[tuple[int, str]] = set()  # states that counted while nobody voted
+        self.view = View.of(())
+
+    async def look(self) -> None:
+        """Read the records once more."""
+        async with self._lock:
+            read = await asyncio.to_thread(self._read)
+        records = [record for record in read if not record.left and record.peer_id != self._own]
+        self.view, self._voters = View.of(records), voters_among(records)
+        for record in self._voters:
+            self._votes.setdefault((record.epoch, record.digest), set()).add(record.peer_id)
+        for step in {record.epoch for record in records}:
+            view = View.of(record for record in records if record.epoch == step)
+            if view.digest:
+                self._held.add((view.epoch, view.digest))
+        for record in records:
+            if record.digest and not record.client_mode:
+                self._holders.setdefault((record.epoch, record.digest), {})[record.peer_id] = None
+
+    def believed(self, tree: Tree) -> bool:
+        """Whether this state was the swarm's in what was read so far."""
+        state = tree.step, tree.digest
+        if self._voters:
+            return enough(len(self._votes.get(state, ())), self._voters)
+        return state in self._held
+
+    async def look_for(self, tree: Tree) -> bool:
+        """True when most of those who held a state of this step signed this one.
+
+        A donor may have stepped just before it answered: its record follows.
+        """
+        for _ in range(SIGNATURE_LOOKS):
+            if self.believed(tree):
+                return True
+            await asyncio.sleep(SIGNATURE_SECONDS)
+            await self.look()
+        return self.believed(tree)
+
+    async def keep_looking(self) -> None:
+        """Remember what is signed, until cancelled."""
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self.look()
+
+    def donors(self, tree: Tree | None) -> list[str]:
+        """Whom to ask: those who hold the state of `tree` or held it, then those who hold the foremost one."""
+        held = self._holders.get((tree.step, tree.digest), {}) if tree is not None else {}
+        foremost = dict.fromkeys(self.view.donors() if self.view.digest else [])
+        return list(dict.fromkeys(donor for donor in foremost if donor in held) | held | foremost)

@@ -1,0 +1,120 @@
+"""One peer's status as lines for a terminal, from what is known of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from tt_cli.supervisor.household.limits import until_words
+from tt_cli.supervisor.peer_state import LimitInForce, Status
+from tt_cli.supervisor.slot import Seen
+from tt_cli.terminal.format import (
+    PHASE_STYLES,
+    byte_count,
+    clean,
+    duration,
+    fit,
+    loss_value,
+    percent,
+    plural,
+    rate,
+)
+from tt_cli.terminal.live_view import clock
+
+UNITS = {"max_gpu_temp": " °C", "max_upload": " Mbit/s", "max_download": " Mbit/s"}
+
+
+def status_lines(seen: Seen, now: float, width: int) -> list[Text]:
+    """What `tt status` says of one peer. now: Unix time. None is wider than `width`, but for what is said in words."""
+    status = seen.status
+    title = Text(clean(status.run) + (" (aux peer)" if status.role == "aux" else ""), style="bold")
+    if status.state == "ended":
+        title.append(f" · ended {duration(now - status.since)} ago", style="dim")
+        return [title.append(f" · {clean(status.reason)}" if status.reason else "")]
+    if not seen.running:
+        return [title.append(" · gone", style="bold red"), *_gone(status, now)]
+    title.append(f" · {clean(status.state)}", style=PHASE_STYLES.get(status.state, "bold"))
+    title.append(f" for {duration(now - status.since)}", style="dim")
+    if status.reason:
+        title.append(f" · {clean(status.reason)}")
+    lines = [title]
+    if not seen.answers:
+        words = f"it does not answer (suspended?); this was known {duration(now - status.updated)} ago"
+        lines.append(Text(words, style="yellow"))
+    rows = [*_work(status), *_asked(status, now), *_limits(status.limits), *_troubles(status, now)]
+    up = f"{duration(now - status.started)} · process {status.pid}"
+    if status.restarts:
+        up += f" · started again {plural(status.restarts, 'time')}"
+    rows.append(("up", up))
+    return [*lines, *(fit(Text.assemble((f"  {label:<10}", "dim"), clean(words)), width) for label, words in rows)]
+
+
+def _work(status: Status) -> list[tuple[str, str]]:
+    rows = []
+    if status.step is not None:
+        loss = f" · loss {loss_value(status.loss)}" if status.loss is not None else ""
+        samples = ""
+        if status.samples is not None and status.target_samples is not None:
+            samples = f" · {status.samples:,} of {status.target_samples:,} samples to the next"
+        rows.append(("step", f"{status.step:,} of {status.total_steps:,}{loss}{samples}"))
+    if status.download_received is not None and status.download_total:
+        received, total = status.download_received, status.download_total
+        rows.append(("state", f"{byte_count(received)} of {byte_count(total)} taken over, {percent(received / total)}"))
+    if status.samples_per_second is not None and status.share is not None:
+        own = f"{rate(status.samples_per_second)} samples/s, {percent(status.share)} of the swarm's"
+        rows.append(("speed", f"{own} {rate(status.swarm_samples_per_second or 0.0)}"))
+    if status.peers is not None:
+        rows.append(("swarm", plural(status.peers, "trainer")))
+    if status.state not in ("paused", "starting") and (batch := status.choices.get("micro-batch")) is not None:
+        rows.append(("batch", f"{batch.value}: {batch.reason}"))
+    if status.last_round:
+        rows.append(("round", status.last_round))
+    if status.saved_step is not None:
+        rows.append(("backup", f"of step {status.saved_step:,}"))
+    if status.bytes_sent or status.bytes_received:
+        rows.append(("traffic", f"sent {byte_count(status.bytes_sent)} · received {byte_count(status.bytes_received)}"))
+    return rows
+
+
+def _asked(status: Status, now: float) -> list[tuple[str, str]]:
+    if status.finish:
+        return [("asked", "to end after this step: `tt finish`")]
+    if status.paused and status.state != "paused":
+        return [("asked", f"to pause {until_words(status.paused_until, now)}".strip())]
+    return []
+
+
+def _limits(limits: Sequence[LimitInForce]) -> list[tuple[str, str]]:
+    shown = []
+    for limit in limits:
+        flag = limit.source.startswith("--")
+        name = limit.source if flag else limit.name
+        place = "" if flag else f" ({limit.source})"
+        shown.append(f"{name} {limit.value}{UNITS.get(limit.name, '')}".rstrip() + place)
+    return [("limits", " · ".join(shown))] if shown else []
+
+
+def _troubles(status: Status, now: float) -> list[tuple[str, str]]:
+    if not status.troubles:
+        return []
+    counts = ", ".join(f"{what} {one.count:,}" for what, one in sorted(status.troubles.items()))
+    name, newest = max(status.troubles.items(), key=lambda item: item[1].at)
+    remedy = f": {newest.remedy}" if newest.remedy else ""
+    more = f"more: `tt explain {name}`"
+    return [("troubles", counts), ("", f"{duration(now - newest.at)} ago: {newest.words}{remedy}"), ("", more)]
+
+
+def _gone(status: Status, now: float) -> list[Text]:
+    """Of a peer whose processes are not there any more, though it never said that it ended."""
+    step = f" at step {status.step:,}," if status.step is not None else ""
+    lines = [
+        Text(f"  its processes ended without a word: it was {status.state}{step} {duration(now - status.updated)} ago")
+    ]
+    if status.words:
+        lines.append(Text("  its last words:"))
+        lines += [Text(f"    {clock(said.at)}  {clean(said.text)}") for said in status.words[-3:]]
+    backup = f" from the backup of step {status.saved_step:,}" if status.saved_step is not None else ""
+    command = "aux-peer" if status.role == "aux" else "join"
+    lines.append(Text(f"  `tt {command} {clean(status.run)}` goes on{backup}; its log is {clean(status.log)}"))
+    return lines

@@ -1,0 +1,36 @@
+"""What the web page needs to know of a run's history; an auxiliary peer's database has it."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+Row = dict[str, Any]
+
+
+class Source(Protocol):
+    """Reads one run's history, from any thread. Times are Unix seconds. Methods raise DatabaseDown.
+
+    tt_cli.auxiliary.history.reader.Reader is one, and says what the rows hold.
+    """
+
+    def newest(self, key: str) -> tuple[str, float] | None: ...
+
+    def parts(self) -> list[Row]: ...
+
+    def era(self) -> str: ...
+
+    def steps_after(self, step: int, most: int = 100_000) -> list[tuple[int, float, float, int, float]]: ...
+
+    def activity(self, since: float) -> list[tuple[float, int, float]]: ...
+
+    def leaderboard(self, since: float | None = None) -> list[Row]: ...
+
+    def peers(self) -> list[Row]: ...
+
+    def totals(self) -> Row: ...
+
+    def rounds(self, most: int = 200) -> list[Row]: ...
+
+    def checkpoints(self) -> list[Row]: ...
+
+    def try_writing(self) -> None: ...

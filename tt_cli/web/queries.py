@@ -1,0 +1,137 @@
+"""What the page is told, as plain data: served as JSON by `tt_cli.web.web_app`, and written into files by an export."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+from urllib.parse import quote
+
+from tt_cli.errors import TTError
+from tt_cli.run import RunConfig
+from tt_cli.web.history_source import Row, Source
+from tt_cli.web.run_facts import figures, run_facts
+from tt_cli.web.step_columns import History
+
+logger = logging.getLogger(__name__)
+
+Content = dict[str, Any]
+Window = Literal["day", "ever"]
+
+DAY_SECONDS = 86400.0
+STALE_SECONDS = 60.0  # of a snapshot, after which nobody watches the swarm
+
+
+class Calculator(Protocol):
+    """What the page shows of memory; tt_cli.memory.answer_tables.Tables is one, and says what a table holds."""
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the models."""
+
+    def table(self, name: str) -> Content:
+        """All answers for one of `names`."""
+
+
+class NothingYet(Exception):
+    """No snapshot has been taken."""
+
+
+class Answers:
+    """Of one run. name: how people join it. clock: Unix seconds. Methods raise DatabaseDown; thread-safe.
+
+    calculator: None: the page goes without.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        run: RunConfig,
+        name: str,
+        clock: Callable[[], float] = time.time,
+        calculator: Calculator | None = None,
+    ):
+        self.source, self._run, self._name, self._clock = source, run, name, clock
+        self.calculator = calculator
+        self.history = History(source)
+
+    def run(self) -> Content:
+        """/api/run."""
+        return run_facts(self._run, self._name, self._told("model", {}), self._told("addresses", []))
+
+    def snapshot(self) -> Content:
+        """/api/snapshot. Raises NothingYet."""
+        found = self.source.newest("snapshot")
+        if found is None:
+            raise NothingYet
+        content: Content = json.loads(found[0])
+        content["age_s"] = round(max(0.0, self._clock() - found[1]), 1)
+        return content
+
+    def steps(self, points: int, first: int | None = None, last: int | None = None) -> Content:
+        """/api/history."""
+        self.history.look()
+        return self.history.thinned(points, first, last)
+
+    def activity(self, points: int, since: float = 0.0) -> Content:
+        """/api/activity; of too many rows, means over equally many."""
+        rows = self.source.activity(since)
+        size = -(-len(rows) // points) or 1
+        groups = [rows[first : first + size] for first in range(0, len(rows), size)]
+        return {
+            "time": [round(group[0][0], 1) for group in groups],
+            "trainers": [round(sum(row[1] for row in group) / len(group), 1) for group in groups],
+            "samples_per_second": [round(sum(row[2] for row in group) / len(group), 2) for group in groups],
+        }
+
+    def leaderboard(self, window: Window) -> Content:
+        """/api/leaderboard."""
+        since = self._clock() - DAY_SECONDS if window == "day" else None
+        return {"window": window, "rows": self.source.leaderboard(since)}
+
+    def peers(self) -> Content:
+        """/api/peers."""
+        return {"rows": self.source.peers()}
+
+    def checkpoints(self) -> Content:
+        """/api/checkpoints."""
+        return {"rows": [{**row, "pictures": _linked(row["pictures"])} for row in self.source.checkpoints()]}
+
+    def rounds(self) -> Content:
+        """/api/rounds."""
+        return {"rows": self.source.rounds()}
+
+    def figures(self) -> Content:
+        """/api/figures."""
+        return figures(self._run, self._told("model", {}), self._told("snapshot", {}), self.source.totals())
+
+    def health(self) -> Content:
+        """/health: {"status": "ok" or "bad", "problems": in words, "snapshot_age_s", "parts"}. Raises nothing."""
+        problems, parts = list[str](), list[Row]()
+        age: float | None = None
+        now = self._clock()
+        try:
+            self.source.try_writing()
+            for row in self.source.parts():
+                age_s = round(max(0.0, now - row["time"]), 1)
+                parts.append({"name": row["name"], "words": row["words"], "age_s": age_s})
+            found = self.source.newest("snapshot")
+            age = None if found is None else round(now - found[1], 1)
+            if age is None or age > STALE_SECONDS:
+                old = "none yet" if age is None else f"the last one {age:.0f} s ago"
+                problems.append(f"the coordinator takes no snapshots: {old}")
+        except TTError as error:
+            logger.warning("%s", error)  # not for everybody's eyes: it names hosts
+            problems.append("the run's history cannot be read and written")
+        status = "bad" if problems else "ok"
+        return {"status": status, "problems": problems, "snapshot_age_s": age, "parts": parts}
+
+    def _told(self, key: str, otherwise: Any) -> Any:
+        found = self.source.newest(key)
+        return otherwise if found is None else json.loads(found[0])
+
+
+def _linked(drawn: list[Row]) -> list[Row]:
+    return [{"prompt": row["prompt"], "url": f"pictures/{quote(row['file'])}"} for row in drawn]

@@ -1,0 +1,141 @@
+"""The run's page as files for any static host: what the server would answer now, written down beside the page.
+
+All addresses in it are relative, so the folder may lie under any path. The history is there twice: thinned for the
+whole run, and in blocks of steps for a closer look.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tt_cli.errors import TTError, UsageError
+from tt_cli.web import notebooks
+from tt_cli.web.index_html import STATIC, index_html
+from tt_cli.web.queries import Answers, Content, NothingYet
+
+POINTS = 4000  # of the whole run; about 150 kB
+BLOCK = 10_000  # steps of one block
+MARK = "tt-site.json"  # tells an export, which may be written anew, from a folder of something else
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written: the step it shows, how many pictures, files and bytes."""
+
+    folder: str
+    step: int
+    pictures: int
+    files: int
+    bytes: int
+
+
+def export(answers: Answers, pictures: Path, out: Path) -> Exported:
+    """Write the page to the folder `out`, which is seen whole or not at all; an earlier export there is replaced.
+
+    pictures: the folder of those that were drawn. Raises UsageError where `out` is something else, TTError where it
+    cannot be written or nothing has been recorded yet.
+    """
+    if not (STATIC / "index.html").is_file():
+        raise TTError("the page has not been built: scripts/build_page builds it")
+    if out.exists() and not _replaceable(out):
+        raise UsageError(f"{out} is there and no earlier export: name a new or an empty folder")
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        new = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
+        try:
+            new.chmod(0o755)  # for the web server, which is another user
+            step, shown = _write(answers, pictures, new)
+            _put_in_place(new, out.absolute())
+        finally:
+            shutil.rmtree(new, ignore_errors=True)
+        files = [file for file in out.rglob("*") if file.is_file()]
+        return Exported(str(out.absolute()), step, shown, len(files), sum(file.stat().st_size for file in files))
+    except OSError as error:
+        raise TTError(f"cannot write {out}: {error.strerror or error}") from error
+
+
+def _replaceable(out: Path) -> bool:
+    return out.is_dir() and not out.is_symlink() and ((out / MARK).is_file() or not any(out.iterdir()))
+
+
+def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
+    """All files; returns the newest step and the number of pictures."""
+    try:
+        snapshot = answers.snapshot()
+    except NothingYet:
+        raise TTError("nothing is recorded of this run yet: has its `tt aux-peer` seen a trainer?") from None
+    run, history = answers.run(), answers.steps(POINTS)
+    newest = int(history["last_step"])
+    history["block"] = BLOCK
+    checkpoints = answers.checkpoints()
+    shown = _copy_pictures(checkpoints, pictures, folder)
+    contents: dict[str, Content] = {
+        "run": run,
+        "snapshot": snapshot,
+        "history": history,
+        "activity": answers.activity(POINTS),
+        "leaderboard": answers.leaderboard("ever"),
+        "leaderboard-day": answers.leaderboard("day"),
+        "peers": answers.peers(),
+        "checkpoints": checkpoints,
+        "rounds": answers.rounds(),
+        "figures": answers.figures(),
+    }
+    for number in range(newest // BLOCK + 1):
+        contents[f"history-{number}"] = answers.steps(BLOCK, number * BLOCK, (number + 1) * BLOCK - 1)
+    if answers.calculator is not None:
+        for name in answers.calculator.names:
+            contents[f"calculator-{name}"] = answers.calculator.table(name)
+    (folder / "api").mkdir()
+    for name, content in contents.items():
+        _text(folder / "api" / f"{name}.json", json.dumps(content, separators=(",", ":"), allow_nan=False))
+    for file in STATIC.iterdir():
+        shutil.copyfile(file, folder / file.name)
+    (folder / "notebooks").mkdir()
+    for name in notebooks.NAMES:
+        (folder / "notebooks" / name).write_bytes(notebooks.notebook(name, run))
+    _text(folder / "index.html", index_html(run, static=True))
+    _text(folder / MARK, json.dumps({"run": run["identity"], "step": newest}) + "\n")
+    return newest, shown
+
+
+def _copy_pictures(checkpoints: Content, pictures: Path, folder: Path) -> int:
+    """Copy the pictures that the checkpoints show; leave those out that are not there any more."""
+    (folder / "pictures").mkdir()
+    shown = 0
+    for row in checkpoints["rows"]:
+        there: list[Any] = []
+        for picture in row["pictures"]:
+            name = Path(picture["url"]).name
+            if (pictures / name).is_file():
+                shutil.copyfile(pictures / name, folder / "pictures" / name)
+                there.append({**picture, "url": f"pictures/{name}"})
+        row["pictures"] = there
+        shown += len(there)
+    return shown
+
+
+def _text(file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
+
+
+def _put_in_place(new: Path, out: Path) -> None:
+    """Two renames; where the second fails, the first is taken back."""
+    if not out.exists():
+        os.rename(new, out)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{out.name}-old-", dir=out.parent))
+    os.rename(out, old / out.name)
+    try:
+        os.rename(new, out)
+    except OSError:
+        os.rename(old / out.name, out)
+        raise
+    finally:
+        shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,220 @@
+"""The run's web page over HTTP: the answers under /api, live updates, /metrics, /health, and the page's own files.
+
+Everything may be read by anybody and nothing can be changed. An error is {"detail": "one line for a person"}; 503 says
+that the database does not answer or that the coordinator has not looked yet, with Retry-After.
+"""
+
+# No `from __future__ import annotations`: FastAPI resolves the annotations of the functions inside `make_app`.
+import re
+from collections.abc import Callable, Hashable
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
+from starlette.datastructures import MutableHeaders
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tt_cli.database import DatabaseDown
+from tt_cli.web import notebooks, schemas
+from tt_cli.web.index_html import STATIC, index_html
+from tt_cli.web.live_updates import MOST_CLIENTS, EventStream, Live
+from tt_cli.web.metrics import CONTENT_TYPE, Metrics
+from tt_cli.web.queries import Answers, NothingYet, Window
+from tt_cli.web.response_cache import Cache, Encoded, respond, takes_gzip
+
+RETRY_SECONDS = 5
+MOST_POINTS = 20_000
+DAY_SECONDS = 86400
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
+}
+PICTURE = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,150}\.(png|jpg|webp)"
+
+Points = Annotated[int, Query(ge=10, le=MOST_POINTS)]
+StepNumber = Annotated[int | None, Query(ge=0, lt=2**53)]
+
+
+def make_app(answers: Answers, pictures: Path) -> FastAPI:
+    """The page of one run. pictures: the folder of those that were drawn."""
+    app = FastAPI(title="tt", version="1", docs_url=None, redoc_url=None)
+    app.add_middleware(SafeHeaders)
+    live, cache = Live(answers), Cache()
+    metrics = Metrics(answers, live)
+    app.add_exception_handler(DatabaseDown, _not_now)
+    app.add_exception_handler(NothingYet, _nothing_yet)
+    app.add_exception_handler(RequestValidationError, _malformed)
+
+    def cached(request: Request, key: Hashable, seconds: float, make: Callable[[], Any]) -> Response:
+        return respond(request, cache.get(key, seconds, lambda: Encoded.of(make())))
+
+    def described(form: type[Any], *, parameters: bool = False, missing: str = "") -> dict[str, Any]:
+        problems = {
+            503: "the database does not answer, or nothing is known yet",
+            **({422: "malformed"} if parameters else {}),
+            **({404: missing} if missing else {}),
+        }
+        return {
+            "response_model": None,
+            "responses": {
+                200: {"model": form},
+                304: {"description": "Still what If-None-Match names"},
+                **{code: {"model": schemas.Problem, "description": words} for code, words in problems.items()},
+            },
+        }
+
+    @app.get("/api/run", **described(schemas.Run))
+    def run(request: Request) -> Response:
+        """What the run is and how to join it."""
+        return cached(request, "run", 5.0, answers.run)
+
+    @app.get("/api/snapshot", **described(schemas.Snapshot))
+    def snapshot(request: Request) -> Response:
+        """The swarm now."""
+        return cached(request, "snapshot", 1.0, answers.snapshot)
+
+    @app.get("/api/history", **described(schemas.Steps, parameters=True))
+    def history(request: Request, points: Points = 1000, first: StepNumber = None, last: StepNumber = None) -> Response:
+        """The recorded steps, thinned."""
+        answers.history.look()
+        key = ("history", points, first, last, answers.history.mark)
+        return cached(request, key, DAY_SECONDS, lambda: answers.steps(points, first, last))
+
+    @app.get("/api/activity", **described(schemas.Activity, parameters=True))
+    def activity(
+        request: Request,
+        points: Points = 1000,
+        since: Annotated[float, Query(ge=0, le=1e11, allow_inf_nan=False)] = 0.0,
+    ) -> Response:
+        """How many trained, and how fast."""
+        return cached(request, ("activity", points, since // 30), 15.0, lambda: answers.activity(points, since))
+
+    @app.get("/api/leaderboard", **described(schemas.Leaderboard, parameters=True))
+    def leaderboard(request: Request, window: Window = "ever") -> Response:
+        """Who gave how much."""
+        return cached(request, ("leaderboard", window), 10.0, lambda: answers.leaderboard(window))
+
+    @app.get("/api/peers", **described(schemas.Peers))
+    def peers(request: Request) -> Response:
+        """Everybody who has been seen."""
+        return cached(request, "peers", 10.0, answers.peers)
+
+    @app.get("/api/checkpoints", **described(schemas.Checkpoints))
+    def checkpoints(request: Request) -> Response:
+        """Checkpoints, and what was drawn from them."""
+        return cached(request, "checkpoints", 5.0, answers.checkpoints)
+
+    @app.get("/api/rounds", **described(schemas.Rounds))
+    def rounds(request: Request) -> Response:
+        """The newest averaging rounds."""
+        return cached(request, "rounds", 2.0, answers.rounds)
+
+    @app.get("/api/figures", **described(schemas.Figures))
+    def figures(request: Request) -> Response:
+        """This run's own numbers for the five challenges."""
+        return cached(request, "figures", 10.0, answers.figures)
+
+    @app.get("/api/calculator", **described(schemas.Table, parameters=True, missing="no such model"))
+    def calculator(request: Request, model: Annotated[str, Query(max_length=40)] = "run") -> Response:
+        """What training takes of memory: all answers for one model, of which the page shows what is asked."""
+        known = answers.calculator
+        if known is None or model not in known.names:
+            return _problem(404, "no such model" if known else "this page has no calculator")
+        return cached(request, ("calculator", model), DAY_SECONDS, lambda: known.table(model))
+
+    @app.get("/api/events", include_in_schema=False)
+    async def events(request: Request) -> Any:
+        """What is new, as server-sent events."""
+        if live.clients >= MOST_CLIENTS:
+            return _problem(503, "too many follow live updates: ask again and again instead", 60)
+        return EventStream(live, takes_gzip(request))
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    def numbers() -> Response:
+        """For Prometheus."""
+        return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
+
+    @app.get("/health", response_model=None, responses={200: {"model": schemas.Health}, 503: {"model": schemas.Health}})
+    def health() -> Response:
+        """Whether everything works, and what does not."""
+        found = answers.health()
+        return JSONResponse(found, 200 if found["status"] == "ok" else 503, {"Cache-Control": "no-store"})
+
+    @app.get("/pictures/{name}", include_in_schema=False)
+    def picture(name: str) -> Response:
+        """One that was drawn from a checkpoint."""
+        file = pictures / name
+        if not re.fullmatch(PICTURE, name) or not file.is_file():
+            return _problem(404, "no such picture")
+        return FileResponse(file, headers={"Cache-Control": "public, max-age=86400"})
+
+    @app.get("/notebooks/{name}", include_in_schema=False)
+    def joining(name: str) -> Response:
+        """One for Colab or Kaggle, with the run in it."""
+        if name not in notebooks.NAMES:
+            return _problem(404, "no such notebook")
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return Response(notebooks.notebook(name, answers.run()), 200, headers, notebooks.CONTENT_TYPE)
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    def index(request: Request) -> Response:
+        """The page, with what the run is written into it."""
+        if not (STATIC / "index.html").is_file():
+            return PlainTextResponse(
+                "The page has not been built: scripts/build_page builds it. The answers are under /api.\n"
+            )
+        page = cache.get("index", 5.0, lambda: Encoded.of_bytes(index_html(answers.run()).encode()))
+        return respond(request, page, "text/html; charset=utf-8")
+
+    app.mount("/", GZipMiddleware(StaticFiles(directory=STATIC, check_dir=False), minimum_size=1000))
+    return app
+
+
+class SafeHeaders:
+    """Adds to every response what keeps a browser from doing more than the page needs."""
+
+    def __init__(self, app: ASGIApp):
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("Cache-Control", "no-cache")  # asked again, by its ETag
+            await send(message)
+
+        await self._app(scope, receive, with_headers)
+
+
+def _problem(status: int, words: str, wait: int | None = None) -> Response:
+    return JSONResponse({"detail": words}, status, None if wait is None else {"Retry-After": str(wait)})
+
+
+def _not_now(request: Request, error: Exception) -> Response:
+    return _problem(503, "the run's history does not answer at the moment", RETRY_SECONDS)
+
+
+def _nothing_yet(request: Request, error: Exception) -> Response:
+    return _problem(503, "the swarm has not been looked at yet", RETRY_SECONDS)
+
+
+def _malformed(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(step) for step in first["loc"] if step != "query")
+    return _problem(422, f"{where}: {first['msg']}"[:300])
