@@ -44,11 +44,11 @@ from hivemind.utils.crypto import RSAPrivateKey  # noqa: E402
 from tt_cli.optim import warm_up  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
 from tt_cli.swarm.allreduce.aggregation import average_part  # noqa: E402
-from tt_cli.swarm.allreduce.centered_clip import Contribution  # noqa: E402
+from tt_cli.swarm.allreduce.centered_clip import ReceivedPart  # noqa: E402
 from tt_cli.swarm.allreduce.messages import Opening, RoundName, Signer, input_hash  # noqa: E402
 from tt_cli.swarm.audit.sampling import unlike  # noqa: E402
 from tt_cli.swarm.compression.codec import GradientCodec, codec_of  # noqa: E402
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer  # noqa: E402
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer  # noqa: E402
 from tt_cli.swarm.compression.partition import PART_ELEMENTS  # noqa: E402
 
 SIZES = [28, 20, 12, 4, 16, 16, 8, 8, 12, 4]  # samples of each member in a step
@@ -75,13 +75,13 @@ class Attacked(Training):
         self.clipped: Counter[str] = Counter()
         self.averages = 0
 
-    def average(self, buffers: list[EncodedBuffer]) -> EncodedBuffer:
+    def average(self, buffers: list[GradientBuffer]) -> GradientBuffer:
         for member in ATTACKERS if self.attack else ():
             self._spoil(buffers[member], member)
         self.averages += 1
         return swarm_average(buffers, self.sizes, self.order, self.run.swarm.aggregation, self.clipped)
 
-    def _spoil(self, buffer: EncodedBuffer, member: int) -> None:
+    def _spoil(self, buffer: GradientBuffer, member: int) -> None:
         generator = torch.Generator().manual_seed(1000 * self.averages + member)
         for name, gradient in DecodedGradients(buffer).items():
             sent = gradient * (-1.0 if self.attack == "flip" else -100.0)
@@ -150,9 +150,9 @@ def cost(members: int) -> dict[str, float]:
     draws = torch.Generator().manual_seed(1)
     values = [torch.randn(PART_ELEMENTS, generator=draws).mul_(1e-3) for _ in range(members)]
     encoded = [bytes(codec.encode_part(value, True).buffer) for value in values]
-    honest = [Contribution(str(i), each, 20.0, 1e-3) for i, each in enumerate(encoded)]
+    honest = [ReceivedPart(str(i), each, 20.0, 1e-3) for i, each in enumerate(encoded)]
     spoiled = bytes(codec.encode_part(values[0] * 4, True).buffer)
-    clipped = [Contribution("0", spoiled, 20.0, 4e-3), *honest[1:]]
+    clipped = [ReceivedPart("0", spoiled, 20.0, 4e-3), *honest[1:]]
     rounds = PARAMETERS / PART_ELEMENTS / members  # parts of a reducer
     found = {
         "mean": rounds * seconds(lambda: average_part(codec, "mean", honest, PART_ELEMENTS, True)),

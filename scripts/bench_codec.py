@@ -108,7 +108,7 @@ def arithmetic(name: str) -> Iterator[None]:
     """Within it linear8 is portable where `name` says so."""
     chosen = linear8.implementation
     if name == "portable":
-        portable = linear8.Implementation(linear8.Portable(), "portable", "asked for")
+        portable = linear8.Implementation(linear8.PortableLinear8(), "portable", "asked for")
         linear8.implementation = lambda: portable  # type: ignore[assignment]
     try:
         yield

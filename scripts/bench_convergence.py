@@ -56,15 +56,15 @@ from tt_cli.optim import warm_up  # noqa: E402
 from tt_cli.peer.trained_state import TrainedState  # noqa: E402
 from tt_cli.run import RunConfig, load_run  # noqa: E402
 from tt_cli.supervisor.events import Listening, Round, Step  # noqa: E402
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm  # noqa: E402
 from tt_cli.swarm.allreduce.aggregation import Aggregation  # noqa: E402
-from tt_cli.swarm.allreduce.average_buffer import AverageStore  # noqa: E402
+from tt_cli.swarm.allreduce.average_buffer import AverageBuffer  # noqa: E402
 from tt_cli.swarm.allreduce.centered_clip import spread  # noqa: E402
 from tt_cli.swarm.allreduce.reducer import Reducer  # noqa: E402
 from tt_cli.swarm.compression.accumulator import Accumulator  # noqa: E402
 from tt_cli.swarm.compression.codec import codec_of  # noqa: E402
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer  # noqa: E402
-from tt_cli.swarm.compression.partition import Layout  # noqa: E402
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer  # noqa: E402
+from tt_cli.swarm.compression.partition import Partition  # noqa: E402
 
 ARMS = {"fp32": (False, False), "swarm": (True, True), "codec": (True, False), "lamb": (False, True)}
 SHARES = (28, 20, 12, 4)  # of 64
@@ -135,11 +135,11 @@ class Training:
         self.model.activation_budget = BUDGET
         self.shared = TrainedState(run, self.model, None)
         self._names = list(self.shared.shapes())
-        self._buffers: list[EncodedBuffer] = []
+        self._buffers: list[GradientBuffer] = []
         if eight_bit_averages:
             codec = codec_of(run)
-            layout = Layout(self.shared.shapes(), run.swarm.large_tensor, codec.block)
-            self._buffers = [EncodedBuffer(layout, codec) for _ in sizes]
+            layout = Partition(self.shared.shapes(), run.swarm.large_tensor, codec.block)
+            self._buffers = [GradientBuffer(layout, codec) for _ in sizes]
 
     def steps(self) -> Iterator[tuple[float, str]]:
         """After each global step: the mean loss before it, and the digest."""
@@ -163,7 +163,7 @@ class Training:
                 self.shared.step(plain)
             yield losses / sum(self.sizes), self.shared.digest
 
-    def average(self, buffers: list[EncodedBuffer]) -> EncodedBuffer:
+    def average(self, buffers: list[GradientBuffer]) -> GradientBuffer:
         """What the members average to."""
         return swarm_average(buffers, self.sizes, self.order, self.run.swarm.aggregation)
 
@@ -184,19 +184,19 @@ def stream_seed(run: RunConfig, member: int) -> int:
 
 
 def swarm_average(
-    buffers: list[EncodedBuffer],
+    buffers: list[GradientBuffer],
     sizes: list[int],
     order: list[int],
     aggregation: Aggregation,
     clipped: Counter[str] | None = None,
-) -> EncodedBuffer:
+) -> GradientBuffer:
     """What every member of a round ends with: each reduces its share of the members' gradients, as in a swarm.
 
     clipped: member → parts in which it was clipped, counted up.
     """
     layout, codec = buffers[0].layout, buffers[0].codec
     senders = [str(member) for member in order]
-    store = AverageStore(layout, codec)
+    store = AverageBuffer(layout, codec)
     store.open(layout.parts(len(order)))
 
     def spread_of(member: int) -> float:
@@ -317,7 +317,7 @@ def measure_swarm(size: Size, peers: int) -> dict[str, Any]:
         return compared(run, sizes, members, size.swarm_steps)
 
 
-def compared(run: RunConfig, sizes: list[int], members: list[Member], steps: int) -> dict[str, Any]:
+def compared(run: RunConfig, sizes: list[int], members: list[LocalPeer], steps: int) -> dict[str, Any]:
     """Digests and losses of the peers' steps beside those that are computed here."""
     from hivemind.p2p import PeerID
 

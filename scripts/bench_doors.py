@@ -43,10 +43,10 @@ from scripts.lab.cpu import machine
 from scripts.lab.passes import Issuer, key_file
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Finished, Log
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.allreduce.round_plan import member_in
 from tt_cli.swarm.membership.admission import Closed, Open, membership_of
-from tt_cli.swarm.membership.dht_auth import DhtDoor
+from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.request_rates import Rate
 
 REQUESTS, REPEATS = 2000, 3
@@ -94,7 +94,7 @@ def per_call(count: int, call: Callable[[], Awaitable[object]]) -> float:
     return asyncio.run(many())
 
 
-def through(door: DhtDoor, peer: str) -> Callable[[], Awaitable[Any]]:
+def through(door: DHTAuthorizer, peer: str) -> Callable[[], Awaitable[Any]]:
     """One request of this peer's to itself, through both sides of the door."""
     door._requests, door._bytes = Rate(1e9, 1e9), Rate(1e12, 1e12)
     service, context = Service(), SimpleNamespace(remote_id=peer)
@@ -136,11 +136,11 @@ def measure(members: int) -> dict[str, float]:
                 member_in(gathered, PeerID.from_base58(peer), closed)
 
         service = Service()
-        answered = asyncio.run(through(DhtDoor(closed), peer)())
+        answered = asyncio.run(through(DHTAuthorizer(closed), peer)())
         found = {
             WITHOUT: per_call(REQUESTS, lambda: service.rpc_find(request())),
-            OPEN: per_call(REQUESTS, through(DhtDoor(Open(load_run("emoji"))), peer)),
-            CLOSED: per_call(REQUESTS, through(DhtDoor(closed), peer)),
+            OPEN: per_call(REQUESTS, through(DHTAuthorizer(Open(load_run("emoji"))), peer)),
+            CLOSED: per_call(REQUESTS, through(DHTAuthorizer(closed), peer)),
             "dht request, hivemind's tokens": per_call(REQUESTS // 10, by_tokens()),
             "a pass, verified": per_call(REQUESTS // 4, verified),
             "a pass, remembered": per_call(REQUESTS, remembered),
@@ -150,7 +150,7 @@ def measure(members: int) -> dict[str, float]:
         return microseconds | {"bytes of a pass in each message": answered.ByteSize()}
 
 
-def counted(member: Member) -> dict[int, dict[str, float]]:
+def counted(member: LocalPeer) -> dict[int, dict[str, float]]:
     """Step → what a counting trainer said at it, of those that it made."""
     lines = [json.loads(event.message) for event in member.of(Log) if event.message.startswith("{")]
     return {line.pop("epoch"): line for line in lines if line["epoch"] >= FIRST_STEP}

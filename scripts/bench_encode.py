@@ -74,7 +74,7 @@ def ours(folder: Path, out: Path, vqgan: Vqgan, run: RunConfig, device: torch.de
         each.mkdir()
     journal = Journal(out, 0, ".parquet")
     workers = 1 if device.type == "cpu" else max(1, encoding.cores() - 1)
-    encoder = encoding.Encoder(vqgan.to(device), device, run.vqgan.codebook_size)
+    encoder = encoding.PictureEncoder(vqgan.to(device), device, run.vqgan.codebook_size)
     batch, _ = encoding.choose_batch(device, run.vqgan.pixels)
     fields = encoding.fields_of(encoding.first_picture(source))
     done = encoding.encode(source, run, encoder, journal, fields=fields, batch=batch, workers=workers)

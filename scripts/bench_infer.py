@@ -40,7 +40,7 @@ from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.model.layers.projection import drawing_dtype  # noqa: E402
 from tt_cli.model.sampling.code_choice import Sampling  # noqa: E402
 from tt_cli.model.sampling.drawing_memory import drawing_bytes  # noqa: E402
-from tt_cli.model.sampling.generation import Decoder, draw_codes  # noqa: E402
+from tt_cli.model.sampling.generation import StepDecoder, draw_codes  # noqa: E402
 
 PAPER = DalleConfig(
     dim=1024, depth=64, heads=16, dim_head=64, text_vocab=32100, text_length=256, image_size=32, image_vocab=8192
@@ -55,7 +55,7 @@ class Ours:
     """tt_cli's steps, with the authors' filters."""
 
     def __init__(self, model: Dalle, b: int, dtype: torch.dtype) -> None:
-        self.decoder = Decoder(model, 1, b, dtype)
+        self.decoder = StepDecoder(model, 1, b, dtype)
         device = model.logits.weight.device
         self.code = torch.zeros(b, dtype=torch.int64, device=device)
         self.noise = torch.rand(b, PAPER.image_positions, device=device, dtype=torch.float64)
@@ -168,7 +168,7 @@ def candidates(model: Dalle, text: Tensor, dtype: torch.dtype) -> dict[str, Any]
         noise = torch.rand(CANDIDATES, PAPER.image_positions, device=device, dtype=torch.float64)
         with Peak(device) as peak:
             started = time.perf_counter()
-            decoder = Decoder(model, 1, CANDIDATES, dtype)
+            decoder = StepDecoder(model, 1, CANDIDATES, dtype)
             built = time.perf_counter() - started
             whole = timed(lambda: draw_codes(decoder, text, noise, SAMPLING), device)
         found |= {

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.lab.memory_paper import WARNED, paper_bytes  # noqa: E402
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture, scaled  # noqa: E402
-from tt_cli.memory.calculator import Options, reckon  # noqa: E402
+from tt_cli.memory.calculator import CalculatorOptions, reckon  # noqa: E402
 from tt_cli.memory.trainer_account import trainer_need  # noqa: E402
 from tt_cli.run import RunConfig, load_run  # noqa: E402
 
@@ -105,7 +105,7 @@ def row_of_model(given: tuple[Any, ...], device: str, *, published: bool = False
     }
     seen = measured(case)
     model: Architecture = scaled(ARCHITECTURES[name], **changes)
-    options = Options(
+    options = CalculatorOptions(
         kind="cuda" if device == "cuda" else "cpu", precision=precision, attention=attention,
         layers="checkpointed" if checkpointing else "kept", micro_batch=micro_batch, optimizer=optimizer, bits=bits,
     )  # fmt: skip

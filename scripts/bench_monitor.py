@@ -21,7 +21,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tt_cli.monitor import Snapshot, take_snapshot
+from tt_cli.monitor import SwarmSnapshot, take_snapshot
 from tt_cli.monitor.changes import changes
 from tt_cli.monitor.peer_tables import LEADER_COLUMNS, PEER_COLUMNS, leader_rows, peer_rows, row_line, widths
 from tt_cli.monitor.scene import EVER, Active, Scene, leaders_now
@@ -71,7 +71,7 @@ def measured(count: int, steps: int, repeats: int) -> dict[str, float]:
     """Milliseconds of each part of a refresh with `count` peers and a curve of `steps`."""
     run, chance = load_run("dalle"), random.Random(count)
     records, history = made_records(count, 1204, chance), HistoryRecord(steps=[])
-    snapshot: Snapshot = take_snapshot(run, records, history, NOW)
+    snapshot: SwarmSnapshot = take_snapshot(run, records, history, NOW)
     before = replace(snapshot, epoch=1203, peers=snapshot.peers[:-1])
     scene = Scene(
         run="dalle",

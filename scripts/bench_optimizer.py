@@ -53,8 +53,8 @@ from torch import Tensor  # noqa: E402
 from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.optim import Lamb8bit, implementation, learning_rate, warm_up  # noqa: E402
-from tt_cli.optim.kernels import Kernels  # noqa: E402
-from tt_cli.optim.lamb_portable import Portable  # noqa: E402
+from tt_cli.optim.kernels import LambKernels  # noqa: E402
+from tt_cli.optim.lamb_portable import PortableLamb  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
 from tt_cli.run.sections import OptimizerPart  # noqa: E402
 
@@ -290,7 +290,7 @@ def compare(quick: bool, rounds: int) -> dict[str, Any]:
     draw(start, 0, 0.02)
     makers: dict[str, Callable[[], PaperLamb | Lamb8bit]] = {
         "baseline": lambda: PaperLamb(base, settings),
-        "portable": lambda: Lamb8bit(own, settings, Portable()),
+        "portable": lambda: Lamb8bit(own, settings, PortableLamb()),
         "compiled": lambda: Lamb8bit(own, settings, fresh(chosen.kernels)),
     }
     optimizers: dict[str, PaperLamb | Lamb8bit] = {}
@@ -353,7 +353,7 @@ def compare(quick: bool, rounds: int) -> dict[str, Any]:
     }
 
 
-def fresh(kernels: Kernels) -> Kernels:
+def fresh(kernels: LambKernels) -> LambKernels:
     """Kernels of the same kind with scratch memory of their own, so that it is counted."""
     return type(kernels)()
 

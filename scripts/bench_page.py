@@ -29,7 +29,7 @@ from playwright.sync_api import Browser, Page, Response, sync_playwright
 from sqlalchemy import create_engine, insert
 
 from tt_cli.auxiliary.history.schema import activity, hours, peers, steps
-from tt_cli.auxiliary.history.writer import Store, database_url
+from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
 from tt_cli.auxiliary.web_process import WebOptions, web_part
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor.events import Event, Log
@@ -78,7 +78,7 @@ INTERACTIONS = {
 def fill(folder: Path, count: int) -> None:
     """A history of `count` steps, a sample of the activity every 30 s, and a snapshot of 60 trainers."""
     chance = random.Random(0)
-    store = Store(database_url(folder), RUN.identity)
+    store = HistoryWriter(database_url(folder), RUN.identity)
     now = time.time()
     began = now - count * STEP_SECONDS
 

@@ -59,7 +59,7 @@ from tt_cli.peer.trainer import MicroStep  # noqa: E402
 from tt_cli.run import RunConfig, load_run  # noqa: E402
 from tt_cli.supervisor.events import Choice, Event, Failure, Listening, Round  # noqa: E402
 from tt_cli.supervisor.host_memory import FamilyMemory, family_memory  # noqa: E402
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm  # noqa: E402
 from tt_cli.supervisor.processes import family_of  # noqa: E402
 
 OTHERS = {"churn": "scripts.lab.churn", "download": "scripts.lab.state_download"}
@@ -82,7 +82,7 @@ class Peak:
 class Sampler:
     """Looks at families of processes once a second, and at once when their heaps reach a new height. A context."""
 
-    def __init__(self, members: list[Member]):
+    def __init__(self, members: list[LocalPeer]):
         self._members = members
         self.peaks = {member.name: Peak(FamilyMemory(0, 0)) for member in members}
         self.gpu = 0
@@ -112,7 +112,7 @@ class Sampler:
                         looked[member.name] = time.monotonic()
                         self._look(member)
 
-    def _look(self, member: Member) -> None:
+    def _look(self, member: LocalPeer) -> None:
         peak, found = self.peaks[member.name], family_memory(member.worker.pid)
         peak.looks += 1
         if found.total > peak.memory.total:
@@ -170,11 +170,11 @@ def measure_pair(run: RunConfig, sizes: tuple[int, int], args: argparse.Namespac
     return found
 
 
-def _steps(member: Member) -> int:
+def _steps(member: LocalPeer) -> int:
     return sum(event.outcome == "committed" for event in member.of(Round))
 
 
-def _row(run: RunConfig, member: Member, size: int, sampler: Sampler, args: argparse.Namespace) -> dict[str, Any]:
+def _row(run: RunConfig, member: LocalPeer, size: int, sampler: Sampler, args: argparse.Namespace) -> dict[str, Any]:
     choices = {event.what: event.value for event in member.of(Choice)}
     kind = "cuda" if choices["device"].startswith("cuda") else "cpu"
     itemsize = 4 if choices["precision"] == "fp32" else 2

@@ -30,11 +30,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tt_cli.auxiliary.history.writer import FILE, MadeStep, Seen, Store, database_url
-from tt_cli.auxiliary.recorder import Recorder
+from tt_cli.auxiliary.history.writer import FILE, HistoryWriter, MadeStep, SeenPeer, database_url
+from tt_cli.auxiliary.recorder import RunRecorder
 from tt_cli.run import load_run
 from tt_cli.supervisor.reporter import die_with_parent
-from tt_cli.swarm.records.consensus import View
+from tt_cli.swarm.records.consensus import SwarmState
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 KILLS, QUICK_KILLS = 50, 5
@@ -43,7 +43,7 @@ LONGEST_LIFE = 1.0  # seconds from the first commit to the kill
 RUN = load_run("emoji")
 
 
-def view(step: int) -> View:
+def view(step: int) -> SwarmState:
     """The swarm at a step."""
     told = {
         "role": "trainer",
@@ -54,21 +54,21 @@ def view(step: int) -> View:
         "loss": 2.5,
     }
     totals = {"epoch": step, "total_samples": 25 * step, "time": time.time(), "round": f"step {step} made with others"}
-    return View.of(PeerRecord.model_validate({"peer_id": f"peer{n}", **told, **totals}) for n in range(PEERS))
+    return SwarmState.of(PeerRecord.model_validate({"peer_id": f"peer{n}", **told, **totals}) for n in range(PEERS))
 
 
 def write(folder: Path) -> None:
     """Record for ever; a line with the step's number for each that is committed."""
     die_with_parent()
-    ahead, record_step = threading.Semaphore(3), Store.record_step
+    ahead, record_step = threading.Semaphore(3), HistoryWriter.record_step
 
-    def told(store: Store, made: MadeStep, seen: list[Seen], target: int) -> None:
+    def told(store: HistoryWriter, made: MadeStep, seen: list[SeenPeer], target: int) -> None:
         record_step(store, made, seen, target)
         os.write(1, f"{made.step}\n".encode())
         ahead.release()
 
-    Store.record_step = told  # type: ignore[method-assign, assignment]
-    recorder = Recorder(RUN, folder, database_url(folder), lambda line, level: print(line, file=sys.stderr))
+    HistoryWriter.record_step = told  # type: ignore[method-assign, assignment]
+    recorder = RunRecorder(RUN, folder, database_url(folder), lambda line, level: print(line, file=sys.stderr))
     for step in itertools.count(recorder.step + 1):
         ahead.acquire()
         recorder.record(view(step))

@@ -36,7 +36,7 @@ from tt_cli.monitor import take_snapshot
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.host_memory import family_memory
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.observer import Observer
 
 NODES, COUNTS = 20, (10, 100, 1000)
@@ -53,7 +53,7 @@ def loopback_bytes() -> int:
     return int(line.split(":")[1].split()[0])
 
 
-def told(node: Member) -> dict[str, float]:
+def told(node: LocalPeer) -> dict[str, float]:
     """The newest word of a node; {} before the first."""
     logs = [event.message for event in node.of(Log) if event.message.startswith("{")]
     return dict(json.loads(logs[-1])) if logs else {}
@@ -112,7 +112,7 @@ def measure(count: int, nodes: int, every: float, seconds: float) -> dict[str, A
         }
 
 
-def sums(members: list[Member]) -> dict[str, int]:
+def sums(members: list[LocalPeer]) -> dict[str, int]:
     """Over all nodes."""
     return {key: int(sum(told(one).get(key, 0) for one in members)) for key in ("stored", "failed")}
 

@@ -52,12 +52,12 @@ from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.supervisor.reporter import die_with_parent
-from tt_cli.swarm.allreduce.round_plan import Meeting
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.compression.linear8 import warm_up
-from tt_cli.swarm.compression.partition import Layout
+from tt_cli.swarm.compression.partition import Partition
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht
 
@@ -93,7 +93,7 @@ def shapes() -> dict[str, torch.Size]:
 def encoded_bytes(run: RunConfig) -> int:
     """What all tensors take in the run's codec."""
     codec = codec_of(run)
-    return EncodedBuffer(Layout(shapes(), run.swarm.large_tensor, codec.block), codec).nbytes
+    return GradientBuffer(Partition(shapes(), run.swarm.large_tensor, codec.block), codec).nbytes
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class OurPeer:
         for name, gradient in self.gradients.items():
             self.averager.local.encode(name, gradient, 1)
         clock.append(time.monotonic())
-        control = self.averager.seek(Meeting(f"{number}_bench", len(self.members), min(self.members), PEERS))
+        control = self.averager.seek(RoundPlan(f"{number}_bench", len(self.members), min(self.members), PEERS))
         result = self.averager.average(control, 1, 1.0)
         if not result.complete or len(result.members) != PEERS or result.mended or result.failed:
             what = result.problem or f"{result.mended} parts were mended, and these failed: {result.failed}"

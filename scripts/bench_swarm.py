@@ -30,8 +30,8 @@ from typing import Any
 
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Contribution, Round, Saved, Step, Synchronised
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
-from tt_cli.supervisor.processes import Watch, family_of
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
+from tt_cli.supervisor.processes import ProcessWatch, family_of
 
 WAIT = 300.0
 NAMES = ("anna", "ben", "cleo")
@@ -55,7 +55,7 @@ def need(met: bool, what: str) -> None:
         sys.exit(f"bench_swarm: not reached within {WAIT:.0f} s: {what}")
 
 
-def made(member: Member, step: int) -> bool:
+def made(member: LocalPeer, step: int) -> bool:
     """True when this member has made `step`, or taken it over."""
     return any(event.epoch >= step for event in (*member.of(Step), *member.of(Synchronised)))
 
@@ -106,7 +106,7 @@ def measure_agreement(folder: Path, steps: int) -> dict[str, Any]:
         }
 
 
-def measure_late_join(swarm: LocalSwarm, name: str, **options: Any) -> tuple[Member, float]:
+def measure_late_join(swarm: LocalSwarm, name: str, **options: Any) -> tuple[LocalPeer, float]:
     """Seconds from starting a peer, with the others training, to its first gradient in a committed round."""
     started = time.time()
     member = swarm.start_trainer(name, **options)
@@ -129,7 +129,7 @@ def measure_kill(folder: Path, quick: bool) -> dict[str, Any]:
             found["late_join_to_first_gradient_s"] = round(late, 2)
         victim = swarm.members[NAMES[2]]
         family = family_of(victim.worker.pid)
-        watch = Watch(family)
+        watch = ProcessWatch(family)
         reached = max(event.epoch for member in first for event in member.of(Step))
         os.kill(victim.worker.pid, signal.SIGKILL)
         killed = time.time()

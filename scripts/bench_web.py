@@ -29,7 +29,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tt_cli.auxiliary.history.writer import DATABASE, MadeStep, Store, database_url
+from tt_cli.auxiliary.history.writer import DATABASE, HistoryWriter, MadeStep, database_url
 from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor.events import Log
@@ -43,7 +43,7 @@ REQUESTS = 20
 Figures = dict[str, Any]
 
 
-def fill(store: Store) -> None:
+def fill(store: HistoryWriter) -> None:
     """A history of so many steps."""
     row = {"undone": 0, "era": 0, "trainers": 20, "samples": 512, "samples_per_second": 40.0}
     rows = [{**row, "step": n, "time": 1e9 + 12.0 * n, "loss": 8 / n**0.1 + n % 97 / 500} for n in range(1, STEPS + 1)]
@@ -85,7 +85,7 @@ async def follow(port: int, counts: list[int], index: int) -> None:
         writer.close()
 
 
-async def coordinate(store: Store, peers: int) -> None:
+async def coordinate(store: HistoryWriter, peers: int) -> None:
     """Write what a coordinator writes."""
     step, stepped = STEPS, time.monotonic()
     while True:
@@ -97,7 +97,7 @@ async def coordinate(store: Store, peers: int) -> None:
         await asyncio.sleep(SNAPSHOT_SECONDS)
 
 
-async def live(pid: int, port: int, store: Store, clients: int, peers: int, seconds: float) -> Figures:
+async def live(pid: int, port: int, store: HistoryWriter, clients: int, peers: int, seconds: float) -> Figures:
     """CPU of the web process while all clients follow."""
     counts = [0] * clients
     tasks = [asyncio.create_task(coordinate(store, peers))]
@@ -138,7 +138,7 @@ def measure(clients: int, peers: int, seconds: float) -> Figures:
     found: Figures = {"machine": machine(), "clients": clients, "peers": peers, "steps": STEPS}
     with tempfile.TemporaryDirectory() as name:
         os.environ["TT_HOME"] = name
-        store = Store(database_url(folders.run_folder(RUN)), RUN.identity)
+        store = HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity)
         fill(store)
         options = vars(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0))
         worker = Worker("tt_cli.auxiliary.web_process", options, Path(name) / "log", {DATABASE: ""})

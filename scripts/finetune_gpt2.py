@@ -54,7 +54,7 @@ from scripts.lab.text_stream import Stream, readable, write_shard  # noqa: E402
 from tt_cli.errors import TTError, UsageError  # noqa: E402
 from tt_cli.memory import CUDA_ON_DEVICE, Place, parse_size, shown  # noqa: E402
 from tt_cli.memory.architectures import Architecture  # noqa: E402
-from tt_cli.memory.calculator import USABLE, Answer, Options, reckon, smallest_change  # noqa: E402
+from tt_cli.memory.calculator import USABLE, Answer, CalculatorOptions, reckon, smallest_change  # noqa: E402
 from tt_cli.memory.question import largest_that_fits  # noqa: E402
 from tt_cli.supervisor.host_memory import family_memory, host_memory  # noqa: E402
 
@@ -63,10 +63,10 @@ TINY = {"model": gpt2_model.TINY, "sequence": 128, "batch": 8, "steps": 60, "lea
 SAVED = ("model", "data", "precision", "bits", "offload", "sequence", "batch", "seed")  # what goes on as it was
 
 
-def question(config: Any, args: argparse.Namespace, device: torch.device) -> tuple[Architecture, Options]:
+def question(config: Any, args: argparse.Namespace, device: torch.device) -> tuple[Architecture, CalculatorOptions]:
     """What the calculator is asked: this model, as it is trained here, without a swarm. Raises UsageError."""
     model = gpt2_model.architecture(config, args.model, args.sequence)
-    options = Options(
+    options = CalculatorOptions(
         kind="cuda" if device.type == "cuda" else "cpu", precision=args.precision, sequence=args.sequence,
         attention="fused" if config._attn_implementation == "sdpa" else "eager", bits=args.bits,
         layers="checkpointed" if args.checkpointing else "kept", offload=args.offload, compression=None,
@@ -76,7 +76,7 @@ def question(config: Any, args: argparse.Namespace, device: torch.device) -> tup
 
 
 def sized(
-    model: Architecture, options: Options, args: argparse.Namespace, device: torch.device
+    model: Architecture, options: CalculatorOptions, args: argparse.Namespace, device: torch.device
 ) -> tuple[int, Answer, str]:
     """The micro-batch, what the calculator answers for it, and why so many. Raises UsageError where it does not fit."""
     place: Place = "device" if device.type == "cuda" else "host"

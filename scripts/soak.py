@@ -49,7 +49,7 @@ from scripts.lab.disturbance import need, small_run, states_of  # noqa: E402
 from scripts.lab.namespaces import Host, Network, NoNetwork, need_namespaces  # noqa: E402
 from tt_cli.supervisor.events import Phase, Round, Step, Trouble  # noqa: E402
 from tt_cli.supervisor.host_memory import family_memory  # noqa: E402
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm  # noqa: E402
 from tt_cli.supervisor.processes import family_of  # noqa: E402
 
 TRAINERS, MBIT = 4, 20.0
@@ -101,7 +101,7 @@ class Soak:
     hosts: list[Host]
     plan: Plan
     choice: random.Random
-    lives: list[Member] = field(default_factory=list)
+    lives: list[LocalPeer] = field(default_factory=list)
     looks: list[Look] = field(default_factory=list)
     aux_looks: list[Look] = field(default_factory=list)
     kills: int = 0
@@ -112,7 +112,7 @@ class Soak:
         """Address of the auxiliary peer."""
         return self.hosts[0].address if self.hosts else LOOPBACK
 
-    def start(self, number: int) -> Member:
+    def start(self, number: int) -> LocalPeer:
         """A trainer, on the host of its number: 0 is the auxiliary peer's."""
         options: dict[str, Any] = {"host": self.hosts[number].address} if self.hosts else {}
         with self.hosts[number].entered() if self.hosts else contextlib.nullcontext():
@@ -127,7 +127,7 @@ class Soak:
         self.lives.append(member)
         return member
 
-    def begin(self) -> Member:
+    def begin(self) -> LocalPeer:
         """All up and one step made; returns the survivor."""
         self.swarm.addresses = [address for address in self.aux.addresses if f"/{self.host}/" in address]
         trainers = [self.start(number) for number in range(1, TRAINERS + 1)]
@@ -135,7 +135,7 @@ class Soak:
         need(ready, "a first step of all", trainers)
         return trainers[0]
 
-    def run(self, survivor: Member) -> None:
+    def run(self, survivor: LocalPeer) -> None:
         """Kill, start again, look, to the end of the plan."""
         began = time.monotonic()
         kill_at, down = began + self.plan.between / 2, dict[int, float]()
@@ -164,7 +164,7 @@ class Soak:
                 urllib.request.urlopen(f"http://{self.host}:{PAGE}/{path}", timeout=5).read()
             self.page_reads += 1
 
-    def facts(self, survivor: Member, first: int) -> dict[str, Any]:
+    def facts(self, survivor: LocalPeer, first: int) -> dict[str, Any]:
         """What became of the steps after `first`, and of the survivor."""
         digests: dict[int, set[str]] = {}
         for member in self.lives:

@@ -35,7 +35,7 @@ from tt_cli.supervisor.events import (
     Synchronised,
     Trouble,
 )
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 WAIT, STALLED = 600.0, 150.0  # seconds: for the start; for the next step, then the swarm has stopped
 HELD_OUT = 256  # examples of the final loss
@@ -89,7 +89,7 @@ def run_attacked(size: Size, attack: Attack | None, folder: Path) -> dict[str, A
         swarm.start_aux()
         common = {"batch_size": size.micro_batch, "longest": size.longest, "gate": str(gate)}
 
-        def start(name: str, seed: int, **more: Any) -> Member:
+        def start(name: str, seed: int, **more: Any) -> LocalPeer:
             if issuer is not None and not name.startswith(ATTACKER):
                 issuer.admit(folder / name, run, "trainer", name)
             module = more.pop("module", "scripts.lab.lockstep_trainer")
@@ -111,7 +111,7 @@ def run_attacked(size: Size, attack: Attack | None, folder: Path) -> dict[str, A
         trainers = [*honest, *(bad if attackers else [])]
         need(swarm, lambda: all(in_training(member) for member in trainers), "the start of all", trainers)
         gate.touch()
-        late: list[Member] = []
+        late: list[LocalPeer] = []
         told = -1
         while not all(_saved(member, size.steps) for member in honest):
             newest = max((event.epoch for member in honest for event in member.of(Step)), default=0)
@@ -150,21 +150,21 @@ def intrude(attack: Attack, issuer: Issuer, run: RunConfig, folder: Path, name: 
     return {"victim": issuer.admit(victim, run, "trainer", NAMES[0])} if attack.name == ANOTHERS else {}
 
 
-def in_training(member: Member) -> bool:
+def in_training(member: LocalPeer) -> bool:
     """Or it has ended."""
     return any(event.phase == "training" for event in member.of(Phase)) or not member.running
 
 
-def _saved(member: Member, step: int) -> bool:
+def _saved(member: LocalPeer, step: int) -> bool:
     return any(event.epoch >= step for event in member.of(Saved)) or not member.running
 
 
-def _moved(honest: list[Member], reached: int, steps: int) -> bool:
+def _moved(honest: list[LocalPeer], reached: int, steps: int) -> bool:
     newest = max((event.epoch for member in honest for event in member.of(Step)), default=0)
     return newest > reached or all(_saved(member, steps) for member in honest)
 
 
-def _facts(honest: list[Member]) -> Facts | None:
+def _facts(honest: list[LocalPeer]) -> Facts | None:
     """What a member could tell a stranger now."""
     steps = [member.of(Step)[-1] for member in honest if member.of(Step)]
     if not steps:
@@ -176,21 +176,21 @@ def _facts(honest: list[Member]) -> Facts | None:
     )
 
 
-def need(swarm: LocalSwarm, condition: Any, what: str, members: list[Member]) -> None:
+def need(swarm: LocalSwarm, condition: Any, what: str, members: list[LocalPeer]) -> None:
     """End with the logs' ends when the swarm does not come so far."""
     if not swarm.wait(condition, WAIT):
         tell_logs(swarm, members)
         sys.exit(f"not reached within {WAIT:.0f} s: {what}")
 
 
-def tell_logs(swarm: LocalSwarm, members: list[Member]) -> None:
+def tell_logs(swarm: LocalSwarm, members: list[LocalPeer]) -> None:
     """To standard error."""
     for member in members:
         tail = member.worker.log.read_text(errors="replace")[-800:]
         print(f"--- {member.name}: {[event.to_json()[:200] for event in member.events[-3:]]}\n{tail}", file=sys.stderr)
 
 
-def outcome(run: RunConfig, size: Size, honest: list[Member]) -> dict[str, Any]:
+def outcome(run: RunConfig, size: Size, honest: list[LocalPeer]) -> dict[str, Any]:
     """Loss of the final state, rounds lost, the time of each step."""
     saved = {member.name: load(Path(member.of(Saved)[-1].path)) for member in honest if member.of(Saved)}
     states = [state for state in saved.values() if state.step >= size.steps]
@@ -233,7 +233,7 @@ def first_loss(run: RunConfig) -> float:
     return held_out_loss(run, {name: parameter.detach() for name, parameter in model.named_parameters()})
 
 
-def noticed(honest: list[Member], bad: list[Member]) -> dict[str, Any]:
+def noticed(honest: list[LocalPeer], bad: list[LocalPeer]) -> dict[str, Any]:
     """How many honest peers named an attacker, and in which words most often."""
     marks = {member.name for member in bad}
     for member in bad:
@@ -264,7 +264,7 @@ def _without(line: str, marks: set[str]) -> str:
     return line[:160]
 
 
-def tries(bad: list[Member]) -> dict[str, Any]:
+def tries(bad: list[LocalPeer]) -> dict[str, Any]:
     """Door → tries, refused ones, and the words most often said; {} where the attackers are members."""
     doors: dict[str, list[dict[str, Any]]] = {}
     for member in bad:
@@ -283,7 +283,7 @@ def tries(bad: list[Member]) -> dict[str, Any]:
     }
 
 
-def intruded(bad: list[Member], honest: list[Member]) -> dict[str, Any]:
+def intruded(bad: list[LocalPeer], honest: list[LocalPeer]) -> dict[str, Any]:
     """As `tries`, for training peers: what they got to."""
     ids = {event.peer_id for member in bad for event in member.of(Listening)}
     met = any(ids & set(event.members) for member in honest for event in member.of(Round))
@@ -296,7 +296,7 @@ def intruded(bad: list[Member], honest: list[Member]) -> dict[str, Any]:
     }
 
 
-def newcomer(late: list[Member], honest: list[Member]) -> dict[str, Any]:
+def newcomer(late: list[LocalPeer], honest: list[LocalPeer]) -> dict[str, Any]:
     """Whether who joined in the middle took the honest state over; {} where nobody did."""
     if not late:
         return {}

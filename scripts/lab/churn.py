@@ -38,7 +38,7 @@ sys.path.insert(0, str(ROOT))
 from scripts.lab.disturbance import compare_states, need, small_run, states_of  # noqa: E402
 from tt_cli.checkpoint import load  # noqa: E402
 from tt_cli.supervisor.events import Phase, Round, Saved, Step, Synchronised  # noqa: E402
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member  # noqa: E402
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm  # noqa: E402
 
 PEERS, VICTIMS = 8, 2
 WAVES, QUICK_WAVES = 3, 1
@@ -52,13 +52,13 @@ class Churn:
 
     def __init__(self, swarm: LocalSwarm, seed: int):
         self.swarm, self.choice = swarm, random.Random(seed)
-        self.lives: list[Member] = []
+        self.lives: list[LocalPeer] = []
         self.dead: set[int] = set()  # process ids
         self.seconds: list[float] = []
         self.behind: list[int] = []
         self.died_in_round: list[bool] = []
 
-    def start(self, number: int) -> Member:
+    def start(self, number: int) -> LocalPeer:
         """One peer, paced: as if each had a device of its own."""
         member = self.swarm.start_trainer(
             f"peer{number}",
@@ -72,11 +72,11 @@ class Churn:
         return member
 
     @property
-    def living(self) -> list[Member]:
+    def living(self) -> list[LocalPeer]:
         """Those that were not killed."""
         return [member for member in self.lives if member.worker.pid not in self.dead]
 
-    def all_at(self, step: int, members: list[Member]) -> None:
+    def all_at(self, step: int, members: list[LocalPeer]) -> None:
         """Wait until each of them holds the state of this step, or a later one."""
         reached = self.swarm.wait(lambda: all(step_of(member) >= step for member in members), WAIT)
         need(reached, f"step {step} on all", members)
@@ -125,17 +125,17 @@ class Churn:
         }
 
 
-def step_of(member: Member) -> int:
+def step_of(member: LocalPeer) -> int:
     """The newest step whose state it holds."""
     return max((event.epoch for event in states_of(member)), default=0)
 
 
-def time_of(member: Member, step: int) -> float:
+def time_of(member: LocalPeer, step: int) -> float:
     """When it held the state of this step, or of a later one."""
     return min(event.at for event in states_of(member) if event.epoch >= step)
 
 
-def averages(member: Member, since: int) -> bool:
+def averages(member: LocalPeer, since: int) -> bool:
     """True while it is in a round that began after its first `since` events."""
     inside = False
     for event in member.events[since:]:
@@ -146,7 +146,7 @@ def averages(member: Member, since: int) -> bool:
     return inside
 
 
-def not_finite(member: Member) -> int:
+def not_finite(member: LocalPeer) -> int:
     """Numbers of its last saved parameters that are not finite."""
     state = load(Path(member.of(Saved)[-1].path))
     return sum(int((~tensor.isfinite()).sum()) for tensor in state.parameters.values())

@@ -18,7 +18,7 @@ from scripts.lab.cpu import cpu_seconds
 from tt_cli.supervisor.events import Emit, Event, Log, Step
 from tt_cli.supervisor.reporter import Orders, run_worker
 from tt_cli.swarm.membership.admission import Closed
-from tt_cli.swarm.membership.dht_auth import DhtDoor
+from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 
 REQUESTS, ADMITS, NANOSECONDS = range(3)
 
@@ -26,7 +26,7 @@ REQUESTS, ADMITS, NANOSECONDS = range(3)
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """As a lockstep trainer's."""
     counts = Array("q", 3)  # what forks from here has it too
-    admit, serve, call = Closed.admit, DhtDoor.serve, DhtDoor.call
+    admit, serve, call = Closed.admit, DHTAuthorizer.serve, DHTAuthorizer.call
 
     def count(which: int, by: int) -> None:
         with counts.get_lock():
@@ -57,7 +57,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             emit(Log(json.dumps(told)))
 
     Closed.admit = admitting  # type: ignore[method-assign]
-    DhtDoor.serve, DhtDoor.call = serving, calling  # type: ignore[method-assign]
+    DHTAuthorizer.serve, DHTAuthorizer.call = serving, calling  # type: ignore[method-assign]
     lockstep_trainer.main(options, noting, orders)
 
 

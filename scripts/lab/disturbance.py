@@ -24,7 +24,7 @@ from scripts.lab.launched import Launched
 from tt_cli.checkpoint import load
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Phase, Round, Saved, Step, Synchronised
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 BASELINE = "scripts.baselines.hivemind_optimizer"
 WAIT = 900.0
@@ -88,12 +88,12 @@ class Lived:
         return self.samples_per_second * max(0.0, min(self.ended, until) - max(self.began, since))
 
 
-def states_of(member: Member) -> list[Step | Synchronised]:
+def states_of(member: LocalPeer) -> list[Step | Synchronised]:
     """Every state that a member has had: made, or taken over."""
     return [*member.of(Step), *member.of(Synchronised)]
 
 
-def need(met: bool, what: str, members: list[Member]) -> None:
+def need(met: bool, what: str, members: list[LocalPeer]) -> None:
     """End with the logs' ends when the swarm did not do what is to be measured."""
     if not met:
         tails = "\n".join(f"--- {m.name}\n{m.worker.log.read_text(errors='replace')[-1000:]}" for m in members)
@@ -153,17 +153,17 @@ def run_ours(parts: list[Part], steps: int, args: argparse.Namespace, folder: Pa
         }
 
 
-def all_saved(members: list[Member], step: int) -> bool:
+def all_saved(members: list[LocalPeer], step: int) -> bool:
     """True when the last step's state of all is on the disk."""
     return all(any(event.epoch >= step for event in member.of(Saved)) for member in members)
 
 
-def ready(member: Member) -> float:
+def ready(member: LocalPeer) -> float:
     """Since when a peer's device could have computed."""
     return next((e.at for e in member.of(Phase) if e.phase == "syncing"), float("inf"))
 
 
-def step_facts(trainers: list[Member], lived: list[Lived], first: int, steps: int) -> dict[str, Any]:
+def step_facts(trainers: list[LocalPeer], lived: list[Lived], first: int, steps: int) -> dict[str, Any]:
     """Digests and times of the steps after `first`."""
     digests: dict[int, set[str]] = {}
     times: dict[int, float] = {}
@@ -191,7 +191,7 @@ def step_facts(trainers: list[Member], lived: list[Lived], first: int, steps: in
     }
 
 
-def compare_states(members: list[Member]) -> dict[str, Any]:
+def compare_states(members: list[LocalPeer]) -> dict[str, Any]:
     """Bits that differ between the states that members saved at the end."""
     states = [load(Path(member.of(Saved)[-1].path)) for member in members]
     bits, difference = 0, 0.0

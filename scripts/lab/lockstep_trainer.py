@@ -22,7 +22,7 @@ from tt_cli.peer import trainer
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.peer.health.memory_watch import MemoryWatch
-from tt_cli.peer.health.watchdog import StuckWatch
+from tt_cli.peer.health.watchdog import ProgressWatchdog
 from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.supervisor.events import Emit, Event, Step, Synchronised
 from tt_cli.supervisor.reporter import Orders, run_worker
@@ -45,7 +45,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         step: trainer.MicroStep,
         batches: MicroBatches,
         watch: MemoryWatch,
-        stuck: StuckWatch,
+        stuck: ProgressWatchdog,
         stream: ExampleStream,
         backups: Backups,
         orders: Orders,

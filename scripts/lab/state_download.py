@@ -56,7 +56,7 @@ class Peer:
         from tt_cli.swarm.averager import Averager
         from tt_cli.swarm.membership.rsa_identity import claim_identity
         from tt_cli.swarm.network.dht_node import addresses_of, start_dht
-        from tt_cli.swarm.records.publisher import Board
+        from tt_cli.swarm.records.publisher import PeerDirectory
 
         self.run = load_run("emoji")
         self.shapes = shapes_of(size)
@@ -74,7 +74,7 @@ class Peer:
             read_tree=read_tree,
             client_mode=False,
         )
-        self.board = Board(self.run, self.dht, self.identity)
+        self.board = PeerDirectory(self.run, self.dht, self.identity)
         self.board.start()
 
     def hold(self) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from auth.peers import closed_run, pointed
 
 from tt_cli.auth.authority import authority_server
-from tt_cli.auth.authority_client import Client
-from tt_cli.auth.pass_renewer import Keeper
+from tt_cli.auth.authority_client import AuthorityClient
+from tt_cli.auth.pass_renewer import PassRenewer
 from tt_cli.identity.passes import Notice
 from tt_cli.run import RunConfig, folders
 
@@ -22,7 +22,9 @@ class Running:
 
     def __init__(self, port: int = 0, life: float = LIFE):
         run = closed_run()
-        self.server = authority_server.Server(authority_server.ServeOptions(run.to_toml(), "127.0.0.1", port, "", life))
+        self.server = authority_server.AuthorityServer(
+            authority_server.ServeOptions(run.to_toml(), "127.0.0.1", port, "", life)
+        )
         self.authority, self.port = self.server.authority, self.server.port
         self.key = self.authority.folder.settings().line()
         self.run = pointed(run, f"http://127.0.0.1:{self.port}", self.key)
@@ -64,11 +66,11 @@ def key_file(run: RunConfig) -> Path:
     return folders.run_folder(run) / "trainer.key"
 
 
-def begun(running: Running, told: Told, run: RunConfig | None = None) -> Keeper:
+def begun(running: Running, told: Told, run: RunConfig | None = None) -> PassRenewer:
     """A keeper whose peer has a pass from before: this machine has no Hub to prove anything on."""
     run = run or running.run
-    client = Client(run, key_file(run), lambda line: told(line, "warning"))
+    client = AuthorityClient(run, key_file(run), lambda line: told(line, "warning"))
     if run.membership.closed:
         text = running.authority.issue_here(client.peer_id, "ada")
         key_file(run).with_suffix(".pass").write_text(text)
-    return Keeper(run, key_file(run), client, told, told.refused.set)
+    return PassRenewer(run, key_file(run), client, told, told.refused.set)

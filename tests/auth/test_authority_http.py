@@ -219,7 +219,7 @@ class Running:
     def __init__(self, trusted_proxy: str = "", pass_seconds: float = 3600.0):
         run = closed_run()
         options = authority_server.ServeOptions(run.to_toml(), "127.0.0.1", 0, trusted_proxy, pass_seconds)
-        self.server = authority_server.Server(options)
+        self.server = authority_server.AuthorityServer(options)
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         self.url = f"http://127.0.0.1:{self.server.port}"
@@ -281,7 +281,7 @@ def test_a_port_in_use_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options = authority_server.ServeOptions(closed_run().to_toml(), "127.0.0.1", taken.getsockname()[1])
         with pytest.raises(TTError, match="cannot listen on 127.0.0.1 port .*: Address already in use"):
-            authority_server.Server(options)
+            authority_server.AuthorityServer(options)
 
 
 def test_the_description_names_every_answer(authority: Authority) -> None:

@@ -15,9 +15,9 @@ from auth.running import LIFE, MOST, Running, Told, begun, key_file
 from tt_cli.auth import pass_renewer as room
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.organiser import Organiser
-from tt_cli.auth.authority_client import Client, Refused
+from tt_cli.auth.authority_client import AuthorityClient, PassRefused
 from tt_cli.auth.identities import free_identity
-from tt_cli.auth.pass_renewer import Keeper, OnThisHost
+from tt_cli.auth.pass_renewer import OnThisHost, PassRenewer
 from tt_cli.auth.peer_admission import UNGUARDED, Admission, is_here
 from tt_cli.errors import TTError, UsageError
 from tt_cli.identity.passes import read_notice, read_pass
@@ -94,8 +94,10 @@ def test_a_ban_ends_it_within_a_poll(running: Running, told: Told, kind: str) ->
         assert told.refused.wait(MOST)
         assert "is banned from this run" in keeper.refusal and "\n" not in keeper.refusal
         assert not key_file(running.run).with_suffix(".pass").exists()
-    again = Keeper(running.run, key_file(running.run), Client(running.run, key_file(running.run), print), told)
-    with pytest.raises(Refused):
+    again = PassRenewer(
+        running.run, key_file(running.run), AuthorityClient(running.run, key_file(running.run), print), told
+    )
+    with pytest.raises(PassRefused):
         again.__enter__()
 
 
@@ -121,7 +123,9 @@ def test_an_authority_that_is_down_is_said_once_and_outlived(running: Running, t
 
 def test_without_a_pass_and_without_an_authority_it_is_one_line(running: Running, told: Told) -> None:
     running.end()
-    keeper = Keeper(running.run, key_file(running.run), Client(running.run, key_file(running.run), print), told)
+    keeper = PassRenewer(
+        running.run, key_file(running.run), AuthorityClient(running.run, key_file(running.run), print), told
+    )
     with pytest.raises(TTError, match="cannot be reached .*; no pass, no entry: try again later") as caught:
         keeper.__enter__()
     assert caught.value.exit_code == 1 and "\n" not in str(caught.value)

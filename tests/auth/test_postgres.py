@@ -13,8 +13,8 @@ from postgres_server import postgres_server
 from tt_cli.auth.authority import authority_server
 from tt_cli.auth.authority.authority_backup import back_up, restore
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
-from tt_cli.auth.authority.issuer import Authority, Refused
-from tt_cli.auth.authority.member_store import DatabaseDown, Store, metadata
+from tt_cli.auth.authority.issuer import Authority, RequestRefused
+from tt_cli.auth.authority.member_store import DatabaseDown, MemberStore, metadata
 from tt_cli.auth.authority.organiser import Organiser
 
 pytestmark = pytest.mark.debian
@@ -51,19 +51,19 @@ def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> 
         authority.store.member(ada.peer_id)
     restore(run, file, clock.now)
     assert ada.renewal(authority, text)
-    with pytest.raises(Refused, match="Mallory is banned"):
+    with pytest.raises(RequestRefused, match="Mallory is banned"):
         authority.issue_here(Peer(1).peer_id, "Mallory")
     authority.store.close()
     assert not list(authority.folder.path.glob("*.db"))
 
 
 def test_of_many_at_the_same_time_one_gets_the_nonce(postgres: str) -> None:
-    stores = [Store(postgres), Store(postgres)]
+    stores = [MemberStore(postgres), MemberStore(postgres)]
     stores[0].found(0.0)
     won: list[bool] = []
     gate = threading.Barrier(10, timeout=240)
 
-    def use(store: Store) -> None:
+    def use(store: MemberStore) -> None:
         gate.wait()
         won.append(store.use_nonce("n", 100.0, 50.0))
 

@@ -21,19 +21,19 @@ from tt_cli.auth.authority import proof_judge
 from tt_cli.auth.authority.issuer import CONVICTED, MOST_WRONG
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, NoProof, judged
-from tt_cli.auth.authority_client import Client, Rejected
+from tt_cli.auth.authority_client import AuthorityClient, Rejected
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, folders
 from tt_cli.swarm.allreduce.aggregation import average_part
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
-from tt_cli.swarm.allreduce.centered_clip import Contribution
+from tt_cli.swarm.allreduce.centered_clip import ReceivedPart
 from tt_cli.swarm.allreduce.messages import (
     Accusation,
     Commitment,
     Inputs,
     Opening,
     RoundName,
-    Rules,
+    RoundRules,
     Signer,
     input_hash,
 )
@@ -48,7 +48,7 @@ def proof(run: RunConfig, reducer: Signer, *, honest: bool = False) -> bytes:
     """Of one part of a round in which `reducer` reduced what one other member sent."""
     with torch.device("meta"):
         model = Dalle(DalleConfig.from_run(run))
-    rules = Rules.of(run, {name: parameter.shape for name, parameter in model.named_parameters()})
+    rules = RoundRules.of(run, {name: parameter.shape for name, parameter in model.named_parameters()})
     parts, sender = rules.layout.parts(1), signer(0)
     name, weight, spread = RoundName(run.identity, "5_abc", b"group"), 8.0, 0.01
     first = parts[0]
@@ -56,7 +56,7 @@ def proof(run: RunConfig, reducer: Signer, *, honest: bool = False) -> bytes:
     hashes = (input_hash(sent), *(bytes(32) for _ in parts[1:]))
     opening = Opening(name, sender.peer_id, reducer.peer_id, weight, spread, hashes).sign(sender)
     inputs = Inputs((opening,), (1,)).pack()
-    contribution = Contribution(sender.peer_id, sent, weight, spread)
+    contribution = ReceivedPart(sender.peer_id, sent, weight, spread)
     right = average_part(rules.codec, rules.aggregation, [contribution], first.elements, first.large)
     outputs = (part_hash(right.encoded) if honest else bytes(HASH_BYTES), *(bytes(HASH_BYTES) for _ in parts[1:]))
     digest = hashlib.sha256(inputs).digest()
@@ -127,7 +127,7 @@ def proof_of(folder: Path, number: int) -> bytes:
 
 
 def test_what_proves_nothing_bans_nobody(running: Running, tmp_path: Path) -> None:
-    client = Client(running.run, tmp_path / "trainer.key", lambda line: None)
+    client = AuthorityClient(running.run, tmp_path / "trainer.key", lambda line: None)
     held = running.authority.issue_here(client.peer_id, "ada")
     running.authority.issue_here(signer(1).peer_id, "bob")
     with pytest.raises(Rejected, match="that proves nothing: the average is right"):

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tt_cli.auth.authority import authority_folder, authority_server, issuer
 from tt_cli.auth.authority.authority_backup import back_up, restore
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
-from tt_cli.auth.authority.issuer import Authority, Refused
-from tt_cli.auth.authority.member_store import DatabaseDown, Store
+from tt_cli.auth.authority.issuer import Authority, RequestRefused
+from tt_cli.auth.authority.member_store import DatabaseDown, MemberStore
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.errors import TTError, UsageError
 from tt_cli.identity.passes import InvalidPass, read_notice, read_pass
@@ -41,7 +41,7 @@ def authority(clock: Clock) -> Iterator[Authority]:
 
 
 def refused(status: int, words: str, action: Callable[[], object]) -> None:
-    with pytest.raises(Refused, match=words) as caught:
+    with pytest.raises(RequestRefused, match=words) as caught:
         action()
     assert caught.value.status == status
     assert "\n" not in str(caught.value)
@@ -116,7 +116,7 @@ def test_a_pass_never_lives_longer_than_it_should(authority: Authority, clock: C
         held = read_pass(text, key, run, clock.now, leeway=10 * issuer.GRACE_SECONDS)
         try:
             text = peer.renewal(authority, text)
-        except Refused as error:
+        except RequestRefused as error:
             assert error.status == 401
             assert held.expires + issuer.GRACE_SECONDS <= clock.now or held.issued > clock.now
             continue
@@ -216,7 +216,7 @@ def test_of_many_at_the_same_time_one_gets_the_nonce(authority: Authority) -> No
         gate.wait()
         try:
             answers.append(one.renew(peer.public, made.nonce, signature, text))
-        except Refused as error:
+        except RequestRefused as error:
             answers.append(str(error))
 
     threads = [threading.Thread(target=ask, args=((authority, second)[number % 2],)) for number in range(12)]
@@ -373,7 +373,7 @@ def test_a_damaged_file_of_keys_is_one_line(authority: Authority) -> None:
 
 
 def test_a_database_that_is_gone_is_said(tmp_path: Path) -> None:
-    store = Store(f"sqlite:///{tmp_path}/missing/a.db")
+    store = MemberStore(f"sqlite:///{tmp_path}/missing/a.db")
     with pytest.raises(DatabaseDown, match="the authority's database does not answer"):
         store.member("x")
     for url, words in (
@@ -383,6 +383,6 @@ def test_a_database_that_is_gone_is_said(tmp_path: Path) -> None:
         ("postgresql://u:secret@127.0.0.1:9/x", ""),
     ):
         try:
-            Store(url).founded  # noqa: B018 - it asks the database
+            MemberStore(url).founded  # noqa: B018 - it asks the database
         except (UsageError, DatabaseDown) as error:
             assert words in str(error) and "\n" not in str(error) and "secret" not in str(error)

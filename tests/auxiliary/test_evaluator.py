@@ -22,8 +22,8 @@ from tt_cli.auxiliary.evaluator_process import (
     checked_prompts,
     evaluator_part,
 )
-from tt_cli.auxiliary.history.reader import Reader
-from tt_cli.auxiliary.history.writer import Store, database_url
+from tt_cli.auxiliary.history.reader import HistoryReader
+from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
 from tt_cli.checkpoint import load
 from tt_cli.data import Example, builtin
 from tt_cli.data.shard_format import write_shard
@@ -63,11 +63,14 @@ Open = Callable[..., Evaluator]
 @pytest.fixture
 def opened() -> Iterator[Open]:
     """Evaluators of a run in its folder; at the end their databases are closed."""
-    closing: list[Store | Reader] = []
+    closing: list[HistoryWriter | HistoryReader] = []
 
     def open_one(run: RunConfig = RUN, told: list[str] | None = None, every: int = 10) -> Evaluator:
         folder = folders.run_folder(run)
-        store, reader = Store(database_url(folder), run.identity, mends=False), Reader(database_url(folder))
+        store, reader = (
+            HistoryWriter(database_url(folder), run.identity, mends=False),
+            HistoryReader(database_url(folder)),
+        )
         closing.extend((store, reader))
         lines = [] if told is None else told
         return Evaluator(run, folder, store, reader, every, PROMPTS, lambda words, level: lines.append(words))
@@ -78,7 +81,7 @@ def opened() -> Iterator[Open]:
 
 
 def rows(run: RunConfig = RUN) -> list[dict[str, object]]:
-    reader = Reader(database_url(folders.run_folder(run)))
+    reader = HistoryReader(database_url(folders.run_folder(run)))
     found = reader.checkpoints()
     reader.close()
     return found
@@ -130,7 +133,7 @@ def test_nothing_is_done_twice_and_what_was_cut_short_comes_out_the_same(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Store, "add_checkpoint", killed)
+        patched.setattr(HistoryWriter, "add_checkpoint", killed)
         opened().look()
     (folder / "pictures" / ".00000003-0a0a0a0a-0.png.99.tmp").write_bytes(b"half")
     assert rows() == []

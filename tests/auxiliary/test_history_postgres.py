@@ -9,9 +9,9 @@ import pytest
 from auxiliary.test_store import RUN, made, seen, the_story
 from postgres_server import postgres_server
 
-from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.schema import metadata
-from tt_cli.auxiliary.history.writer import OtherDatabase, Store
+from tt_cli.auxiliary.history.writer import HistoryWriter, OtherDatabase
 from tt_cli.database import Database
 
 pytestmark = pytest.mark.debian
@@ -35,16 +35,16 @@ def test_the_story(postgres: str) -> None:
     emptied(postgres)
     the_story(postgres)
     with pytest.raises(OtherDatabase, match="of another run"):
-        Store(postgres, "other-00000000")
+        HistoryWriter(postgres, "other-00000000")
 
 
 def test_two_recorders_count_nothing_twice(postgres: str) -> None:
     emptied(postgres)
-    Store(postgres, RUN).close()
+    HistoryWriter(postgres, RUN).close()
     gate = threading.Barrier(2, timeout=240)
 
     def record() -> None:
-        store = Store(postgres, RUN)
+        store = HistoryWriter(postgres, RUN)
         for step in range(1, 31):
             gate.wait()
             store.record_step(made(step), [seen("a", 10 * step), seen("b", 5 * step)], 100)
@@ -55,6 +55,6 @@ def test_two_recorders_count_nothing_twice(postgres: str) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    reader = Reader(postgres)
+    reader = HistoryReader(postgres)
     assert [step[0] for step in reader.steps_after(0)] == list(range(1, 31))
     assert [(row["user"], row["samples"]) for row in reader.leaderboard()] == [("a", 300), ("b", 150)]

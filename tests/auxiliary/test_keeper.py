@@ -11,15 +11,15 @@ from peer.states import small_run, trained
 from swarm.made import record
 
 from tt_cli.auxiliary import state_keeper as room
-from tt_cli.auxiliary.state_keeper import Keeper
+from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.checkpoint import StateTree, TrainingState, load, received_state, save
 from tt_cli.identity.passes import RollBack
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import folders
 from tt_cli.supervisor.events import Event, Log, Saved, Synchronised
-from tt_cli.swarm.records.publisher import View
-from tt_cli.swarm.state.bridge import Chunks, NoState, StateBuffer, Taken
+from tt_cli.swarm.records.publisher import SwarmState
+from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState, StateBuffer
 
 RUN = small_run(**{"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16})
 
@@ -36,7 +36,7 @@ def state(step: int) -> TrainingState:
     return found
 
 
-def handed_over(keeper: Keeper) -> TrainingState:
+def handed_over(keeper: StateKeeper) -> TrainingState:
     """What a taker would make of it."""
     offered = keeper.hand_over()
     assert offered is not None
@@ -51,14 +51,14 @@ class Swarm:
         self.answer = answer
         self.asked: list[StateTree | None] = []
 
-    def take_state(self, own: StateTree | None, timeout: float, *, at_once: int) -> Taken:
+    def take_state(self, own: StateTree | None, timeout: float, *, at_once: int) -> ReceivedState:
         self.asked.append(own)
         if self.answer is None:
             raise NoState("none of 0 peers can hand over a state", asked=False)
         tree, buffer = self.answer.tree(), StateBuffer.new()
         indexes = list(range(len(tree))) if own is None else tree.differing(own)
         write_chunks(self.answer, indexes, buffer)
-        return Taken(tree, Chunks(tree, indexes, buffer), ("anna",), received=7)
+        return ReceivedState(tree, Chunks(tree, indexes, buffer), ("anna",), received=7)
 
 
 def write_chunks(one: TrainingState, indexes: list[int], buffer: StateBuffer) -> None:
@@ -73,7 +73,7 @@ def write_chunks(one: TrainingState, indexes: list[int], buffer: StateBuffer) ->
         buffer.write(offset, memoryview(whole)[offset : offset + size])
 
 
-def fetch(keeper: Keeper, answer: TrainingState | None = None) -> Swarm:
+def fetch(keeper: StateKeeper, answer: TrainingState | None = None) -> Swarm:
     swarm = Swarm(answer)
     keeper.fetch(swarm)  # type: ignore[arg-type]
     return swarm
@@ -85,18 +85,18 @@ def told() -> list[Event]:
 
 
 @pytest.fixture
-def keeper(told: list[Event]) -> Keeper:
-    return Keeper(RUN, told.append)
+def keeper(told: list[Event]) -> StateKeeper:
+    return StateKeeper(RUN, told.append)
 
 
-def test_without_a_state_it_hands_nothing_over(keeper: Keeper, told: list[Event]) -> None:
+def test_without_a_state_it_hands_nothing_over(keeper: StateKeeper, told: list[Event]) -> None:
     assert (keeper.epoch, keeper.digest, keeper.hand_over(), told) == (0, "", None, [])
 
 
 def test_a_models_size_counts_shared_weights_once_or_in_every_layer() -> None:
     """Layers that share weights are as many as layers that do not; all that is shared is there once."""
     shared, deep = small_run(**{"model.depth": 6}), small_run(**{"model.depth": 6, "model.shared_layer_groups": 8})
-    found, all_distinct = Keeper(shared, [].append).sizes(), Keeper(deep, [].append).sizes()
+    found, all_distinct = StateKeeper(shared, [].append).sizes(), StateKeeper(deep, [].append).sizes()
     assert all_distinct["effective"] == all_distinct["parameters"] == found["effective"]
     assert found["parameters"] == sum(one.numel() for one in Dalle(DalleConfig.from_run(shared)).parameters())
 
@@ -104,7 +104,7 @@ def test_a_models_size_counts_shared_weights_once_or_in_every_layer() -> None:
 def test_it_holds_the_newest_state_of_the_disk_again(told: list[Event]) -> None:
     for step in (3, 4):
         save(folders.checkpoints(RUN), state(step))
-    keeper = Keeper(RUN, told.append)
+    keeper = StateKeeper(RUN, told.append)
     assert (keeper.epoch, keeper.digest) == (4, state(4).digest()) == (4, handed_over(keeper).digest())
     assert [type(event) for event in told] == [Log]
 
@@ -113,7 +113,7 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_is_held(told: list[E
     save(folders.checkpoints(RUN), state(3))
     newest = save(folders.checkpoints(RUN), state(4))
     newest.write_bytes(newest.read_bytes()[:-9])
-    assert Keeper(RUN, told.append).epoch == 3
+    assert StateKeeper(RUN, told.append).epoch == 3
     assert isinstance(told[0], Log) and told[0].level == "warning" and "damaged" in told[0].message
     assert not newest.exists() and newest.with_name(newest.name + ".corrupt").exists()
 
@@ -121,28 +121,28 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_is_held(told: list[E
 def test_damaged_checkpoints_alone_are_no_state(told: list[Event]) -> None:
     newest = save(folders.checkpoints(RUN), state(4))
     newest.write_bytes(b"")
-    keeper = Keeper(RUN, told.append)
+    keeper = StateKeeper(RUN, told.append)
     assert keeper.epoch == 0 and keeper.hand_over() is None
 
 
-def test_it_wants_what_is_new_and_not_what_is_older(keeper: Keeper) -> None:
-    assert not keeper.wants(View.of([]))
-    assert keeper.wants(View.of([record(epoch=0, digest="aa")]))
+def test_it_wants_what_is_new_and_not_what_is_older(keeper: StateKeeper) -> None:
+    assert not keeper.wants(SwarmState.of([]))
+    assert keeper.wants(SwarmState.of([record(epoch=0, digest="aa")]))
     fetch(keeper, state(5))
     keeper._fetch_again_at = 0.0
-    assert not keeper.wants(View.of([record(epoch=5, digest=state(5).digest())]))
-    assert not keeper.wants(View.of([record(epoch=4, digest="aa")]))
-    assert keeper.wants(View.of([record(epoch=5, digest="aa")]))
-    assert keeper.wants(View.of([record(epoch=6, digest="aa")]))
+    assert not keeper.wants(SwarmState.of([record(epoch=5, digest=state(5).digest())]))
+    assert not keeper.wants(SwarmState.of([record(epoch=4, digest="aa")]))
+    assert keeper.wants(SwarmState.of([record(epoch=5, digest="aa")]))
+    assert keeper.wants(SwarmState.of([record(epoch=6, digest="aa")]))
 
 
-def test_it_fetches_now_and_then_but_the_last_state_at_once(keeper: Keeper) -> None:
+def test_it_fetches_now_and_then_but_the_last_state_at_once(keeper: StateKeeper) -> None:
     fetch(keeper)
-    assert not keeper.wants(View.of([record(epoch=6)]))
-    assert keeper.wants(View.of([record(epoch=RUN.schedule.total_steps)]))
+    assert not keeper.wants(SwarmState.of([record(epoch=6)]))
+    assert keeper.wants(SwarmState.of([record(epoch=RUN.schedule.total_steps)]))
 
 
-def test_a_signed_state_is_kept_in_memory_and_on_the_disk(keeper: Keeper, told: list[Event]) -> None:
+def test_a_signed_state_is_kept_in_memory_and_on_the_disk(keeper: StateKeeper, told: list[Event]) -> None:
     assert fetch(keeper, state(7)).asked == [None]
     assert (keeper.epoch, keeper.digest) == (7, state(7).digest())
     synchronised, saved = told
@@ -154,7 +154,7 @@ def test_a_signed_state_is_kept_in_memory_and_on_the_disk(keeper: Keeper, told: 
     assert found.run_toml == RUN.to_toml()
 
 
-def test_what_it_holds_already_is_not_sent_again(keeper: Keeper, told: list[Event]) -> None:
+def test_what_it_holds_already_is_not_sent_again(keeper: StateKeeper, told: list[Event]) -> None:
     fetch(keeper, state(7))
     later = state(8)
     name = next(iter(later.parameters))
@@ -164,14 +164,14 @@ def test_what_it_holds_already_is_not_sent_again(keeper: Keeper, told: list[Even
     assert told[-2].names == [f"{name}[0]"] and told[-2].chunks == 1  # type: ignore[attr-defined]
 
 
-def test_nobodys_answer_changes_nothing(keeper: Keeper, told: list[Event]) -> None:
+def test_nobodys_answer_changes_nothing(keeper: StateKeeper, told: list[Event]) -> None:
     fetch(keeper)
     (log,) = told
     assert keeper.epoch == 0 and isinstance(log, Log)
     assert log.message == "the swarm's state was not taken: none of 0 peers can hand over a state"
 
 
-def test_a_signed_state_that_is_not_finite_is_not_kept(keeper: Keeper, told: list[Event]) -> None:
+def test_a_signed_state_that_is_not_finite_is_not_kept(keeper: StateKeeper, told: list[Event]) -> None:
     fetch(keeper, state(6))
     del told[:]
     sent = state(7)
@@ -182,7 +182,7 @@ def test_a_signed_state_that_is_not_finite_is_not_kept(keeper: Keeper, told: lis
     assert (keeper.epoch, handed_over(keeper).digest()) == (6, state(6).digest())
 
 
-def test_only_trees_of_the_run_are_read(keeper: Keeper) -> None:
+def test_only_trees_of_the_run_are_read(keeper: StateKeeper) -> None:
     assert keeper.read_tree(state(7).tree().manifest()).step == 7
     other = replace(state(7), identity=small_run(**{"run.seed": 9}).identity)
     for sent in (other, trained().state()):
@@ -190,7 +190,7 @@ def test_only_trees_of_the_run_are_read(keeper: Keeper) -> None:
             keeper.read_tree(sent.tree().manifest())
 
 
-def test_a_full_disk_leaves_the_state_in_memory(keeper: Keeper, told: list[Event]) -> None:
+def test_a_full_disk_leaves_the_state_in_memory(keeper: StateKeeper, told: list[Event]) -> None:
     folder = folders.checkpoints(RUN)
     folder.rmdir()
     folder.write_text("a file in the folder's place")
@@ -199,7 +199,7 @@ def test_a_full_disk_leaves_the_state_in_memory(keeper: Keeper, told: list[Event
     assert isinstance(told[-1], Log) and told[-1].message.startswith("the state is kept in memory only: cannot save")
 
 
-def test_the_newest_are_kept_on_the_disk_and_a_few_older_ones(keeper: Keeper) -> None:
+def test_the_newest_are_kept_on_the_disk_and_a_few_older_ones(keeper: StateKeeper) -> None:
     for step in range(1, room.KEPT + 13):
         fetch(keeper, state(step))
     kept = sorted(int(path.name[5:13]) for path in folders.checkpoints(RUN).iterdir())
@@ -207,21 +207,21 @@ def test_the_newest_are_kept_on_the_disk_and_a_few_older_ones(keeper: Keeper) ->
     assert 2 <= len(kept) - room.KEPT <= 4, "older ones, to which the organiser may take the run back"
 
 
-def test_it_goes_back_to_the_checkpoint_of_an_order(keeper: Keeper, told: list[Event]) -> None:
+def test_it_goes_back_to_the_checkpoint_of_an_order(keeper: StateKeeper, told: list[Event]) -> None:
     for step in (3, 4):
         save(folders.checkpoints(RUN), state(step))
     fetch(keeper, state(5))
     keeper.go_back(RollBack(3, state(3).digest(), "", order=1))
     assert (keeper.epoch, keeper.digest) == (3, state(3).digest()) == (3, handed_over(keeper).digest())
-    assert Keeper(RUN, told.append).epoch == 3
-    later = View.of([record("a", epoch=4, digest="aa")])
+    assert StateKeeper(RUN, told.append).epoch == 3
+    later = SwarmState.of([record("a", epoch=4, digest="aa")])
     assert keeper.wants(later)
 
 
-def test_without_the_checkpoint_of_an_order_it_holds_nothing_until_somebody_has_it(keeper: Keeper) -> None:
+def test_without_the_checkpoint_of_an_order_it_holds_nothing_until_somebody_has_it(keeper: StateKeeper) -> None:
     fetch(keeper, state(5))
     keeper.go_back(RollBack(3, state(3).digest(), "", order=1))
     assert keeper.hand_over() is None and keeper.epoch == 0
-    assert keeper.wants(View.of([record("a", epoch=3, digest=state(3).digest())]))
+    assert keeper.wants(SwarmState.of([record("a", epoch=3, digest=state(3).digest())]))
     fetch(keeper, state(3))
     assert keeper.epoch == 3

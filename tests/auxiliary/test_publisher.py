@@ -17,8 +17,8 @@ import torch
 from hub_standin import HubStandin
 from peer.states import small_run
 
-from tt_cli.auxiliary.history.reader import Reader
-from tt_cli.auxiliary.history.writer import MadeStep, Store, database_url
+from tt_cli.auxiliary.history.reader import HistoryReader
+from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.auxiliary.publisher_process import PublisherOptions
 from tt_cli.checkpoint import TrainingState, save
@@ -108,7 +108,7 @@ def writer(hub: HubStandin) -> HubStandin:
 def test_what_is_published_is_found_by_those_who_look_for_it(writer: HubStandin, tmp_path: Path) -> None:
     """One commit: checkpoint, run file, card with step and loss. The next waits for its time, the last does not."""
     url = database_url(folders.run_folder(RUN))
-    store, reader = Store(url, RUN.identity), Reader(url)
+    store, reader = HistoryWriter(url, RUN.identity), HistoryReader(url)
     store.record_step(MadeStep(7, 0, 1.0, 2.5, 1, 1.0), [], 100)
     trained = TrainedState(RUN, Dalle(DalleConfig.from_run(RUN)), None).snapshot()
     trained.step, trained.run_toml = 7, RUN.to_toml()
@@ -187,7 +187,7 @@ def test_a_commit_whose_answer_was_lost_is_not_made_again(writer: HubStandin, tm
         publisher.until("cannot be reached")
         publisher.until("step 5 (")
     assert sent(writer, "POST", "/commit/") == 1
-    (row,) = Reader(database_url(folders.run_folder(RUN))).checkpoints()
+    (row,) = HistoryReader(database_url(folders.run_folder(RUN))).checkpoints()
     assert row["step"] == 5 and row["url"].endswith("step-00000005.safetensors")
 
 
@@ -236,7 +236,7 @@ def test_it_waits_for_a_token_that_may_write(writer: HubStandin, tmp_path: Path)
 
 
 def test_what_the_organiser_took_back_leaves_the_hub(writer: HubStandin, tmp_path: Path) -> None:
-    store = Store(database_url(folders.run_folder(RUN)), RUN.identity)
+    store = HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity)
     for step in range(10, 16):
         store.record_step(MadeStep(step, 0, 1.0, 2.5, 1, 1.0), [], 100)
     saved(11)
@@ -257,12 +257,12 @@ def test_another_one_that_leads_publishes_unless_it_does_not(writer: HubStandin,
     lease = LeaseFile(folders.run_folder(RUN))
     lease.path.parent.mkdir(parents=True, exist_ok=True)
     url = database_url(folders.run_folder(RUN))
-    Store(url, RUN.identity)  # makes the tables that are read
+    HistoryWriter(url, RUN.identity)  # makes the tables that are read
     saved(7)
     lease.write("QmLeader", mine=False)
     with Publishing(writer, tmp_path) as publisher:
         until(lambda: sent(writer, "GET", "/api/models/acme/run"))
-        reader = Reader(url)
+        reader = HistoryReader(url)
         until(lambda: [one["words"] for one in reader.parts()] == ["…Leader leads, and publishes"])
         assert not sent(writer, "POST", "/commit/")
         lease.write("QmSelf", mine=True)

@@ -16,19 +16,19 @@ import pytest
 from swarm.made import record
 
 from tt_cli.auxiliary import recorder as room
-from tt_cli.auxiliary.history.reader import Reader
-from tt_cli.auxiliary.history.writer import OtherDatabase, Store, database_url
-from tt_cli.auxiliary.recorder import HISTORY_STEPS, Recorder
+from tt_cli.auxiliary.history.reader import HistoryReader
+from tt_cli.auxiliary.history.writer import HistoryWriter, OtherDatabase, database_url
+from tt_cli.auxiliary.recorder import HISTORY_STEPS, RunRecorder
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
-from tt_cli.swarm.records.consensus import View
+from tt_cli.swarm.records.consensus import SwarmState
 from tt_cli.swarm.records.peer_record import HistoryRecord
 
 RUN = load_run("emoji")
 
 
-def view(step: int, **changes: object) -> View:
-    return View.of([record(epoch=step, **{"loss": 2.5, **changes})])
+def view(step: int, **changes: object) -> SwarmState:
+    return SwarmState.of([record(epoch=step, **{"loss": 2.5, **changes})])
 
 
 class Told:
@@ -48,17 +48,17 @@ class Told:
             assert self._news.wait_for(lambda: any(words in line for line in self.lines), 120), self.lines
 
 
-Open = Callable[..., Recorder]
+Open = Callable[..., RunRecorder]
 
 
 @pytest.fixture
 def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     """Recorders over the database in this folder; at the end all are closed."""
     monkeypatch.setattr(room, "AGAIN_SECONDS", 0.05)
-    made: list[Recorder] = []
+    made: list[RunRecorder] = []
 
-    def open_one(told: Told | None = None, folder: Path = tmp_path) -> Recorder:
-        made.append(Recorder(RUN, folder, database_url(folder), told or Told()))
+    def open_one(told: Told | None = None, folder: Path = tmp_path) -> RunRecorder:
+        made.append(RunRecorder(RUN, folder, database_url(folder), told or Told()))
         return made[-1]
 
     yield open_one
@@ -71,12 +71,12 @@ def test_each_step_is_recorded_once(opened: Open, tmp_path: Path) -> None:
     assert recorder.step == 0 and recorder.history().steps == []
     assert recorder.record(view(1))
     assert not recorder.record(view(1))
-    assert not recorder.record(View.of([]))
+    assert not recorder.record(SwarmState.of([]))
     assert recorder.record(view(4, user="anna", round="step 4 made alone"))
     assert not recorder.record(view(3))
     recorder.put("snapshot", {"time": 7.0})
     recorder.close()
-    reader = Reader(database_url(tmp_path))
+    reader = HistoryReader(database_url(tmp_path))
     assert [(step, loss, trainers) for step, _, loss, trainers, _ in reader.steps_after(0)] == [
         (1, 2.5, 1),
         (4, 2.5, 1),
@@ -92,14 +92,14 @@ def test_each_step_is_recorded_once(opened: Open, tmp_path: Path) -> None:
 def test_a_step_without_a_loss_waits_for_one(opened: Open) -> None:
     recorder = opened()
     assert not recorder.record(view(1, loss=None))
-    assert not recorder.record(View.of([record("x", role="aux", epoch=1, loss=9.0)]))
+    assert not recorder.record(SwarmState.of([record("x", role="aux", epoch=1, loss=9.0)]))
     assert recorder.record(view(1))
 
 
 def test_the_loss_is_weighted_by_speed_and_of_those_at_the_step(opened: Open) -> None:
     recorder = opened()
     recorder.record(
-        View.of(
+        SwarmState.of(
             [
                 record("a", epoch=7, loss=1.0, samples_per_second=30.0),
                 record("b", epoch=7, loss=5.0, samples_per_second=10.0),
@@ -114,7 +114,7 @@ def test_the_loss_is_weighted_by_speed_and_of_those_at_the_step(opened: Open) ->
 def test_peers_that_have_no_speed_yet_count_alike(opened: Open) -> None:
     recorder = opened()
     recorder.record(
-        View.of([record(peer, loss=loss, samples_per_second=0.0) for peer, loss in (("a", 1.0), ("b", 3.0))])
+        SwarmState.of([record(peer, loss=loss, samples_per_second=0.0) for peer, loss in (("a", 1.0), ("b", 3.0))])
     )
     assert recorder.history().steps[-1][1] == pytest.approx(2.0)
 
@@ -126,7 +126,7 @@ def test_the_wildest_records_that_may_be_published_leave_it_finite(opened: Open)
         record(peer, loss=1e39, samples_per_second=1e12, total_samples=10**12, user=text, device=text, round=text)
         for peer in ("a", "b", text)
     ]
-    assert recorder.record(View.of(wild))
+    assert recorder.record(SwarmState.of(wild))
     assert math.isfinite(recorder.history().steps[-1][1])
     recorder.close()
     assert opened().step == 5
@@ -140,7 +140,7 @@ def test_what_earlier_versions_wrote_is_read_once(opened: Open, tmp_path: Path) 
     lines += [good.replace("2,", "3,"), '{"back_to": 2, "order": 7, "time": 1.0}', '{"step": 4, "loss": 2.']
     (tmp_path / "steps.jsonl").write_text("\n".join(lines))
     assert opened().history().steps == [(2, 2.5, 1000.0)]
-    assert Reader(database_url(tmp_path)).steps_after(0) == [(2, 1000.0, 2.5, 3, 5.0)]
+    assert HistoryReader(database_url(tmp_path)).steps_after(0) == [(2, 1000.0, 2.5, 3, 5.0)]
     (tmp_path / "steps.jsonl").write_text(good.replace("2,", "5,") + "\n")
     assert opened().step == 2
 
@@ -159,7 +159,7 @@ def test_a_long_history_is_thinned_evenly_and_the_last_step_stays(steps: int, op
 
 
 def test_a_database_of_another_run_is_refused(opened: Open, tmp_path: Path) -> None:
-    Store(database_url(tmp_path), "other-00000000").close()
+    HistoryWriter(database_url(tmp_path), "other-00000000").close()
     with pytest.raises(OtherDatabase):
         opened()
 
@@ -187,7 +187,7 @@ def test_a_database_that_is_away_stops_nothing(opened: Open, tmp_path: Path) -> 
     assert [step for step, _, _ in recorder.history().steps] == [1]
     recorder.record(view(2, loss=9.0, era=3, total_samples=700))
     recorder.close()
-    reader = Reader(database_url(folder))
+    reader = HistoryReader(database_url(folder))
     assert [step[:1] + step[2:3] for step in reader.steps_after(0)] == [(1, 2.5), (2, 9.0)]
     assert reader.leaderboard()[0]["samples"] == 700
 
@@ -229,7 +229,7 @@ def test_a_database_that_is_damaged_at_work_is_set_aside(opened: Open, tmp_path:
     told.wait("history.db was damaged: it is history.db.damaged-")
     told.wait("the history is written again")
     recorder.close()
-    assert Reader(database_url(tmp_path)).steps_after(0)[-1][0] == 2
+    assert HistoryReader(database_url(tmp_path)).steps_after(0)[-1][0] == 2
 
 
 def test_steps_that_the_organiser_took_back_are_no_part_of_the_history(opened: Open) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tt_cli.auxiliary.history import writer as room
-from tt_cli.auxiliary.history.reader import Reader
-from tt_cli.auxiliary.history.writer import MadeStep, OtherDatabase, Seen, Store, database_url, sane
+from tt_cli.auxiliary.history.reader import HistoryReader
+from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, OtherDatabase, SeenPeer, database_url, sane
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import UsageError
 
@@ -20,12 +20,12 @@ def made(step: int, at: float | None = None, *, era: int = 0, loss: float = 2.5,
     return MadeStep(step, era, 1000.0 + step if at is None else at, loss, 2, 40.0, words)
 
 
-def seen(peer: str, total: int, user: str = "", role: str = "trainer") -> Seen:
-    return Seen(peer, user, role, "cpu", total)
+def seen(peer: str, total: int, user: str = "", role: str = "trainer") -> SeenPeer:
+    return SeenPeer(peer, user, role, "cpu", total)
 
 
-def open_both(url: str) -> tuple[Store, Reader]:
-    return Store(url, RUN), Reader(url)
+def open_both(url: str) -> tuple[HistoryWriter, HistoryReader]:
+    return HistoryWriter(url, RUN), HistoryReader(url)
 
 
 def the_story(url: str) -> None:
@@ -123,24 +123,24 @@ def test_what_is_kept_for_a_time_only(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_database_of_somebody_else_is_refused_in_one_line(tmp_path: Path) -> None:
     url = database_url(tmp_path)
-    Store(url, RUN).close()
+    HistoryWriter(url, RUN).close()
     with pytest.raises(OtherDatabase, match=f"is of another run, {RUN}: name another with --database"):
-        Store(url, "other-00000000")
+        HistoryWriter(url, "other-00000000")
     with sqlite3.connect(tmp_path / "history.db") as plain:
         plain.execute("update about set value = '2' where key = 'schema'")
     plain.close()
     with pytest.raises(OtherDatabase, match="is of a newer version of tt"):
-        Store(url, RUN)
+        HistoryWriter(url, RUN)
     for bad in ("nonsense", "mysql+pymysql://a:secret@b/c", "oracle8://x", "postgresql://a:secret@b:port/c"):
         with pytest.raises(UsageError, match="^--database: must be sqlite:///FILE or postgresql://") as caught:
-            Store(bad, RUN)
+            HistoryWriter(bad, RUN)
         assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_damaged_file_is_set_aside_and_what_can_be_read_stays(whole: bool, tmp_path: Path) -> None:
     url, told = database_url(tmp_path), list[str]()
-    store = Store(url, RUN)
+    store = HistoryWriter(url, RUN)
     row = {"undone": 0, "era": 0, "time": 1.0, "loss": 2.0, "trainers": 1, "samples": 0, "samples_per_second": 1.0}
     store.add_steps([{**row, "step": step} for step in range(1, 5001)], "many")
     store.close()
@@ -149,7 +149,7 @@ def test_a_damaged_file_is_set_aside_and_what_can_be_read_stays(whole: bool, tmp
     first = 0 if whole else len(content) // 2
     content[first : first + 8192] = b"\xa5" * 8192
     file.write_bytes(content)
-    store = Store(url, RUN, told.append)
+    store = HistoryWriter(url, RUN, told.append)
     assert len(told) == 1 and "history.db was damaged: it is history.db.damaged-" in told[0]
     kept = [step for step, _, _ in store.losses()]
     assert kept == [] if whole else (len(kept) < 5000 and (kept[0], kept[-1]) == (1, 5000))
@@ -163,19 +163,19 @@ def test_only_the_coordinator_mends_a_damaged_file(tmp_path: Path) -> None:
     file = tmp_path / "history.db"
     file.write_bytes(b"no database at all" * 999)
     with pytest.raises(DatabaseDown, match="does not answer"):
-        Store(database_url(tmp_path), RUN, mends=False)
+        HistoryWriter(database_url(tmp_path), RUN, mends=False)
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
 def test_what_is_told_after_the_file_was_replaced_is_in_the_new_one(tmp_path: Path) -> None:
-    coordinator, other = (Store(database_url(tmp_path), RUN, mends=mends) for mends in (True, False))
+    coordinator, other = (HistoryWriter(database_url(tmp_path), RUN, mends=mends) for mends in (True, False))
     coordinator.begin_anew()
     other.tell_part("publisher", "waits")
-    assert [row["words"] for row in Reader(database_url(tmp_path)).parts()] == ["waits"]
+    assert [row["words"] for row in HistoryReader(database_url(tmp_path)).parts()] == ["waits"]
 
 
 def test_steps_from_elsewhere_come_once(tmp_path: Path) -> None:
-    store = Store(database_url(tmp_path), RUN)
+    store = HistoryWriter(database_url(tmp_path), RUN)
     row = {"undone": 0, "step": 1, "era": 0, "time": 1.0, "loss": 2.0, "trainers": 1, "samples": 0}
     rows = [{**row, "samples_per_second": 1.0}]
     assert store.add_steps(rows, "steps.jsonl") and not store.add_steps(rows, "steps.jsonl")
@@ -184,4 +184,4 @@ def test_steps_from_elsewhere_come_once(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(DatabaseDown, match=r"^the database of the run's history does not answer \(unable to open"):
-        Store(database_url(tmp_path / "missing"), RUN)
+        HistoryWriter(database_url(tmp_path / "missing"), RUN)

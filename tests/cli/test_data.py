@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw
 
 from tt_cli.data.shard_format import read_rows
 from tt_cli.run import load_run
-from tt_cli.supervisor.processes import Watch, family_of
+from tt_cli.supervisor.processes import ProcessWatch, family_of
 from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
 
@@ -79,7 +79,7 @@ def test_killed_and_gone_on_with(tmp_path: Path) -> None:
         with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             seen.append(json.loads(process.stdout.readline())["seen"])
-            workers = Watch(family_of(process.pid) - {process.pid})
+            workers = ProcessWatch(family_of(process.pid) - {process.pid})
             process.kill()
         assert workers.left_after(60) == set()
     done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)

@@ -18,24 +18,26 @@ import pytest
 from data.rows import row, run_on
 
 from tt_cli.data.build import encoder as encoding
-from tt_cli.data.build.encoder import Part, encode, fields_of, first_picture, reason_against, settings
+from tt_cli.data.build.encoder import WorkShare, encode, fields_of, first_picture, reason_against, settings
 from tt_cli.data.build.journal import Journal, agree_on
 from tt_cli.data.build.picture_decoding import Decoded, Undecodable
-from tt_cli.data.build.picture_sources import DamagedUnit, Picture
+from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit
 from tt_cli.data.examples import RowFilter
 from tt_cli.data.shard_format import CONTAINERS, read_rows
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, load_run
 
-ALL = Part()
+ALL = WorkShare()
 
 
-def picture(number: int, **changes: Any) -> Picture:
+def picture(number: int, **changes: Any) -> CaptionedPicture:
     """A picture whose content says what its codes will be; `decoded` reads it."""
     fields = {"NSFW": "UNLIKELY", "original_width": 640, "original_height": 480, **changes}
     caption = fields.pop("caption", f"row {number}")
     content = fields.pop("content", b"%d" % number)
-    return Picture(f"p{number}", caption, content, {key: value for key, value in fields.items() if value is not ...})
+    return CaptionedPicture(
+        f"p{number}", caption, content, {key: value for key, value in fields.items() if value is not ...}
+    )
 
 
 def decoded(content: bytes, side: int) -> Decoded | Undecodable:
@@ -54,11 +56,11 @@ class Units:
 
     total = None
 
-    def __init__(self, *units: Sequence[Picture | None]):
+    def __init__(self, *units: Sequence[CaptionedPicture | None]):
         self._units = units
         self.units = [f"unit {number}" for number in range(len(units))]
 
-    def read(self, unit: int, skip: int) -> Iterator[Picture]:
+    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
         for one in self._units[unit][skip:]:
             if one is None:
                 raise DamagedUnit(f"unit {unit} cannot be read to its end")
@@ -92,11 +94,11 @@ def do(
     run: RunConfig,
     out: Path,
     source: Any,
-    part: Part = ALL,
+    part: WorkShare = ALL,
     container: str = ".parquet",
     target: int = 500,
     **how: Any,
-) -> encoding.Progress:
+) -> encoding.EncodingProgress:
     """What the command does."""
     how.setdefault("column", "code")
     fields = fields_of(first_picture(source))
@@ -172,7 +174,7 @@ def test_a_damaged_file_is_listed_and_the_others_go_on(tmp_path: Path, run: RunC
 def test_shares_are_everything_once(tmp_path: Path, run: RunConfig, shares: int) -> None:
     units = [[picture(10 * unit + i) for i in range(unit + 2)] for unit in range(3)]
     for index in range(shares):
-        do(run, tmp_path, Units(*units), Part(index, shares))
+        do(run, tmp_path, Units(*units), WorkShare(index, shares))
     assert Counter(captions_in(tmp_path)) == Counter(one.caption for unit in units for one in unit)
 
 

@@ -18,13 +18,13 @@ from data.rows import numbered, run_on, write
 from tt_cli.data.stream.plan import plan_of
 from tt_cli.data.stream.prefetch import LENGTHS, Chunk, Prefetch
 from tt_cli.data.stream.prefetch_process import Frames
-from tt_cli.data.stream.row_reader import Plan
+from tt_cli.data.stream.row_reader import ReadPlan
 from tt_cli.errors import TTError, UsageError
-from tt_cli.supervisor.processes import Watch, alive
+from tt_cli.supervisor.processes import ProcessWatch, alive
 
 
 @pytest.fixture
-def plan(tmp_path: Path) -> Plan:
+def plan(tmp_path: Path) -> ReadPlan:
     for shard in range(3):
         write(tmp_path / f"train-{shard}.parquet", numbered(900)[shard * 300 : shard * 300 + 300])
     return plan_of(run_on(tmp_path, shuffle_buffer=100), "train", 5)
@@ -48,14 +48,14 @@ def chunks_of(prefetch: Prefetch) -> Iterator[Chunk]:
         yield prefetch.next()
 
 
-def test_it_gives_every_row_once(plan: Plan) -> None:
+def test_it_gives_every_row_once(plan: ReadPlan) -> None:
     with Prefetch(plan, silent) as prefetch:
         found = captions_of(chunks_of(prefetch), 1800)
     everything = Counter(row["caption"] for row in numbered(900))
     assert Counter(found[:900]) == Counter(found[900:]) == everything
 
 
-def test_it_loads_neither_torch_nor_hivemind(plan: Plan) -> None:
+def test_it_loads_neither_torch_nor_hivemind(plan: ReadPlan) -> None:
     with Prefetch(plan, silent) as prefetch:
         prefetch.next()
         mapped = Path(f"/proc/{prefetch.pid}/maps").read_text()
@@ -63,7 +63,7 @@ def test_it_loads_neither_torch_nor_hivemind(plan: Plan) -> None:
     assert "libtorch" not in mapped and "hivemind" not in mapped
 
 
-def test_when_it_is_killed_another_one_goes_on_there(plan: Plan) -> None:
+def test_when_it_is_killed_another_one_goes_on_there(plan: ReadPlan) -> None:
     with Prefetch(plan, silent) as prefetch:
         whole = captions_of(chunks_of(prefetch), 1500)
     told: list[tuple[str, str]] = []
@@ -93,13 +93,13 @@ time.sleep(600)
 """
 
 
-def test_it_dies_with_its_parent(plan: Plan) -> None:
+def test_it_dies_with_its_parent(plan: ReadPlan) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert parent.stdin is not None and parent.stdout is not None
     parent.stdin.write(plan.to_json())
     parent.stdin.close()
     reader = int(parent.stdout.readline())
-    watch = Watch({reader})
+    watch = ProcessWatch({reader})
     assert alive(reader)
     parent.kill()
     parent.wait()
@@ -107,14 +107,14 @@ def test_it_dies_with_its_parent(plan: Plan) -> None:
     assert watch.left_after(30) == set()
 
 
-def test_ctrl_c_is_for_its_parent(plan: Plan) -> None:
+def test_ctrl_c_is_for_its_parent(plan: ReadPlan) -> None:
     with Prefetch(plan, silent, bound=1) as prefetch:
         prefetch.next()
         os.kill(prefetch.pid, signal.SIGINT)
         captions_of(chunks_of(prefetch), 900)
 
 
-def test_a_fork_that_drops_it_ends_nothing(plan: Plan) -> None:
+def test_a_fork_that_drops_it_ends_nothing(plan: ReadPlan) -> None:
     """As hivemind's processes are made, which inherit every object."""
     with Prefetch(plan, silent, bound=1) as prefetch:
         prefetch.next()
@@ -126,7 +126,7 @@ def test_a_fork_that_drops_it_ends_nothing(plan: Plan) -> None:
         assert len(captions_of(chunks_of(prefetch), 900)) == 900
 
 
-def test_closed_it_is_gone(plan: Plan) -> None:
+def test_closed_it_is_gone(plan: ReadPlan) -> None:
     prefetch = Prefetch(plan, silent)
     prefetch.close()
     prefetch.close()
@@ -144,7 +144,7 @@ def test_errors_come_as_they_are(tmp_path: Path) -> None:
     assert "there is no such folder" in str(caught.value)
 
 
-def test_troubles_come_in_words(plan: Plan, tmp_path: Path) -> None:
+def test_troubles_come_in_words(plan: ReadPlan, tmp_path: Path) -> None:
     (tmp_path / "train-1.parquet").write_bytes(b"PAR1 and nothing else")
     told: list[str] = []
     with Prefetch(plan, lambda words, remedy: told.append(f"{words}; {remedy}")) as prefetch:

@@ -20,7 +20,7 @@ from tt_cli.data import examples
 from tt_cli.data.codes import to_column
 from tt_cli.data.shard_format import write_shard
 from tt_cli.data.stream.plan import plan_of
-from tt_cli.data.stream.row_reader import Block, Plan, Reader
+from tt_cli.data.stream.row_reader import Block, ReadPlan, RowReader
 from tt_cli.errors import TTError, UsageError
 
 
@@ -37,11 +37,11 @@ class Told:
         self.remedies.append(remedy)
 
 
-def reader_of(folder: Path, told: Told | None = None, seed: int = 0, state: Any = None, **data: Any) -> Reader:
+def reader_of(folder: Path, told: Told | None = None, seed: int = 0, state: Any = None, **data: Any) -> RowReader:
     told = told or Told()
     plan = plan_of(run_on(folder, **data), "train", seed, state=state)
-    assert Plan.from_json(plan.to_json()) == plan
-    return Reader(plan, told, told.pauses.append)
+    assert ReadPlan.from_json(plan.to_json()) == plan
+    return RowReader(plan, told, told.pauses.append)
 
 
 def rows_of(blocks: Iterator[Block], count: int) -> list[str]:

@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from tt_cli.data.build.picture_sources import DamagedUnit, Picture, PictureSource, open_source, walk
+from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit, PictureSource, open_source, walk
 from tt_cli.errors import UsageError
 
 
@@ -24,7 +24,7 @@ def png(number: int = 0) -> bytes:
     return file.getvalue()
 
 
-def everything(source: PictureSource) -> list[Picture]:
+def everything(source: PictureSource) -> list[CaptionedPicture]:
     """All pictures; every unit is also read from each number on, which must give the same."""
     found = []
     for unit in range(len(source.units)):
@@ -166,7 +166,7 @@ def test_webdataset_tars(tmp_path: Path) -> None:
     assert found[0].fields == {"NSFW": "UNSURE", "original_width": 9}
 
 
-def good_until_damage(source: PictureSource, unit: int) -> tuple[list[Picture], str]:
+def good_until_damage(source: PictureSource, unit: int) -> tuple[list[CaptionedPicture], str]:
     found = []
     try:
         for picture in source.read(unit, 0):

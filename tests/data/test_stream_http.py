@@ -14,7 +14,7 @@ from data.rows import numbered, run_on, write
 from data.shard_server import ShardServer
 
 from tt_cli.data.stream.plan import plan_of
-from tt_cli.data.stream.row_reader import Reader
+from tt_cli.data.stream.row_reader import RowReader
 from tt_cli.data.stream.transfer import LONGEST_WAIT, seconds_to_wait
 from tt_cli.errors import TTError, UsageError
 
@@ -30,13 +30,13 @@ class Peer:
         self.run = run_on("shards", **{"source": "files", **data})
         self.cache, self.words, self.remedies, self.pauses = cache, [], [], []
 
-    def reader(self, state: Any = None, patience: float = 20.0) -> Reader:
+    def reader(self, state: Any = None, patience: float = 20.0) -> RowReader:
         from dataclasses import replace
 
         plan = plan_of(self.run, "train", 0, cache=self.cache, state=state)
-        return Reader(replace(plan, patience=patience), self._tell, self.pauses.append)
+        return RowReader(replace(plan, patience=patience), self._tell, self.pauses.append)
 
-    def epoch(self, reader: Reader | None = None) -> Counter[str]:
+    def epoch(self, reader: RowReader | None = None) -> Counter[str]:
         """What came of the first pass."""
         found: Counter[str] = Counter()
         for block in (reader or self.reader()).blocks():

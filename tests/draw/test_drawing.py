@@ -14,11 +14,11 @@ import torch
 from draw.tiny import Tiny
 
 from tt_cli.draw import Drawing, cut_prompts, draw, recall
-from tt_cli.draw.draw_batches import Part, free_memory, memory_limit, next_batch
+from tt_cli.draw.draw_batches import PromptSlice, free_memory, memory_limit, next_batch
 from tt_cli.draw.drawing import candidate_noise
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
-from tt_cli.model.sampling.generation import Decoder
+from tt_cli.model.sampling.generation import StepDecoder
 from tt_cli.task.picture_codec import decode_pictures
 
 # What candidate_noise(7, "red apple", 3, …) begins with.
@@ -90,7 +90,7 @@ def test_memory_bounds_the_batch(tiny: Tiny) -> None:
 
 def test_parts_are_whole_prompts_or_even_pieces_of_one() -> None:
     def batches(prompts: int, samples: int, most: int) -> list[list[tuple[int, int, int]]]:
-        waiting = deque(Part(place, 0, samples) for place in range(prompts))
+        waiting = deque(PromptSlice(place, 0, samples) for place in range(prompts))
         taken = []
         while waiting:
             parts = next_batch(waiting, lambda prompts, samples: prompts * samples <= most)
@@ -107,16 +107,16 @@ def test_parts_are_whole_prompts_or_even_pieces_of_one() -> None:
 def test_out_of_memory_halves_the_batch_and_keeps_what_was_drawn(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """A GPU's allocator refuses in the middle of the second batch."""
     expected = codes(draw_with(tiny, ["red apple", "sailboat"], samples=4, top_k=16))
-    step, sizes = Decoder.step, []
+    step, sizes = StepDecoder.step, []
 
-    def refuse(self: Decoder, code: torch.Tensor, position: int) -> torch.Tensor:
+    def refuse(self: StepDecoder, code: torch.Tensor, position: int) -> torch.Tensor:
         if position == 0:
             sizes.append(len(code))
         if len(sizes) == 2 and position == 10:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         return step(self, code, position)
 
-    monkeypatch.setattr(Decoder, "step", refuse)
+    monkeypatch.setattr(StepDecoder, "step", refuse)
     said: list[str] = []
     drawn = draw_with(tiny, ["red apple", "sailboat"], samples=4, batch=4, top_k=16, on_message=said.append)
     assert sizes == [4, 4, 2, 2]
@@ -126,17 +126,17 @@ def test_out_of_memory_halves_the_batch_and_keeps_what_was_drawn(tiny: Tiny, mon
 
 
 def test_no_memory_for_a_single_picture(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(self: Decoder, code: torch.Tensor, position: int) -> torch.Tensor:
+    def refuse(self: StepDecoder, code: torch.Tensor, position: int) -> torch.Tensor:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory")
 
-    monkeypatch.setattr(Decoder, "step", refuse)
+    monkeypatch.setattr(StepDecoder, "step", refuse)
     with pytest.raises(TTError, match="not enough memory to draw even one picture at a time: .*can't allocate"):
         draw_with(tiny, ["red apple"], samples=3)
 
-    def broken(self: Decoder, code: torch.Tensor, position: int) -> torch.Tensor:
+    def broken(self: StepDecoder, code: torch.Tensor, position: int) -> torch.Tensor:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    monkeypatch.setattr(Decoder, "step", broken)
+    monkeypatch.setattr(StepDecoder, "step", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         draw_with(tiny, ["red apple"])
 

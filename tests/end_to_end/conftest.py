@@ -11,7 +11,7 @@ import pytest
 from scripts.lab.namespaces import Network
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Listening, Round, Step, Synchronised
-from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalPeer, LocalSwarm
 
 WAIT = 240.0  # seconds; an upper bound for a busy machine, never a measurement
 
@@ -63,7 +63,7 @@ def start_swarm(tmp_path: Path) -> Iterator[Callable[[RunConfig], LocalSwarm]]:
         swarm.__exit__(None, None, None)
 
 
-def start_on_hosts(network: Network, swarm: LocalSwarm, *names: str) -> list[Member]:
+def start_on_hosts(network: Network, swarm: LocalSwarm, *names: str) -> list[LocalPeer]:
     """Trainers on hosts of their own, joined through an auxiliary peer beside the first, when all have made step 2."""
     first = network.hosts[0]
     with first.entered():
@@ -77,7 +77,7 @@ def start_on_hosts(network: Network, swarm: LocalSwarm, *names: str) -> list[Mem
     return [swarm.members[name] for name in names]
 
 
-def last_step(member: Member) -> int:
+def last_step(member: LocalPeer) -> int:
     """The newest step that a member has made or taken over."""
     return max((event.epoch for event in (*member.of(Step), *member.of(Synchronised))), default=0)
 
@@ -91,7 +91,7 @@ def wait_for_step(swarm: LocalSwarm, step: int, *names: str) -> None:
     pytest.fail(f"step {step} was not made within {WAIT:.0f} s\n{tails}")
 
 
-def digests(members: list[Member]) -> dict[int, set[str]]:
+def digests(members: list[LocalPeer]) -> dict[int, set[str]]:
     """Step → the different digests that these members had after it."""
     found: dict[int, set[str]] = {}
     for member in members:
@@ -100,13 +100,13 @@ def digests(members: list[Member]) -> dict[int, set[str]]:
     return found
 
 
-def assert_agreed(members: list[Member]) -> None:
+def assert_agreed(members: list[LocalPeer]) -> None:
     """All members that had made or taken over a step had the same state after it."""
     unlike = {step: found for step, found in digests(members).items() if len(found) > 1}
     stories = "\n".join(f"{m.name}: {[(r.epoch, r.outcome, r.words) for r in m.of(Round)]}" for m in members)
     assert not unlike, f"{unlike}\n{stories}"
 
 
-def committed(member: Member) -> list[Round]:
+def committed(member: LocalPeer) -> list[Round]:
     """A member's rounds that ended with a common step."""
     return [event for event in member.of(Round) if event.outcome == "committed"]

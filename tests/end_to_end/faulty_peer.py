@@ -33,8 +33,8 @@ from tt_cli.peer import backup, trainer
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.supervisor.events import Emit
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.swarm.allreduce.allreduce import Runner
-from tt_cli.swarm.allreduce.commit import Settlement
+from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression import partition
 
@@ -52,7 +52,7 @@ def die() -> None:
 class FaultyRunner:
     """Puts one fault into the two sides of one round."""
 
-    def __init__(self, fault: str, runner: Runner, settlement: Settlement):
+    def __init__(self, fault: str, runner: AllReduce, settlement: CommitProtocol):
         self.fault, self.runner, self.settlement = fault, runner, settlement
         self.served = 0
         self.all_served = asyncio.Event()
@@ -106,7 +106,7 @@ class FaultyRunner:
         raise ConnectionError("lost on the way")
 
 
-def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[Runner, Settlement]:
+def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
     """As the averager's, with the fault of this step in it."""
     runner, settlement = honest_begin(averager, group_info, weight)
     step = int(averager._meeting.state_key.split("_")[0]) + 1

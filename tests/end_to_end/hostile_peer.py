@@ -20,19 +20,19 @@ from hivemind.averaging.group_info import GroupInfo
 from tt_cli.peer import trainer
 from tt_cli.supervisor.events import Emit
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.swarm.allreduce.allreduce import Runner
-from tt_cli.swarm.allreduce.commit import Settlement
+from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression import partition
-from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
-from tt_cli.swarm.compression.partition import Part
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
+from tt_cli.swarm.compression.partition import TensorPart
 
 partition.PART_ELEMENTS = 1024
 ATTACKS: dict[str, str] = json.loads(os.environ["TT_TEST_ATTACKS"])
 mine: list[str] = []
 
 
-def times(runner: Runner, encoded: bytes, part: Part, factor: float) -> bytes:
+def times(runner: AllReduce, encoded: bytes, part: TensorPart, factor: float) -> bytes:
     """An encoded part, multiplied."""
     values = torch.empty(part.elements)
     runner.codec.decode_into(encoded, part.large, values)
@@ -40,20 +40,20 @@ def times(runner: Runner, encoded: bytes, part: Part, factor: float) -> bytes:
     return bytes(runner.codec.encode_part(values.mul_(factor).clamp_(-most, most), part.large).buffer)
 
 
-def flip(runner: Runner) -> None:
-    flipped = EncodedBuffer(runner.store.layout, runner.codec)
+def flip(runner: AllReduce) -> None:
+    flipped = GradientBuffer(runner.store.layout, runner.codec)
     for index, part in enumerate(runner.parts):
         flipped.write(part.start, part.stop, times(runner, runner.encoded(index), part, -100.0))
     runner._local = runner.reducer._own = flipped
 
 
-def lie(runner: Runner) -> None:
+def lie(runner: AllReduce) -> None:
     reducer = runner.reducer
     honest = reducer._keep
     reducer._keep = lambda place, encoded: honest(place, times(runner, encoded, reducer.parts[place], -1.0))
 
 
-def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[Runner, Settlement]:
+def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
     """As the averager's, attacked."""
     runner, settlement = honest_begin(averager, group_info, weight)
     if int(averager._meeting.state_key.split("_")[0]) >= 2:

@@ -13,7 +13,7 @@ from hivemind.proto import averaging_pb2
 
 from tt_cli.peer import trainer
 from tt_cli.supervisor.reporter import run_worker
-from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.averager import Averager
 
 POISONED_STEPS = (2, 3)
@@ -30,7 +30,7 @@ class PoisonedMicroStep(PatientMicroStep):
         return gradients
 
 
-class PoisonedRunner(Runner):
+class PoisonedRunner(AllReduce):
     """Scales of large tensors and numbers of small ones are NaN on their way out."""
 
     async def _outgoing(self, indexes: Sequence[int]) -> AsyncIterator[averaging_pb2.AveragingData]:

@@ -20,7 +20,7 @@ from end_to_end.conftest import WAIT, last_step, tiny_run, wait_for_step
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Finished, Log, Saved, Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm
-from tt_cli.supervisor.processes import Watch, family_of
+from tt_cli.supervisor.processes import ProcessWatch, family_of
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "Running"]
@@ -53,7 +53,7 @@ class Running:
 
     def interrupt(self) -> tuple[int, str]:
         """Ctrl-C; returns the exit code and what stood on stderr. Fails when any process is left."""
-        watch = Watch(family_of(self.process.pid))
+        watch = ProcessWatch(family_of(self.process.pid))
         self.process.send_signal(signal.SIGINT)
         output, errors = self.process.communicate(timeout=WAIT)
         self.lines += output.splitlines(keepends=True)

@@ -9,12 +9,12 @@ from end_to_end.conftest import WAIT, assert_agreed, last_step, start_on_hosts, 
 
 from scripts.lab.namespaces import Network
 from tt_cli.supervisor.events import Phase, Round, Synchronised, Trouble
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 NAMES = ("anna", "ben", "cleo")
 
 
-def cut_off(member: Member) -> Trouble | None:
+def cut_off(member: LocalPeer) -> Trouble | None:
     """What it told when it noticed, once it is shown to wait for that reason."""
     told = [event for event in member.of(Trouble) if event.what == "connection"]
     shown = {event.reason for event in member.of(Phase) if event.phase == "waiting"}

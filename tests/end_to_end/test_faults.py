@@ -11,7 +11,7 @@ from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, tiny_
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Phase, Round, Step, Synchronised, Trouble
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
 FAULTY = "end_to_end.faulty_peer"
@@ -23,7 +23,7 @@ def start(
     faults: dict[str, dict[str, str]],
     *names: str,
     patience: float = 5.0,
-) -> tuple[LocalSwarm, dict[str, Member]]:
+) -> tuple[LocalSwarm, dict[str, LocalPeer]]:
     monkeypatch.setenv("TT_TEST_FAULTS", json.dumps(faults))
     swarm = start_swarm(
         tiny_run(swarm={"matchmaking_time": 5.0, "next_chunk_timeout": patience, "averaging_timeout": 10 * patience})
@@ -33,7 +33,7 @@ def start(
     return swarm, {name: swarm.members[name] for name in names}
 
 
-def assert_no_step_is_lost(member: Member) -> None:
+def assert_no_step_is_lost(member: LocalPeer) -> None:
     """Each step was made after the one before it, or taken over."""
     made = [event.epoch for event in member.events if isinstance(event, (Step, Synchronised))]
     taken = {event.epoch for event in member.of(Synchronised)}

@@ -27,7 +27,7 @@ from tt_cli.supervisor.events import (
     from_json,
 )
 from tt_cli.supervisor.local_swarm import EventType, LocalSwarm
-from tt_cli.supervisor.processes import Watch, children_of, family_of
+from tt_cli.supervisor.processes import ProcessWatch, children_of, family_of
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
 Tt = Callable[..., subprocess.CompletedProcess[str]]
@@ -115,7 +115,7 @@ def test_a_peer_in_a_home(start_swarm: StartSwarm, tt: Tt, home: Path, tmp_path:
 
     # Paused, it has left the swarm and has no process but the supervisor; the others go on.
     (worker,) = children_of(anna.process.pid)
-    watch = Watch(family_of(worker))
+    watch = ProcessWatch(family_of(worker))
     assert tt("pause", str(file), env=anna.env).returncode == 0
     anna.wait_for_phase("paused")
     assert watch.left_after(WAIT) == set()

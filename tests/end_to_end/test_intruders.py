@@ -20,11 +20,11 @@ from scripts.lab.attacks.stranger import STRANGERS, Attempt, Facts, Stranger, Tr
 from scripts.lab.passes import HOUR, Issuer, key_file
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Listening, Phase, Step, Synchronised, Trouble
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import dht_time, start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.publisher import Board
+from tt_cli.swarm.records.publisher import PeerDirectory
 from tt_cli.swarm.reporting.round_log import BOASTING
 
 NAMES = ("anna", "ben", "cleo")
@@ -42,7 +42,7 @@ class Training:
     folder: Path
 
     @property
-    def trainers(self) -> list[Member]:
+    def trainers(self) -> list[LocalPeer]:
         return [self.swarm.members[name] for name in NAMES]
 
     @property
@@ -168,7 +168,7 @@ class Liar:
         self.training = training
         self.identity = claim_identity(key_file(home, run, "trainer").parent, "trainer")
         self.dht = start_dht(run, self.identity, initial_peers=training.swarm.addresses, host="127.0.0.1")
-        self.board = Board(run, self.dht, self.identity)
+        self.board = PeerDirectory(run, self.dht, self.identity)
 
     def say(self, **lies: object) -> None:
         """Publish a record that is true but for the lies."""

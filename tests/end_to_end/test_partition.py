@@ -9,12 +9,12 @@ from end_to_end.conftest import WAIT, assert_agreed, last_step, start_on_hosts, 
 
 from scripts.lab.namespaces import Network
 from tt_cli.supervisor.events import Phase
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 NAMES = ("anna", "ben", "cleo", "dora")
 
 
-def waits_for_the_rest(member: Member, since: int) -> bool:
+def waits_for_the_rest(member: LocalPeer, since: int) -> bool:
     """True when it has found, after its first `since` events, that too few trainers are there for a step."""
     return any(isinstance(e, Phase) and e.phase == "waiting" and "trainers" in e.reason for e in member.events[since:])
 

@@ -11,14 +11,14 @@ from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, tiny_
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Listening, Step, Trouble
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
 
 
 def start(
     start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch, attacks: dict[str, str]
-) -> tuple[LocalSwarm, dict[str, Member]]:
+) -> tuple[LocalSwarm, dict[str, LocalPeer]]:
     monkeypatch.setenv("TT_TEST_ATTACKS", json.dumps(attacks))
     swarm = start_swarm(
         tiny_run(
@@ -33,11 +33,11 @@ def start(
     return swarm, {name: swarm.members[name] for name in names}
 
 
-def troubles(member: Member, *words: str) -> list[Trouble]:
+def troubles(member: LocalPeer, *words: str) -> list[Trouble]:
     return [event for event in member.of(Trouble) if all(each in event.words for each in words)]
 
 
-def mean_loss(member: Member, first: int, last: int) -> float:
+def mean_loss(member: LocalPeer, first: int, last: int) -> float:
     return statistics.fmean(e.loss for e in member.of(Step) if first <= e.epoch <= last and e.loss is not None)
 
 

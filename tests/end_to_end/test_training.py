@@ -26,7 +26,7 @@ from tt_cli.supervisor.events import (
     Synchronised,
 )
 from tt_cli.supervisor.local_swarm import LocalSwarm
-from tt_cli.supervisor.processes import Watch, family_of
+from tt_cli.supervisor.processes import ProcessWatch, family_of
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
 
@@ -77,7 +77,7 @@ def test_a_killed_peer_leaves_no_process_and_the_others_go_on(start_swarm: Start
     victim = swarm.members["cleo"].worker
     family = family_of(victim.pid)
     assert len(family) >= 4, "the peer, its DHT, its daemon and its averager"
-    watch = Watch(family)
+    watch = ProcessWatch(family)
     os.kill(victim.pid, signal.SIGKILL)
     assert watch.left_after(WAIT) == set()
 

@@ -13,13 +13,13 @@ from tt_cli.checkpoint import load
 from tt_cli.identity.passes import Notice, RollBack, public_text, sign_notice
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Event, Phase, Saved, Step, Synchronised
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 KEY = Ed25519PrivateKey.generate()
 NOBODY: frozenset[str] = frozenset()
 
 
-def since(member: Member, seen: int, kind: type[Event]) -> list[Event]:
+def since(member: LocalPeer, seen: int, kind: type[Event]) -> list[Event]:
     return [event for event in member.events[seen:] if isinstance(event, kind)]
 
 
@@ -57,7 +57,7 @@ def test_the_organiser_pauses_a_run_and_takes_it_back(start_swarm: Callable[[Run
         told = [event for member in (*trainers, aux) for event in member.events[seen[member.name] :]]
         return "\n".join(event.to_json()[:300] for event in told if event.kind not in ("progress", "snapshot"))
 
-    def went_back(member: Member) -> bool:
+    def went_back(member: LocalPeer) -> bool:
         back = since(member, seen[member.name], Synchronised)
         return any(isinstance(event, Synchronised) and event.epoch <= then.step + 1 for event in back)
 
@@ -65,7 +65,7 @@ def test_the_organiser_pauses_a_run_and_takes_it_back(start_swarm: Callable[[Run
     first = {member.name: since(member, seen[member.name], Synchronised)[0] for member in trainers}
     assert then.digest() in {event.digest for event in first.values() if isinstance(event, Synchronised)}
 
-    def on_again(member: Member) -> bool:
+    def on_again(member: LocalPeer) -> bool:
         events = member.events[seen[member.name] :]  # the first ones may be of a round that began before the pause
         back = [isinstance(event, Phase) and "takes the run back" in event.reason for event in events]
         steps = [event.epoch for event in events[back.index(True) :] if isinstance(event, Step)]

@@ -11,8 +11,8 @@ from tt_cli.model import Dalle, DalleConfig
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import load_run
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
-from tt_cli.swarm.compression.partition import Layout
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
+from tt_cli.swarm.compression.partition import Partition
 
 EMOJI = load_run("emoji")
 
@@ -38,7 +38,7 @@ def test_the_state_takes_what_it_says(state: TrainedState) -> None:
 def test_encoded_gradients_take_what_they_say(state: TrainedState, compression: str) -> None:
     run = EMOJI.replaced({"swarm.compression": compression})
     codec = codec_of(run)
-    buffer = EncodedBuffer(Layout(state.shapes(), run.swarm.large_tensor, codec.block), codec)
+    buffer = GradientBuffer(Partition(state.shapes(), run.swarm.large_tensor, codec.block), codec)
     (encoded,) = (i.bytes for i in trainer_need(run, "cpu").items if i.what == "encoded gradient and average")
     assert encoded == pytest.approx(2 * buffer.nbytes, rel=0.005)
 

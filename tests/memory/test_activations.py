@@ -11,7 +11,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tt_cli.memory.activations import activations
-from tt_cli.memory.decoder_shape import Decoder
+from tt_cli.memory.decoder_shape import DecoderShape
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.layers.reversible import Half, keeping_plan
 from tt_cli.run import load_run
@@ -31,9 +31,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def decoder(config: DalleConfig) -> Decoder:
+def decoder(config: DalleConfig) -> DecoderShape:
     """The same shape as the memory model sees it."""
-    return Decoder(**{field.name: getattr(config, field.name) for field in fields(Decoder)})
+    return DecoderShape(**{field.name: getattr(config, field.name) for field in fields(DecoderShape)})
 
 
 def allocated(model: Dalle, b: int, dtype: torch.dtype | None) -> int:
@@ -112,7 +112,7 @@ def test_the_shape_without_torch_is_the_model_s(config: DalleConfig) -> None:
 def test_the_built_in_runs_have_their_models_shapes() -> None:
     for name in ("emoji", "dalle"):
         run = load_run(name)
-        assert Decoder.from_run(run) == decoder(DalleConfig.from_run(run))
+        assert DecoderShape.from_run(run) == decoder(DalleConfig.from_run(run))
 
 
 @pytest.mark.parametrize("budget", [0, 10**5, 3 * 10**6, 10**7, 10**10])

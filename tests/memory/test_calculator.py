@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tt_cli.errors import UsageError
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture, scaled, tensors
 from tt_cli.memory.calculator import (
-    Options,
+    CalculatorOptions,
     flops_per_example,
     network_bytes,
     reckon,
@@ -21,23 +21,23 @@ from tt_cli.memory.calculator import (
     state_bytes,
 )
 from tt_cli.memory.gpus import GPUS, device_room
-from tt_cli.memory.question import Question, largest_that_fits, report
+from tt_cli.memory.question import CalculatorQuestion, largest_that_fits, report
 
 GPT2 = ARCHITECTURES["gpt2-large"]
 TINY: dict[str, Any] = {"layers": 3, "dim": 64, "heads": 2, "dim_head": 32, "hidden": 256, "vocab": 500}
 SOME = st.sampled_from(["bert-base", "t5-small", "gpt2", "gpt2-large", "gpt3-1.3b", "gpt-j-6b", "dalle-12b"])
 
 
-def device(options: Options, model: Architecture = GPT2) -> int:
+def device(options: CalculatorOptions, model: Architecture = GPT2) -> int:
     return reckon(model, options).total("device")
 
 
 @st.composite
-def options(draw: st.DrawFn) -> tuple[Architecture, Options]:
+def options(draw: st.DrawFn) -> tuple[Architecture, CalculatorOptions]:
     model = ARCHITECTURES[draw(SOME)]
     optimizer = draw(st.sampled_from(["adam", "lamb", "adafactor"]))
     attention = "eager" if model.family == "t5" else draw(st.sampled_from(["eager", "fused"]))
-    made = Options(
+    made = CalculatorOptions(
         precision=draw(st.sampled_from(["fp32", "mixed", "pure16"])),
         attention=attention,  # type: ignore[arg-type]
         layers=draw(st.sampled_from(["kept", "checkpointed", "reversible"])),
@@ -53,7 +53,7 @@ def options(draw: st.DrawFn) -> tuple[Architecture, Options]:
 
 @settings(max_examples=40, deadline=None)
 @given(options())
-def test_more_takes_more(case: tuple[Architecture, Options]) -> None:
+def test_more_takes_more(case: tuple[Architecture, CalculatorOptions]) -> None:
     model, asked = case
     sizes = [device(replace(asked, micro_batch=b), model) for b in (1, 2, 3, 8, 64)]
     assert sizes == sorted(sizes)
@@ -64,7 +64,7 @@ def test_more_takes_more(case: tuple[Architecture, Options]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(options())
-def test_techniques_take_no_more(case: tuple[Architecture, Options]) -> None:
+def test_techniques_take_no_more(case: tuple[Architecture, CalculatorOptions]) -> None:
     model, asked = case
     plain = replace(asked, layers="kept", offload=False, groups=0)
     assert device(replace(plain, layers="checkpointed"), model) <= device(plain, model)
@@ -78,7 +78,7 @@ def test_techniques_take_no_more(case: tuple[Architecture, Options]) -> None:
 
 @settings(max_examples=30, deadline=None)
 @given(options())
-def test_components_are_whole_and_of_one_worst_moment(case: tuple[Architecture, Options]) -> None:
+def test_components_are_whole_and_of_one_worst_moment(case: tuple[Architecture, CalculatorOptions]) -> None:
     model, asked = case
     answer = reckon(model, asked)
     assert all(component.bytes >= 0 for component in answer.components)
@@ -90,7 +90,9 @@ def test_components_are_whole_and_of_one_worst_moment(case: tuple[Architecture, 
 
 @settings(max_examples=15, deadline=None)
 @given(options(), st.integers(4, 80))
-def test_the_largest_micro_batch_fits_and_one_more_does_not(case: tuple[Architecture, Options], gib: int) -> None:
+def test_the_largest_micro_batch_fits_and_one_more_does_not(
+    case: tuple[Architecture, CalculatorOptions], gib: int
+) -> None:
     model, asked = case
     room = gib << 30
 
@@ -104,7 +106,7 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(case: tuple[Architec
 
 @settings(max_examples=15, deadline=None)
 @given(options(), st.integers(2, 40))
-def test_the_smallest_change_makes_it_fit(case: tuple[Architecture, Options], gib: int) -> None:
+def test_the_smallest_change_makes_it_fit(case: tuple[Architecture, CalculatorOptions], gib: int) -> None:
     model, asked = case
     found = smallest_change(model, asked, gib << 30)
     assert found is None or found[1].total("device") <= gib << 30
@@ -148,14 +150,14 @@ def test_passes_take_what_torch_allocates(name: str, precision: str, layers: str
     torch.set_num_threads(1)
     seen = of_architecture(case | {"checkpointing": layers == "checkpointed", "micro_batch": 4})
     torch.set_num_threads(threads)
-    asked = Options(
+    asked = CalculatorOptions(
         kind="cpu", precision=precision, attention="eager", layers=layers, micro_batch=4, bits=case["bits"]  # type: ignore[arg-type]
     )  # fmt: skip
     assert reckon(scaled(model, **shape), asked).tensors == pytest.approx(max(seen["passes"], seen["update"]), rel=0.05)
 
 
 def test_network_and_compute() -> None:
-    asked = Options()
+    asked = CalculatorOptions()
     count = sum(tensor.count for tensor in tensors(GPT2))
     assert network_bytes(GPT2, asked, 2) == pytest.approx(count, rel=0.01)
     assert network_bytes(GPT2, asked, 16) == pytest.approx(2 * count * 15 / 16, rel=0.01)
@@ -178,7 +180,7 @@ def test_network_and_compute() -> None:
 )
 def test_what_does_not_exist_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        reckon(GPT2, replace(Options(), **changes))
+        reckon(GPT2, replace(CalculatorOptions(), **changes))
 
 
 def test_gpus_by_name_and_by_size() -> None:
@@ -189,13 +191,15 @@ def test_gpus_by_name_and_by_size() -> None:
 
 
 def test_every_choice_has_its_reason() -> None:
-    found = report(Question("t5-small", gpu="t4"))
+    found = report(CalculatorQuestion("t5-small", gpu="t4"))
     assert {"precision", "attention", "sequence", "optimizer", "state", "compression", "micro-batch", "usable"} <= set(
         found.reasons
     )
     assert found.fits and found.largest == found.micro_batch
     asked = report(
-        Question("gpt2", precision="fp32", attention="eager", sequence=64, optimizer="adam", bits=32, alone=True)
+        CalculatorQuestion(
+            "gpt2", precision="fp32", attention="eager", sequence=64, optimizer="adam", bits=32, alone=True
+        )
     )
     assert set(asked.reasons) == {"micro-batch", "examples", "compute"}
 
@@ -204,11 +208,11 @@ def test_a_run_is_answered_by_its_account() -> None:
     from tt_cli.memory import trainer_need
     from tt_cli.run import load_run
 
-    found = report(Question("dalle", gpu="8GB", micro_batch=4), compare=True)
+    found = report(CalculatorQuestion("dalle", gpu="8GB", micro_batch=4), compare=True)
     need = trainer_need(load_run("dalle"), "cuda", itemsize=2, micro_batch=4)
     assert (found.answer.total("device"), found.answer.total("host")) == (need.device, need.host)
     assert found.answer.parameters == 125_894_244
     names = [row["technique"] for row in found.compared]
     assert names[0] == "as the run is" and "no shared layers" in names
     with pytest.raises(UsageError, match="8-bit LAMB"):
-        report(Question("emoji", bits=32))
+        report(CalculatorQuestion("emoji", bits=32))

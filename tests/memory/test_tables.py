@@ -12,7 +12,7 @@ import pytest
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.answer_tables import OF_ARCHITECTURES, OF_RUNS, RUN, SIZES, Tables
-from tt_cli.memory.question import Question, report
+from tt_cli.memory.question import CalculatorQuestion, report
 from tt_cli.run import load_run
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
@@ -41,7 +41,9 @@ def test_every_answer_is_that_of_the_command(model: str) -> None:
         asked: dict[str, Any] = {name: options[i][0] for i, (name, _, options) in zip(key, choices, strict=True)}
         asked["optimizer"], asked["bits"] = asked.get("optimizer", (None, None))
         for index in (0, 3):
-            question = Question("emoji" if model == RUN else model, gpu="8GB", micro_batch=SIZES[index], **asked)
+            question = CalculatorQuestion(
+                "emoji" if model == RUN else model, gpu="8GB", micro_batch=SIZES[index], **asked
+            )
             found = report(question)
             expected = {f"{one.place} {one.what} {one.assumed}": one.bytes for one in found.answer.components}
             assert totals(table, " ".join(map(str, key)), index) == expected

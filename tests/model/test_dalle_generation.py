@@ -13,7 +13,7 @@ from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.layers.projection import Projection, has_onednn_linear
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
-from tt_cli.model.sampling.generation import Decoder, WholeDecoder, draw_codes
+from tt_cli.model.sampling.generation import StepDecoder, WholeDecoder, draw_codes
 from tt_cli.model.sampling.kv_cache import Caches
 
 SMALL = DalleConfig(32, 6, 2, 16, 20, 6, 4, 24)
@@ -37,7 +37,7 @@ def test_cached_steps_equal_the_whole_trunk(config: DalleConfig, samples: int, c
     image = torch.randint(0, config.image_vocab, (2 * samples, config.image_positions), generator=generator)
     known = round(cut * (config.image_positions - 1))
     whole = dalle(text.repeat_interleave(samples, dim=0), image)[:, :, config.text_ids :]
-    decoder = Decoder(dalle, 2, samples)
+    decoder = StepDecoder(dalle, 2, samples)
     logits = [decoder.prefill(text, image[:, :known])]
     logits += [decoder.step(image[:, p], p) for p in range(known, config.image_positions - 1)]
     torch.testing.assert_close(torch.stack(logits, dim=1), whole[:, config.text_length + known :])
@@ -49,7 +49,7 @@ def test_a_prompts_pictures_share_its_text() -> None:
     dalle = randomised(SMALL, 8)
     text, _ = example(SMALL, 8)
     image = torch.randint(0, SMALL.image_vocab, (3, SMALL.image_positions), generator=torch.Generator().manual_seed(8))
-    shared, apart = Decoder(dalle, 1, 3), Decoder(dalle, 3)
+    shared, apart = StepDecoder(dalle, 1, 3), StepDecoder(dalle, 3)
     torch.testing.assert_close(shared.prefill(text[:1]), apart.prefill(text[:1].expand(3, -1)))
     for position in range(SMALL.image_positions - 1):
         torch.testing.assert_close(*(one.step(image[:, position], position) for one in (shared, apart)))
@@ -78,8 +78,8 @@ def test_a_picture_does_not_depend_on_its_neighbours() -> None:
     text, _ = example(SMALL, 10)
     noise = chance(SMALL, 5)
     sampling = Sampling(top_k=8)
-    together = draw_codes(Decoder(dalle, 1, 5), text[:1], noise, sampling)
-    split = [draw_codes(Decoder(dalle, 1, len(part)), text[:1], part, sampling) for part in noise.split(2)]
+    together = draw_codes(StepDecoder(dalle, 1, 5), text[:1], noise, sampling)
+    split = [draw_codes(StepDecoder(dalle, 1, len(part)), text[:1], part, sampling) for part in noise.split(2)]
     assert torch.equal(together, torch.cat(split))
 
 
@@ -87,7 +87,7 @@ def test_a_decoder_draws_again() -> None:
     """What the last picture left in the caches is not seen."""
     dalle = randomised(SMALL, 11)
     text, _ = example(SMALL, 11)
-    decoder, sampling = Decoder(dalle, 1), Sampling()
+    decoder, sampling = StepDecoder(dalle, 1), Sampling()
     first = draw_codes(decoder, text[:1], chance(SMALL, 1), sampling)
     draw_codes(decoder, text[1:], chance(SMALL, 1, 1), sampling)
     assert torch.equal(draw_codes(decoder, text[:1], chance(SMALL, 1), sampling), first)
@@ -108,7 +108,7 @@ def test_float32_draws_as_the_slow_way_does(device: str) -> None:
     text = text.to(device)
     for samples in (1, 8):
         noise = chance(SMALL, 2 * samples).to(device)
-        fast, slow = Decoder(dalle, 2, samples), WholeDecoder(dalle, samples)
+        fast, slow = StepDecoder(dalle, 2, samples), WholeDecoder(dalle, samples)
         assert ("graph" in fast.mode.split(" (")[0]) == (device == "cuda")
         drawn = [draw_codes(decoder, text, noise, Sampling(top_k=8, top_p=0.9)) for decoder in (fast, slow)]
         assert torch.equal(*drawn)
@@ -118,7 +118,7 @@ def test_float32_draws_as_the_slow_way_does(device: str) -> None:
 def test_a_step_asks_the_device_for_nothing(dtype: torch.dtype) -> None:
     """Tensors without data go through it: no value is waited for, as a CUDA graph and a GPU's queue demand."""
     with torch.device("meta"):
-        decoder = Decoder(Dalle(SMALL), 2, 3, dtype)
+        decoder = StepDecoder(Dalle(SMALL), 2, 3, dtype)
         code, noise = torch.zeros(6, dtype=torch.int64), torch.zeros(6, dtype=torch.float64)
         logits = decoder.step(code, 5)
         assert Sampling(top_k=8, top_p=0.9).choose(logits, noise).shape == (6,)
@@ -165,7 +165,7 @@ def test_autocast_draws_with_and_without_cache() -> None:
     dalle = randomised(SMALL, 2).float()
     text, _ = example(SMALL, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert Decoder(dalle, 1).caches.attention[0].image.dtype == torch.bfloat16
+        assert StepDecoder(dalle, 1).caches.attention[0].image.dtype == torch.bfloat16
         for cache in (True, False):
             codes = dalle.generate(text, cache=cache)
             assert 0 <= codes.min() <= codes.max() < SMALL.image_vocab
@@ -176,7 +176,7 @@ def test_bfloat16_stays_near_float32() -> None:
     """Its steps' logits, as near as bfloat16's eight bits allow after six layers."""
     dalle = Dalle(SMALL)
     text, image = example(SMALL, 14)
-    exact, rounded = Decoder(dalle, 2, dtype=torch.float32), Decoder(dalle, 2, dtype=torch.bfloat16)
+    exact, rounded = StepDecoder(dalle, 2, dtype=torch.float32), StepDecoder(dalle, 2, dtype=torch.bfloat16)
     for decoder in (exact, rounded):
         decoder.prefill(text)
     for position in range(SMALL.image_positions - 1):
@@ -222,7 +222,7 @@ def test_drawing_keeps_no_graph() -> None:
 def test_caches_follow_the_attention_type() -> None:
     """Beyond the text a row layer holds one row, a conv_like one its window's rows, a column one all."""
     config = DalleConfig(32, 6, 2, 16, 20, 6, 8, 24)
-    row, column, *_, window = Decoder(Dalle(config), 1).caches.attention
+    row, column, *_, window = StepDecoder(Dalle(config), 1).caches.attention
     assert [layer.image.shape[4] for layer in (row, column, window)] == [8, 64, 3 * 8]
 
 
@@ -230,7 +230,7 @@ def test_memory_is_known_before() -> None:
     """The caches' bytes to the last one, counted without taking them, and copies of the weights where there are any."""
     dalle = Dalle(SMALL)
     for prompts, samples, dtype in ((1, 1, torch.float32), (2, 3, torch.float32), (1, 4, torch.bfloat16)):
-        decoder = Decoder(dalle, prompts, samples, dtype)
+        decoder = StepDecoder(dalle, prompts, samples, dtype)
         tensors = [t for layer in decoder.caches.attention for t in (layer.text, layer.image)]
         tensors += [state.kept for state in decoder.caches.attention_shifts + decoder.caches.feed_forward_shifts]
         held = sum(tensor.nbytes for tensor in tensors)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tt_cli.monitor import PeerView, Snapshot
+from tt_cli.monitor import PeerView, SwarmSnapshot
 from tt_cli.monitor.page_client import Page
-from tt_cli.monitor.watch import Watch
+from tt_cli.monitor.watch import SwarmWatch
 
 EVIL = "\x1b[2J\x9b1m\nowned"
 TRAINER = PeerView(
@@ -38,7 +38,7 @@ def trainer(**changes: object) -> PeerView:
     return PeerView(**{**vars(TRAINER), **changes})  # type: ignore[arg-type]
 
 
-def snapshot(**changes: object) -> Snapshot:
+def snapshot(**changes: object) -> SwarmSnapshot:
     usual = {
         "run": "emoji",
         "identity": "emoji-1a2b3c4d",
@@ -58,7 +58,7 @@ def snapshot(**changes: object) -> Snapshot:
         "peers": [TRAINER],
         "history": [(step, 7.0 - step, 10.0 * step) for step in range(1, 7)],
     }
-    return Snapshot(**{**usual, **changes})  # type: ignore[arg-type]
+    return SwarmSnapshot(**{**usual, **changes})  # type: ignore[arg-type]
 
 
 def crowd(count: int) -> list[PeerView]:
@@ -68,7 +68,9 @@ def crowd(count: int) -> list[PeerView]:
     ]
 
 
-def watch_of(look: Callable[[], Snapshot], folder: Path, *, interval: float = 0.2, page: Page | None = None) -> Watch:
+def watch_of(
+    look: Callable[[], SwarmSnapshot], folder: Path, *, interval: float = 0.2, page: Page | None = None
+) -> SwarmWatch:
     """A watch that looks with `look`, of a run whose folder is `folder`."""
     made = {"interval": interval, "source": "made", "page": page, "folder": folder, "flops": lambda: 4 * 10**11}
-    return Watch("emoji", "emoji-1a2b3c4d", look, **made)  # type: ignore[arg-type]
+    return SwarmWatch("emoji", "emoji-1a2b3c4d", look, **made)  # type: ignore[arg-type]

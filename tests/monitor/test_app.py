@@ -15,10 +15,10 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from tt_cli.errors import TTError
-from tt_cli.monitor import PeerView, Snapshot
+from tt_cli.monitor import PeerView, SwarmSnapshot
 from tt_cli.monitor.monitor_app import MonitorApp
-from tt_cli.monitor.peer_tables import PEER_COLUMNS, Column
-from tt_cli.monitor.widgets import Table
+from tt_cli.monitor.peer_tables import PEER_COLUMNS, SortableColumn
+from tt_cli.monitor.widgets import PeerTable
 
 WAIT = 60.0
 CROWD = [
@@ -28,14 +28,14 @@ CROWD = [
 Screen = Pilot[None]
 
 
-def look() -> Snapshot:
+def look() -> SwarmSnapshot:
     return snapshot(time=time.time(), peers=CROWD, trainers=3)
 
 
 def drive(
     tmp_path: Path,
     steps: Callable[[Screen], Awaitable[None]],
-    look: Callable[[], Snapshot] = look,
+    look: Callable[[], SwarmSnapshot] = look,
     size: tuple[int, int] = (80, 24),
 ) -> MonitorApp:
     """Run the screen with what `steps` does to it; return the application when it has ended."""
@@ -182,7 +182,7 @@ def test_help_opens_and_closes_and_q_ends_from_there(tmp_path: Path) -> None:
 def test_a_slow_swarm_never_keeps_a_key_waiting(tmp_path: Path, key: str) -> None:
     asked, answer = threading.Event(), threading.Event()
 
-    def slow() -> Snapshot:
+    def slow() -> SwarmSnapshot:
         asked.set()
         assert answer.wait(WAIT)
         return look()
@@ -203,7 +203,7 @@ def test_a_lost_swarm_is_told_and_its_last_state_stays(tmp_path: Path) -> None:
     here, broken = threading.Event(), threading.Event()
     here.set()
 
-    def unsteady() -> Snapshot:
+    def unsteady() -> SwarmSnapshot:
         if broken.is_set():
             raise TTError("the DHT\x1b[2J broke")
         return look() if here.is_set() else snapshot(peers=[])
@@ -282,13 +282,13 @@ def test_of_a_thousand_peers_only_those_that_are_seen_are_written(
         written.append(row.peer)
         return "noted"
 
-    noting = (*PEER_COLUMNS, Column("noted", 5, 5, 99, note, lambda row: 0.0))
+    noting = (*PEER_COLUMNS, SortableColumn("noted", 5, 5, 99, note, lambda row: 0.0))
     monkeypatch.setattr("tt_cli.monitor.monitor_app.PEER_COLUMNS", noting)
 
     async def steps(pilot: Screen) -> None:
         await pilot.press("2")
         await shows(pilot, "noted")
-        table = pilot.app.query_one("#peers", Table)
+        table = pilot.app.query_one("#peers", PeerTable)
         await pilot.press("end")
         await pilot.pause()
         assert (table.cursor, len(table.rows)) == (999, 1000)

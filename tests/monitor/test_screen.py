@@ -17,13 +17,13 @@ import pytest
 from end_to_end.conftest import tiny_run
 from monitor.made import EVIL, snapshot, trainer
 
-from tt_cli.auxiliary.history.reader import Reader
-from tt_cli.auxiliary.history.writer import MadeStep, Seen, Store, database_url
+from tt_cli.auxiliary.history.reader import HistoryReader
+from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, SeenPeer, database_url
 from tt_cli.run import load_run
 from tt_cli.supervisor.local_swarm import LocalSwarm
 from tt_cli.web.queries import Answers
 from tt_cli.web.web_app import make_app
-from tt_cli.web.web_server import Server
+from tt_cli.web.web_server import WebServer
 
 pytestmark = pytest.mark.debian
 WAIT = 60.0  # seconds; an upper bound for a busy machine
@@ -74,12 +74,15 @@ class Terminal:
 def page(tmp_path: Path) -> Iterator[str]:
     """The address of a real page of the built-in run: 60 steps, ada and bob, and somebody hostile."""
     url = database_url(tmp_path)
-    store, now = Store(url, RUN.identity), time.time()
+    store, now = HistoryWriter(url, RUN.identity), time.time()
     for step in range(1, STEPS + 1):
         at = now - 120.0 * (STEPS + 1 - step)
         store.record_step(
             MadeStep(step, 0, at, 3.0 + 60.0 / (step + 10), 2, 25.0, f"step {step} made with bob"),
-            [Seen("peer-a", "ada", "trainer", "cpu", 500 * step), Seen("peer-b", EVIL, "trainer", "cpu", 12 * step)],
+            [
+                SeenPeer("peer-a", "ada", "trainer", "cpu", 500 * step),
+                SeenPeer("peer-b", EVIL, "trainer", "cpu", 12 * step),
+            ],
             512,
         )
         store.record_activity(at, step, 2 + step // 20, 25.0, [], 512)
@@ -87,8 +90,8 @@ def page(tmp_path: Path) -> Iterator[str]:
     seen = snapshot(run="emoji", identity=RUN.identity, epoch=STEPS, total_steps=600, trainers=2, peers=peers, time=now)
     store.put("snapshot", json.dumps(seen.to_json()), now)
     store.close()
-    reader = Reader(url)
-    server = Server(make_app(Answers(reader, RUN, "emoji"), tmp_path), "127.0.0.1", 0)
+    reader = HistoryReader(url)
+    server = WebServer(make_app(Answers(reader, RUN, "emoji"), tmp_path), "127.0.0.1", 0)
     serving = threading.Thread(target=server.run)
     serving.start()
     yield f"http://127.0.0.1:{server.port}"

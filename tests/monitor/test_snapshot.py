@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tt_cli.monitor import Snapshot, take_snapshot
+from tt_cli.monitor import SwarmSnapshot, take_snapshot
 from tt_cli.monitor.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
 from tt_cli.run import RunConfig, load_run
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
@@ -142,7 +142,7 @@ def test_the_json_is_what_the_help_says(run: RunConfig) -> None:
     assert read == snapshot.to_json()
     assert list(read) == list(SNAPSHOT_FIELDS)
     assert list(read["peers"][0]) == list(PEER_FIELDS)
-    assert Snapshot(**{**read, "peers": snapshot.peers, "history": [(6, 3.0, 10.0)]}) == snapshot
+    assert SwarmSnapshot(**{**read, "peers": snapshot.peers, "history": [(6, 3.0, 10.0)]}) == snapshot
 
 
 def test_who_is_clipped_or_accused_is_counted_by_those_who_say_so(run: RunConfig) -> None:

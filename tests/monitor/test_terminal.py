@@ -9,7 +9,7 @@ import json
 import pytest
 from monitor.made import EVIL, TRAINER, snapshot, trainer
 
-from tt_cli.monitor import Snapshot
+from tt_cli.monitor import SwarmSnapshot
 from tt_cli.monitor.snapshot_text import follow, one_truth, plain_text
 
 
@@ -92,7 +92,7 @@ def test_watching_prints_changes_and_after_half_a_minute() -> None:
     )
     stream = io.StringIO()
 
-    def look() -> Snapshot:
+    def look() -> SwarmSnapshot:
         for moment in moments:
             return moment
         raise KeyboardInterrupt

@@ -8,7 +8,7 @@ from pathlib import Path
 from monitor.made import snapshot, trainer, watch_of
 
 from tt_cli.errors import TTError
-from tt_cli.monitor import Snapshot
+from tt_cli.monitor import SwarmSnapshot
 from tt_cli.run.folders import home
 from tt_cli.supervisor.peer_state import new_status
 from tt_cli.supervisor.slot import claim_slot
@@ -19,10 +19,10 @@ WAIT = 60.0
 class Looks:
     """Answers one after the other; the last one again and again."""
 
-    def __init__(self, *answers: Snapshot | Exception) -> None:
+    def __init__(self, *answers: SwarmSnapshot | Exception) -> None:
         self._answers = list(answers)
 
-    def __call__(self) -> Snapshot:
+    def __call__(self) -> SwarmSnapshot:
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -81,7 +81,7 @@ def test_the_swarms_size_over_time(tmp_path: Path) -> None:
 def test_a_slow_answer_keeps_nobody_waiting(tmp_path: Path) -> None:
     asked, answer = threading.Event(), threading.Event()
 
-    def look() -> Snapshot:
+    def look() -> SwarmSnapshot:
         asked.set()
         assert answer.wait(WAIT)
         return snapshot()

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from tt_cli.optim import Lamb8bit, NonFiniteGradient, implementation
 from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map, parts
-from tt_cli.optim.lamb_numba import Compiled
-from tt_cli.optim.lamb_portable import Portable
+from tt_cli.optim.lamb_numba import NumbaLamb
+from tt_cli.optim.lamb_portable import PortableLamb
 
-KERNELS = (Portable(), Compiled())
+KERNELS = (PortableLamb(), NumbaLamb())
 TINY = 1.4e-45  # the smallest denormal number of fp32
 
 
@@ -117,7 +117,7 @@ def test_a_state_moves_from_one_implementation_to_the_other() -> None:
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=["portable", "compiled"])
 @pytest.mark.parametrize("value", [numpy.nan, numpy.inf, -numpy.inf])
-def test_both_refuse_what_is_not_finite_and_change_nothing(kernels: Portable | Compiled, value: float) -> None:
+def test_both_refuse_what_is_not_finite_and_change_nothing(kernels: PortableLamb | NumbaLamb, value: float) -> None:
     parameters = {"weight": normal(0, 70000)}
     optimizer = Lamb8bit(parameters, Settings(), kernels)
     before = bytes_of(parameters), bytes_of(optimizer.state_dict())
@@ -149,7 +149,7 @@ def test_codes_are_those_of_the_nearest_values_on_both_sides_of_every_seam(signe
 @pytest.mark.parametrize("kernels", KERNELS, ids=["portable", "compiled"])
 @pytest.mark.parametrize("rare", [1e-5, 1e-4, 3e-4])
 def test_a_tiny_second_moment_beside_a_large_one_makes_no_large_update(
-    kernels: Portable | Compiled, rare: float
+    kernels: PortableLamb | NumbaLamb, rare: float
 ) -> None:
     """A rare token's elements have a gradient once, their block's first element always.
 
@@ -168,7 +168,7 @@ def test_a_tiny_second_moment_beside_a_large_one_makes_no_large_update(
 
 
 @pytest.mark.parametrize("kernels", KERNELS, ids=["portable", "compiled"])
-def test_a_block_of_zeros_reads_as_zeros(kernels: Portable | Compiled) -> None:
+def test_a_block_of_zeros_reads_as_zeros(kernels: PortableLamb | NumbaLamb) -> None:
     first, second = (BlockwiseMoment(128, block_size=64, signed=signed) for signed in (True, False))
     gradient = torch.zeros(128)
     gradient[64] = 1.0
@@ -193,11 +193,11 @@ def no_memory() -> Iterator[None]:
 
 def test_chooses_the_compiled_one_where_numba_is(no_memory: None) -> None:
     chosen = implementation.implementation()
-    assert (chosen.name, type(chosen.kernels)) == ("compiled", Compiled)
+    assert (chosen.name, type(chosen.kernels)) == ("compiled", NumbaLamb)
     assert "agree with torch to the last bit" in chosen.reason
 
 
-class OneBitOff(Compiled):
+class OneBitOff(NumbaLamb):
     """Kernels that round one element in another way."""
 
     def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
@@ -208,7 +208,7 @@ class OneBitOff(Compiled):
 def test_passes_over_kernels_that_differ_in_one_bit(no_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(implementation, "_compiled", OneBitOff)
     chosen = implementation.implementation()
-    assert (chosen.name, type(chosen.kernels)) == ("portable", Portable)
+    assert (chosen.name, type(chosen.kernels)) == ("portable", PortableLamb)
     assert chosen.reason == "the compiled kernels compute other bytes here (parameter)"
 
 

@@ -8,18 +8,18 @@ import pytest
 
 from tt_cli.errors import UsageError
 from tt_cli.organise.model_sizes import SIZES, takes
-from tt_cli.organise.questions import Answers, Question, answered, multiaddr_host
+from tt_cli.organise.questions import RunAnswers, RunQuestion, answered, multiaddr_host
 from tt_cli.organise.recipe import run_of
 from tt_cli.organise.run_file import commented
 from tt_cli.run import RunConfig
 from tt_cli.run.run_source import builtin_runs, load_run
 
 
-def defaults(question: Question, default: str) -> str:
+def defaults(question: RunQuestion, default: str) -> str:
     return default
 
 
-def answers(**given: str) -> Answers:
+def answers(**given: str) -> RunAnswers:
     return answered("mine", given, defaults)
 
 
@@ -32,7 +32,7 @@ def test_defaults_give_the_built_in_run_by_another_name() -> None:
 def test_only_what_is_open_is_asked() -> None:
     asked: list[str] = []
 
-    def ask(question: Question, default: str) -> str:
+    def ask(question: RunQuestion, default: str) -> str:
         asked.append(question.key)
         return default
 

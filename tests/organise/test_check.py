@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tt_cli.auth.authority.authority_server import ServeOptions, Server
+from tt_cli.auth.authority.authority_server import AuthorityServer, ServeOptions
 from tt_cli.doctor.checks import Check
 from tt_cli.errors import TTError
 from tt_cli.organise import run_check as room
@@ -109,7 +109,7 @@ def test_an_authority_must_sign_with_the_key_of_the_run_file(tmp_path: Path, mon
     silent = authority(made.run)
     assert silent.verdict == "fail" and "does not answer" in silent.words and "--authority" in silent.fix
     monkeypatch.setenv("TT_HOME", str(made.folder / "home"))
-    server = Server(ServeOptions(made.run.to_toml(), "127.0.0.1", 0))
+    server = AuthorityServer(ServeOptions(made.run.to_toml(), "127.0.0.1", 0))
     serving = threading.Thread(target=server.run)
     serving.start()
     try:

@@ -12,7 +12,7 @@ import yaml
 
 from tt_cli.cli import aux_peer
 from tt_cli.cli.main import COMMANDS, command_parser
-from tt_cli.organise.server_files import EXAMPLE, Facts, rendered
+from tt_cli.organise.server_files import EXAMPLE, ServerFacts, rendered
 
 SOURCE = Path(__file__).parents[2]
 
@@ -23,8 +23,8 @@ def test_the_examples_are_what_init_writes() -> None:
     assert not any("@{" in text for text in found.values())
 
 
-@pytest.mark.parametrize("facts", [EXAMPLE, Facts("mine", 4000), Facts("mine", 4000, "203.0.113.7")])
-def test_the_aux_peer_takes_the_flags(facts: Facts) -> None:
+@pytest.mark.parametrize("facts", [EXAMPLE, ServerFacts("mine", 4000), ServerFacts("mine", 4000, "203.0.113.7")])
+def test_the_aux_peer_takes_the_flags(facts: ServerFacts) -> None:
     command = next(command for command in COMMANDS if command.name == "aux-peer")
     parser = command_parser(command, aux_peer)
     files = rendered(facts)

@@ -16,7 +16,7 @@ from tt_cli.auth.authority.authority_server import open_store
 from tt_cli.auth.identities import identities
 from tt_cli.errors import TTError, UsageError
 from tt_cli.organise import recipe as room
-from tt_cli.organise.questions import Answers, answered
+from tt_cli.organise.questions import RunAnswers, answered
 from tt_cli.organise.recipe import make, next_steps
 from tt_cli.run import folders, load_run
 
@@ -28,7 +28,7 @@ CLOSED = {
 }
 
 
-def answers(**given: str) -> Answers:
+def answers(**given: str) -> RunAnswers:
     return answered("mine", given, lambda question, default: default)
 
 

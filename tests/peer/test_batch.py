@@ -14,11 +14,11 @@ from tt_cli.data import Batch
 from tt_cli.errors import TTError
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import (
+    BatchSettings,
     Found,
     MicroBatches,
     MicroBatchSearch,
     Remembered,
-    Settings,
     choose_micro_batch,
     is_out_of_memory,
     repeated,
@@ -28,7 +28,7 @@ from tt_cli.peer.micro_batch import (
 from tt_cli.supervisor.events import Choice, Event, Log
 
 GIB = 2**30
-SETTINGS = Settings("a CPU", "fp32", 2, None, 512)
+SETTINGS = BatchSettings("a CPU", "fp32", 2, None, 512)
 
 
 def cuda_out_of_memory() -> None:
@@ -224,14 +224,14 @@ def test_the_clock_stands_while_others_have_the_processor() -> None:
 @pytest.mark.parametrize(
     "other",
     [
-        Settings("a GPU", "fp32", 2, None, 512),
-        Settings("a CPU", "bf16", 2, None, 512),
-        Settings("a CPU", "fp32", 4, None, 512),
-        Settings("a CPU", "fp32", 2, GIB, 512),
-        Settings("a CPU", "fp32", 2, None, 512, version="0.0"),
+        BatchSettings("a GPU", "fp32", 2, None, 512),
+        BatchSettings("a CPU", "bf16", 2, None, 512),
+        BatchSettings("a CPU", "fp32", 4, None, 512),
+        BatchSettings("a CPU", "fp32", 2, GIB, 512),
+        BatchSettings("a CPU", "fp32", 2, None, 512, version="0.0"),
     ],
 )
-def test_another_device_setting_or_version_is_tried_out_anew(other: Settings, tmp_path: Path) -> None:
+def test_another_device_setting_or_version_is_tried_out_anew(other: BatchSettings, tmp_path: Path) -> None:
     told: list[Event] = []
     memory = remembered(tmp_path, told)
     memory.keep(SETTINGS, Found(8, 10.0, "fastest"))
@@ -279,9 +279,9 @@ def test_old_choices_make_room_for_new_ones(tmp_path: Path) -> None:
     told: list[Event] = []
     memory = remembered(tmp_path, told)
     for threads in range(1, 30):
-        memory.keep(Settings("a CPU", "fp32", threads, None, 512), Found(threads, 1.0, "fastest"))
-    assert memory.find(Settings("a CPU", "fp32", 1, None, 512)) is None
-    assert memory.find(Settings("a CPU", "fp32", 29, None, 512)) is not None
+        memory.keep(BatchSettings("a CPU", "fp32", threads, None, 512), Found(threads, 1.0, "fastest"))
+    assert memory.find(BatchSettings("a CPU", "fp32", 1, None, 512)) is None
+    assert memory.find(BatchSettings("a CPU", "fp32", 29, None, 512)) is not None
     assert len(json.loads((tmp_path / "micro-batch.json").read_text())) == 16
 
 

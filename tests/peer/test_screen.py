@@ -18,7 +18,7 @@ from rich.cells import cell_len
 
 from tt_cli.supervisor import events as e
 from tt_cli.terminal import worker_screen
-from tt_cli.terminal.peer_view import CURVE, View, best_address, join_line
+from tt_cli.terminal.peer_view import CURVE, WorkerView, best_address, join_line
 from tt_cli.terminal.worker_screen import Screen
 
 
@@ -134,8 +134,8 @@ def test_a_stream_of_few_characters_gets_question_marks() -> None:
     assert raw.getvalue() == b"00:00:00 log          Zo?\n"
 
 
-def folded(happened: list[e.Event]) -> View:
-    view = View(2000)
+def folded(happened: list[e.Event]) -> WorkerView:
+    view = WorkerView(2000)
     for event in happened:
         view.fold(event)
     return view
@@ -178,7 +178,7 @@ def test_an_endless_curve_is_thinned_where_it_is_old() -> None:
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("count", [0, 1, 6, 8, 17, len(TRAINING)])
 def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -> None:
-    view, log = View(2000), []
+    view, log = WorkerView(2000), []
     for event in TRAINING[:count]:
         log += view.fold(event)
     lines = worker_screen.draw(view, log, TITLES, width, height, now=50.0)
@@ -198,7 +198,7 @@ def test_the_view_of_an_auxiliary_peer_fits(width: int, height: int, peers: int)
 
 
 def test_the_view_of_a_training_peer() -> None:
-    view, log = View(2000), []
+    view, log = WorkerView(2000), []
     for event in TRAINING[:13]:
         log += [line for line in view.fold(event) if line.word in ("choice", "contributed")]
     lines = [line.plain.rstrip() for line in worker_screen.draw(view, log, TITLES, 80, 24, now=21.0)]

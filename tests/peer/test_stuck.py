@@ -14,126 +14,132 @@ import pytest
 from swarm.made import record
 
 from tt_cli.peer.health import watchdog as room
-from tt_cli.peer.health.diagnosis import Diagnosis, Facts, Remedy, Treatment, diagnose, seconds
-from tt_cli.peer.health.watchdog import LEAST_USUAL, Heard, StuckWatch
+from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
+from tt_cli.peer.health.watchdog import LEAST_USUAL, Heard, ProgressWatchdog
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Round, Step, Trouble
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
-from tt_cli.swarm.network.connectivity import DEAD_AFTER, Contact
+from tt_cli.swarm.network.connectivity import DEAD_AFTER, Connectivity
 from tt_cli.swarm.records.peer_record import About
-from tt_cli.swarm.records.publisher import View
-from tt_cli.swarm.reporting.round_log import Teller
+from tt_cli.swarm.records.publisher import SwarmState
+from tt_cli.swarm.reporting.round_log import RoundLog
 
 A, B, C = frozenset("a"), frozenset("b"), frozenset("abc")
 LATE = 3 * 10.0 + 2 * 30.0 + 1
-WELL = Contact(asked=C, answered=C, initial=A, clock=0.0)
+WELL = Connectivity(asked=C, answered=C, initial=A, clock=0.0)
 
-CAUSES: dict[str, tuple[Facts, str, str, Remedy, bool]] = {
-    "averager": (Facts(since_pulse=121), "averager", "averager process", Remedy.RESTART, True),
-    "DHT": (Facts(contact=Contact(C, unanswered=DEAD_AFTER)), "DHT", "DHT process", Remedy.WAIT, True),
-    "data": (Facts(reading=True, since_batch=121), "data stream", "given nothing for 2 min", Remedy.WAIT, True),
-    "device": (Facts(since_batch=301), "device", "no micro-batch has ended for 5 min", Remedy.RESTART, True),
+CAUSES: dict[str, tuple[PeerFacts, str, str, Remedy, bool]] = {
+    "averager": (PeerFacts(since_pulse=121), "averager", "averager process", Remedy.RESTART, True),
+    "DHT": (PeerFacts(contact=Connectivity(C, unanswered=DEAD_AFTER)), "DHT", "DHT process", Remedy.WAIT, True),
+    "data": (PeerFacts(reading=True, since_batch=121), "data stream", "given nothing for 2 min", Remedy.WAIT, True),
+    "device": (PeerFacts(since_batch=301), "device", "no micro-batch has ended for 5 min", Remedy.RESTART, True),
     "clock ahead": (
-        Facts(contact=Contact(C, C, A, clock=240.0)),
+        PeerFacts(contact=Connectivity(C, C, A, clock=240.0)),
         "clock",
         "clock is 4 min ahead of the others'",
         Remedy.WAIT,
         False,
     ),
     "clock behind, and nothing goes on": (
-        Facts(contact=Contact(C, C, A, clock=-5.5), since_step=LATE),
+        PeerFacts(contact=Connectivity(C, C, A, clock=-5.5), since_step=LATE),
         "clock",
         "clock is 5.5 s behind the others'",
         Remedy.WAIT,
         True,
     ),
     "cut off": (
-        Facts(contact=Contact(C, frozenset(), A)),
+        PeerFacts(contact=Connectivity(C, frozenset(), A)),
         "connection",
         "cut off from the swarm: none of the 3 peers",
         Remedy.REJOIN,
         True,
     ),
     "DHT split": (
-        Facts(contact=Contact(C, B, A), since_step=LATE),
+        PeerFacts(contact=Connectivity(C, B, A), since_step=LATE),
         "initial peers",
         "none of the 1 initial peers answers, 1 other peers do",
         Remedy.REJOIN,
         False,
     ),
     "state stands still": (
-        Facts(phase="syncing", since_phase=200, since_bytes=91, download=(120_000_000, 500_000_000, 0.0)),
+        PeerFacts(phase="syncing", since_phase=200, since_bytes=91, download=(120_000_000, 500_000_000, 0.0)),
         "state download",
         "stands still: 120 of 500 MB came, and no more for 91 s",
         Remedy.REJOIN,
         True,
     ),
     "nobody gives a state": (
-        Facts(phase="syncing", since_phase=200, since_bytes=91),
+        PeerFacts(phase="syncing", since_phase=200, since_bytes=91),
         "state download",
         "nothing came",
         Remedy.REJOIN,
         True,
     ),
     "state is slow": (
-        Facts(phase="syncing", since_phase=200, since_bytes=1, download=(120_000_000, 500_000_000, 1e6)),
+        PeerFacts(phase="syncing", since_phase=200, since_bytes=1, download=(120_000_000, 500_000_000, 1e6)),
         "state download",
         "120 of 500 MB so far, at 8.0 Mbit/s: about 6 min more",
         Remedy.WAIT,
         False,
     ),
     "client mode without a listener": (
-        Facts(phase="waiting", since_phase=20, client_mode=True, listening=False),
+        PeerFacts(phase="waiting", since_phase=20, client_mode=True, listening=False),
         "averaging",
         "no trainer that accepts connections",
         Remedy.REJOIN,
         True,
     ),
     "majority": (
-        Facts(phase="waiting", since_phase=20, missing=("ben", "cleo")),
+        PeerFacts(phase="waiting", since_phase=20, missing=("ben", "cleo")),
         "majority",
         "waits for the majority of the trainers: ben, cleo did not come",
         Remedy.REMATCH,
         True,
     ),
     "many are missing": (
-        Facts(phase="waiting", since_phase=20, missing=tuple("abcdef")),
+        PeerFacts(phase="waiting", since_phase=20, missing=tuple("abcdef")),
         "majority",
         "a, b, c, d and 2 others did not come",
         Remedy.REMATCH,
         True,
     ),
     "rounds fail": (
-        Facts(failed_rounds=3, problem="ben did not come"),
+        PeerFacts(failed_rounds=3, problem="ben did not come"),
         "averaging",
         "3 rounds in a row failed, the last one: ben did not come",
         Remedy.REMATCH,
         True,
     ),
     "records": (
-        Facts(phase="waiting", since_phase=20, alone=True, contact=WELL),
+        PeerFacts(phase="waiting", since_phase=20, alone=True, contact=WELL),
         "records",
         "the DHT does not show their records",
         Remedy.REJOIN,
         True,
     ),
-    "alone": (Facts(lost_company=True, contact=Contact(C, A, A)), "alone", "alone in the swarm", Remedy.REJOIN, False),
+    "alone": (
+        PeerFacts(lost_company=True, contact=Connectivity(C, A, A)),
+        "alone",
+        "alone in the swarm",
+        Remedy.REJOIN,
+        False,
+    ),
     "slow": (
-        Facts(since_step=LATE, samples=60, target=100, samples_per_second=2.0, since_growth=5),
+        PeerFacts(since_step=LATE, samples=60, target=100, samples_per_second=2.0, since_growth=5),
         "slow",
         "no step for 91 s, they usually take 10 s: the swarm is slow (60 of 100 samples, about 20 s more)",
         Remedy.WAIT,
         False,
     ),
     "nobody computes": (
-        Facts(since_step=LATE, samples=60, target=100, since_growth=80),
+        PeerFacts(since_step=LATE, samples=60, target=100, since_growth=80),
         "no samples",
         "nobody has computed anything for 80 s",
         Remedy.REJOIN,
         True,
     ),
     "unknown": (
-        Facts(since_step=LATE, samples=100, target=100),
+        PeerFacts(since_step=LATE, samples=100, target=100),
         "step",
         "the samples for it are there",
         Remedy.REMATCH,
@@ -154,19 +160,19 @@ def test_every_cause_is_told_in_words_with_its_first_remedy(name: str) -> None:
 @pytest.mark.parametrize(
     "facts",
     [
-        Facts(),
-        Facts(contact=WELL),
-        Facts(since_step=LATE - 2, samples=100, target=100),
-        Facts(since_step=500, usual_step=200, samples=1, target=100, since_growth=100),
-        Facts(held=True, since_batch=1000, since_step=1000),
-        Facts(phase="syncing", since_phase=600, since_bytes=10, download=(1, 2, 0.0)),
-        Facts(phase="waiting", since_phase=2, missing=("ben",)),
-        Facts(failed_rounds=2),
-        Facts(contact=Contact(C, B, A)),  # the initial peers are gone, and nobody needs them now
-        Facts(contact=Contact()),  # the first peer of a run knows nobody
+        PeerFacts(),
+        PeerFacts(contact=WELL),
+        PeerFacts(since_step=LATE - 2, samples=100, target=100),
+        PeerFacts(since_step=500, usual_step=200, samples=1, target=100, since_growth=100),
+        PeerFacts(held=True, since_batch=1000, since_step=1000),
+        PeerFacts(phase="syncing", since_phase=600, since_bytes=10, download=(1, 2, 0.0)),
+        PeerFacts(phase="waiting", since_phase=2, missing=("ben",)),
+        PeerFacts(failed_rounds=2),
+        PeerFacts(contact=Connectivity(C, B, A)),  # the initial peers are gone, and nobody needs them now
+        PeerFacts(contact=Connectivity()),  # the first peer of a run knows nobody
     ],
 )
-def test_who_is_well_or_only_slow_is_left_alone(facts: Facts) -> None:
+def test_who_is_well_or_only_slow_is_left_alone(facts: PeerFacts) -> None:
     assert diagnose(facts) is None
 
 
@@ -242,7 +248,7 @@ class Contacts:
     def __init__(self) -> None:
         self.answer, self.asked = WELL, list[bool]()
 
-    def ask(self, peers: list[str], *, anew: bool = False) -> Contact:
+    def ask(self, peers: list[str], *, anew: bool = False) -> Connectivity:
         self.asked.append(anew)
         return self.answer
 
@@ -254,7 +260,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     clock.now = 1000.0
     monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=clock, time=time.time))
     heard = Heard(told.append, clock)
-    view = View.of([record("a"), record("b", user="ben")])
+    view = SwarmState.of([record("a"), record("b", user="ben")])
     collaboration = SimpleNamespace(
         peer_id="a",
         client_mode=False,
@@ -262,14 +268,14 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         paused="",
         board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab"), read_at=math.inf),
         contacts=Contacts(),
-        tell=Teller("a", heard, lambda: view),
+        tell=RoundLog("a", heard, lambda: view),
         averager=SimpleNamespace(pulse=[1000.0]),
         missing=lambda: [],
         rematched=[],
         take_over=SimpleNamespace(ask_anew=lambda: None),
     )
     collaboration.seek_anew = lambda: collaboration.rematched.append(clock.now)
-    watch = StuckWatch(load_run("emoji"), collaboration, heard, Orders(), tmp_path / "marker", lambda: None)  # type: ignore[arg-type]
+    watch = ProgressWatchdog(load_run("emoji"), collaboration, heard, Orders(), tmp_path / "marker", lambda: None)  # type: ignore[arg-type]
 
     def look(seconds: float = 1.0) -> None:
         clock.now += seconds
@@ -286,8 +292,8 @@ def test_a_peer_that_is_cut_off_tries_to_come_back_and_says_when_it_goes_on(watc
     watched.swarm.tell.phase("training", "towards step 6")
     watched.look()
     assert [type(event) for event in watched.told] == [Phase]
-    watched.swarm.contacts.answer = Contact(C, frozenset(), A)
-    watched.swarm.board.view = View.of([record("a")])
+    watched.swarm.contacts.answer = Connectivity(C, frozenset(), A)
+    watched.swarm.board.view = SwarmState.of([record("a")])
     watched.look(6.0)
     *_, trouble, phase = watched.told
     assert isinstance(trouble, Trouble) and trouble.what == "connection" and "connects to all" in trouble.remedy
@@ -305,7 +311,7 @@ def test_a_peer_that_is_cut_off_tries_to_come_back_and_says_when_it_goes_on(watc
 
 def test_who_is_left_by_others_that_say_goodbye_is_not_in_trouble(watched: Any) -> None:
     watched.look()
-    watched.swarm.board.view = View.of([record("a")])
+    watched.swarm.board.view = SwarmState.of([record("a")])
     watched.swarm.board.trainers = lambda: frozenset("a")
     for _ in range(20):
         watched.look()
@@ -317,7 +323,7 @@ def test_an_assistant_without_trainers_is_not_in_trouble(watched: Any) -> None:
     """Though others answer, and its last trainers went without goodbye."""
     watched.look()
     watched.swarm.about.role = "assistant"
-    watched.swarm.board.view = View.of([record("a")])
+    watched.swarm.board.view = SwarmState.of([record("a")])
     for _ in range(20):
         watched.look()
         watched.heard(Phase("waiting", "for trainers"))
@@ -368,5 +374,5 @@ def test_a_data_stream_that_stalls_is_told_as_such(watched: Any) -> None:
 
 def test_a_silent_dht_process_on_a_busy_machine_is_asked_again_before_it_counts_as_dead() -> None:
     for unanswered in range(1, DEAD_AFTER):
-        facts = Facts(contact=Contact(C, unanswered=unanswered))
+        facts = PeerFacts(contact=Connectivity(C, unanswered=unanswered))
         assert facts.suspicious and diagnose(facts) is None

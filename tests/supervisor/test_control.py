@@ -23,7 +23,7 @@ from tt_cli.supervisor import supervise as room
 from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.control_socket import ControlSocket, NoAnswer, NotRunning, ask
 from tt_cli.supervisor.events import Event, Finished, Log, Phase, Saved, Step
-from tt_cli.supervisor.household.limits import GO_ON, Limits, Origin, Verdict
+from tt_cli.supervisor.household.limits import GO_ON, HouseholdLimits, Origin, Verdict
 from tt_cli.supervisor.peer_state import new_status, read_status
 from tt_cli.supervisor.slot import AUX, TRAINER, Slot, claim_slot, look_at, slots_in
 from tt_cli.supervisor.supervise import Failed, supervise
@@ -54,7 +54,7 @@ class Peer:
         self.workers: list[Worker] = []
         self.error: BaseException | None = None
         self._news = threading.Condition()
-        self.limits = Limits([limit] if limit else [])
+        self.limits = HouseholdLimits([limit] if limit else [])
         self.slot = claim_slot(folder, kind)
         role = "trainer" if kind == TRAINER else "aux"
         self.status = new_status("emoji", "emoji-1a2b3c4d", role, 600, "0")

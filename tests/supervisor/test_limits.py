@@ -15,8 +15,8 @@ from tt_cli.supervisor.household.limits import (
     QUIET_SECONDS,
     USED_SECONDS,
     HoursLimit,
+    HouseholdLimits,
     IdleLimit,
-    Limits,
     Origin,
     TemperatureLimit,
     Verdict,
@@ -84,7 +84,7 @@ def test_the_strictest_limit_counts() -> None:
     night = HoursLimit(Hours.parse("23:00-07:00"), Origin("hours", "23:00-07:00", "--hours"))
     told: list[Event] = []
     for limits, action in (([hot, night], "pause"), ([night, hot], "pause"), ([hot], "hold"), ([], "go on")):
-        watched = Limits(limits, clock=lambda: NOON)
+        watched = HouseholdLimits(limits, clock=lambda: NOON)
         watched.begin(told.append)
         assert watched.verdict().action == action
         watched.end()

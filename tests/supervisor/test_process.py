@@ -13,7 +13,7 @@ from supervisor.acting import ENVIRONMENT, WAIT, all_events, next_event, start_a
 
 from tt_cli.errors import TTError
 from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Step
-from tt_cli.supervisor.processes import Watch
+from tt_cli.supervisor.processes import ProcessWatch
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
 from tt_cli.supervisor.worker_process import Worker
 
@@ -118,7 +118,7 @@ def family(told: Event) -> dict[str, int]:
 
 def test_all_that_it_started_ends_with_a_killed_worker(tmp_path: Path) -> None:
     worker = start_actor("family", tmp_path)
-    watch = Watch(set(family(next(worker.events(timeout=WAIT))).values()))
+    watch = ProcessWatch(set(family(next(worker.events(timeout=WAIT))).values()))
     os.kill(worker.pid, signal.SIGKILL)
     assert watch.left_after(WAIT) == set()
     assert all_events(worker) == []  # the children held the pipe of events open
@@ -127,7 +127,7 @@ def test_all_that_it_started_ends_with_a_killed_worker(tmp_path: Path) -> None:
 
 def test_all_that_it_started_ends_when_it_leaves(tmp_path: Path) -> None:
     worker = start_actor("family", tmp_path)
-    watch = Watch(set(family(next(worker.events(timeout=WAIT))).values()))
+    watch = ProcessWatch(set(family(next(worker.events(timeout=WAIT))).values()))
     worker.leave()
     assert watch.left_after(WAIT) == set()
     assert worker.wait(WAIT) == 0
@@ -139,10 +139,10 @@ def test_the_worker_and_all_that_it_forked_end_with_a_killed_supervisor(tmp_path
         started, children = next_event(boss), family(next_event(boss))
         assert isinstance(started, Log)
         worker = int(started.message)
-        watch = Watch({worker, children["forked"]})
+        watch = ProcessWatch({worker, children["forked"]})
     finally:
         boss.kill()
         boss.communicate()
     assert watch.left_after(WAIT) == set()
     os.killpg(worker, signal.SIGKILL)  # what it executed lives on: the kernel forgets the wish at an exec
-    assert Watch({children["executed"]}).left_after(WAIT) == set()
+    assert ProcessWatch({children["executed"]}).left_after(WAIT) == set()

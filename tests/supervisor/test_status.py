@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tt_cli.supervisor import events as e
-from tt_cli.supervisor.peer_state import Counted, LimitInForce, Said, Status, new_status, read_status
-from tt_cli.supervisor.slot import Seen, Slot
+from tt_cli.supervisor.peer_state import Counted, LimitInForce, PeerState, Said, new_status, read_status
+from tt_cli.supervisor.slot import SeenSlot, Slot
 from tt_cli.terminal.status_lines import status_lines
 
 NOW = 1_000_000.0
@@ -22,7 +22,7 @@ def progress(at: float, **changes: object) -> e.Progress:
     return dataclasses.replace(usual, **changes)  # type: ignore[arg-type]
 
 
-def folded(*happened: e.Event) -> Status:
+def folded(*happened: e.Event) -> PeerState:
     status = new_status("emoji", "emoji-1a2b3c4d", "trainer", 600, "0.2")
     status.started, status.pid, status.log = NOW - 7500, 4711, "/home/anna/peer.log"
     for event in happened:
@@ -47,8 +47,8 @@ TRAINING: tuple[e.Event, ...] = (
 )
 
 
-def shown(status: Status, *, running: bool = True, answers: bool = True, width: int = 100) -> list[str]:
-    seen = Seen(Slot(FOLDER, "peer"), status, running, answers)
+def shown(status: PeerState, *, running: bool = True, answers: bool = True, width: int = 100) -> list[str]:
+    seen = SeenSlot(Slot(FOLDER, "peer"), status, running, answers)
     return [line.plain.rstrip() for line in status_lines(seen, NOW, width)]
 
 

@@ -13,7 +13,7 @@ from supervisor.acting import WAIT, next_event, start_actor, start_boss
 
 from tt_cli.supervisor import supervise as room
 from tt_cli.supervisor.events import Event, Finished, Log, Phase
-from tt_cli.supervisor.processes import Watch
+from tt_cli.supervisor.processes import ProcessWatch
 from tt_cli.supervisor.supervise import Failed, supervise
 from tt_cli.supervisor.worker_process import Worker
 
@@ -121,7 +121,7 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
     try:
         started, training = next_event(boss), next_event(boss)
         assert isinstance(started, Log) and isinstance(training, Phase)
-        watch = Watch({int(started.message)})
+        watch = ProcessWatch({int(started.message)})
         os.kill(boss.pid, signal.SIGINT)
         leaving = next_event(boss)
         assert isinstance(leaving, Phase) and leaving.phase == "leaving"

@@ -15,7 +15,7 @@ from swarm.rounds import CODEC, Member, run_round
 
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
-from tt_cli.swarm.compression.partition import Layout
+from tt_cli.swarm.compression.partition import Partition
 
 STEPS = 6
 
@@ -24,7 +24,7 @@ class Tiny(Member):
     """Gradients by step and member; the scale of a row is its own."""
 
     step = 0
-    layout = Layout({name: p.shape for name, p in layers().named_parameters()}, 4096, CODEC.block)
+    layout = Partition({name: p.shape for name, p in layers().named_parameters()}, 4096, CODEC.block)
 
     def gradients(self) -> dict[str, torch.Tensor]:
         random = np.random.default_rng([self.step, self.number])

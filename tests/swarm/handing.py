@@ -12,13 +12,13 @@ from hivemind.p2p import P2P
 from swarm.made import record
 
 from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, received_state
-from tt_cli.swarm.network.bandwidth import Line
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.state.client import Chunks, Taker
+from tt_cli.swarm.state.client import Chunks, StateClient
 from tt_cli.swarm.state.donor_stream import connect_over
-from tt_cli.swarm.state.server import StateDonor
+from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.state_buffer import StateBuffer
-from tt_cli.swarm.state.trusted_digests import Signatures
+from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 RUN = "run-1a2b3c4d"
 SHAPES = {"bias": (300,), "weight": (5 * CHUNK // 8 + 77,)}  # of which the weight has three chunks
@@ -53,7 +53,7 @@ class Node:
         self.calls = self.sent = 0
         self.on_sent: Callable[[Node], None] = lambda node: None
         self.change: Callable[[bytes, StateBuffer], tuple[bytes, StateBuffer]] = lambda *offered: offered
-        self.donor = StateDonor(self._offer, read_tree, self._count)
+        self.donor = StateServer(self._offer, read_tree, self._count)
 
     async def _offer(self) -> tuple[bytes, StateBuffer] | None:
         self.calls += 1
@@ -78,12 +78,12 @@ class Network:
         self.signed: list[PeerRecord] | None = None  # None: each node its own state
 
     async def node(
-        self, held: TrainingState | None, donor: StateDonor | None = None, max_upload: float | None = None
+        self, held: TrainingState | None, donor: StateServer | None = None, max_upload: float | None = None
     ) -> Node:
         if self.taking is None:
             self.taking = await self._start([])
         node = Node(await self._start(await self.taking.get_visible_maddrs()), held)
-        Line(max_upload).pace(node.p2p)
+        BandwidthLimiter(max_upload).pace(node.p2p)
         await (donor or node.donor).add_p2p_handlers(node.p2p, namespace=RUN)
         self.nodes.append(node)
         return node
@@ -96,10 +96,10 @@ class Network:
     def records(self) -> list[PeerRecord]:
         return [node.record() for node in self.nodes] if self.signed is None else self.signed
 
-    def taker(self, **more: Any) -> Taker:
+    def taker(self, **more: Any) -> StateClient:
         assert self.taking is not None
         more = {"timeout": 5.0, "buffer": StateBuffer.new(), **more}
-        return Taker(connect_over(self.taking, RUN), Signatures(self.records), read_tree, **more)
+        return StateClient(connect_over(self.taking, RUN), TrustedDigests(self.records), read_tree, **more)
 
 
 @asynccontextmanager
@@ -120,7 +120,7 @@ def over_libp2p(test: Callable[[Network], Awaitable[None]]) -> Callable[[], None
     return wrapped
 
 
-async def take(taker: Taker) -> Chunks:
+async def take(taker: StateClient) -> Chunks:
     tree, indexes = await taker.take()
     return Chunks(tree, indexes, taker._buffer)
 

@@ -17,15 +17,15 @@ from optim.settings import normal
 
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce.aggregation import Aggregation
-from tt_cli.swarm.allreduce.allreduce import Runner
-from tt_cli.swarm.allreduce.average_buffer import AverageStore
-from tt_cli.swarm.allreduce.commit import Agreement, Settlement, group_of
+from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
+from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of
 from tt_cli.swarm.allreduce.messages import RoundName, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, read_request
 from tt_cli.swarm.allreduce.result import is_whole
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
-from tt_cli.swarm.compression.partition import Layout
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
+from tt_cli.swarm.compression.partition import Partition
 
 SHAPES = {"weight": torch.Size([1600, 1600]), "small": torch.Size([30, 40]), "bias": torch.Size([7])}
 WEIGHTS = [10.0, 20.0, 70.0, 30.0]
@@ -36,7 +36,7 @@ PEERS = [PeerID.from_base58(signer.peer_id) for signer in SIGNERS]
 GROUP = b"group"
 NAME = RoundName("tiny-12345678", "5_abc", GROUP)
 CODEC = codec_of(load_run("emoji").replaced({"swarm.large_tensor": 4096}))
-LAYOUT = Layout(SHAPES, 4096, CODEC.block)
+LAYOUT = Partition(SHAPES, 4096, CODEC.block)
 
 
 class DecodedCopies(DecodedGradients):
@@ -55,10 +55,10 @@ def flattened(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 class Outcome:
     """What a member had after its round."""
 
-    runner: Runner
+    runner: AllReduce
     agreement: Agreement
-    settlement: Settlement
-    store: AverageStore
+    settlement: CommitProtocol
+    store: AverageBuffer
 
     @property
     def average(self) -> torch.Tensor:
@@ -70,8 +70,8 @@ class Member:
 
     client = False
     layout = LAYOUT
-    runner_type: type[Runner] = Runner
-    settlement_type: type[Settlement] = Settlement
+    runner_type: type[AllReduce] = AllReduce
+    settlement_type: type[CommitProtocol] = CommitProtocol
 
     def __init__(self, number: int):
         self.number, self.peer = number, PEERS[number]
@@ -87,7 +87,7 @@ class Member:
         """Make the two sides of the round."""
         members = list(self.everybody)
         listening = [peer for peer, member in self.everybody.items() if not member.client]
-        self.store, local = AverageStore(self.layout, CODEC), EncodedBuffer(self.layout, CODEC)
+        self.store, local = AverageBuffer(self.layout, CODEC), GradientBuffer(self.layout, CODEC)
         for name, gradient in self.gradients().items():
             local.encode(name, gradient)
         traffic = torch.zeros(2, dtype=torch.int64)

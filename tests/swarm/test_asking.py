@@ -18,8 +18,8 @@ from swarm.handing import RUN, Network, assert_is, copy_of, over_libp2p, state, 
 from tt_cli.checkpoint import StateTree
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state.client import NoState
-from tt_cli.swarm.state.donor_stream import Refused, answer_in, printable, request_of
-from tt_cli.swarm.state.server import StateDonor, Unavailable, request_in
+from tt_cli.swarm.state.donor_stream import DonorRefused, answer_in, printable, request_of
+from tt_cli.swarm.state.server import StateServer, Unavailable, request_in
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(taker_room, "RESUME_SECONDS", 1.0)
 
 
-class Answers(StateDonor):
+class Answers(StateServer):
     """A donor that answers with whatever it was given."""
 
     def __init__(self, *messages: bytes):
@@ -50,7 +50,7 @@ class Answers(StateDonor):
                     pass
 
 
-Answers.__name__ = StateDonor.__name__  # the name under which libp2p knows the service
+Answers.__name__ = StateServer.__name__  # the name under which libp2p knows the service
 MANIFEST = state().tree().manifest()
 LATER = StateTree.of(RUN, 5, {"other": torch.ones(3)}, {}).manifest()
 
@@ -127,7 +127,7 @@ def test_any_other_request_is_refused(data: bytes) -> None:
 def test_noise_is_no_answer(data: bytes) -> None:
     try:
         assert answer_in(data).keys() & {"manifest", "chunk", "refused"}
-    except Refused:
+    except DonorRefused:
         pass
 
 

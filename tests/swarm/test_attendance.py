@@ -5,21 +5,21 @@ from __future__ import annotations
 import pytest
 from swarm.made import record
 
-from tt_cli.swarm.participants.no_shows import MOST_ROUNDS, Attendance
+from tt_cli.swarm.participants.no_shows import MOST_ROUNDS, NoShows
 
 
 @pytest.fixture
-def attendance() -> Attendance:
-    return Attendance()
+def attendance() -> NoShows:
+    return NoShows()
 
 
-def test_who_stayed_away_once_is_expected_with_its_next_record(attendance: Attendance) -> None:
+def test_who_stayed_away_once_is_expected_with_its_next_record(attendance: NoShows) -> None:
     attendance.ended({"b"}, {"a"}, [record("a"), record("b")])
     assert attendance.expects(record("a"))
     assert not attendance.expects(record("b")) and attendance.expects(record("b", time=1001.0))
 
 
-def rounds_spoiled(attendance: Attendance, rounds: int) -> list[int]:
+def rounds_spoiled(attendance: NoShows, rounds: int) -> list[int]:
     """In which of so many rounds a peer is expected that renews its record all the time and never comes."""
     found = []
     for number in range(rounds):
@@ -30,12 +30,12 @@ def rounds_spoiled(attendance: Attendance, rounds: int) -> list[int]:
     return found
 
 
-def test_who_never_comes_is_expected_less_and_less(attendance: Attendance) -> None:
+def test_who_never_comes_is_expected_less_and_less(attendance: NoShows) -> None:
     assert rounds_spoiled(attendance, 40) == [0, 1, 3, 7, 15, 31]
     assert len(rounds_spoiled(attendance, 1000)) <= 1 + 1000 // MOST_ROUNDS
 
 
-def test_who_comes_is_expected_again(attendance: Attendance) -> None:
+def test_who_comes_is_expected_again(attendance: NoShows) -> None:
     rounds_spoiled(attendance, 20)
     assert not attendance.expects(record("liar", time=2000.0))
     attendance.ended(set(), {"a", "b", "liar"}, [])
@@ -43,7 +43,7 @@ def test_who_comes_is_expected_again(attendance: Attendance) -> None:
     assert rounds_spoiled(attendance, 4) == [0, 1, 3]
 
 
-def test_where_too_few_are_left_all_are_expected(attendance: Attendance) -> None:
+def test_where_too_few_are_left_all_are_expected(attendance: NoShows) -> None:
     rounds_spoiled(attendance, 20)
     attendance.forgive()
     assert attendance.expects(record("liar"))
@@ -51,7 +51,7 @@ def test_where_too_few_are_left_all_are_expected(attendance: Attendance) -> None
     assert not attendance.expects(record("liar", time=9000.0)), "for longer than before"
 
 
-def test_nobody_waits_at_every_step_for_one_that_is_always_late(attendance: Attendance) -> None:
+def test_nobody_waits_at_every_step_for_one_that_is_always_late(attendance: NoShows) -> None:
     waits = 0
     for number in range(64):
         late = record("late", epoch=4, time=1000.0 + number)

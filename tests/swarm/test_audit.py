@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, Member, Outcome, run_round
 
 from tt_cli.run import load_run
-from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.messages import (
     Accusation,
     Commitment,
@@ -28,17 +28,17 @@ from tt_cli.swarm.allreduce.messages import (
     NotProven,
     Opening,
     RoundName,
-    Rules,
+    RoundRules,
     read_envelope,
     verify,
 )
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.audit import audits, evidence
 from tt_cli.swarm.audit.audits import Audits, Finding, Shown, read_request, unsigned
-from tt_cli.swarm.audit.evidence import Court, Proofs, header_of, read_header
+from tt_cli.swarm.audit.evidence import Court, EvidenceStore, header_of, read_header
 from tt_cli.swarm.membership.admission import Open
 
-RULES = Rules(NAME.run, LAYOUT, CODEC, "centered_clip")
+RULES = RoundRules(NAME.run, LAYOUT, CODEC, "centered_clip")
 
 
 class Clipping(Member):
@@ -238,7 +238,7 @@ async def stream(packed: bytes, chunk: int = 1000) -> AsyncIterator[runtime_pb2.
 
 
 def test_a_court_keeps_what_is_proven_and_hears_no_slanderer_again(tmp_path: Path) -> None:
-    kept_here = Proofs(tmp_path / "accusations")
+    kept_here = EvidenceStore(tmp_path / "accusations")
     court, packed = Court(RULES, kept_here), proof().pack()
     assert kept_here.guilty() == frozenset()
     assert asyncio.run(court.hear(stream(packed), "anna", 60.0)) == str(PEERS[2])
@@ -258,11 +258,11 @@ def test_a_court_keeps_what_is_proven_and_hears_no_slanderer_again(tmp_path: Pat
 def test_an_accusation_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "MOST_BYTES", 10**4)
     with pytest.raises(NotProven, match="without end"):
-        asyncio.run(Court(RULES, Proofs(tmp_path)).hear(stream(bytes(10**6)), "ben", 60.0))
+        asyncio.run(Court(RULES, EvidenceStore(tmp_path)).hear(stream(bytes(10**6)), "ben", 60.0))
 
 
 def test_only_members_are_shown_something_and_not_for_ever() -> None:
-    runner: Runner = honest_round()[1].runner
+    runner: AllReduce = honest_round()[1].runner
     shown, reducer = Shown(runner), str(PEERS[1])
     with pytest.raises(ValueError, match="not a member"):
         shown.answer("stranger", reducer, None)

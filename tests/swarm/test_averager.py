@@ -16,11 +16,11 @@ from swarm.made import record
 from swarm.rounds import PEERS
 
 from tt_cli.swarm.allreduce import round_plan
-from tt_cli.swarm.allreduce.claim_allowances import SharedAllowances, allowances
+from tt_cli.swarm.allreduce.claim_allowances import ClaimAllowances, allowances
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import Meeting, MeetingPoint
+from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, RoundPlan
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.matchmaking import Gathering, Members
+from tt_cli.swarm.matchmaking import Matchmaker, Participants
 
 
 class Control:
@@ -51,7 +51,7 @@ class Control:
 
 def average(samples: int, control: Control, overtaken: Callable[[], bool] = lambda: False) -> RoundResult:
     said = torch.zeros(2, dtype=torch.float64)
-    allowed = SharedAllowances()
+    allowed = ClaimAllowances()
     averager: Any = SimpleNamespace(
         max_weight=384.0, _allreduce_timeout=10.0, _said=said, _allowed=allowed, _judged=lambda result: result
     )
@@ -69,11 +69,11 @@ def test_a_member_may_claim_what_it_published_and_what_it_can_have_computed_sinc
     ]
     assert allowances(records, 52.0) == {"a": 2 * (100 + 20 + 4)}
     assert allowances(records, 40.0) == {"a": 2 * (100 + 4)}, "clocks differ"
-    assert Members.of(records) == Members(frozenset("abc"), "a", 0), "two of the same members are equal"
+    assert Participants.of(records) == Participants(frozenset("abc"), "a", 0), "two of the same members are equal"
 
 
 def test_more_allowances_than_there_is_room_for_are_none() -> None:
-    allowed = SharedAllowances()
+    allowed = ClaimAllowances()
     assert allowed.read() == {}
     allowed.write({f"peer {number}": 1.0 for number in range(10**4)})
     assert allowed.read() == {}
@@ -127,7 +127,7 @@ def group(count: int) -> GroupInfo:
     [(1, 2, False), (2, 2, True), (2, 3, True), (2, 4, False), (3, 4, True), (3, 6, False)],
 )
 def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool) -> None:
-    met = Meeting("0_aa", 2, str(PEERS[0]), expected)
+    met = RoundPlan("0_aa", 2, str(PEERS[0]), expected)
     if enough:
         met.check(group(came))
     else:
@@ -137,7 +137,7 @@ def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool
 
 def test_a_group_with_a_spoiler_has_no_round() -> None:
     with pytest.raises(ValueError, match="who spoiled a round"):
-        Meeting("0_aa", 2, str(PEERS[0]), 2, frozenset({str(PEERS[1])})).check(group(2))
+        RoundPlan("0_aa", 2, str(PEERS[0]), 2, frozenset({str(PEERS[1])})).check(group(2))
 
 
 class Heard:
@@ -174,8 +174,8 @@ def test_a_step_counts_as_given_up_before_the_averager_hears_of_it() -> None:
 
 def test_a_group_that_was_given_up_as_it_formed_has_no_round() -> None:
     control, _ = control_heard()
-    point = MeetingPoint(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: control)
-    point.meeting = Meeting("0_aa", 2, str(PEERS[0]), 2)
+    point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: control)
+    point.meeting = RoundPlan("0_aa", 2, str(PEERS[0]), 2)
     asyncio.run(point.update_key_on_group_assembled(group(2)))
     point.check(group(2))
     control.cancel()
@@ -185,9 +185,9 @@ def test_a_group_that_was_given_up_as_it_formed_has_no_round() -> None:
 
 def test_the_smallest_peer_id_that_accepts_connections_leads() -> None:
     records = [record(peer_id=name, client_mode=name == "a") for name in "cab"]
-    members = Members.of(records)
+    members = Participants.of(records)
     assert (members.leader, len(members)) == ("b", 3)
-    assert Members.of(records[1:2]).leader == ""
+    assert Participants.of(records[1:2]).leader == ""
 
 
 class Rounds:
@@ -206,7 +206,7 @@ class Rounds:
         return self.outcome
 
 
-ALL = Members(frozenset("bcd"), "b", 3)
+ALL = Participants(frozenset("bcd"), "b", 3)
 
 
 @pytest.mark.parametrize(
@@ -222,16 +222,18 @@ ALL = Members(frozenset("bcd"), "b", 3)
 def test_who_did_not_come_is_told(outcome: RoundResult, began: bool, leader: str, missed: set[str]) -> None:
     state: Any = SimpleNamespace(key="5_aa")
     rounds: Any = Rounds(outcome, began)
-    result, absent = Gathering(rounds, state, 3.0).average(Members(ALL.peer_ids, leader, 3), 5, 1.0, (), lambda: False)
+    result, absent = Matchmaker(rounds, state, 3.0).average(
+        Participants(ALL.peer_ids, leader, 3), 5, 1.0, (), lambda: False
+    )
     assert result is outcome and absent == missed
 
 
 def test_a_group_is_sought_when_it_is_time_and_once() -> None:
     state: Any = SimpleNamespace(key="5_aa")
     rounds: Any = Rounds(TimeoutError())  # type: ignore[arg-type]
-    gathering = Gathering(rounds, state, 3.0)
+    gathering = Matchmaker(rounds, state, 3.0)
     gathering.prepare(ALL, 100.0, ())
-    gathering.prepare(Members(frozenset("b"), "b", 1), 0.1, ())
+    gathering.prepare(Participants(frozenset("b"), "b", 1), 0.1, ())
     assert rounds.sought == 0
     gathering.prepare(ALL, 0.5, ())
     gathering._sought.control.stage = None  # type: ignore[union-attr]

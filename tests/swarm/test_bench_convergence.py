@@ -8,17 +8,17 @@ import torch
 from scripts.bench_convergence import smoothed, steps_to, swarm_average
 from tt_cli.run import load_run
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
-from tt_cli.swarm.compression.partition import Layout
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
+from tt_cli.swarm.compression.partition import Partition
 
 
 def test_the_average_of_a_swarm_is_that_by_samples_but_for_the_codec() -> None:
     shapes = {"large": torch.Size([300, 257]), "small": torch.Size([100]), "other": torch.Size([70_001])}
     codec, sizes = codec_of(load_run("emoji-demo")), [28, 20, 12, 4]
-    layout = Layout(shapes, 2**16, codec.block)
+    layout = Partition(shapes, 2**16, codec.block)
     generator = torch.Generator().manual_seed(0)
     exact = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
-    buffers = [EncodedBuffer(layout, codec) for _ in sizes]
+    buffers = [GradientBuffer(layout, codec) for _ in sizes]
     for buffer, size in zip(buffers, sizes, strict=True):
         for name, shape in shapes.items():
             gradient = torch.randn(shape, generator=generator)

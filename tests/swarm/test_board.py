@@ -12,7 +12,7 @@ from tt_cli.run import load_run
 from tt_cli.swarm.membership.admission import Open
 from tt_cli.swarm.records import publisher as room
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.publisher import Board
+from tt_cli.swarm.records.publisher import PeerDirectory
 
 
 class Clock:
@@ -30,19 +30,19 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture
-def board(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Board:
+def board(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> PeerDirectory:
     monkeypatch.setattr(room, "RSASignatureValidator", lambda key: SimpleNamespace(local_public_key=b""))
     identity: Any = SimpleNamespace(key=None, peer_id="me")
     run = load_run("emoji").replaced({"swarm.statistics_expiration": 60.0})
     dht: Any = SimpleNamespace(membership=Open(run))
-    return Board(run, dht, identity)
+    return PeerDirectory(run, dht, identity)
 
 
-def see(board: Board, *records: PeerRecord) -> None:
-    board._count_trainers(room.View.of(board._remember(records)))
+def see(board: PeerDirectory, *records: PeerRecord) -> None:
+    board._count_trainers(room.SwarmState.of(board._remember(records)))
 
 
-def test_a_trainer_counts_for_as_long_again_as_its_record(board: Board, clock: Clock) -> None:
+def test_a_trainer_counts_for_as_long_again_as_its_record(board: PeerDirectory, clock: Clock) -> None:
     see(board, record("a"), record("b"), record("x", role="aux"))
     assert board.trainers() == {"a", "b"}
     clock.now += 59
@@ -56,13 +56,13 @@ def test_a_trainer_counts_for_as_long_again_as_its_record(board: Board, clock: C
     assert board.trainers() == set()
 
 
-def test_who_says_goodbye_does_not_count(board: Board) -> None:
+def test_who_says_goodbye_does_not_count(board: PeerDirectory) -> None:
     see(board, record("a"), record("b"))
     see(board, record("b", left=True, time=record("b").time + 1))
     assert board.trainers() == {"a"}
 
 
-def test_a_goodbye_is_remembered_until_the_peer_comes_back(board: Board, clock: Clock) -> None:
+def test_a_goodbye_is_remembered_until_the_peer_comes_back(board: PeerDirectory, clock: Clock) -> None:
     see(board, record("a"), record("b"))
     assert board.parted() == set()
     see(board, record("b", left=True, time=1001.0))
@@ -73,12 +73,12 @@ def test_a_goodbye_is_remembered_until_the_peer_comes_back(board: Board, clock: 
     assert board.parted() == set()
 
 
-def test_who_is_on_the_way_in_does_not_count_and_who_is_late_does(board: Board) -> None:
+def test_who_is_on_the_way_in_does_not_count_and_who_is_late_does(board: PeerDirectory) -> None:
     see(board, record("a", epoch=5), record("late", epoch=4), record("new", epoch=0))
     assert board.trainers() == {"a", "late"}
 
 
-def test_members_of_a_round_count_though_nobody_sees_their_records(board: Board, clock: Clock) -> None:
+def test_members_of_a_round_count_though_nobody_sees_their_records(board: PeerDirectory, clock: Clock) -> None:
     board.met(["c", "d"])
     see(board, record("a"))
     assert board.trainers() == {"a", "c", "d"}

@@ -13,7 +13,7 @@ from tt_cli.swarm.participants.stragglers import (
     FIRST_STEPS,
     MOST_STEPS,
     OFTEN,
-    Burdens,
+    StragglerDetector,
     beyond_most,
     read_waits,
     waits_to_tell,
@@ -23,7 +23,7 @@ HONEST = {name: 80 for name in "abcdefg"}
 
 
 def left_out(
-    burdens: Burdens,
+    burdens: StragglerDetector,
     steps: int,
     late: dict[str, float],
     samples: dict[str, int],
@@ -41,7 +41,7 @@ def left_out(
 
 
 def test_who_costs_more_than_it_gives_is_left_out_after_a_few_steps() -> None:
-    found = left_out(Burdens(2.0), 5, {"slow": 30.0}, HONEST | {"slow": 80}, whole=40.0, idle=35.0)
+    found = left_out(StragglerDetector(2.0), 5, {"slow": 30.0}, HONEST | {"slow": 80}, whole=40.0, idle=35.0)
     assert found == {"slow": (OFTEN, FIRST_STEPS)}
 
 
@@ -55,11 +55,11 @@ def test_who_costs_more_than_it_gives_is_left_out_after_a_few_steps() -> None:
     ],
 )
 def test_who_gives_more_than_it_costs_stays(late: float, samples: int, whole: float, idle: float, why: str) -> None:
-    assert not left_out(Burdens(2.0), 20, {"slow": late}, HONEST | {"slow": samples}, whole, idle), why
+    assert not left_out(StragglerDetector(2.0), 20, {"slow": late}, HONEST | {"slow": samples}, whole, idle), why
 
 
 def test_one_slow_step_is_forgiven() -> None:
-    burdens, samples = Burdens(2.0), HONEST | {"x": 80}
+    burdens, samples = StragglerDetector(2.0), HONEST | {"x": 80}
     for epoch in range(1, 20):
         burdens.round_ended({"x": 30.0} if epoch == 10 else {})
         assert not burdens.stepped(epoch, 40.0 if epoch == 10 else 10.0, 10.0, samples)
@@ -68,14 +68,14 @@ def test_one_slow_step_is_forgiven() -> None:
 @pytest.mark.parametrize("place", range(3))
 def test_nor_is_one_failed_round_held_against_anybody_among_quick_steps(place: int) -> None:
     """A first round that broke off after five seconds, and two of a second each: three steps of 3 s on average."""
-    burdens = Burdens(0.5)
+    burdens = StragglerDetector(0.5)
     for epoch, late in enumerate([0.0] * place + [5.0] + [0.0] * (2 - place), 1):
         burdens.round_ended({"a": late})
         assert not burdens.stepped(epoch, 1.0 + late, 1.0 + late, HONEST)
 
 
 def test_who_makes_rounds_fail_is_charged_with_all_of_their_time() -> None:
-    burdens, found = Burdens(2.0), {}
+    burdens, found = StragglerDetector(2.0), {}
     for epoch in range(1, OFTEN + 1):
         burdens.round_ended({}, spoilers={"x"}, seconds=20.0)
         burdens.round_ended({})  # the repeated one, without it
@@ -84,7 +84,7 @@ def test_who_makes_rounds_fail_is_charged_with_all_of_their_time() -> None:
 
 
 def test_each_time_again_it_is_left_out_for_twice_as_long() -> None:
-    burdens, samples, epoch, lengths = Burdens(2.0), HONEST | {"x": 80}, 0, []
+    burdens, samples, epoch, lengths = StragglerDetector(2.0), HONEST | {"x": 80}, 0, []
     while len(lengths) < 9:
         epoch += 1
         burdens.round_ended({"x": 30.0})
@@ -95,7 +95,7 @@ def test_each_time_again_it_is_left_out_for_twice_as_long() -> None:
 
 
 def test_who_came_back_and_is_no_burden_any_more_begins_anew() -> None:
-    burdens, samples = Burdens(2.0), HONEST | {"x": 80}
+    burdens, samples = StragglerDetector(2.0), HONEST | {"x": 80}
     assert left_out(burdens, OFTEN, {"x": 30.0}, samples, 40.0, 40.0)
     back = OFTEN + FIRST_STEPS
     assert not left_out(burdens, FIRST_STEPS + 1, {}, samples, 10.0, 10.0, start=back)
@@ -111,7 +111,7 @@ def test_how_late_is_measured_against_half_of_the_others() -> None:
 
 def test_who_is_named_for_weeks_is_left_out_no_longer_for_it_unless_it_was_out_meanwhile() -> None:
     """While most do not say so yet, it stays, and is named again at every step."""
-    burdens, samples, lengths = Burdens(2.0), HONEST | {"x": 80}, []
+    burdens, samples, lengths = StragglerDetector(2.0), HONEST | {"x": 80}, []
     for epoch in range(1, 9):
         burdens.round_ended({"x": 30.0})
         lengths += [burden.steps for burden in burdens.stepped(epoch, 40.0, 40.0, samples).values()]
@@ -123,7 +123,7 @@ Round = tuple[dict[str, float], dict[str, dict[str, float]]]  # who was late, an
 
 def steps_out(steps: int, held_up: Callable[[set[str]], Round]) -> Counter[str]:
     """Of all steps, for how many each was left out. held_up: what happens in a round of these members."""
-    burdens, out, counts = Burdens(2.0), dict[str, int](), Counter[str]()
+    burdens, out, counts = StragglerDetector(2.0), dict[str, int](), Counter[str]()
     for epoch in range(1, steps + 1):
         present = {one for one in HONEST if out.get(one, 0) < epoch}
         counts.update(HONEST.keys() - present)
@@ -206,7 +206,7 @@ def test_another_victim_in_each_round_leaves_the_attacker_out_and_nobody_else() 
 
 def test_what_all_saw_explains_first() -> None:
     """Who is late because of one that is late for everybody is charged with the rest alone."""
-    burdens = Burdens(2.0)
+    burdens = StragglerDetector(2.0)
     for epoch in range(1, OFTEN + 1):
         burdens.round_ended({"a": 30.0, "b": 29.0}, {"b": {"a": 30.0}})
         found = burdens.stepped(epoch, 80.0, 80.0, HONEST)
@@ -223,7 +223,7 @@ nonsense = st.recursive(
 def test_what_others_say_of_their_waits_is_checked(said: object) -> None:
     waits = read_waits(said)
     assert all(seconds >= 0 and seconds < 1e400 for seconds in waits.values())
-    burdens = Burdens(2.0)
+    burdens = StragglerDetector(2.0)
     burdens.round_ended({"b": 5.0}, {"b": waits})
     assert sum(burdens._now.values()) == pytest.approx(5.0)
 

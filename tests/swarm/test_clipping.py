@@ -20,13 +20,13 @@ from tt_cli.swarm.allreduce.centered_clip import (
     LANES,
     MAX_VOTE,
     VOTES,
-    Contribution,
-    Portable,
+    PortableClip,
+    ReceivedPart,
     centered_clip,
     weighted_mean,
 )
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.partition import Part
+from tt_cli.swarm.compression.partition import TensorPart
 
 ELEMENTS = 3000
 BLOCKWISE = codec_of(load_run("emoji").replaced({"swarm.compression": "blockwise8"}))
@@ -38,16 +38,16 @@ def gradient(member: int, weight: float, noise: float = 3.0) -> torch.Tensor:
     return TRUTH + normal(100 + member, ELEMENTS, scale=noise / math.sqrt(weight))
 
 
-def sent(member: int, values: torch.Tensor, weight: float, large: bool = True, codec=CODEC) -> Contribution:  # type: ignore[no-untyped-def]
+def sent(member: int, values: torch.Tensor, weight: float, large: bool = True, codec=CODEC) -> ReceivedPart:  # type: ignore[no-untyped-def]
     spread = float(values.double().square().mean().sqrt()) if bool(values.isfinite().all()) else 0.0
-    return Contribution(f"p{member}", bytes(codec.encode_part(values, large).buffer), weight, spread)
+    return ReceivedPart(f"p{member}", bytes(codec.encode_part(values, large).buffer), weight, spread)
 
 
-def honest(weights: list[float], large: bool = True) -> list[Contribution]:
+def honest(weights: list[float], large: bool = True) -> list[ReceivedPart]:
     return [sent(member, gradient(member, weight), weight, large) for member, weight in enumerate(weights)]
 
 
-def clip(contributions: list[Contribution], large: bool = True) -> tuple[torch.Tensor, dict[str, float]]:
+def clip(contributions: list[ReceivedPart], large: bool = True) -> tuple[torch.Tensor, dict[str, float]]:
     return centered_clip(CODEC, contributions, ELEMENTS, large)
 
 
@@ -126,11 +126,11 @@ def test_a_member_with_most_of_the_samples_must_still_be_near_the_others() -> No
 def test_a_part_that_only_one_member_has_a_gradient_for_is_not_lost() -> None:
     """Rare tokens: their rows of an embedding are zero for whoever did not meet them."""
     members = [
-        Contribution(f"p{i}", bytes(CODEC.encode_part(torch.zeros(ELEMENTS), True).buffer), 10.0, 1.0) for i in range(5)
+        ReceivedPart(f"p{i}", bytes(CODEC.encode_part(torch.zeros(ELEMENTS), True).buffer), 10.0, 1.0) for i in range(5)
     ]
     one = torch.zeros(ELEMENTS)
     one[:64] = 2.0
-    members[2] = Contribution("p2", bytes(CODEC.encode_part(one, True).buffer), 10.0, 1.0)
+    members[2] = ReceivedPart("p2", bytes(CODEC.encode_part(one, True).buffer), 10.0, 1.0)
     average, clipped = clip(members)
     assert not clipped and float(average[:64].min()) > 0.3
 
@@ -152,7 +152,7 @@ def test_the_median_is_the_weighted_one(members: int, columns: int, seed: int) -
     rows = draws.integers(-5, 5, (members, columns)).astype(np.float32)
     votes = draws.integers(1, 4, members)
     out = np.empty(columns, np.float32)
-    Portable().median(rows, votes, out)
+    PortableClip().median(rows, votes, out)
     spread_out = np.sort(np.repeat(rows, votes, axis=0), axis=0)
     middle = len(spread_out)
     expected = (spread_out[(middle - 1) // 2] + spread_out[middle // 2]) / 2
@@ -162,7 +162,7 @@ def test_the_median_is_the_weighted_one(members: int, columns: int, seed: int) -
 @pytest.mark.parametrize("members", [3, 4, 7, 10, 33])
 @pytest.mark.parametrize("columns", [1, 63, LANES, 2 * LANES + 77])
 def test_compiled_and_portable_kernels_give_the_same_bytes(members: int, columns: int) -> None:
-    from tt_cli.swarm.allreduce.centered_clip_numba import Compiled
+    from tt_cli.swarm.allreduce.centered_clip_numba import NumbaClip
 
     draws = np.random.Generator(np.random.PCG64(members * columns))
     rows = (draws.standard_t(2, (members, columns)) * 10.0 ** draws.uniform(-30, 30)).astype(np.float32)
@@ -170,7 +170,7 @@ def test_compiled_and_portable_kernels_give_the_same_bytes(members: int, columns
     rows[1, : columns // 3] = 0.0
     votes = draws.integers(1, VOTES, members)
     found = []
-    for kernels in (Portable(), Compiled()):
+    for kernels in (PortableClip(), NumbaClip()):
         centre = np.empty(columns, np.float32)
         kernels.median(rows, votes, centre)
         sums, products = np.zeros((members, LANES)), np.zeros((members + 1, LANES))
@@ -194,7 +194,7 @@ def test_what_runs_here_is_compiled() -> None:
     assert type(clipping.implementation()).__name__ == "Compiled"
 
 
-def attacked(seed: int) -> list[Contribution]:
+def attacked(seed: int) -> list[ReceivedPart]:
     members = honest([10.0, 20.0, 30.0, 5.0, 25.0])
     members[seed % 5] = sent(seed % 5, gradient(seed, 9.0) * (3.0 + seed), 10.0)
     return members
@@ -206,7 +206,7 @@ def test_threads_and_kernels_change_no_byte(threads: int, monkeypatch: pytest.Mo
     try:
         torch.set_num_threads(threads)
         compiled = [average_part(CODEC, "centered_clip", attacked(seed), ELEMENTS, True) for seed in range(6)]
-        monkeypatch.setattr(clipping, "implementation", Portable)
+        monkeypatch.setattr(clipping, "implementation", PortableClip)
         portable = [average_part(CODEC, "centered_clip", attacked(seed), ELEMENTS, True) for seed in range(6)]
     finally:
         torch.set_num_threads(before)
@@ -229,7 +229,7 @@ def test_the_bound_of_a_norm_is_above_it_and_near(seed: int, elements: int, larg
 
 
 def test_a_spread_is_that_of_all_parts_from_a_piece_of_each() -> None:
-    parts = [Part(0, 2**16, True, 0), Part(2**16, 2**16 + 500, False, 0)]
+    parts = [TensorPart(0, 2**16, True, 0), TensorPart(2**16, 2**16 + 500, False, 0)]
     values = [normal(1, 2**16, scale=2.0), normal(2, 500, scale=30.0)]
     encoded = [bytes(CODEC.encode_part(each, part.large).buffer) for each, part in zip(values, parts, strict=True)]
     exact = float(torch.cat(values).double().square().mean().sqrt())

@@ -11,19 +11,19 @@ from swarm.made import record
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.participants import selector as company_room
 from tt_cli.swarm.participants import stragglers
-from tt_cli.swarm.participants.selector import Company
-from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.participants.selector import ParticipantSelector
+from tt_cli.swarm.records.publisher import SwarmState
 
 HERE = (5, "aa")
 
 
-def company(*others: str, guilty: tuple[str, ...] = ()) -> Company:
+def company(*others: str, guilty: tuple[str, ...] = ()) -> ParticipantSelector:
     board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", *others}))
-    return Company("me", board, lambda: guilty)
+    return ParticipantSelector("me", board, lambda: guilty)
 
 
-def view(*peer_ids: str, time: float = 1000.0, **changes: object) -> View:
-    return View.of([record(peer_id, time=time, **changes) for peer_id in ("me", *peer_ids)])
+def view(*peer_ids: str, time: float = 1000.0, **changes: object) -> SwarmState:
+    return SwarmState.of([record(peer_id, time=time, **changes) for peer_id in ("me", *peer_ids)])
 
 
 def test_two_that_refuse_each_other_do_not_both_step_alone() -> None:
@@ -70,7 +70,7 @@ def test_nobody_waits_for_ever_for_one_that_stays_a_step_behind() -> None:
     mine = company("b")
     waits = 0
     for number in range(30):
-        behind = View.of([record("me"), record("b", epoch=4, time=1000.0 + number)])
+        behind = SwarmState.of([record("me"), record("b", epoch=4, time=1000.0 + number)])
         if late := mine.late(behind, 5):
             waits += 1
             mine.waited_for(late)
@@ -82,7 +82,7 @@ def test_who_holds_the_others_up_is_named_for_some_steps(monkeypatch: pytest.Mon
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     monkeypatch.setattr(company_room, "time", clock)
     board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
-    mine = Company("me", board, lambda: (), patience=2.0)
+    mine = ParticipantSelector("me", board, lambda: (), patience=2.0)
     members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
     for epoch in range(1, stragglers.OFTEN + 1):
         result = RoundResult(complete=True, members=members, late={"slow": 30.0})
@@ -100,7 +100,7 @@ def test_nobody_is_blamed_while_the_swarm_computes_all_the_time(monkeypatch: pyt
     clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
     monkeypatch.setattr(company_room, "time", clock)
     board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
-    mine = Company("me", board, lambda: (), patience=2.0)
+    mine = ParticipantSelector("me", board, lambda: (), patience=2.0)
     members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
     for epoch in range(1, 9):
         result = RoundResult(complete=True, members=members, late={"slow": 30.0})
@@ -110,7 +110,7 @@ def test_nobody_is_blamed_while_the_swarm_computes_all_the_time(monkeypatch: pyt
 
 
 def test_a_line_that_fails_with_most_of_the_others_blames_none_of_them() -> None:
-    mine = Company("me", SimpleNamespace(trainers=frozenset), lambda: (), patience=0.0)  # type: ignore[arg-type]
+    mine = ParticipantSelector("me", SimpleNamespace(trainers=frozenset), lambda: (), patience=0.0)  # type: ignore[arg-type]
     failed = RoundResult(
         members=dict.fromkeys(("me", "b", "c", "d"), {}), failed={"b": "x", "c": "x"}, seconds={"commit": 9.0}
     )
@@ -127,7 +127,7 @@ def test_who_is_slow_is_left_out_if_most_say_so(saying: tuple[str, ...], mine_to
     mine = company("b", "c", "d", "e")
     mine.slow = {"e": 10} if mine_too else {}
     records = [record(one, slow=["e"] if one in saying else []) for one in ("me", "b", "c", "d", "e")]
-    found = mine.members(View.of(records), *HERE)
+    found = mine.members(SwarmState.of(records), *HERE)
     assert found.peer_ids == {"me", "b", "c", "d"} | (set() if left_out else {"e"})
     assert mine.shunned == ({"e"} if left_out else set())
 
@@ -137,7 +137,7 @@ def test_never_so_many_are_left_out_that_nobody_could_step() -> None:
     mine = company("b", "c", "d")
     records = [record(one, slow=["c", "d", one]) for one in ("me", "b", "c", "d")]
     mine.slow = {"c": 10, "d": 10}
-    found = mine.members(View.of(records), *HERE)
+    found = mine.members(SwarmState.of(records), *HERE)
     assert len(found.peer_ids) == 3 and found.enough
 
 
@@ -145,24 +145,24 @@ def test_who_claims_to_be_ahead_takes_nobodys_place() -> None:
     """A step ahead others may be rightly; nobody who is two steps ahead has a reason to come."""
     mine = company("b", "c", "d")
     records = [record("me"), record("b"), record("c", epoch=HERE[0] + 1), record("d", epoch=10**9)]
-    found = mine.members(View.of(records), *HERE)
+    found = mine.members(SwarmState.of(records), *HERE)
     assert found.peer_ids == {"me", "b"} and found.welcome == {"me", "b", "c"}
 
 
 def test_a_proof_is_shown_to_whoever_does_not_say_that_it_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[dict[str, list[str]]] = []
     board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "liar"}))
-    mine = Company("me", board, lambda: ["liar"], show=shown.append)
+    mine = ParticipantSelector("me", board, lambda: ["liar"], show=shown.append)
     records = [record("me", accused=["liar"]), record("b", accused=["liar"]), record("c"), record("liar")]
-    found = mine.members(View.of(records), *HERE)
+    found = mine.members(SwarmState.of(records), *HERE)
     assert found.peer_ids == {"me", "b", "c"} and found.swarm == 3
     assert shown == [{"liar": ["c"]}]
-    mine.members(View.of(records), *HERE)
+    mine.members(SwarmState.of(records), *HERE)
     assert len(shown) == 1, "not all the time"
     monkeypatch.setattr(company_room, "SHOW_SECONDS", 0.0)
-    mine.members(View.of(records), *HERE)
+    mine.members(SwarmState.of(records), *HERE)
     assert len(shown) == 2
-    mine.members(View.of([*records[:2], record("liar")]), *HERE)
+    mine.members(SwarmState.of([*records[:2], record("liar")]), *HERE)
     assert len(shown) == 2, "all have it"
 
 
@@ -170,7 +170,7 @@ def test_peers_in_client_mode_try_the_only_one_that_they_can_reach_again() -> No
     """Though it did not come before: nothing else would ever bring it back."""
     mine = company("a", "b")
     records = [record("me", client_mode=True), record("b", client_mode=True), record("a")]
-    seen = View.of(records)
+    seen = SwarmState.of(records)
     assert not mine.members(seen, *HERE).lacking
     for _ in range(2):
         mine.ended(RoundResult(problem="no group"), {"a"}, seen.records, 5)

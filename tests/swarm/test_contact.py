@@ -17,7 +17,7 @@ from tt_cli.run import load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.swarm.network import connectivity as room
 from tt_cli.swarm.network.addresses import free_port
-from tt_cli.swarm.network.connectivity import CUT_OFF, Contact, Contacts
+from tt_cli.swarm.network.connectivity import CUT_OFF, Connectivity, ConnectivityMonitor
 from tt_cli.swarm.network.dht_node import addresses_here, addresses_of, start_dht, stop_dht
 
 START = partial(start_dht, load_run("emoji"), None, host="127.0.0.1")
@@ -55,7 +55,7 @@ def test_who_is_on_the_same_machine_need_not_get_through_to_what_others_are_told
         assert addresses_of(one) == [f"/ip4/203.0.113.7/tcp/4242/p2p/{one.peer_id}"]
         assert addresses_here(one) == [f"/ip4/127.0.0.1/tcp/{port}/p2p/{one.peer_id}", *addresses_of(one)]
         beside = start(*addresses_here(one))
-        assert Contacts(beside, []).ask([str(one.peer_id)]).answered == {str(one.peer_id)}
+        assert ConnectivityMonitor(beside, []).ask([str(one.peer_id)]).answered == {str(one.peer_id)}
     finally:
         stop_dht(one)
 
@@ -65,7 +65,7 @@ def test_a_node_that_forgot_the_others_is_joined_to_them_again(start: Callable[.
     address = addresses_of(one)[0]
     two = start(address)
     third = start(address)
-    contacts = Contacts(two, [address])
+    contacts = ConnectivityMonitor(two, [address])
     found = contacts.ask([str(third.peer_id)])
     assert found.answered == found.asked == {str(one.peer_id), str(third.peer_id)}
     assert found.clock is not None and abs(found.clock) < 0.5
@@ -98,20 +98,20 @@ def test_a_clock_that_differs_is_told_at_the_start_and_measured_later(
         elsewhere.setattr(hivemind.dht.protocol, "get_dht_time", lambda: time.time() + AHEAD)
         other = start()
     address = addresses_of(other)[0]
-    clock = Contacts(mine, [address]).ask().clock
+    clock = ConnectivityMonitor(mine, [address]).ask().clock
     assert clock is not None and abs(clock + AHEAD) < 5.0, "this machine's is behind"
     with pytest.raises(TTError, match="clock differs from the others' by more than 3 s: set it by the network's time"):
         start(address)
 
 
-class Answers(Contacts):
+class Answers(ConnectivityMonitor):
     """Without a DHT: `answer` is what pings tell."""
 
     def __init__(self, *initial: str):
         super().__init__(None, initial)  # type: ignore[arg-type]
         self.answer = answers()
 
-    def ask(self, peers: Any = (), *, anew: bool = False) -> Contact:
+    def ask(self, peers: Any = (), *, anew: bool = False) -> Connectivity:
         self.newest = self.answer
         return self.newest
 
@@ -119,8 +119,8 @@ class Answers(Contacts):
 JOINED = "/ip4/10.0.0.1/tcp/1/p2p/aux"
 
 
-def answers(*peers: str) -> Contact:
-    return Contact(asked=frozenset({"aux", "a", "b"}), answered=frozenset(peers))
+def answers(*peers: str) -> Connectivity:
+    return Connectivity(asked=frozenset({"aux", "a", "b"}), answered=frozenset(peers))
 
 
 def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
@@ -132,7 +132,7 @@ def test_only_who_joined_others_and_trained_with_some_is_cut_off() -> None:
     joined = Answers(JOINED)
     joined.accompanied("a")
     assert joined.why_not_alone() == CUT_OFF == joined.why_not_alone()
-    joined.answer = Contact(asked=frozenset("a"), unanswered=1)
+    joined.answer = Connectivity(asked=frozenset("a"), unanswered=1)
     assert joined.why_not_alone() == CUT_OFF, "nobody knows"
     joined.answer = answers("aux")
     assert not joined.why_not_alone(), "the other one is gone"

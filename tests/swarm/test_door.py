@@ -23,12 +23,12 @@ from swarm.made import record
 from scripts.lab.passes import HOUR, Issuer, key_file
 from tt_cli.swarm.membership import dht_auth as room
 from tt_cli.swarm.membership.admission import NoPass, NotAdmitted, Open, membership_at
-from tt_cli.swarm.membership.dht_auth import DhtDoor
+from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.request_rates import Crowded, Rate
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, start_dht, stop_dht
 from tt_cli.swarm.observer import Observer
-from tt_cli.swarm.records.publisher import Board, read_records
+from tt_cli.swarm.records.publisher import PeerDirectory, read_records
 
 
 class Members:
@@ -63,7 +63,7 @@ def members(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Members]:
 
 
 def publish(members: Members, dht: DHT, identity: Identity, **claims: object) -> None:
-    board = Board(members.run, dht, identity)
+    board = PeerDirectory(members.run, dht, identity)
     board._store(record(identity.peer_id, **{"time": get_dht_time(), "epoch": 1, **claims}))
 
 
@@ -139,7 +139,7 @@ def test_a_ban_that_one_peer_knows_reaches_those_who_do_not_hear_the_authority(
     (hearing, one), (deaf, two), (banned, three) = (members.start(name) for name in ("hearing", "deaf", "banned"))
     publish(members, banned, three)
     assert three.peer_id in {record.peer_id for record in read_records(deaf, members.run)}
-    boards = [Board(members.run, hearing, one), Board(members.run, deaf, two)]
+    boards = [PeerDirectory(members.run, hearing, one), PeerDirectory(members.run, deaf, two)]
     members.issuer.ban([members.folder / "hearing"], members.run, ["Banned"])
     for board in boards:
         board.start()
@@ -169,13 +169,13 @@ class Node:
         return dht_pb2.FindResponse()
 
 
-def served(door: DhtDoor, node: Node, request: Any, caller: str = "anna's") -> Any:
+def served(door: DHTAuthorizer, node: Node, request: Any, caller: str = "anna's") -> Any:
     context: Any = SimpleNamespace(remote_id=caller)
     return asyncio.run(door.serve(node, node.answer, request, context))  # type: ignore[arg-type]
 
 
 def test_one_peer_asks_so_much_and_no_more(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
-    door, node = DhtDoor(Open(tiny_run())), Node()
+    door, node = DHTAuthorizer(Open(tiny_run())), Node()
     door._requests = Rate(0.0, 3.0)
     for _ in range(3):
         served(door, node, dht_pb2.FindRequest())
@@ -199,7 +199,7 @@ def store(key: DHTID, subkey: object, life: float = 60.0, tag: bytes | None = No
 
 def test_a_node_keeps_so_many_records_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MOST_RECORDS", 3)
-    door, node, key = DhtDoor(Open(tiny_run())), Node(), DHTID.generate()
+    door, node, key = DHTAuthorizer(Open(tiny_run())), Node(), DHTID.generate()
     for number in range(3):
         served(door, node, store(key, number))
         node.storage.store_subkey(key, number, b"x", get_dht_time() + 60.0)
@@ -213,7 +213,7 @@ def test_a_node_keeps_so_many_records_and_none_for_ever(monkeypatch: pytest.Monk
 
 
 def test_a_member_believes_no_stranger(members: Members) -> None:
-    door = DhtDoor(membership_at(members.aux))
+    door = DHTAuthorizer(membership_at(members.aux))
     answer = dht_pb2.FindResponse()
 
     async def method(request: Any, **more: Any) -> dht_pb2.FindResponse:

@@ -31,7 +31,7 @@ from scripts.lab.passes import Issuer
 from tt_cli.identity.passes import InvalidPass, Notice, Pass, read_notice, read_pass, sign_notice, sign_pass
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce import part_fetch
-from tt_cli.swarm.allreduce.average_buffer import AverageStore
+from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.commit import group_of, read_status
 from tt_cli.swarm.allreduce.round_plan import member_in
 from tt_cli.swarm.compression.codec import MalformedPart
@@ -42,7 +42,7 @@ from tt_cli.swarm.network.reachability import Reachability, _unpacked, ports_in
 from tt_cli.swarm.records.peer_record import HistoryRecord, history_key, notice_key, peers_key
 from tt_cli.swarm.records.publisher import _parse
 from tt_cli.swarm.records.validator import RecordValidator
-from tt_cli.swarm.state.donor_stream import Refused, answer_in, request_of
+from tt_cli.swarm.state.donor_stream import DonorRefused, answer_in, request_of
 from tt_cli.swarm.state.server import Unavailable, request_in
 
 ISSUER = Issuer()
@@ -54,7 +54,7 @@ PEER = peer_id_of(SIGNER._private_key.get_public_key().to_bytes())
 PASS = sign_pass(Pass("anna", PEER, RUN.identity, 900.0, 1e10), ISSUER._key)
 NOTICE = sign_notice(Notice(RUN.identity, 7, 900.0, frozenset({"ben"}), frozenset(), "", None), ISSUER._key)
 MOST_BYTES = 2**25  # of memory: what an answer is checked against may be large, such as the tree of a state
-STORE = AverageStore(LAYOUT, CODEC)
+STORE = AverageBuffer(LAYOUT, CODEC)
 PART = 4096
 ENCODED = {large: bytes(CODEC.encode_part(torch.linspace(-1, 1, PART), large).buffer) for large in (True, False)}
 
@@ -112,7 +112,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...],
     "large bytes": (lambda data: CODEC.check_part(data, PART, True), (MalformedPart,), ENCODED[True]),
     "small bytes": (lambda data: CODEC.check_part(data, PART, False), (MalformedPart,), ENCODED[False]),
     "request for a state": (request_in, (Unavailable,), request_of("ab" * 32, [1, 2, 5], PASS)),
-    "answer of a donor": (answer_in, (Refused,), msgpack.packb({"chunk": 3, "data": bytes(50)})),
+    "answer of a donor": (answer_in, (DonorRefused,), msgpack.packb({"chunk": 3, "data": bytes(50)})),
     "manifest": (read_tree, (ValueError,), state().tree().manifest()),
     "pass in a request": (shown_in, (), request_of("ab" * 32, [], PASS)),
     "ports": (ports_in, (ValueError,), msgpack.packb({"ports": [31337], "pass": PASS})),

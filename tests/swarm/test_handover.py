@@ -19,7 +19,7 @@ from tt_cli.swarm.state import server as donor_room
 from tt_cli.swarm.state import trusted_digests as signatures_room
 from tt_cli.swarm.state.client import NoState
 from tt_cli.swarm.state.state_buffer import StateBuffer
-from tt_cli.swarm.state.trusted_digests import Signatures
+from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 PATIENCE = 60.0  # seconds that a taker waits for one donor at most
 
@@ -286,7 +286,7 @@ def test_of_each_step_what_most_trainers_hold_is_remembered_though_they_step_on(
         record("me", epoch=9, digest="ff"),
         record("left", epoch=8, digest="ff", left=True),
     ]
-    signatures = Signatures(lambda: records, own="me")
+    signatures = TrustedDigests(lambda: records, own="me")
     asyncio.run(signatures.look())
     assert signatures._held == {(5, "aa"), (6, "cc"), (4, "ee")}
     assert signatures.donors(None) == ["e", "f"]

@@ -10,15 +10,15 @@ from optim.settings import normal
 
 from tt_cli.run import load_run
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
-from tt_cli.swarm.compression.partition import MAX_REDUCERS, PART_ELEMENTS, Layout
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
+from tt_cli.swarm.compression.partition import MAX_REDUCERS, PART_ELEMENTS, Partition
 
 LARGE, BLOCK = 1000, 256
 SIZES = st.lists(st.integers(1, 3 * PART_ELEMENTS), min_size=1, max_size=6)
 
 
-def layout(sizes: list[int]) -> Layout:
-    return Layout({f"t{index}": torch.Size([size]) for index, size in enumerate(sizes)}, LARGE, BLOCK)
+def layout(sizes: list[int]) -> Partition:
+    return Partition({f"t{index}": torch.Size([size]) for index, size in enumerate(sizes)}, LARGE, BLOCK)
 
 
 @given(SIZES, st.integers(1, 9))
@@ -51,8 +51,8 @@ def test_tensors_do_not_overlap_and_large_ones_share_no_block(sizes: list[int]) 
 def test_a_buffer_gives_back_what_was_encoded_whole_and_in_slices(compression: str) -> None:
     codec = codec_of(load_run("emoji").replaced({"swarm.compression": compression}))
     shapes = {"a": torch.Size([3, 5001]), "s": torch.Size([70]), "b": torch.Size([2**18 + 5]), "t": torch.Size([9, 9])}
-    made = Layout(shapes, 5000, codec.block)
-    buffer, again = EncodedBuffer(made, codec), EncodedBuffer(made, codec)
+    made = Partition(shapes, 5000, codec.block)
+    buffer, again = GradientBuffer(made, codec), GradientBuffer(made, codec)
     gradients = {name: normal(index, *shape) for index, (name, shape) in enumerate(shapes.items())}
     for name, gradient in gradients.items():
         buffer.encode(name, gradient * 3, 3.0)
@@ -74,11 +74,11 @@ def test_a_buffer_gives_back_what_was_encoded_whole_and_in_slices(compression: s
 
 def test_what_is_not_finite_is_not_written() -> None:
     codec = codec_of(load_run("emoji"))
-    made = Layout({"a": torch.Size([2000])}, 1000, codec.block)
+    made = Partition({"a": torch.Size([2000])}, 1000, codec.block)
     values = torch.zeros(2000)
     values[-1] = float("nan")
     with pytest.raises(ValueError, match="not finite"):
-        EncodedBuffer(made, codec).encode("a", values)
+        GradientBuffer(made, codec).encode("a", values)
 
 
 def test_shares_are_equal_to_within_a_block() -> None:

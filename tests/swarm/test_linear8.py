@@ -34,7 +34,7 @@ from tt_cli.swarm.compression.linear8 import (
     PIECE,
     SMALLEST,
     Implementation,
-    Portable,
+    PortableLinear8,
     add_decoded,
     check,
     decode,
@@ -43,7 +43,7 @@ from tt_cli.swarm.compression.linear8 import (
     encode_into,
     encoded_bytes,
 )
-from tt_cli.swarm.compression.linear8_numba import Compiled
+from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 
 ROOT = Path(__file__).resolve().parents[2]
 register()
@@ -53,7 +53,7 @@ LENGTHS = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7, PIECE * BLOCK, PIEC
 @pytest.fixture(params=["portable", "compiled"], autouse=True, scope="module")
 def each_implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     """All tests with both."""
-    kernels = Compiled() if request.param == "compiled" else Portable()
+    kernels = NumbaLinear8() if request.param == "compiled" else PortableLinear8()
     chosen = Implementation(kernels, request.param, "a test")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(linear8, "implementation", lambda: chosen)
@@ -363,11 +363,11 @@ chosen_here = linear8.implementation.__wrapped__  # without its memory
 
 def test_chooses_the_compiled_one_where_numba_is() -> None:
     chosen = chosen_here()
-    assert (chosen.name, type(chosen.kernels)) == ("compiled", Compiled)
+    assert (chosen.name, type(chosen.kernels)) == ("compiled", NumbaLinear8)
     assert "agree with torch to the last bit" in chosen.reason
 
 
-class RoundsUp(Compiled):
+class RoundsUp(NumbaLinear8):
     """Kernels of which one sum is wrong in its last bit."""
 
     def add(self, coded: np.ndarray, accumulator: Tensor, weight: np.float32) -> None:
@@ -375,7 +375,7 @@ class RoundsUp(Compiled):
         accumulator[-1] = torch.nextafter(accumulator[-1], torch.tensor(torch.inf))
 
 
-class TakesAll(Compiled):
+class TakesAll(NumbaLinear8):
     """Kernels that encode what is not finite."""
 
     def encode(self, values: Tensor, out: np.ndarray) -> bool:
@@ -384,10 +384,12 @@ class TakesAll(Compiled):
 
 
 @pytest.mark.parametrize(("kernels", "fault"), [(RoundsUp, "adding"), (TakesAll, "refusal")])
-def test_passes_over_kernels_that_differ(kernels: type[Compiled], fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_over_kernels_that_differ(
+    kernels: type[NumbaLinear8], fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(linear8, "_compiled", kernels)
     chosen = chosen_here()
-    assert (chosen.name, type(chosen.kernels)) == ("portable", Portable)
+    assert (chosen.name, type(chosen.kernels)) == ("portable", PortableLinear8)
     assert chosen.reason == f"the compiled kernels compute other bytes here ({fault})"
 
 

@@ -14,13 +14,13 @@ from swarm.made import record
 from tt_cli.run import load_run
 from tt_cli.swarm import step_replay as room
 from tt_cli.swarm.allreduce import average_buffer as stores
-from tt_cli.swarm.allreduce.average_buffer import AverageStore, KeptAverages
+from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
-from tt_cli.swarm.compression.partition import Layout
-from tt_cli.swarm.records.publisher import View
-from tt_cli.swarm.state.locked_state import GuardedState, state_key
-from tt_cli.swarm.step_replay import MissedSteps
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
+from tt_cli.swarm.compression.partition import Partition
+from tt_cli.swarm.records.publisher import SwarmState
+from tt_cli.swarm.state.locked_state import LockedState, state_key
+from tt_cli.swarm.step_replay import StepReplay
 
 CODEC = codec_of(load_run("emoji"))
 
@@ -33,9 +33,9 @@ class Others:
 
     def __init__(self, lost: Sequence[int] = (), wrong: Sequence[int] = ()):
         self._trained, self.lost, self.wrong = trained(), lost, wrong
-        self.state = GuardedState(self._trained)
-        self.layout = Layout(self._trained.shapes(), 4096, CODEC.block)
-        self.store = AverageStore(self.layout, CODEC)
+        self.state = LockedState(self._trained)
+        self.layout = Partition(self._trained.shapes(), 4096, CODEC.block)
+        self.store = AverageBuffer(self.layout, CODEC)
         self._averages: dict[str, bytes] = {}
         self._news = threading.Condition()
         self._seen = (0, "")
@@ -44,10 +44,10 @@ class Others:
     def step(self) -> None:
         """Make one, and wait until this peer has looked."""
         epoch, before = self.state.epoch, state_key(self.state.epoch, self.state.digest)
-        average = EncodedBuffer(self.layout, CODEC)
+        average = GradientBuffer(self.layout, CODEC)
         for name, gradient in gradients(self._trained, epoch).items():
             average.encode(name, gradient)
-        given = EncodedBuffer(self.layout, CODEC)
+        given = GradientBuffer(self.layout, CODEC)
         given.load(average.dump())
         if epoch in self.wrong:
             given.encode(name, -gradient)
@@ -61,11 +61,11 @@ class Others:
         with self._news:
             assert self._news.wait_for(lambda: self._seen == here, 30.0)
 
-    def view(self) -> View:
+    def view(self) -> SwarmState:
         with self._news:
             self._seen = self.state.position
             self._news.notify_all()
-            return View.of([record("a", epoch=self._seen[0], digest=self._seen[1])])
+            return SwarmState.of([record("a", epoch=self._seen[0], digest=self._seen[1])])
 
     def fetch_average(self, donors: list[str], key: str, timeout: float) -> str | None:
         self.asked.append(key)
@@ -82,16 +82,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "LOOK_SECONDS", 0.01)
 
 
-def replayed(others: Others, before: int, after: int) -> tuple[GuardedState, int]:
+def replayed(others: Others, before: int, after: int) -> tuple[LockedState, int]:
     """A state is taken after `before` steps of those that this peer sees; `after` more are made before it arrives."""
     averager: Any = others
-    with MissedSteps(averager, others.view, "me") as missed:
+    with StepReplay(averager, others.view, "me") as missed:
         others.wait_until_seen()
         for _ in range(before):
             others.step()
-        mine = GuardedState(trained(steps=0))
+        mine = LockedState(trained(steps=0))
         for _ in range(before):
-            average = EncodedBuffer(others.layout, CODEC)
+            average = GradientBuffer(others.layout, CODEC)
             for name, gradient in gradients(others._trained, mine.epoch).items():
                 average.encode(name, gradient)
             mine.step(DecodedGradients(average))

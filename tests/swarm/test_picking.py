@@ -7,7 +7,7 @@ from swarm.rounds import PEERS
 from swarm.test_audit import honest_round, lying_round
 
 from tt_cli.swarm.audit import sampling
-from tt_cli.swarm.audit.sampling import LEAST, Picker, unlike
+from tt_cli.swarm.audit.sampling import LEAST, AuditSampler, unlike
 
 
 def test_no_part_of_an_honest_round_looks_wrong() -> None:
@@ -36,7 +36,7 @@ def test_what_looks_wrong_is_looked_at_at_once_and_costs_no_more_than_was_saved(
 ) -> None:
     """Without chance: what is left is what was saved, and half of a round's chance with each round."""
     monkeypatch.setattr(sampling.secrets, "randbelow", lambda most: most - 1 if most == 10**6 else 0)
-    runner, picker, rounds = lying_round()[0].runner, Picker(), 400
+    runner, picker, rounds = lying_round()[0].runner, AuditSampler(), 400
     picked = [picker.pick(runner) for _ in range(rounds)]
     assert [place[0] for place in picked[:3] if place] == [PEERS[2]] * 3
     assert {place[0] for place in picked if place} == {PEERS[2]}
@@ -45,7 +45,7 @@ def test_what_looks_wrong_is_looked_at_at_once_and_costs_no_more_than_was_saved(
 
 
 def test_by_chance_every_part_of_the_others_is_looked_at() -> None:
-    runner, picker = honest_round()[0].runner, Picker()
+    runner, picker = honest_round()[0].runner, AuditSampler()
     rounds = 1200
     picked = [place for place in (picker.pick(runner) for _ in range(rounds)) if place]
     assert {reducer for reducer, _ in picked} == set(PEERS) - {runner.me}

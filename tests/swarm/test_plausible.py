@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from swarm.made import record
 
-from tt_cli.swarm.records.claim_limits import Accounts, boasting
+from tt_cli.swarm.records.claim_limits import ClaimLimits, boasting
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 
@@ -22,8 +22,8 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def accounts(clock: Clock) -> Accounts:
-    return Accounts(clock)
+def accounts(clock: Clock) -> ClaimLimits:
+    return ClaimLimits(clock)
 
 
 def honest(epoch: int = 5, samples: int = 0) -> list[PeerRecord]:
@@ -48,7 +48,7 @@ def test_who_claims_what_nobody_can_have_done_is_known(lie: dict[str, float]) ->
     assert boasting([*honest(), fast, record("boaster", **lie)], 80) == {"boaster"}
 
 
-def test_honest_accounts_are_believed(accounts: Accounts, clock: Clock) -> None:
+def test_honest_accounts_are_believed(accounts: ClaimLimits, clock: Clock) -> None:
     for epoch in range(5, 9):
         for second in range(0, 30, 3):
             found = accounts.bounded(honest(epoch, samples=4 * second), "me")
@@ -56,7 +56,7 @@ def test_honest_accounts_are_believed(accounts: Accounts, clock: Clock) -> None:
             clock.now += 3
 
 
-def test_a_faster_peer_is_believed_too(accounts: Accounts, clock: Clock) -> None:
+def test_a_faster_peer_is_believed_too(accounts: ClaimLimits, clock: Clock) -> None:
     accounts.bounded(honest(), "me")
     for second in range(0, 60, 2):
         fast = record("fast", samples=60 * second, samples_per_second=60.0, micro_batch=32)
@@ -64,14 +64,16 @@ def test_a_faster_peer_is_believed_too(accounts: Accounts, clock: Clock) -> None
         clock.now += 2
 
 
-def test_who_was_there_before_may_have_computed_for_long(accounts: Accounts) -> None:
+def test_who_was_there_before_may_have_computed_for_long(accounts: ClaimLimits) -> None:
     assert samples(accounts.bounded(honest(samples=5000), "me"))["b"] == 5000
     late = [*honest(samples=5000), record("late", samples=5000, samples_per_second=4.0)]
     assert samples(accounts.bounded(late, "me"))["late"] < 100
 
 
 @pytest.mark.parametrize("lie", [{}, {"samples_per_second": 0.0}, {"micro_batch": 0}], ids=str)
-def test_a_liar_counts_for_no_more_than_time_allows(accounts: Accounts, clock: Clock, lie: dict[str, object]) -> None:
+def test_a_liar_counts_for_no_more_than_time_allows(
+    accounts: ClaimLimits, clock: Clock, lie: dict[str, object]
+) -> None:
     accounts.bounded(honest(), "me")
     for second in range(60):
         found = accounts.bounded([*honest(samples=4 * second), liar(**lie)], "me")
@@ -80,7 +82,7 @@ def test_a_liar_counts_for_no_more_than_time_allows(accounts: Accounts, clock: C
         clock.now += 1
 
 
-def test_who_does_not_come_to_its_rounds_is_not_counted_until_it_does(accounts: Accounts, clock: Clock) -> None:
+def test_who_does_not_come_to_its_rounds_is_not_counted_until_it_does(accounts: ClaimLimits, clock: Clock) -> None:
     accounts.bounded(honest(), "me")
     for epoch in range(5, 9):
         clock.now += 10
@@ -95,7 +97,7 @@ def test_who_does_not_come_to_its_rounds_is_not_counted_until_it_does(accounts: 
     assert not accounts._owing, "who has gone is forgotten"
 
 
-def test_who_claims_nothing_owes_nothing(accounts: Accounts, clock: Clock) -> None:
+def test_who_claims_nothing_owes_nothing(accounts: ClaimLimits, clock: Clock) -> None:
     """As who has just begun, or is at another step."""
     others = [record("idle", samples=0), record("late", epoch=4, samples=8)]
     accounts.bounded([*honest(), *others], "me")
@@ -105,7 +107,7 @@ def test_who_claims_nothing_owes_nothing(accounts: Accounts, clock: Clock) -> No
     assert found["idle"] == found["late"] == 10
 
 
-def test_auxiliary_peers_and_ones_own_record_are_left_as_they_are(accounts: Accounts) -> None:
+def test_auxiliary_peers_and_ones_own_record_are_left_as_they_are(accounts: ClaimLimits) -> None:
     mine = record("me", samples=10**9, samples_per_second=1e9)
     aux = record("x", role="aux", samples_per_second=7.0)
     assert accounts.bounded([aux, mine], "me") == [aux, mine]

@@ -13,14 +13,14 @@ from hivemind.proto import averaging_pb2
 from swarm.rounds import CODEC, PEERS, SIGNERS, WEIGHTS, Member, run_round
 from swarm.test_runner import assert_whole
 
-from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.messages import Opening
 
 
 class Tampering(Member):
     """Signs one thing and sends another."""
 
-    class Other(Runner):
+    class Other(AllReduce):
         async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             async for message in super()._outgoing(indexes):
                 changed = bytearray(message.tensor_part.buffer)
@@ -34,7 +34,7 @@ class Tampering(Member):
 class Unsigned(Member):
     """Signs nothing."""
 
-    class Plain(Runner):
+    class Plain(AllReduce):
         async def _opened(self, opening: bytes, outgoing: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             async for message in outgoing:
                 yield message
@@ -45,7 +45,7 @@ class Unsigned(Member):
 class Replaying(Member):
     """Sends what somebody else signed."""
 
-    class Copied(Runner):
+    class Copied(AllReduce):
         async def _opened(self, opening: bytes, outgoing: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             mine = Opening.read(opening)
             async for message in super()._opened(mine.sign(SIGNERS[1]), outgoing):
@@ -57,7 +57,7 @@ class Replaying(Member):
 class OtherRound(Member):
     """Sends what it signed for another round."""
 
-    class Old(Runner):
+    class Old(AllReduce):
         async def _opened(self, opening: bytes, outgoing: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             old = replace(Opening.read(opening), name=replace(self.name, state_key="4_old"))
             async for message in super()._opened(old.sign(SIGNERS[2]), outgoing):
@@ -95,7 +95,7 @@ def test_who_claims_more_samples_than_it_published_is_left_out() -> None:
 class Dripping(Member):
     """Sends each part just before the others lose their patience."""
 
-    class Slow(Runner):
+    class Slow(AllReduce):
         async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             async for message in super()._outgoing(indexes):
                 yield message

@@ -13,11 +13,11 @@ from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from swarm.rounds import CODEC, LAYOUT, PEERS, WEIGHTS, Member, Outcome, expected, run_round
 
-from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.result import is_whole, outcome_of
 from tt_cli.swarm.audit.audits import commitments_in, unsigned
-from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
 
 class Client(Member):
@@ -70,7 +70,7 @@ def test_the_same_contributions_give_the_same_bytes_in_any_order_of_arrival() ->
 class DyingSender(Member):
     """Its connections to the others break after their first part, and it is never heard of again."""
 
-    class Dying(Runner):
+    class Dying(AllReduce):
         async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             async for message in super()._outgoing(indexes):
                 yield message
@@ -312,7 +312,7 @@ def test_lost_messages_are_repeated() -> None:
 class Poisoner(Member):
     """Sends NaN instead of its gradients; takes part like the others otherwise."""
 
-    class Poisoned(Runner):
+    class Poisoned(AllReduce):
         async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             async for message in super()._outgoing(indexes):
                 scales = message.tensor_part
@@ -339,7 +339,7 @@ def test_a_poisoned_gradient_is_left_out_and_told() -> None:
 class Huge(Member):
     """Finite numbers that no gradient has."""
 
-    class Big(Runner):
+    class Big(AllReduce):
         def encoded(self, index: int) -> bytes:
             part = self.parts[index]
             values = torch.full((part.elements,), 1e30 if part.large else 6e4)
@@ -389,7 +389,7 @@ def test_a_weight_that_nobody_may_claim_is_refused(weight: float) -> None:
 def reducer(senders: int = 2) -> tuple[Reducer, list[str]]:
     names = [f"p{number}" for number in range(senders)]
     parts = LAYOUT.parts(1)
-    return Reducer(CODEC, parts, EncodedBuffer(LAYOUT, CODEC), 1.0, "p0", names, 100.0, lambda *_: None), names
+    return Reducer(CODEC, parts, GradientBuffer(LAYOUT, CODEC), 1.0, "p0", names, 100.0, lambda *_: None), names
 
 
 def test_a_weight_that_changes_between_parts_is_refused() -> None:

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.rounds import CODEC, GROUP, LAYOUT, Member, run_round
 
-from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageStore, part_hash
-from tt_cli.swarm.allreduce.commit import Status, agree, group_of, read_status
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, part_hash
+from tt_cli.swarm.allreduce.commit import PartStatus, agree, group_of, read_status
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole, read_request, request
 from tt_cli.swarm.compression.partition import MAX_REDUCERS
 
@@ -99,9 +99,9 @@ def message(value: object) -> runtime_pb2.ExpertInfo:
 
 def test_a_status_arrives_as_it_was() -> None:
     said = {"samples": 5, "loss": 2.5}
-    sent = Status((A, MISSING), said, b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, dropped=True).pack(GROUP)
+    sent = PartStatus((A, MISSING), said, b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, dropped=True).pack(GROUP)
     assert group_of(sent) == GROUP
-    assert read_status(sent, 2) == Status(
+    assert read_status(sent, 2) == PartStatus(
         (A, MISSING), said, b"signed", {"x": 2}, {"y": b"", "z": b"heard"}, dropped=True
     )
 
@@ -170,37 +170,37 @@ def donor_stub(messages: list[runtime_pb2.ExpertInfo]) -> Any:
     return SimpleNamespace(rpc_fetch_average=rpc_fetch_average)
 
 
-def sent_by(store: AverageStore) -> list[runtime_pb2.ExpertInfo]:
+def sent_by(store: AverageBuffer) -> list[runtime_pb2.ExpertInfo]:
     async def collect() -> list[runtime_pb2.ExpertInfo]:
         return [one async for one in answer(store, None, lambda: True)]
 
     return asyncio.run(collect())
 
 
-def take(messages: list[runtime_pb2.ExpertInfo]) -> tuple[bool, AverageStore, int]:
-    store, received = AverageStore(LAYOUT, CODEC), []
+def take(messages: list[runtime_pb2.ExpertInfo]) -> tuple[bool, AverageBuffer, int]:
+    store, received = AverageBuffer(LAYOUT, CODEC), []
     whole = asyncio.run(fetch_whole(donor_stub(messages), "key", store, 5.0, received.append))
     return whole, store, sum(received)
 
 
 @pytest.fixture(scope="module")
-def averaged() -> AverageStore:
+def averaged() -> AverageBuffer:
     return run_round(Member(0), Member(1))[0].store
 
 
-def test_a_whole_average_comes_to_who_missed_the_round(averaged: AverageStore) -> None:
+def test_a_whole_average_comes_to_who_missed_the_round(averaged: AverageBuffer) -> None:
     whole, store, received = take(sent_by(averaged))
     assert whole and store.parts == averaged.parts and store.hashes == averaged.hashes and not store.missing()
     assert received == store.buffer.nbytes
     assert store.buffer.read(0, LAYOUT.boundary) == averaged.buffer.read(0, LAYOUT.boundary)
 
 
-def test_a_donor_without_it_or_that_goes_away_gives_none(averaged: AverageStore) -> None:
+def test_a_donor_without_it_or_that_goes_away_gives_none(averaged: AverageBuffer) -> None:
     assert not take([])[0]
     assert not take(sent_by(averaged)[:-1])[0]
 
 
-def test_a_store_that_went_on_sends_no_more(averaged: AverageStore) -> None:
+def test_a_store_that_went_on_sends_no_more(averaged: AverageBuffer) -> None:
     left = iter([True, True, False])
 
     async def collect() -> int:
@@ -209,7 +209,7 @@ def test_a_store_that_went_on_sends_no_more(averaged: AverageStore) -> None:
     assert asyncio.run(collect()) == 3  # the header and two parts
 
 
-def test_bytes_that_do_not_fit_are_refused(averaged: AverageStore) -> None:
+def test_bytes_that_do_not_fit_are_refused(averaged: AverageBuffer) -> None:
     good = sent_by(averaged)
     changed = bytearray(good[1].serialized_info)
     changed[-1] ^= 1
@@ -217,7 +217,7 @@ def test_bytes_that_do_not_fit_are_refused(averaged: AverageStore) -> None:
         take([good[0], runtime_pb2.ExpertInfo(serialized_info=bytes(changed)), *good[2:]])
 
 
-def test_bytes_that_are_no_part_are_refused_though_their_hash_is_right(averaged: AverageStore) -> None:
+def test_bytes_that_are_no_part_are_refused_though_their_hash_is_right(averaged: AverageBuffer) -> None:
     good = sent_by(averaged)
     short = good[1].serialized_info[:-1]
     reducers, joined = MSGPackSerializer.loads(good[0].serialized_info)

@@ -19,10 +19,10 @@ from tt_cli.swarm.network.bandwidth import (
     ACKNOWLEDGED,
     CATCH_UP_SECONDS,
     OVERHEAD,
-    Line,
-    Pace,
+    BandwidthLimiter,
     PacedReader,
     PacedWriter,
+    TokenBucket,
 )
 
 MBIT = 1e6
@@ -51,7 +51,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 
 
 def test_a_byte_costs_what_it_takes_on_the_line(clock: Clock) -> None:
-    line = Line(max_upload=8 * MBIT, max_download=80 * MBIT)
+    line = BandwidthLimiter(max_upload=8 * MBIT, max_download=80 * MBIT)
 
     async def send() -> None:
         for _ in range(100):
@@ -65,7 +65,7 @@ def test_a_byte_costs_what_it_takes_on_the_line(clock: Clock) -> None:
 
 
 def test_what_comes_in_costs_acknowledgements_going_out(clock: Clock) -> None:
-    line = Line(max_upload=0.1 * MBIT)
+    line = BandwidthLimiter(max_upload=0.1 * MBIT)
 
     async def receive() -> None:
         await line.receive(1_000_000)
@@ -76,7 +76,7 @@ def test_what_comes_in_costs_acknowledgements_going_out(clock: Clock) -> None:
 
 
 def test_idle_time_is_not_saved_up(clock: Clock) -> None:
-    pace = Pace(8 * MBIT)
+    pace = TokenBucket(8 * MBIT)
     pace.charge(1000)
     clock.now += 3600
     before = clock.now
@@ -85,15 +85,17 @@ def test_idle_time_is_not_saved_up(clock: Clock) -> None:
 
 def test_a_line_without_a_cap_changes_nothing() -> None:
     p2p = SimpleNamespace(call_binary_stream_handler=1, add_binary_stream_handler=2)
-    assert Line().pace(p2p) is p2p and p2p.call_binary_stream_handler == 1  # type: ignore[arg-type]
-    assert Line().seconds(1e9, 1e9) == 0.0
+    assert BandwidthLimiter().pace(p2p) is p2p and p2p.call_binary_stream_handler == 1  # type: ignore[arg-type]
+    assert BandwidthLimiter().seconds(1e9, 1e9) == 0.0
     with pytest.raises(ValueError, match="rate of 0"):
-        Line(max_upload=0.0)
+        BandwidthLimiter(max_upload=0.0)
 
 
 def test_caps_with_which_a_round_takes_too_long_are_told() -> None:
     def words(cap: float | None) -> str:
-        peer = SimpleNamespace(local=SimpleNamespace(nbytes=125e6), _line=Line(cap, cap), _allreduce_timeout=120.0)
+        peer = SimpleNamespace(
+            local=SimpleNamespace(nbytes=125e6), _line=BandwidthLimiter(cap, cap), _allreduce_timeout=120.0
+        )
         return Averager.slow_line(peer)  # type: ignore[arg-type]
 
     assert words(None) == words(100 * MBIT) == ""
@@ -108,7 +110,7 @@ def test_bytes_arrive_as_they_were_sent() -> None:
         here, there = socket.socketpair()
         reader, answering = await asyncio.open_connection(sock=here)
         _, writer = await asyncio.open_connection(sock=there)
-        line = Line(1000 * MBIT, 1000 * MBIT)
+        line = BandwidthLimiter(1000 * MBIT, 1000 * MBIT)
         sending = PacedWriter(writer, line)
         for piece in (message[:9], memoryview(message)[9:]):
             sending.write(piece)

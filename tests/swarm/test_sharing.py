@@ -24,14 +24,14 @@ from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, dht_time, start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.publisher import Board
-from tt_cli.swarm.state.bridge import NoState, StateBuffer, StateSharing, Taken
+from tt_cli.swarm.records.publisher import PeerDirectory
+from tt_cli.swarm.state.bridge import NoState, ReceivedState, StateBridge, StateBuffer
 
 MEGABYTE = 2**20
 SHAPES = {"bias": (300,), "weight": (3 * MEGABYTE // 4 + 5,)}
 
 
-class Sharing(StateSharing, DecentralizedAverager):
+class Sharing(StateBridge, DecentralizedAverager):
     """An averager that only hands over and takes over."""
 
     def __init__(self, run: RunConfig, dht: DHT, source: Any, read_tree: Any):
@@ -61,7 +61,7 @@ class Peer:
         read_tree = partial(StateTree.parse, identity=run.identity, shapes=SHAPES)
         self.averager = Sharing(run, self.dht, self._source, read_tree)
         stack.callback(self.averager.shutdown)
-        self.board = Board(run, self.dht, self.identity)
+        self.board = PeerDirectory(run, self.dht, self.identity)
         self.board.start()
         stack.callback(self.board.stop)
 
@@ -80,7 +80,7 @@ class Peer:
         self.board.fresh_view()
         return self.state
 
-    def take(self, own: TrainingState | None = None) -> Taken:
+    def take(self, own: TrainingState | None = None) -> ReceivedState:
         return self.averager.take_state(None if own is None else own.tree(), 60.0)
 
 

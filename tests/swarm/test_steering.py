@@ -12,8 +12,8 @@ from swarm.test_takeover import publisher, take_over
 
 from tt_cli.identity.passes import Notice, RollBack, era_of
 from tt_cli.supervisor.events import Event, Log, Synchronised
-from tt_cli.swarm.membership.orders import Steering
-from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.membership.orders import OrganiserOrders
+from tt_cli.swarm.records.publisher import SwarmState
 
 NOBODY: frozenset[str] = frozenset()
 
@@ -34,11 +34,11 @@ def back_to(step: int, order: int = 1, digest: str = "aa") -> RollBack:
 
 def test_an_order_is_due_until_it_is_carried_out_also_after_a_restart(tmp_path: Path) -> None:
     hears: Any = Hears(back_to(5))
-    steering = Steering(hears, tmp_path / "trainer.era")
+    steering = OrganiserOrders(hears, tmp_path / "trainer.era")
     assert (steering.era, steering.due) == (0, back_to(5))
     steering.done(back_to(5))
     assert (steering.era, steering.due) == (1, None)
-    again = Steering(hears, tmp_path / "trainer.era")
+    again = OrganiserOrders(hears, tmp_path / "trainer.era")
     assert (again.era, again.due) == (1, None)
     hears.newest = Hears(back_to(3, order=2)).newest
     assert again.due == back_to(3, order=2)
@@ -49,12 +49,12 @@ def test_an_order_is_due_until_it_is_carried_out_also_after_a_restart(tmp_path: 
 def test_a_damaged_note_of_the_era_breaks_nothing(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "trainer.era").write_bytes(content)
     hears: Any = Hears(back_to(5))
-    assert Steering(hears, tmp_path / "trainer.era").era >= 0
+    assert OrganiserOrders(hears, tmp_path / "trainer.era").era >= 0
 
 
 def test_without_orders_there_is_nothing_to_do(tmp_path: Path) -> None:
     hears: Any = Hears()
-    steering = Steering(hears, tmp_path / "trainer.era")
+    steering = OrganiserOrders(hears, tmp_path / "trainer.era")
     assert (steering.paused, steering.due, era_of(hears.notice())) == ("", None, 0)
     hears.newest = None
     assert (steering.paused, steering.due, era_of(None)) == ("", None, 0)
@@ -68,7 +68,7 @@ def test_a_peer_goes_back_to_the_checkpoint_that_is_ordered_and_to_no_other() ->
     order = back_to(2, digest=then.digest)
     taking = take_over(mine, None, said)
     taking._ways_back = lambda wanted: [publisher(other), publisher(then)] if wanted == order else []
-    assert taking.go_back(order, View.of([]))
+    assert taking.go_back(order, SwarmState.of([]))
     assert (mine.epoch, mine.digest) == (2, then.digest)
     assert [event.epoch for event in said if isinstance(event, Synchronised)] == [2]
     assert any("not what is needed" in event.message for event in said if isinstance(event, Log))
@@ -78,7 +78,7 @@ def test_a_peer_without_the_checkpoint_waits_for_one_who_has_it() -> None:
     said: list[Event] = []
     mine = trained(steps=4)
     taking, order = take_over(mine, None, said), back_to(2)
-    assert not taking.go_back(order, View.of([]))
+    assert not taking.go_back(order, SwarmState.of([]))
     assert not said  # nobody has it yet: nothing failed
-    assert not taking.go_back(order, View.of([record("a", epoch=2, digest="aa")]))
+    assert not taking.go_back(order, SwarmState.of([record("a", epoch=2, digest="aa")]))
     assert mine.epoch == 4

@@ -13,10 +13,10 @@ from tt_cli.errors import TTError
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.supervisor.events import Download, Event, Log, Synchronised
 from tt_cli.swarm import catch_up as room
-from tt_cli.swarm.catch_up import DownloadProgress, TakeOver
-from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.catch_up import CatchUp, DownloadProgress
+from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.state.bridge import NoState, StateBuffer
-from tt_cli.swarm.state.locked_state import GuardedState
+from tt_cli.swarm.state.locked_state import LockedState
 
 
 class NobodyGives:
@@ -39,8 +39,8 @@ def publisher(state: TrainedState) -> Any:
     return published
 
 
-def take_over(mine: TrainedState, published: Any, said: list[Event]) -> TakeOver:
-    return TakeOver("me", NobodyGives(), GuardedState(mine), said.append, published)  # type: ignore[arg-type]
+def take_over(mine: TrainedState, published: Any, said: list[Event]) -> CatchUp:
+    return CatchUp("me", NobodyGives(), LockedState(mine), said.append, published)  # type: ignore[arg-type]
 
 
 def quiet(phase: str, reason: str) -> None: ...
@@ -49,7 +49,7 @@ def quiet(phase: str, reason: str) -> None: ...
 def test_the_published_state_is_taken_when_it_is_the_one_that_members_signed() -> None:
     said: list[Event] = []
     mine, theirs = trained(seed=1), trained(steps=3)
-    view = View.of([record("a", epoch=3, digest=theirs.digest)])
+    view = SwarmState.of([record("a", epoch=3, digest=theirs.digest)])
     assert take_over(mine, publisher(theirs), said).catch_up(view, quiet)
     assert mine.digest == theirs.digest and mine.epoch == 3
     assert [e.source for e in said if isinstance(e, Synchronised)] == ["acme/run/step-00000003.safetensors at 123456"]
@@ -60,19 +60,19 @@ def test_a_published_state_that_members_did_not_sign_is_not_taken_while_they_are
     mine, published, theirs = trained(seed=1), trained(steps=3), trained(steps=4)
     before = mine.digest
     taking = take_over(mine, publisher(published), said)
-    assert not taking.catch_up(View.of([record("a", epoch=4, digest=theirs.digest)]), quiet)
+    assert not taking.catch_up(SwarmState.of([record("a", epoch=4, digest=theirs.digest)]), quiet)
     assert mine.digest == before
     assert any("holds step 3: not what is needed" in e.message for e in said if isinstance(e, Log))
 
 
 def test_the_first_peer_begins_with_what_was_published_if_that_is_newer() -> None:
     said: list[Event] = []
-    nobody, me = View.of([]), View.of([record("me", epoch=0, digest="ab" * 32)])
+    nobody, me = SwarmState.of([]), SwarmState.of([record("me", epoch=0, digest="ab" * 32)])
     for mine, view, taken in (
         (trained(seed=1), nobody, True),
         (trained(seed=1), me, True),
         (trained(seed=1, steps=4), nobody, False),
-        (trained(seed=1), View.of([record("a", epoch=1, digest="cd" * 32)]), False),
+        (trained(seed=1), SwarmState.of([record("a", epoch=1, digest="cd" * 32)]), False),
     ):
         published = trained(steps=3)
         assert take_over(mine, publisher(published), said).begin(view, quiet) == taken
@@ -87,7 +87,7 @@ def test_a_hub_that_fails_is_told_and_asked_again_later(monkeypatch: pytest.Monk
         asked.append(True)
         raise TTError("the Hugging Face Hub cannot be reached")
 
-    taking, nobody = take_over(trained(), failing, said), View.of([])
+    taking, nobody = take_over(trained(), failing, said), SwarmState.of([])
     assert not taking.begin(nobody, quiet) and not taking.begin(nobody, quiet)
     assert len(asked) == 1
     assert [e.message for e in said if isinstance(e, Log)] == [

@@ -11,22 +11,22 @@ from swarm.made import record
 
 from tt_cli.supervisor.events import Event, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.participants.stragglers import Burden
-from tt_cli.swarm.records.publisher import View
-from tt_cli.swarm.reporting.loss_spikes import CALM, LossWatch
-from tt_cli.swarm.reporting.round_log import OFTEN, UNANSWERED, Teller
+from tt_cli.swarm.participants.stragglers import Straggler
+from tt_cli.swarm.records.publisher import SwarmState
+from tt_cli.swarm.reporting.loss_spikes import CALM, LossSpikeDetector
+from tt_cli.swarm.reporting.round_log import OFTEN, UNANSWERED, RoundLog
 from tt_cli.swarm.shared_state import StepFacts
 
 SECONDS = {"whole": 1.0}
 FACTS = StepFacts(1e-3, 2.0)
 
 
-def teller(*users: str, epochs: dict[str, int] | None = None) -> tuple[Teller, list[Event]]:
+def teller(*users: str, epochs: dict[str, int] | None = None) -> tuple[RoundLog, list[Event]]:
     """Of peer "p0" of "anna"; the others are "p1" … of `users`. epochs: of whose record names a later one."""
     told: list[Event] = []
     at = dict.fromkeys(users, 0) | (epochs or {})
     records = [record(f"p{number}", user=user, epoch=at.get(user, 0)) for number, user in enumerate(("anna", *users))]
-    return Teller("p0", told.append, lambda: View.of(records)), told
+    return RoundLog("p0", told.append, lambda: SwarmState.of(records)), told
 
 
 def result(*members: str, **facts: object) -> RoundResult:
@@ -102,7 +102,7 @@ def test_a_jump_of_the_loss_is_told_beside_the_step() -> None:
 
 
 def test_a_spike_does_not_hide_the_next_one_and_a_new_level_becomes_usual() -> None:
-    watch = LossWatch()
+    watch = LossSpikeDetector()
     assert not any(watch.look(4.0 + 0.02 * (step % 3)) for step in range(60))
     assert watch.look(6.0) and watch.look(6.0)
     spikes = sum(bool(watch.look(6.0)) for _ in range(200))
@@ -111,18 +111,18 @@ def test_a_spike_does_not_hide_the_next_one_and_a_new_level_becomes_usual() -> N
 
 
 def test_a_loss_that_is_no_number_is_told() -> None:
-    assert LossWatch().look(float("nan")) == "the loss is nan"
+    assert LossSpikeDetector().look(float("nan")) == "the loss is nan"
 
 
 @given(st.lists(st.floats(0.01, 0.99), min_size=20, max_size=60))
 def test_a_loss_that_falls_is_no_spike(ratios: list[float]) -> None:
-    watch, loss = LossWatch(), 7.0
+    watch, loss = LossSpikeDetector(), 7.0
     for ratio in ratios:
         assert not watch.look(loss)
         loss *= ratio
 
 
-def clipped_rounds(tell: Teller, count: int, *peers: str) -> None:
+def clipped_rounds(tell: RoundLog, count: int, *peers: str) -> None:
     for epoch in range(count):
         tell.committed(epoch, result("p0", "p1", "p2", clipped=dict.fromkeys(peers, 0.8) | {"p2": 0.4}), 96, SECONDS)
 
@@ -176,8 +176,8 @@ def test_whose_record_names_a_step_to_which_nobody_came_is_named() -> None:
 
 def test_whose_record_names_a_step_that_the_run_does_not_have_is_named_too() -> None:
     told: list[Event] = []
-    view = replace(View.of([record("p0", epoch=0), record("p1", epoch=0)]), claiming=frozenset({"p2"}))
-    tell = Teller("p0", told.append, lambda: view)
+    view = replace(SwarmState.of([record("p0", epoch=0), record("p1", epoch=0)]), claiming=frozenset({"p2"}))
+    tell = RoundLog("p0", told.append, lambda: view)
     for epoch in range(OFTEN):
         tell.committed(epoch, result("p0", "p1"), 64, SECONDS)
     (trouble,) = [event for event in told if isinstance(event, Trouble)]
@@ -186,8 +186,8 @@ def test_whose_record_names_a_step_that_the_run_does_not_have_is_named_too() -> 
 
 def test_whose_record_claims_work_that_nobody_can_have_done_is_named() -> None:
     told: list[Event] = []
-    view = replace(View.of([record("p0", epoch=0), record("p1", epoch=0)]), boasting=frozenset({"p1"}))
-    tell = Teller("p0", told.append, lambda: view)
+    view = replace(SwarmState.of([record("p0", epoch=0), record("p1", epoch=0)]), boasting=frozenset({"p1"}))
+    tell = RoundLog("p0", told.append, lambda: view)
     for epoch in range(OFTEN):
         assert not [event for event in told if isinstance(event, Trouble)]
         tell.committed(epoch, result("p0", "p1"), 64, SECONDS)
@@ -197,7 +197,7 @@ def test_whose_record_claims_work_that_nobody_can_have_done_is_named() -> None:
 
 def test_who_is_left_out_for_it_costs_too_much_is_told_with_the_figures() -> None:
     tell, told = teller("ben")
-    tell.left_out({"p1": Burden(cost=31.2, whole=43.0, share=0.1, steps=10)})
+    tell.left_out({"p1": Straggler(cost=31.2, whole=43.0, share=0.1, steps=10)})
     (trouble,) = told
     assert isinstance(trouble, Trouble) and trouble.what == "member"
     assert trouble.words == (

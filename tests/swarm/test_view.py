@@ -5,23 +5,23 @@ from __future__ import annotations
 import pytest
 from swarm.made import record
 
-from tt_cli.swarm.records.consensus import FASTER, View, Vote
+from tt_cli.swarm.records.consensus import FASTER, SwarmState, Vote
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 
-def state(view: View) -> tuple[int, str]:
+def state(view: SwarmState) -> tuple[int, str]:
     return view.epoch, view.digest
 
 
 def test_nobody_holds_nothing() -> None:
-    view = View.of([])
+    view = SwarmState.of([])
     assert state(view) == (0, "")
     assert (view.records, view.donors(), view.members(0, ""), view.late(0)) == ((), [], [], [])
     assert view.samples_per_second() == 0.0
 
 
 def test_the_foremost_epoch_counts_and_in_it_the_majority() -> None:
-    view = View.of(
+    view = SwarmState.of(
         [
             record("a", epoch=5, digest="aa"),
             record("b", epoch=6, digest="bb"),
@@ -37,11 +37,11 @@ def test_the_foremost_epoch_counts_and_in_it_the_majority() -> None:
 
 def test_a_tie_is_decided_alike_by_all() -> None:
     records = [record("a", digest="bb"), record("b", digest="aa"), record("c", digest="cc")]
-    assert state(View.of(records)) == state(View.of(reversed(records))) == (5, "aa")
+    assert state(SwarmState.of(records)) == state(SwarmState.of(reversed(records))) == (5, "aa")
 
 
 def test_only_who_holds_the_same_state_averages_together() -> None:
-    view = View.of(
+    view = SwarmState.of(
         [
             record("a", samples=1),
             record("b", samples=20, client_mode=True),
@@ -57,33 +57,33 @@ def test_only_who_holds_the_same_state_averages_together() -> None:
 
 def test_a_peer_in_client_mode_is_ahead_for_nobody_while_others_can_hand_over() -> None:
     ahead = record("client", epoch=9, digest="cc", client_mode=True)
-    assert state(View.of([ahead, record("a")])) == (5, "aa")
-    assert View.of([ahead, record("a")]).donors() == ["a"]
-    assert state(View.of([ahead, record("a", role="aux")])) == (5, "aa")
+    assert state(SwarmState.of([ahead, record("a")])) == (5, "aa")
+    assert SwarmState.of([ahead, record("a")]).donors() == ["a"]
+    assert state(SwarmState.of([ahead, record("a", role="aux")])) == (5, "aa")
 
 
 def test_peers_in_client_mode_alone_count_though_none_can_hand_over() -> None:
-    view = View.of([record("client", client_mode=True), record("aux", role="aux", epoch=0, digest="")])
+    view = SwarmState.of([record("client", client_mode=True), record("aux", role="aux", epoch=0, digest="")])
     assert state(view) == (5, "aa")
     assert view.donors() == []
 
 
 def test_trainers_come_before_the_auxiliary_peers_of_their_epoch_but_not_of_a_later_one() -> None:
     auxiliary = [record("x", role="aux", digest="cc"), record("y", role="aux", digest="cc")]
-    assert state(View.of([*auxiliary, record("a")])) == (5, "aa")
-    assert state(View.of([record("x", role="aux", epoch=9, digest="cc"), record("a")])) == (9, "cc")
-    assert View.of([record("x", role="aux"), record("a"), record("y", role="aux")]).donors() == ["a", "x", "y"]
+    assert state(SwarmState.of([*auxiliary, record("a")])) == (5, "aa")
+    assert state(SwarmState.of([record("x", role="aux", epoch=9, digest="cc"), record("a")])) == (9, "cc")
+    assert SwarmState.of([record("x", role="aux"), record("a"), record("y", role="aux")]).donors() == ["a", "x", "y"]
 
 
 def test_an_auxiliary_peer_keeps_the_state_when_all_trainers_have_gone() -> None:
-    view = View.of([record("x", role="aux", epoch=7, digest="bb"), record("y", role="aux", epoch=0, digest="")])
+    view = SwarmState.of([record("x", role="aux", epoch=7, digest="bb"), record("y", role="aux", epoch=0, digest="")])
     assert state(view) == (7, "bb")
     assert view.donors() == ["x"]
-    assert state(View.of([record("y", role="aux", epoch=0, digest="")])) == (0, "")
+    assert state(SwarmState.of([record("y", role="aux", epoch=0, digest="")])) == (0, "")
 
 
 def test_trainers_without_a_state_hold_nothing() -> None:
-    view = View.of([record("a", epoch=9, digest=""), record("b")])
+    view = SwarmState.of([record("a", epoch=9, digest=""), record("b")])
     assert state(view) == (5, "aa")
 
 
@@ -93,7 +93,7 @@ def test_the_speed_is_that_of_the_trainers() -> None:
         record("b", samples_per_second=4.0, epoch=1, client_mode=True),
         record("x", samples_per_second=100.0, role="aux"),
     ]
-    assert View.of(records).samples_per_second() == 6.5
+    assert SwarmState.of(records).samples_per_second() == 6.5
 
 
 def voter(peer_id: str, **changes: object) -> PeerRecord:
@@ -102,24 +102,24 @@ def voter(peer_id: str, **changes: object) -> PeerRecord:
 
 def test_what_half_of_the_voters_signed_is_the_swarms_state() -> None:
     everybody = [voter(name) for name in "abc"]
-    assert state(View.of(everybody)) == (5, "aa")
+    assert state(SwarmState.of(everybody)) == (5, "aa")
     ahead = voter("a", epoch=6, digest="bb")
-    assert state(View.of([ahead, *everybody[1:]])) == (5, "aa"), "one of three has stepped"
+    assert state(SwarmState.of([ahead, *everybody[1:]])) == (5, "aa"), "one of three has stepped"
     two_ahead = [ahead, voter("b", epoch=6, digest="bb"), everybody[2]]
-    assert state(View.of(two_ahead)) == (6, "bb")
-    assert View.of(two_ahead).donors() == ["a", "b"]
+    assert state(SwarmState.of(two_ahead)) == (6, "bb")
+    assert SwarmState.of(two_ahead).donors() == ["a", "b"]
 
 
 def test_of_two_the_one_ahead_is_followed() -> None:
-    assert state(View.of([voter("a"), voter("b", epoch=6, digest="bb")])) == (6, "bb")
-    assert state(View.of([voter("a"), voter("b", digest="bb")])) == (5, "aa"), "both decide alike"
+    assert state(SwarmState.of([voter("a"), voter("b", epoch=6, digest="bb")])) == (6, "bb")
+    assert state(SwarmState.of([voter("a"), voter("b", digest="bb")])) == (5, "aa"), "both decide alike"
 
 
 @pytest.mark.parametrize("epoch", [0, 3, 6, 7, 12, 10**9])
 @pytest.mark.parametrize("honest", [2, 3, 7])
 def test_one_liar_moves_nobody(honest: int, epoch: int) -> None:
     records = [voter(f"h{number}") for number in range(honest)]
-    view = View.of([*records, voter("liar", epoch=epoch, digest="00")])
+    view = SwarmState.of([*records, voter("liar", epoch=epoch, digest="00")])
     assert state(view) == (5, "aa") and "liar" not in view.donors()
     assert not view.leads(5, "aa")
     assert view.leads(4, "99") and view.leads(0, "fresh")
@@ -133,48 +133,48 @@ def test_nor_do_three_of_ten(lie: tuple[int, str]) -> None:
     liars = [voter(f"l{number}", epoch=lie[0], digest=lie[1]) for number in range(3)]
     for stepped in range(8):
         honest = [voter(f"h{n}", epoch=5 + (n < stepped), digest="bb" if n < stepped else "aa") for n in range(7)]
-        assert View.of([*honest, *liars]).digest in {"aa", "bb", ""}
+        assert SwarmState.of([*honest, *liars]).digest in {"aa", "bb", ""}
 
 
 def test_one_liar_does_not_stop_two_of_whom_one_is_a_step_ahead() -> None:
     two = [voter("a", epoch=6, digest="bb"), voter("b")]
     for epoch in (0, 3, 8, 900):
-        assert state(View.of([*two, voter("liar", epoch=epoch, digest="00")])) == (6, "bb")
+        assert state(SwarmState.of([*two, voter("liar", epoch=epoch, digest="00")])) == (6, "bb")
 
 
 def test_a_crowd_of_newcomers_does_not_vote() -> None:
     newcomers = [record(f"n{number}", epoch=0, digest="f0") for number in range(9)]
     returning = [record(f"r{number}", epoch=3, digest="0d") for number in range(9)]
-    view = View.of([voter("a"), voter("b"), *newcomers, *returning])
+    view = SwarmState.of([voter("a"), voter("b"), *newcomers, *returning])
     assert state(view) == (5, "aa")
     assert {one.peer_id for one in view.trainers()} == {"a", "b"}
 
 
 def test_while_they_disagree_nobody_is_behind() -> None:
-    apart = View.of([voter("a", epoch=5), voter("b", epoch=6, digest="bb"), voter("c", epoch=6, digest="cc")])
+    apart = SwarmState.of([voter("a", epoch=5), voter("b", epoch=6, digest="bb"), voter("c", epoch=6, digest="cc")])
     assert state(apart) == (6, "") and apart.donors() == []
     assert not any(apart.leads(*one) for one in ((0, "x"), (5, "aa"), (6, "cc"), (9, "dd")))
     assert len(apart.trainers()) == 3
 
 
 def test_who_is_far_ahead_of_all_others_comes_back() -> None:
-    view = View.of([voter("a"), voter("b"), voter("me", epoch=9, digest="dd")])
+    view = SwarmState.of([voter("a"), voter("b"), voter("me", epoch=9, digest="dd")])
     assert view.leads(9, "dd") and not view.leads(7, "dd"), "a late look at the records explains two steps"
 
 
 def test_a_vote_in_client_mode_is_for_what_somebody_can_hand_over() -> None:
     clients = [voter(f"c{number}", client_mode=True) for number in range(3)]
-    assert state(View.of([*clients, voter("a")])) == (5, "aa")
-    assert state(View.of([*clients, voter("liar", epoch=6, digest="00")])) == (6, "00")
+    assert state(SwarmState.of([*clients, voter("a")])) == (5, "aa")
+    assert state(SwarmState.of([*clients, voter("liar", epoch=6, digest="00")])) == (6, "00")
     held = [*clients, voter("liar", epoch=6, digest="00"), record("x", role="aux")]
-    assert state(View.of(held)) == (5, "aa"), "an auxiliary peer has what they signed"
+    assert state(SwarmState.of(held)) == (5, "aa"), "an auxiliary peer has what they signed"
 
 
 def test_no_speed_counts_for_more_than_some_times_the_middle() -> None:
     honest = [record(name, samples_per_second=2.0) for name in "abc"]
-    view = View.of([*honest, record("liar", samples_per_second=1e12)])
+    view = SwarmState.of([*honest, record("liar", samples_per_second=1e12)])
     assert view.samples_per_second() == 6.0 + FASTER * 2.0
-    assert View.of([record("a", samples_per_second=0.0)]).samples_per_second() == 0.0
+    assert SwarmState.of([record("a", samples_per_second=0.0)]).samples_per_second() == 0.0
 
 
 class Clock:

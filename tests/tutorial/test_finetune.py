@@ -32,7 +32,7 @@ from scripts.lab.offloaded import Offloaded
 from scripts.lab.saved_training import OPTIMIZER, put_back, save, state_tensors
 from tt_cli.cli import calc
 from tt_cli.memory import shown
-from tt_cli.memory.question import Question, report
+from tt_cli.memory.question import CalculatorQuestion, report
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "finetune_gpt2.py"
@@ -250,7 +250,7 @@ def test_the_table_of_the_tutorial_is_what_the_calculator_says() -> None:
     assert len(rows) >= 6
     for flags, gpu, ram, largest in rows:
         args = parser.parse_args(["gpt2-large", "--gpu", "8GB", "--alone", "--micro-batch", "1", *flags.split()])
-        asked = {field.name: getattr(args, field.name) for field in fields(Question) if field.name != "mbits"}
-        found = report(Question(**asked))
+        asked = {field.name: getattr(args, field.name) for field in fields(CalculatorQuestion) if field.name != "mbits"}
+        found = report(CalculatorQuestion(**asked))
         sizes = [shown(found.answer.total(place)) for place in ("device", "host")]
         assert [*sizes, str(found.largest or "none")] == [gpu, ram, largest], flags

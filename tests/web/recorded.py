@@ -6,7 +6,7 @@ import json
 import time
 from pathlib import Path
 
-from tt_cli.auxiliary.history.writer import MadeStep, Seen, Store, database_url
+from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, SeenPeer, database_url
 from tt_cli.run import load_run
 
 RUN = load_run("emoji")
@@ -15,12 +15,12 @@ RUN = load_run("emoji")
 def record(folder: Path, *, steps: int) -> None:
     """Have the folder's history.db go up to `steps`, with one trainer, a checkpoint, and one of its two pictures."""
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
-    store = Store(database_url(folder), RUN.identity)
+    store = HistoryWriter(database_url(folder), RUN.identity)
     began = time.time() - 20.0 * steps
     known = store.losses()
     for step in range(len(known) + 1, steps + 1):
         made = MadeStep(step, 0, began + 20.0 * step, 7.0 - step / steps, 1, 25.0, f"step {step} made by 1 peer")
-        store.record_step(made, [Seen("peer-a", "<b>ada</b>", "trainer", "cpu", 512 * step)], 512)
+        store.record_step(made, [SeenPeer("peer-a", "<b>ada</b>", "trainer", "cpu", 512 * step)], 512)
         store.record_activity(began + 20.0 * step, step, 1, 25.0, [], 512)
     peer = {
         "peer_id": "peer-a",

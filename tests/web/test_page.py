@@ -17,12 +17,12 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, 
 
 from tests.web.recorded import RUN, record
 from tests.web.standin import HOSTILE, MadeRun, Standin
-from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import database_url
 from tt_cli.auxiliary.web_process import WebOptions, web_part
 from tt_cli.memory import shown
 from tt_cli.memory.answer_tables import Tables
-from tt_cli.memory.question import Question, report
+from tt_cli.memory.question import CalculatorQuestion, report
 from tt_cli.run import folders
 from tt_cli.supervisor.events import Event, Log
 from tt_cli.web.queries import Answers
@@ -399,8 +399,10 @@ def test_the_calculator_answers_as_the_command_does(context: BrowserContext, ser
             page.get_by_label(label, exact=True).select_option(option)
         asked |= question
         expect(page.locator("#calc-command code")).to_contain_text("gpt2-large")
-        size = asked.get("micro_batch") or report(Question(**asked)).largest or 1
-        found = report(Question(**asked | {"micro_batch": 1 << (size.bit_length() - 1)}))  # the page has powers of two
+        size = asked.get("micro_batch") or report(CalculatorQuestion(**asked)).largest or 1
+        found = report(
+            CalculatorQuestion(**asked | {"micro_batch": 1 << (size.bit_length() - 1)})
+        )  # the page has powers of two
         verdict = page.locator("#calc-verdict")
         expect(verdict).to_contain_text("It fits" if found.fits else "It does not fit")
         expect(verdict).to_contain_text(shown(found.taken))
@@ -429,7 +431,7 @@ def test_the_calculator_answers_as_the_command_does(context: BrowserContext, ser
 
 def test_an_export_works_under_any_path(context: BrowserContext, tmp_path: Path) -> None:
     record(tmp_path / "run", steps=300)
-    reader = Reader(database_url(tmp_path / "run"))
+    reader = HistoryReader(database_url(tmp_path / "run"))
     answers = Answers(reader, RUN, "emoji", calculator=Tables(RUN, "emoji"))
     export(answers, tmp_path / "run" / "pictures", tmp_path / "www" / "some" / "where")
     reader.close()

@@ -21,8 +21,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from schemathesis import GenerationMode
 
-from tt_cli.auxiliary.history.reader import Reader
-from tt_cli.auxiliary.history.writer import Store, database_url
+from tt_cli.auxiliary.history.reader import HistoryReader
+from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
 from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import load_run
 from tt_cli.web import web_app as room
@@ -50,7 +50,7 @@ SNAPSHOT |= {"trainers": 1, "peers": [PEER]}
 def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder with a history of a few steps."""
     folder = tmp_path_factory.mktemp("web")
-    store = Store(database_url(folder), RUN.identity)
+    store = HistoryWriter(database_url(folder), RUN.identity)
     for step in range(1, 6):
         store.record_step(made(step, words=f"round {step}"), [seen("a", 10 * step, "<b>ada</b>")], 100)
         store.record_activity(1000.0 + 30 * step, step, step, 10.0, [], 100)
@@ -67,7 +67,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def answers_in(folder: Path, now: float = 1010.0) -> Answers:
-    return Answers(Reader(database_url(folder)), RUN, "emoji", lambda: now, Tables(RUN, "emoji"))
+    return Answers(HistoryReader(database_url(folder)), RUN, "emoji", lambda: now, Tables(RUN, "emoji"))
 
 
 def asked(answers: Answers, folder: Path, *paths: str, **headers: str) -> list[httpx2.Response]:
@@ -109,7 +109,7 @@ def test_it_does_what_its_description_says(
     """Whatever is asked: no crash, no answer that the description does not know, none of another form."""
     folder = filled if state == "filled" else tmp_path
     if state == "empty":
-        Store(database_url(folder), RUN.identity).close()
+        HistoryWriter(database_url(folder), RUN.identity).close()
     schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(answers_in(folder), folder / "pictures"))
     schema.config.checks.not_a_server_error.expected_statuses = ["2xx", "3xx", "4xx", "503"]
 
@@ -133,7 +133,7 @@ def test_the_calculator_knows_its_models_alone(filled: Path) -> None:
     assert gpt2.json()["title"] == "GPT-2 small" and gpt2.json()["models"] == run.json()["models"]
     assert {answer.status_code for answer in others} == {404}
     assert others[0].json() == {"detail": "no such model"}
-    without = Answers(Reader(database_url(filled)), RUN, "emoji")
+    without = Answers(HistoryReader(database_url(filled)), RUN, "emoji")
     assert asked(without, filled, "/api/calculator")[0].json() == {"detail": "this page has no calculator"}
 
 
@@ -230,7 +230,7 @@ def test_health_and_metrics(filled: Path) -> None:
 
 
 def test_new_steps_are_seen_and_those_taken_back_are_gone(tmp_path: Path) -> None:
-    store, answers = Store(database_url(tmp_path), RUN.identity), answers_in(tmp_path)
+    store, answers = HistoryWriter(database_url(tmp_path), RUN.identity), answers_in(tmp_path)
     store.record_step(made(1), [], 100)
     store.record_step(made(2), [], 100)
     assert answers.steps(10)["step"] == [1, 2]
@@ -253,14 +253,14 @@ def test_thinning_keeps_both_ends_and_all_extremes_of_the_loss(loss: Any, points
 
 
 def test_a_hundred_thousand_steps_are_thinned_at_once(tmp_path: Path) -> None:
-    store = Store(database_url(tmp_path), RUN.identity)
+    store = HistoryWriter(database_url(tmp_path), RUN.identity)
     row = {"undone": 0, "era": 0, "loss": 2.0, "trainers": 1, "samples": 0, "samples_per_second": 1.0}
     store.add_steps([{**row, "step": step, "time": float(step)} for step in range(1, 100_001)], "many")
     store.close()
     answers = answers_in(tmp_path)
     assert answers.steps(1000)["total"] == 100_000
     started = time.perf_counter()
-    assert len(list(Reader(database_url(tmp_path)).steps_after(0, 100_000))) == 100_000
+    assert len(list(HistoryReader(database_url(tmp_path)).steps_after(0, 100_000))) == 100_000
     all_of_them, started = time.perf_counter() - started, time.perf_counter()
     for first in range(10):
         found = answers.steps(1000, first=first)

@@ -18,13 +18,13 @@ import pytest
 from auxiliary.test_store import made
 from fastapi import FastAPI
 
-from tt_cli.auxiliary.history.writer import Store, database_url
+from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
 from tt_cli.auxiliary.web_process import WebOptions, web_part
 from tt_cli.errors import TTError
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor import side_process as room
 from tt_cli.supervisor.events import Event, Log
-from tt_cli.web.web_server import Server
+from tt_cli.web.web_server import WebServer
 
 RUN = load_run("emoji")
 
@@ -102,7 +102,7 @@ def snapshot(at: float) -> str:
 
 def test_it_tells_all_what_is_new_and_comes_back_when_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "AGAIN_SECONDS", (0.05,))
-    store, shown = Store(database_url(folders.run_folder(RUN)), RUN.identity), Shown()
+    store, shown = HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity), Shown()
     store.record_step(made(1), [], 100)
     store.put("snapshot", snapshot(1.0), time.time())
     options = WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0)
@@ -155,9 +155,9 @@ def test_a_second_page_on_one_machine_takes_the_next_free_port() -> None:
     app = FastAPI()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        second = Server(app, "127.0.0.1", port, more=20)
+        second = WebServer(app, "127.0.0.1", port, more=20)
         assert port < second.port <= port + 20
         with pytest.raises(TTError, match=f"port {port}: Address already in use"):
-            Server(app, "127.0.0.1", port)
+            WebServer(app, "127.0.0.1", port)
         second.stop()
         second.run()

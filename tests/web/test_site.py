@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.web.recorded import RUN, record
-from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import database_url
 from tt_cli.errors import TTError, UsageError
 from tt_cli.memory.answer_tables import Tables
@@ -24,7 +24,7 @@ Tt = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def exported(source: Path, out: Path) -> Exported:
-    reader = Reader(database_url(source))
+    reader = HistoryReader(database_url(source))
     try:
         answers = Answers(reader, RUN, "emoji", calculator=Tables(RUN, "emoji"))
         return export(answers, source / "pictures", out)

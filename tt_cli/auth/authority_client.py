@@ -48,15 +48,15 @@ MOST_POLL_SECONDS = 30.0
 Say = Callable[[str], None]
 
 
-class Refused(UsageError):
+class PassRefused(UsageError):
     """The authority says no, or this machine cannot prove who its user is."""
 
 
-class Rejected(Refused):
+class Rejected(PassRefused):
     """The authority knows who it is, and says no: not a member, or banned."""
 
 
-class ProofNeeded(Refused):
+class ProofNeeded(PassRefused):
     """The pass before does not do any more: its user must prove again who they are."""
 
 
@@ -64,7 +64,7 @@ class AuthorityUnreachable(TTError):
     """The authority, or the Hub behind it, does not answer now."""
 
 
-class Client:
+class AuthorityClient:
     """One peer's side. key_file: the peer's RSA key, made where it is missing. say: gets lines for a person."""
 
     def __init__(self, run: RunConfig, key_file: Path, say: Say, *, send_token: bool = False):
@@ -132,7 +132,7 @@ class Client:
         challenge = self._post("/v1/challenge", json={"peer_id": self.peer_id, "purpose": purpose})
         after = time.time()
         if challenge["key"] not in self._known:
-            raise Refused(
+            raise PassRefused(
                 f"the authority of run {self._run.run.name} signs with another key than the run file names: ask the "
                 "organiser for the newest run file"
             )
@@ -175,7 +175,7 @@ class Client:
         from tt_cli.auth.account import token_source, whoami
 
         if token_source() is None:
-            raise Refused(
+            raise PassRefused(
                 f"the run {self._run.run.name} admits members of {self._run.membership.organisation} on the Hub only, "
                 "and nobody is logged in here: run `tt login`"
             )
@@ -196,7 +196,7 @@ class Client:
         except HubUnreachable:
             raise
         except UsageError as error:
-            raise Refused(
+            raise PassRefused(
                 f"{error}, with a token that may write to your own repositories; or see --send-token"
             ) from error
         return user
@@ -214,7 +214,7 @@ class Client:
                 continue
             if ticket is not None:
                 return str(ticket)
-        raise Refused("nobody entered the code in time: start again")
+        raise PassRefused("nobody entered the code in time: start again")
 
     def _read_token(self) -> str:
         """The token that is to be sent. Raises Refused for one that may do more than read, before it leaves here."""
@@ -224,16 +224,16 @@ class Client:
 
         address = urlsplit(self._run.membership.authority or "")
         if address.scheme != "https" and address.hostname not in ("127.0.0.1", "localhost", "::1"):
-            raise Refused(
+            raise PassRefused(
                 "--send-token: the authority's address is not https, so others could read the token on its way"
             )
         if token_source() is None:
-            raise Refused("--send-token: nobody is logged in here: run `tt login --token` with a read token")
+            raise PassRefused("--send-token: nobody is logged in here: run `tt login --token` with a read token")
         whoami()  # words for what can be wrong with a login
         with quiet_and_bounded(), hub_errors("cannot ask the Hub what your token may do"):
             auth = huggingface_hub.whoami(cache=True).get("auth", {})
         if auth.get("accessToken", {}).get("role") != "read":
-            raise Refused(
+            raise PassRefused(
                 '--send-token: your token may do more than read, so it stays here: make one of the type "read" in the '
                 "settings of your Hugging Face account, and set HF_TOKEN to it"
             )

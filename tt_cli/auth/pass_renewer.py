@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, Self
 
-from tt_cli.auth.authority_client import AuthorityUnreachable, Refused, Rejected, made_key, still_good
+from tt_cli.auth.authority_client import AuthorityUnreachable, PassRefused, Rejected, made_key, still_good
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity import peer_key
@@ -29,7 +29,7 @@ SHORTEST_TURN = 5.0  # seconds between two tries to renew
 Tell = Callable[[str, str], None]  # a line for a person, and its level: "info", "warning" or "error"
 
 
-class Source(Protocol):
+class PassSource(Protocol):
     """Where passes and notices come from: the authority over HTTP (auth.client.Client), or the one on this host."""
 
     peer_id: str
@@ -47,7 +47,7 @@ class Source(Protocol):
         """Close what is open."""
 
 
-class Keeper:
+class PassRenewer:
     """A context manager: on entering it there is a pass (in a closed run), and it stays good until leaving.
 
     key_file: of the peer. tell: gets lines for a person, from any thread. on_refused: called once when the authority
@@ -55,7 +55,12 @@ class Keeper:
     """
 
     def __init__(
-        self, run: RunConfig, key_file: Path, source: Source, tell: Tell, on_refused: Callable[[], None] = lambda: None
+        self,
+        run: RunConfig,
+        key_file: Path,
+        source: PassSource,
+        tell: Tell,
+        on_refused: Callable[[], None] = lambda: None,
     ):
         self._run, self._source, self._tell, self._on_refused = run, source, tell, on_refused
         self._pass_file, self._notice_file = key_file.with_suffix(".pass"), key_file.with_name("notice")
@@ -81,7 +86,7 @@ class Keeper:
             self._begin()
         self._check_ban()
         if self.refusal:
-            raise Refused(self.refusal)
+            raise PassRefused(self.refusal)
         closed = (self._keep_renewing, self._keep_accusing) if self._run.membership.closed else ()
         work = [self._keep_listening, *closed]
         for loop in work:
@@ -128,7 +133,7 @@ class Keeper:
             try:
                 self._take(self._source.admission(self._text))
                 self._well("pass", "the pass is renewed")
-            except Refused as error:
+            except PassRefused as error:
                 if isinstance(error, Rejected) or self._lapsed(held):
                     self._refuse(str(error))
                     return
@@ -282,7 +287,7 @@ class OnThisHost:
 
     def admission(self, held: str) -> str:
         """See Source."""
-        from tt_cli.auth.authority.issuer import Refused as No
+        from tt_cli.auth.authority.issuer import RequestRefused as No
 
         try:
             return self._authority.issue_here(self.peer_id, self._user)
@@ -296,7 +301,7 @@ class OnThisHost:
 
     def accuse(self, proof: bytes, held: str) -> str:
         """See Source."""
-        from tt_cli.auth.authority.issuer import Refused as No
+        from tt_cli.auth.authority.issuer import RequestRefused as No
         from tt_cli.auth.authority.proof_judge import Busy
 
         try:

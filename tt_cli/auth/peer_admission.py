@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
-from tt_cli.auth.authority_client import Client, Refused
+from tt_cli.auth.authority_client import AuthorityClient, PassRefused
 from tt_cli.auth.eligibility import UNGUARDED, current_user, require_member
 from tt_cli.auth.identities import free_identity
-from tt_cli.auth.pass_renewer import Keeper, OnThisHost, Source, Tell
+from tt_cli.auth.pass_renewer import OnThisHost, PassRenewer, PassSource, Tell
 from tt_cli.errors import UsageError
 from tt_cli.identity.passes import authority_keys, public_text
 from tt_cli.run import RunConfig, folders
@@ -57,7 +57,7 @@ class Admission:
         self._run, self._tell = run, tell
         self._send_token, self._here = send_token, here
         self._worker: Leaves | None = None
-        self._keeper: Keeper | None = None
+        self._keeper: PassRenewer | None = None
         self._lock = threading.Lock()
         self.user = ""
         self.key_file: Path = folders.run_folder(run) / f"{name}.key"
@@ -75,7 +75,9 @@ class Admission:
             member = require_member(self._run)
             self.user = member.name if member is not None else ""
         if membership.authority is not None:
-            self._keeper = Keeper(self._run, self.key_file, self._source(here), self._tell, self._refused).__enter__()
+            self._keeper = PassRenewer(
+                self._run, self.key_file, self._source(here), self._tell, self._refused
+            ).__enter__()
             self.user = self._keeper.user or self.user
         return self
 
@@ -93,7 +95,7 @@ class Admission:
     def check(self) -> None:
         """Raises Refused when the pass has been taken away."""
         if self._keeper is not None and self._keeper.refusal:
-            raise Refused(self._keeper.refusal)
+            raise PassRefused(self._keeper.refusal)
 
     def _refused(self) -> None:
         assert self._keeper is not None
@@ -103,10 +105,12 @@ class Admission:
         if worker is not None:
             worker.leave()
 
-    def _source(self, here: bool) -> Source:
+    def _source(self, here: bool) -> PassSource:
         if here:
             return OnThisHost(self._run, self.key_file, self.user)
-        return Client(self._run, self.key_file, lambda line: self._tell(line, "warning"), send_token=self._send_token)
+        return AuthorityClient(
+            self._run, self.key_file, lambda line: self._tell(line, "warning"), send_token=self._send_token
+        )
 
 
 def is_here(run: RunConfig) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from tt_cli.supervisor.events import Event
-from tt_cli.supervisor.side_process import Part
+from tt_cli.supervisor.side_process import SideProcess
 
 ASSISTANT = "assistant"  # the name of its key file
 
@@ -24,10 +24,10 @@ class AssistantOptions:
     user: str = ""
 
 
-def assistant_part(options: AssistantOptions, log: Path, show: Callable[[Event], None]) -> Part:
+def assistant_part(options: AssistantOptions, log: Path, show: Callable[[Event], None]) -> SideProcess:
     """The assistant, watched; without it the rest goes on."""
     environment = {"OMP_NUM_THREADS": "1"}  # the coordinator beside it must answer in time
-    return Part(
+    return SideProcess(
         "the assistant", "tt_cli.peer.assistant", asdict(options), log, show, needed=False, environment=environment
     )
 

@@ -16,8 +16,8 @@ from typing import Any
 from tt_cli import __version__
 from tt_cli.auxiliary.history.writer import DATABASE, database_url
 from tt_cli.auxiliary.lease import LEASE_SECONDS, Lease, LeaseFile
-from tt_cli.auxiliary.recorder import Recorder
-from tt_cli.auxiliary.state_keeper import Keeper
+from tt_cli.auxiliary.recorder import RunRecorder
+from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
 from tt_cli.monitor import take_snapshot
@@ -27,7 +27,7 @@ from tt_cli.supervisor.processes import alive
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.admission import membership_at
-from tt_cli.swarm.membership.orders import Steering
+from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.network.dht_node import (
     DHT,
@@ -41,7 +41,7 @@ from tt_cli.swarm.network.dht_node import (
     stop_dht,
 )
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.publisher import Board, View
+from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 
 LOOK_SECONDS = 0.5
 AUX_LOOK_SECONDS = 3.0  # nothing waits for an auxiliary peer
@@ -51,7 +51,7 @@ HISTORY_SECONDS = 5.0
 
 
 @dataclass(frozen=True)
-class Options:
+class CoordinatorOptions:
     """What `tt aux-peer` hands its process, beside the run (TOML text)."""
 
     run: str
@@ -64,13 +64,13 @@ class Options:
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Serve until it is asked to leave."""
-    opts = Options(**options)
+    opts = CoordinatorOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
     folder = folders.run_folder(run)
     identity = claim_identity(folder, "aux")
-    keeper = Keeper(run, emit)
+    keeper = StateKeeper(run, emit)
     database = database_url(folder, os.environ.get(DATABASE, ""))
-    recorder = Recorder(run, folder, database, lambda words, level: emit(Log(words, level)))
+    recorder = RunRecorder(run, folder, database, lambda words, level: emit(Log(words, level)))
     emit(Phase("starting", "joining the DHT"))
     dht = _join(run, identity, opts, emit)
     with ExitStack() as closing:
@@ -79,14 +79,14 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         closing.enter_context(daemon_watched(dht))
         hand_over, read_tree = keeper.hand_over, keeper.read_tree
         averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree, client_mode=False)
-        board = Board(run, dht, identity)
+        board = PeerDirectory(run, dht, identity)
         closing.callback(_close, board, averager)
         board.expect(AUX_LOOK_SECONDS)
         addresses = addresses_of(dht)
         closing.callback(_forget, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
         _write_addresses(folder / "address", addresses_here(dht), emit)
-        steering = Steering(
+        steering = OrganiserOrders(
             membership_at(dht),
             identity.path.with_suffix(".era"),
             leave=partial(_leave, keeper, recorder),
@@ -107,7 +107,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         emit(Finished("left"))
 
 
-def _join(run: RunConfig, identity: Identity, opts: Options, emit: Emit) -> DHT:
+def _join(run: RunConfig, identity: Identity, opts: CoordinatorOptions, emit: Emit) -> DHT:
     """The DHT through the other aux peers; alone when none of them answers: somebody must be the first."""
     others = [address for address in opts.initial_peers if not address.endswith(f"/p2p/{identity.peer_id}")]
     try:
@@ -131,7 +131,7 @@ def _forget(address_file: Path) -> None:
         address_file.unlink(missing_ok=True)
 
 
-def _leave(keeper: Keeper, recorder: Recorder, order: RollBack) -> None:
+def _leave(keeper: StateKeeper, recorder: RunRecorder, order: RollBack) -> None:
     """What came after the step of an order is no part of the run any more."""
     keeper.go_back(order)
     recorder.go_back(order.step, order.order)
@@ -159,11 +159,11 @@ class _Service:
         self,
         run: RunConfig,
         emit: Emit,
-        keeper: Keeper,
-        recorder: Recorder,
-        board: Board,
+        keeper: StateKeeper,
+        recorder: RunRecorder,
+        board: PeerDirectory,
         averager: Averager,
-        steering: Steering,
+        steering: OrganiserOrders,
         lease: tuple[Lease, LeaseFile],
         peer_id: str,
         user: str,
@@ -192,7 +192,7 @@ class _Service:
             self._fetching.start()
         self._tell(view)
 
-    def _look_for_leader(self, view: View) -> None:
+    def _look_for_leader(self, view: SwarmState) -> None:
         now = dht_time()
         fresh = [one for one in view.records if one.role == "aux" and one.time > now - self._lease.lasts]
         self._lease.look({one.peer_id: one.lease for one in fresh}, now)
@@ -237,7 +237,7 @@ class _Service:
             )
         )
 
-    def _tell(self, view: View) -> None:
+    def _tell(self, view: SwarmState) -> None:
         now = time.monotonic()
         if now > self._remembered_at + HISTORY_SECONDS:
             self._remembered_at = now
@@ -264,7 +264,7 @@ def _check_alive(averager: Averager, daemon: int | None) -> None:
         raise WorkerBroken("the averager process of this peer was ended by something else")
 
 
-def _close(board: Board, averager: Averager) -> None:
+def _close(board: PeerDirectory, averager: Averager) -> None:
     if board.is_alive():
         board.stop()
     averager.shutdown()

@@ -18,8 +18,8 @@ import torch
 from PIL import Image
 
 from tt_cli import __version__
-from tt_cli.auxiliary.history.reader import Reader, Row
-from tt_cli.auxiliary.history.writer import PICTURES, Store
+from tt_cli.auxiliary.history.reader import HistoryReader, Row
+from tt_cli.auxiliary.history.writer import PICTURES, HistoryWriter
 from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of, written_whole
 from tt_cli.data import Example, Tokenizer, load_tokenizer
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
@@ -54,8 +54,8 @@ class Evaluator:
         self,
         run: RunConfig,
         folder: Path,
-        store: Store,
-        reader: Reader,
+        store: HistoryWriter,
+        reader: HistoryReader,
         every: int,
         prompts: list[str],
         tell: Tell = lambda words, level: None,

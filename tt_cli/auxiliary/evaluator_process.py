@@ -12,15 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from tt_cli.auxiliary.history.reader import Reader
-from tt_cli.auxiliary.history.writer import DATABASE, Store, database_url
+from tt_cli.auxiliary.history.reader import HistoryReader
+from tt_cli.auxiliary.history.writer import DATABASE, HistoryWriter, database_url
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.database import Database, DatabaseDown
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Event, Log
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.supervisor.side_process import Part
+from tt_cli.supervisor.side_process import SideProcess
 
 NICE = 10
 LOOK_SECONDS = 5.0
@@ -69,12 +69,12 @@ def checked_prompts(run: RunConfig, given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def evaluator_part(options: SamplesOptions, database: str, log: Path, show: Callable[[Event], None]) -> Part:
+def evaluator_part(options: SamplesOptions, database: str, log: Path, show: Callable[[Event], None]) -> SideProcess:
     """The evaluator, watched; without it the rest goes on. database: its URL, "" for the file in the run's folder."""
     # One thread: the coordinator beside it must answer in time.
     environment = {DATABASE: database, "OMP_NUM_THREADS": "1"}
     module = "tt_cli.auxiliary.evaluator_process"
-    return Part("the evaluator", module, asdict(options), log, show, needed=False, environment=environment)
+    return SideProcess("the evaluator", module, asdict(options), log, show, needed=False, environment=environment)
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
@@ -88,7 +88,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     folder = folders.run_folder(run)
     database = database_url(folder, os.environ.get(DATABASE, ""))
     lease = LeaseFile(folder) if Database(database, "the history").file is None else None
-    store, reader = Store(database, run.identity, mends=False), Reader(database)
+    store, reader = HistoryWriter(database, run.identity, mends=False), HistoryReader(database)
     teller = _Teller(emit, store)
     # A drawing may take minutes, and ending in the midst of one loses nothing else.
     threading.Thread(target=lambda: orders.leave.wait() and os._exit(0), daemon=True).start()
@@ -111,7 +111,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 class _Teller:
     """Tells a person what is new, and others now and then that this part lives."""
 
-    def __init__(self, emit: Emit, store: Store):
+    def __init__(self, emit: Emit, store: HistoryWriter):
         self._emit, self._store = emit, store
         self._told, self._told_at = "", -ALIVE_SECONDS
         self._logged: set[str] = set()

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from tt_cli.auxiliary.history.reader import Reader
-from tt_cli.auxiliary.history.writer import Store
+from tt_cli.auxiliary.history.reader import HistoryReader
+from tt_cli.auxiliary.history.writer import HistoryWriter
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import HubUnreachable, hub_errors
-from tt_cli.hub.repository import CARD, Moved, Repository, commit, read_text
+from tt_cli.hub.repository import CARD, Repository, RepositoryChanged, commit, read_text
 from tt_cli.run import RunConfig, folders
 from tt_cli.run.checkpoint_names import Head, name_of, outdated, read_head, step_in
 from tt_cli.run.model_card import card, with_checkpoints
@@ -49,7 +49,7 @@ class Publisher:
     tried again, twice as long after each. tell: takes a line for a person and its level.
     """
 
-    def __init__(self, run: RunConfig, history: History, tell: Tell, every: float, again: float):
+    def __init__(self, run: RunConfig, history: PublishingHistory, tell: Tell, every: float, again: float):
         assert run.checkpoints.repository is not None
         self._run, self._history, self._tell, self._every, self._again = run, history, tell, every, again
         self._name = run.checkpoints.repository
@@ -118,7 +118,7 @@ class Publisher:
             try:
                 self._carry_out(plan, there)
                 return
-            except Moved:
+            except RepositoryChanged:
                 continue
         raise HubUnreachable(f"cannot publish in {self._name}: others change it all the time")
 
@@ -139,7 +139,7 @@ class Publisher:
 
     # ---------------------------------------------------------------- what there is to do
 
-    def _plan(self, there: frozenset[int]) -> Plan | None:
+    def _plan(self, there: frozenset[int]) -> PublishingPlan | None:
         order = self._new_order()
         gone = {step for step in there if order is not None and step >= order[1]}
         if order is not None and not gone:
@@ -148,7 +148,7 @@ class Publisher:
         found = self._candidate(newest) if self._is_due(there, newest) else None
         if found is None and not gone:
             return None
-        return Plan(found, frozenset(gone), order)
+        return PublishingPlan(found, frozenset(gone), order)
 
     def _is_due(self, there: frozenset[int], newest: int) -> bool:
         local = max(self._local(), default=-1)
@@ -234,7 +234,7 @@ class Publisher:
     def _steps(repository: Repository) -> frozenset[int]:
         return frozenset(step for name in repository.files if (step := step_in(name)) is not None)
 
-    def _carry_out(self, plan: Plan, found: Repository) -> None:
+    def _carry_out(self, plan: PublishingPlan, found: Repository) -> None:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
         kept = set(self._steps(found)) - plan.gone
@@ -300,7 +300,7 @@ class Publisher:
 
 
 @dataclass(frozen=True)
-class Plan:
+class PublishingPlan:
     """One commit. found: what is to be added. gone: steps taken back by `order` (number, first step of them)."""
 
     found: tuple[Path, Head] | None
@@ -308,13 +308,13 @@ class Plan:
     order: tuple[int, int] | None
 
 
-class History:
+class PublishingHistory:
     """The run's history as far as a publisher needs it, which goes on when the database does not answer."""
 
     def __init__(self, url: str, run: RunConfig, tell: Tell):
         self._url, self._run, self._tell = url, run, tell
-        self._store: Store | None = None
-        self._reader = Reader(url)
+        self._store: HistoryWriter | None = None
+        self._reader = HistoryReader(url)
         self._failed = ""
         self._last = "", -float("inf")
 
@@ -337,10 +337,10 @@ class History:
         """See Reader."""
         return self._try(lambda _: self._reader.taken_back())
 
-    def _try(self, action: Callable[[Store], T]) -> T | None:
+    def _try(self, action: Callable[[HistoryWriter], T]) -> T | None:
         try:
             if self._store is None:  # first of all: it makes the tables that are read
-                self._store = Store(self._url, self._run.identity, mends=False)
+                self._store = HistoryWriter(self._url, self._run.identity, mends=False)
             found = action(self._store)
         except TTError as error:
             if str(error) != self._failed:

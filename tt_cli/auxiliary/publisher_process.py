@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from tt_cli.auxiliary.history.writer import DATABASE, database_url
-from tt_cli.auxiliary.publisher import History, Publisher
+from tt_cli.auxiliary.publisher import Publisher, PublishingHistory
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Event, Log
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.supervisor.side_process import Part
+from tt_cli.supervisor.side_process import SideProcess
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,13 @@ class PublisherOptions:
     look: float = 5.0
 
 
-def publisher_part(options: PublisherOptions, database: str, log: Path, show: Callable[[Event], None]) -> Part:
+def publisher_part(options: PublisherOptions, database: str, log: Path, show: Callable[[Event], None]) -> SideProcess:
     """The publisher, watched; without it the rest goes on. database: its URL, "" for the file in the run's folder."""
     module, environment = (
         "tt_cli.auxiliary.publisher_process",
         {DATABASE: database, "HF_HUB_DISABLE_PROGRESS_BARS": "1"},
     )
-    return Part("the publisher", module, asdict(options), log, show, needed=False, environment=environment)
+    return SideProcess("the publisher", module, asdict(options), log, show, needed=False, environment=environment)
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
@@ -55,7 +55,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     def tell(words: str, level: str) -> None:
         emit(Log(words, level))
 
-    history = History(database_url(folders.run_folder(run), os.environ.get(DATABASE, "")), run, tell)
+    history = PublishingHistory(database_url(folders.run_folder(run), os.environ.get(DATABASE, "")), run, tell)
     publisher = Publisher(run, history, tell, opts.every, opts.again)
     emit(Log(f"checkpoints go to {run.checkpoints.repository} on the Hub"))
     while not orders.leave.is_set():

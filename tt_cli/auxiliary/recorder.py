@@ -17,11 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from tt_cli.auxiliary.history.writer import MadeStep, Seen, Store
+from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, SeenPeer
 from tt_cli.database import DatabaseDamaged, DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.swarm.records.consensus import View
+from tt_cli.swarm.records.consensus import SwarmState
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 
 HISTORY_STEPS = 256
@@ -34,10 +34,12 @@ CLOSE_SECONDS = 5.0
 OLD_FILE = "steps.jsonl"  # what earlier versions wrote
 
 Kind = Literal["step", "activity", "other"]  # the first two write down the peers
-Write = Callable[[Store, list[Seen], int], None]  # with the peers since the last write, and steps since then
+Write = Callable[
+    [HistoryWriter, list[SeenPeer], int], None
+]  # with the peers since the last write, and steps since then
 
 
-class Recorder:
+class RunRecorder:
     """Of one run, into the database at this URL. tell: takes a line and "info", "warning" or "error".
 
     folder: where earlier versions left steps.jsonl. Raises OtherDatabase, for a database that is not this run's.
@@ -51,14 +53,14 @@ class Recorder:
         self._due_steps = 0  # of them of steps
         self._order: tuple[int, threading.Event] | None = None  # that is to be written, and whether it has been
         self._latest: dict[str, tuple[str, float]] = {}  # key of Store.put → value, time
-        self._seen: dict[tuple[str, str], Seen] = {}
+        self._seen: dict[tuple[str, str], SeenPeer] = {}
         self._steps: list[tuple[int, float, float]] = []
         self._news, self._leaving = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None  # made later: a process that is forked here must not inherit it
         self._down = ""
         self._lost = 0
         self._recorded_at = self._tidied_at = -float("inf")
-        self._store: Store | None = None
+        self._store: HistoryWriter | None = None
         try:
             self._open().close()  # a process that is forked here inherits no connection; the next use makes another
         except DatabaseDown as error:
@@ -71,12 +73,14 @@ class Recorder:
 
     # ---------------------------------------------------------------- what is seen
 
-    def record(self, view: View) -> bool:
+    def record(self, view: SwarmState) -> bool:
         """One look at the swarm. True when it shows a new step whose loss is known."""
         now, trainers = time.time(), [record for record in view.records if record.role == "trainer"]
         with self._lock:
             for one in view.records:
-                self._seen[one.peer_id, one.user] = Seen(one.peer_id, one.user, one.role, one.device, one.total_samples)
+                self._seen[one.peer_id, one.user] = SeenPeer(
+                    one.peer_id, one.user, one.role, one.device, one.total_samples
+                )
         at_step = [r for r in trainers if r.epoch == view.epoch and r.loss is not None]
         speed, target = view.samples_per_second(), self._run.swarm.target_batch_size
         new = view.epoch > self.step and bool(at_step)
@@ -91,7 +95,7 @@ class Recorder:
             self._recorded_at = now
             count, towards = sum(not record.left for record in trainers), max(self.step, view.epoch) + 1
 
-            def activity(store: Store, seen: list[Seen], steps: int) -> None:
+            def activity(store: HistoryWriter, seen: list[SeenPeer], steps: int) -> None:
                 store.record_activity(now, towards, count, speed, seen, target * steps)
 
             self._write("activity", activity)
@@ -112,7 +116,7 @@ class Recorder:
             written = threading.Event()
             self._order = order, written
 
-            def back(store: Store, seen: list[Seen], steps: int) -> None:
+            def back(store: HistoryWriter, seen: list[SeenPeer], steps: int) -> None:
                 store.go_back(step, order)
                 written.set()
 
@@ -189,7 +193,7 @@ class Recorder:
             if self._leaving.is_set() and not self._news.is_set():
                 return
 
-    def _write_all(self, store: Store) -> None:
+    def _write_all(self, store: HistoryWriter) -> None:
         while True:
             with self._lock:
                 latest, due = dict(self._latest), self._due[0] if self._due else None
@@ -209,9 +213,9 @@ class Recorder:
                 if due[0] != "other":
                     self._seen = {peer: one for peer, one in self._seen.items() if seen.get(peer) != one}
 
-    def _open(self) -> Store:
+    def _open(self) -> HistoryWriter:
         """The database, with what it and earlier versions' file know. Raises DatabaseDown, OtherDatabase."""
-        store = Store(self._url, self._run.identity, lambda words: self._tell(words, "warning"))
+        store = HistoryWriter(self._url, self._run.identity, lambda words: self._tell(words, "warning"))
         try:
             store.add_steps(earlier_steps(self._folder / OLD_FILE), OLD_FILE)
             known = {step: (step, loss, at) for step, loss, at in store.losses()}

@@ -13,8 +13,8 @@ from tt_cli.identity.passes import RollBack
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Log, Saved, Synchronised
-from tt_cli.swarm.records.publisher import View
-from tt_cli.swarm.state.bridge import NoState, StateBuffer, StateSharing, Taken
+from tt_cli.swarm.records.publisher import SwarmState
+from tt_cli.swarm.state.bridge import NoState, ReceivedState, StateBridge, StateBuffer
 
 MIN_FETCH_SECONDS = 3.0
 SHARE_OF_TIME = 0.1  # of the auxiliary peer's time goes into fetching at most
@@ -22,7 +22,7 @@ DOWNLOAD_SECONDS = 180.0  # without a chunk
 KEPT = 5  # the newest checkpoints; older ones too, ever fewer the older they are
 
 
-class Keeper:
+class StateKeeper:
     """The state of one run, in memory once, for the takers too, and on the disk as checkpoints.
 
     hand_over and read_tree are called from other threads, and read_tree in the averager's process; fetch from a thread
@@ -89,13 +89,13 @@ class Keeper:
         """The tree of a state of this run. Raises ValueError."""
         return StateTree.parse(manifest, self._run.identity, self._shapes)
 
-    def wants(self, view: View) -> bool:
+    def wants(self, view: SwarmState) -> bool:
         """True when trainers hold a state this peer should fetch now."""
         new = (view.epoch, view.digest) != (self.epoch, self.digest) and view.epoch >= self.epoch
         last = view.epoch >= self._run.schedule.total_steps
         return bool(view.digest) and new and (last or time.monotonic() >= self._fetch_again_at)
 
-    def fetch(self, averager: StateSharing) -> None:
+    def fetch(self, averager: StateBridge) -> None:
         """Take the state that most of the foremost hold; on failure say why and keep the one before."""
         started = time.monotonic()
         try:
@@ -107,7 +107,7 @@ class Keeper:
         seconds = time.monotonic() - started
         self._fetch_again_at = time.monotonic() + max(MIN_FETCH_SECONDS, seconds / SHARE_OF_TIME)
 
-    def _take(self, taken: Taken, started: float) -> None:
+    def _take(self, taken: ReceivedState, started: float) -> None:
         tree, chunks = taken.tree, taken.chunks
         for index in range(len(tree)):
             if index not in chunks and self._held is not None:  # alike in both: not sent

@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tt_cli.auxiliary.history.reader import Reader
+from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import DATABASE, PICTURES, database_url
 from tt_cli.database import DatabaseDown
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Event, Log
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.supervisor.side_process import Part
+from tt_cli.supervisor.side_process import SideProcess
 
 if TYPE_CHECKING:
     from tt_cli.web.queries import Answers
@@ -40,10 +40,10 @@ class WebOptions:
     port: int | None = None
 
 
-def web_part(options: WebOptions, database: str, log: Path, show: Callable[[Event], None]) -> Part:
+def web_part(options: WebOptions, database: str, log: Path, show: Callable[[Event], None]) -> SideProcess:
     """The page, watched; without it the rest goes on. database: its URL, or "" for the file in the run's folder."""
     environment = {DATABASE: database}
-    return Part(
+    return SideProcess(
         "the web page",
         "tt_cli.auxiliary.web_process",
         asdict(options),
@@ -59,15 +59,15 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     from tt_cli.memory.answer_tables import Tables
     from tt_cli.web.queries import Answers
     from tt_cli.web.web_app import make_app
-    from tt_cli.web.web_server import PORT, Server
+    from tt_cli.web.web_server import PORT, WebServer
 
     opts = WebOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
     folder = folders.run_folder(run)
-    reader = Reader(database_url(folder, os.environ.get(DATABASE, "")))
+    reader = HistoryReader(database_url(folder, os.environ.get(DATABASE, "")))
     answers = Answers(reader, run, opts.name, calculator=Tables(run, opts.name))
     app = make_app(answers, folder / PICTURES)
-    server = Server(app, opts.host, PORT, MORE_PORTS) if opts.port is None else Server(app, opts.host, opts.port)
+    server = WebServer(app, opts.host, PORT, MORE_PORTS) if opts.port is None else WebServer(app, opts.host, opts.port)
     threading.Thread(target=_read_ahead, args=(answers,), daemon=True).start()
     emit(Log(f"the web page is at http://{_shown(opts.host)}:{server.port}/"))
     with suppress(OSError):  # for `tt monitor` on this machine, which does without it too

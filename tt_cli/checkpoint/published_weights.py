@@ -110,7 +110,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
 
 def _unpickled(path: Path, mmap: bool) -> Any:
     try:
-        with warnings.catch_warnings(), torch.serialization.safe_globals([(_Callback, _CALLBACK)]):
+        with warnings.catch_warnings(), torch.serialization.safe_globals([(_ReadProgress, _CALLBACK)]):
             warnings.simplefilter("ignore")  # about what it may refuse: it says so itself when it does
             if mmap and path.suffix != ".safetensors":
                 return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -127,7 +127,7 @@ def _unpickled(path: Path, mmap: bool) -> Any:
         raise CheckpointError(f"{path} cannot be read ({_line(error)}); fetch it again") from error
 
 
-class _Callback:
+class _ReadProgress:
     """Stands for the class of a training callback where a file names it; it takes anything and keeps nothing."""
 
     def __init__(self, *given: object) -> None:

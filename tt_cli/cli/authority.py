@@ -135,9 +135,9 @@ def _init(config: Any, args: argparse.Namespace) -> int:
 def _serve(config: Any, args: argparse.Namespace) -> int:
     import contextlib
 
-    from tt_cli.auth.authority.authority_server import Server
+    from tt_cli.auth.authority.authority_server import AuthorityServer
 
-    server = Server(serve_options(config, args))
+    server = AuthorityServer(serve_options(config, args))
     facts = server.authority.facts()
     print(
         f"The authority of {facts['run']} listens on port {server.port}; its key: {facts['authority_key']}", flush=True

@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.supervisor.control import Control
     from tt_cli.supervisor.events import Log
-    from tt_cli.supervisor.household.limits import Limits
+    from tt_cli.supervisor.household.limits import HouseholdLimits
     from tt_cli.supervisor.peer_state import new_status
     from tt_cli.supervisor.slot import AUX, claim_slot, identity_name
     from tt_cli.supervisor.supervise import supervise
@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
         return _assistant(config, args, options, slot.folder / "assistant.log", screen)
 
     with (
-        Control(slot, status, Limits(), by_hand=sys.stdin.isatty()) as control,
+        Control(slot, status, HouseholdLimits(), by_hand=sys.stdin.isatty()) as control,
         Screen(
             title,
             config.identity,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tt_cli.memory.question import Report
+    from tt_cli.memory.question import MemoryReport
 
 EXAMPLES = """\
 tt calc gpt2-large --gpu 8GB --8bit --offload    does it fit, with how many examples at a time
@@ -71,10 +71,10 @@ def run(args: argparse.Namespace) -> int:
         return _list(args.json)
     if args.model is None:
         raise UsageError("which model? Give its name, such as gpt2-large, or a run; `tt calc --list` names them")
-    from tt_cli.memory.question import Question, report
+    from tt_cli.memory.question import CalculatorQuestion, report
 
-    asked = {field.name: getattr(args, field.name) for field in fields(Question) if field.name != "mbits"}
-    found = report(Question(**asked, mbits=args.line), compare=args.compare)
+    asked = {field.name: getattr(args, field.name) for field in fields(CalculatorQuestion) if field.name != "mbits"}
+    found = report(CalculatorQuestion(**asked, mbits=args.line), compare=args.compare)
     if args.json:
         print(json.dumps(found.to_json(), indent=1))
         return 0
@@ -100,7 +100,7 @@ def _list(as_json: bool) -> int:
     return 0
 
 
-def _show_memory(console: Console, found: Report) -> None:
+def _show_memory(console: Console, found: MemoryReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -137,7 +137,7 @@ def _setting(key: str, value: Any) -> str:
     return str(value) if key in ("precision", "optimizer") else f"{words} {value}"
 
 
-def _show_answers(console: Console, found: Report) -> None:
+def _show_answers(console: Console, found: MemoryReport) -> None:
     from rich.text import Text
 
     from tt_cli.memory import shown
@@ -166,7 +166,7 @@ def _show_answers(console: Console, found: Report) -> None:
         console.print(Text(f"{name}: {reason}", style="dim"), soft_wrap=True)
 
 
-def _show_compared(console: Console, found: Report) -> None:
+def _show_compared(console: Console, found: MemoryReport) -> None:
     from rich.table import Table
     from rich.text import Text
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from tt_cli.data.build.encoder import Progress
+    from tt_cli.data.build.encoder import EncodingProgress
 
 EXAMPLES = """\
 tt data encode photos/ codes --run my-run            photos/a.jpg with its caption in photos/a.txt, and so on
@@ -195,13 +195,13 @@ def _encode(args: argparse.Namespace) -> int:
     config = load_run(args.run)
     device = _device(args.device)
     source = open_source(args.source, split=args.split, revision=args.revision)
-    part = encoding.Part(*args.shard)
+    part = encoding.WorkShare(*args.shard)
     column = args.column or config.data.code_column
     fields = encoding.fields_of(encoding.first_picture(source))
     journal.agree_on(args.out, encoding.settings(config, source, part, column, args.container, fields))
     work = journal.Journal(args.out, part.index, f".{args.container}")
     try:
-        encoder = encoding.Encoder(load_vqgan(config).to(device), device, config.vqgan.codebook_size)
+        encoder = encoding.PictureEncoder(load_vqgan(config).to(device), device, config.vqgan.codebook_size)
         batch, reason = encoding.choose_batch(device, config.vqgan.pixels)
         if args.batch:
             batch, reason = args.batch, f"{args.batch} pictures at a time, as --batch says"
@@ -226,13 +226,13 @@ def _encode(args: argparse.Namespace) -> int:
         work.close()
 
 
-def _teller(as_json: bool, how: str) -> Callable[[str, Progress], None]:
+def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
     """What shows how far it is: JSON lines, a line that is renewed on a terminal, or a line now and then."""
     terminal = sys.stderr.isatty() and not as_json
     if not as_json:
         print(f"Encoding on {how}.", file=sys.stderr)
 
-    def tell(event: str, progress: Progress) -> None:
+    def tell(event: str, progress: EncodingProgress) -> None:
         if as_json:
             print(json.dumps({"event": event, **_facts(progress)}), flush=True)
         elif event == "done":
@@ -254,7 +254,7 @@ def _left(seconds: float | None) -> str:
     return f", {hours}:{minutes:02}:{rest:02} left" if hours else f", {minutes}:{rest:02} left"
 
 
-def _summary(progress: Progress) -> str:
+def _summary(progress: EncodingProgress) -> str:
     from tt_cli.memory import shown
     from tt_cli.terminal.format import plural
 
@@ -267,7 +267,7 @@ def _summary(progress: Progress) -> str:
     return "\n".join(lines)
 
 
-def _facts(progress: Progress) -> dict[str, Any]:
+def _facts(progress: EncodingProgress) -> dict[str, Any]:
     counts = progress.counts
     return {
         "seen": counts.get("seen", 0),

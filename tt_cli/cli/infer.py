@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from tt_cli.draw import Source
+    from tt_cli.draw import WeightsSource
     from tt_cli.draw.clip_ranking import Clip
 
 EXAMPLES = """\
@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _source(args: argparse.Namespace, warn: Callable[[str], None]) -> Source:
+def _source(args: argparse.Namespace, warn: Callable[[str], None]) -> WeightsSource:
     """What the flags say to draw with."""
     from tt_cli.auth.peer_admission import observing
     from tt_cli.cli.join import checked_peers

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tt_cli.organise.questions import Question
+    from tt_cli.organise.questions import RunQuestion
     from tt_cli.organise.recipe import Recipe
 
 EXAMPLES = """\
@@ -82,10 +82,10 @@ def _asker(args: argparse.Namespace) -> Any:
     """What asks a person, takes defaults, or says which flag is missing."""
     from tt_cli.errors import UsageError
 
-    def default(question: Question, default: str) -> str:
+    def default(question: RunQuestion, default: str) -> str:
         return default
 
-    def refuse(question: Question, default: str) -> str:
+    def refuse(question: RunQuestion, default: str) -> str:
         shown = default or '""'
         raise UsageError(
             f"there is no terminal to ask on: give {question.flag} (default {shown}), or --yes for all defaults"
@@ -96,7 +96,7 @@ def _asker(args: argparse.Namespace) -> Any:
     return _ask if sys.stdin.isatty() and sys.stdout.isatty() and not args.json else refuse
 
 
-def _ask(question: Question, default: str) -> str:
+def _ask(question: RunQuestion, default: str) -> str:
     """Until the answer is a good one. Raises KeyboardInterrupt at the end of input."""
     from tt_cli.errors import UsageError
 

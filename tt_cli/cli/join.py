@@ -170,7 +170,7 @@ def run(args: argparse.Namespace) -> int:
     from tt_cli.run import folders, load_run
     from tt_cli.supervisor.control import Control
     from tt_cli.supervisor.events import Log
-    from tt_cli.supervisor.household.limits import Limits
+    from tt_cli.supervisor.household.limits import HouseholdLimits
     from tt_cli.supervisor.peer_state import LimitInForce, new_status
     from tt_cli.supervisor.slot import TRAINER, claim_slot, identity_name
     from tt_cli.supervisor.supervise import supervise
@@ -186,7 +186,7 @@ def run(args: argparse.Namespace) -> int:
             f"no peer of run {args.run} is known to join: give one with --peer MULTIADDR (the screen of "
             f"`tt aux-peer {args.run}` shows it), or begin a swarm of your own with --new-swarm"
         )
-    limits = Limits(mine.household())
+    limits = HouseholdLimits(mine.household())
     curves = open_sink(mine.get("log_to"), config) if mine.get("log_to") else None
     slot = claim_slot(folders.run_folder(config), TRAINER)
     status = new_status(args.run, config.identity, "trainer", config.schedule.total_steps, __version__)

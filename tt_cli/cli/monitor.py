@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tt_cli.monitor import Snapshot
+    from tt_cli.monitor import SwarmSnapshot
     from tt_cli.monitor.page_client import Page
     from tt_cli.run import RunConfig
 
-    Look = Callable[[], Snapshot]
+    Look = Callable[[], SwarmSnapshot]
 
 EXAMPLES = """\
 tt monitor emoji                             a full screen, until q; ? shows its keys
@@ -103,7 +103,7 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
             print(f"asking {len(peers)} peer(s) of {config.identity} …", file=sys.stderr)
         with standard_error_in(log) if log else contextlib.nullcontext(), Observer(config, peers) as observer:
 
-            def look() -> Snapshot:
+            def look() -> SwarmSnapshot:
                 return take_snapshot(config, observer.records(), observer.history(), time.time())
 
             yield look
@@ -111,7 +111,7 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
 
 def _full_screen(config: RunConfig, args: argparse.Namespace, look: Look, source: str, page: Page | None) -> None:
     from tt_cli.monitor.monitor_app import MonitorApp
-    from tt_cli.monitor.watch import Watch
+    from tt_cli.monitor.watch import SwarmWatch
     from tt_cli.run import folders
 
     def flops() -> int:
@@ -119,7 +119,7 @@ def _full_screen(config: RunConfig, args: argparse.Namespace, look: Look, source
 
         return DalleConfig.from_run(config).flops_per_sample()
 
-    watch = Watch(
+    watch = SwarmWatch(
         args.run,
         config.identity,
         look,

@@ -16,7 +16,7 @@ tt pause emoji --for 2h
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-class NotRunning(TTError):
+class NoSuchPeer(TTError):
     """No such peer runs on this machine."""
 
     exit_code = 3
@@ -46,7 +46,7 @@ def tell(run: str | None, request: dict[str, Any]) -> int:
     running = [seen for seen in known_peers(run) if seen.running]
     running = [seen for seen in running if seen.status.role == "trainer"] or running
     if not running:
-        raise NotRunning(f"no peer {f'of run {run} ' if run else ''}runs on this machine; see `tt status`")
+        raise NoSuchPeer(f"no peer {f'of run {run} ' if run else ''}runs on this machine; see `tt status`")
     if run is None and len(running) > 1:
         names = ", ".join(sorted({seen.status.run for seen in running}))
         raise UsageError(f"{len(running)} peers run on this machine: name the run of one ({names})")

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Write it, and say what was written."""
-    from tt_cli.auxiliary.history.reader import Reader
+    from tt_cli.auxiliary.history.reader import HistoryReader
     from tt_cli.auxiliary.history.writer import FILE, PICTURES, database_url
     from tt_cli.errors import TTError
     from tt_cli.memory.answer_tables import Tables
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     folder = folders.run_folder(config)
     if not args.database and not (folder / FILE).is_file():
         raise TTError(f"this machine has recorded nothing of run {args.run}: `tt aux-peer {args.run}` does")
-    reader = Reader(database_url(folder, args.database))
+    reader = HistoryReader(database_url(folder, args.database))
     name = name_for_others(args.run, config)
     try:
         answers = Answers(reader, config, name, calculator=Tables(config, name))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tt_cli.supervisor.slot import Seen
+    from tt_cli.supervisor.slot import SeenSlot
 
 EXAMPLES = """\
 tt status
@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     return 0 if any(seen.running for seen in peers) else NOT_RUNNING
 
 
-def known_peers(run: str | None) -> list[Seen]:
+def known_peers(run: str | None) -> list[SeenSlot]:
     """Those of `run`, or all, that run on this machine or have left their status."""
     from tt_cli.run import folders, load_run
     from tt_cli.supervisor.slot import look_at, slots_in
@@ -65,11 +65,11 @@ def known_peers(run: str | None) -> list[Seen]:
     ]
 
 
-def _as_json(seen: Seen) -> dict[str, object]:
+def _as_json(seen: SeenSlot) -> dict[str, object]:
     return {"running": seen.running, "answers": seen.answers, **json.loads(seen.status.model_dump_json())}
 
 
-def _print(peers: list[Seen]) -> None:
+def _print(peers: list[SeenSlot]) -> None:
     from rich.console import Console
 
     from tt_cli.terminal.live_view import output_mode

@@ -14,7 +14,7 @@ import numpy as np
 from tt_cli.data.codes import CODE_COLUMNS, column_bytes, from_bytes
 
 if TYPE_CHECKING:
-    from tt_cli.data.examples import Rules
+    from tt_cli.data.examples import RowRules
 
 Row = dict[str, Any]
 CAPTION, LABEL, SIZES = "caption", "NSFW", ("original_width", "original_height")
@@ -57,7 +57,7 @@ class ColumnRows(Sequence[Row]):
 
         return ColumnRows(self._batch.take(pyarrow.array(places)))
 
-    def plain(self, rules: Rules) -> tuple[list[Any], np.ndarray, np.ndarray] | None:
+    def plain(self, rules: RowRules) -> tuple[list[Any], np.ndarray, np.ndarray] | None:
         """All captions, all codes (n, k) int16, and which rows (n,) certainly pass the rules but for the codes' range.
 
         None where a column is unlike what it should be: then the rows must be looked at one by one.
@@ -89,7 +89,7 @@ class ColumnRows(Sequence[Row]):
             return None
         return values
 
-    def _codes(self, rules: Rules) -> np.ndarray | None:
+    def _codes(self, rules: RowRules) -> np.ndarray | None:
         """Where each row has as many bytes as its codes should."""
         import pyarrow
 
@@ -106,7 +106,7 @@ class ColumnRows(Sequence[Row]):
         content = np.frombuffer(values, dtype=np.uint8)[offsets[0] : offsets[-1]]
         return from_bytes(names[0], content.reshape(len(column), width), rules.codes, rules.codebook_size)
 
-    def _labelled(self, rules: Rules) -> np.ndarray | None:
+    def _labelled(self, rules: RowRules) -> np.ndarray | None:
         import pyarrow
         import pyarrow.compute
 
@@ -118,7 +118,7 @@ class ColumnRows(Sequence[Row]):
         allowed = pyarrow.compute.is_in(column, value_set=pyarrow.array(rules.nsfw_allowed, pyarrow.string()))
         return np.asarray(allowed.to_numpy(zero_copy_only=False), dtype=bool)
 
-    def _shaped(self, rules: Rules) -> np.ndarray | None:
+    def _shaped(self, rules: RowRules) -> np.ndarray | None:
         import pyarrow
 
         if not all(name in self._names for name in SIZES):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the process that reads ahead does without
 
     from tt_cli.run import RunConfig
 
-__all__ = ["CODE_DTYPE", "COLUMNS", "Batch", "Counts", "Example", "RowFilter", "Rules", "missing_columns"]
+__all__ = ["CODE_DTYPE", "COLUMNS", "Batch", "Counts", "Example", "RowFilter", "RowRules", "missing_columns"]
 
 COLUMNS = ("caption", CODE)  # a data set without them is not for us; the others may be missing
 # Bad rows one after the other, after which the data set is said to be unusable.
@@ -82,7 +82,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Rules:
+class RowRules:
     """What a row must be for a run: `codes` of them below `codebook_size`, and the filters of [data] if `filtered`."""
 
     name: str  # of the data set, for words
@@ -94,7 +94,7 @@ class Rules:
     nsfw_allowed: tuple[str, ...]
 
     @classmethod
-    def of(cls, run: RunConfig) -> Rules:
+    def of(cls, run: RunConfig) -> RowRules:
         """Those of a run file."""
         data = run.data
         return cls(
@@ -111,8 +111,8 @@ class Rules:
 class RowFilter:
     """Tells rows that may be trained on from those that may not, and counts both."""
 
-    def __init__(self, run: RunConfig | Rules) -> None:
-        self.rules = run if isinstance(run, Rules) else Rules.of(run)
+    def __init__(self, run: RunConfig | RowRules) -> None:
+        self.rules = run if isinstance(run, RowRules) else RowRules.of(run)
         self.codebook_size = self.rules.codebook_size
         self.nsfw_allowed = frozenset(self.rules.nsfw_allowed)
         self.counts = Counts()

@@ -9,12 +9,12 @@ from tt_cli.draw.neighbours import NeighbourScore, nearest_neighbour_score
 from tt_cli.draw.picture_files import output_folder, save_drawings, text_chunks
 from tt_cli.draw.preview import preview, way_to_show
 from tt_cli.draw.recall import recall
-from tt_cli.draw.weights_source import Source, fetch_from_swarm, find_checkpoint, load_models, load_parameters
+from tt_cli.draw.weights_source import WeightsSource, fetch_from_swarm, find_checkpoint, load_models, load_parameters
 
 __all__ = [
     "Drawing",
     "NeighbourScore",
-    "Source",
+    "WeightsSource",
     "contact_sheet",
     "cut_prompts",
     "draw",

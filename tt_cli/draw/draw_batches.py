@@ -19,7 +19,7 @@ MOST_ROWS = 256
 
 
 @dataclass(frozen=True)
-class Limit:
+class BatchLimit:
     """The most bytes that drawing may take, and why."""
 
     nbytes: int
@@ -27,13 +27,13 @@ class Limit:
     asked: bool  # by whoever draws, so it is kept to even where not one picture fits
 
 
-def memory_limit(device: torch.device, memory: int | None) -> Limit:
+def memory_limit(device: torch.device, memory: int | None) -> BatchLimit:
     """``memory`` bytes, or a share of what is free on the device."""
     if memory is not None:
-        return Limit(memory, "as asked", asked=True)
+        return BatchLimit(memory, "as asked", asked=True)
     free, share = free_memory(device), GPU_SHARE if device.type == "cuda" else HOST_SHARE
     where = "in memory" if device.type == "cpu" else f"on {device}"
-    return Limit(int(free * share), f"{share:.0%} of the {amount(free)} free {where}", asked=False)
+    return BatchLimit(int(free * share), f"{share:.0%} of the {amount(free)} free {where}", asked=False)
 
 
 def amount(nbytes: int) -> str:
@@ -45,7 +45,7 @@ def amount(nbytes: int) -> str:
 
 
 @dataclass(frozen=True)
-class Part:
+class PromptSlice:
     """The pictures ``first`` … ``first + count - 1`` of the prompt at ``place``."""
 
     place: int
@@ -53,7 +53,7 @@ class Part:
     count: int
 
 
-def next_batch(waiting: deque[Part], fits: Callable[[int, int], bool]) -> list[Part]:
+def next_batch(waiting: deque[PromptSlice], fits: Callable[[int, int], bool]) -> list[PromptSlice]:
     """Take the next parts to draw together, all with equal counts: whole prompts, or even pieces of one.
 
     ``fits(prompts, samples)`` tells whether so many prompts with so many pictures each fit. One picture is taken even
@@ -72,8 +72,8 @@ def next_batch(waiting: deque[Part], fits: Callable[[int, int], bool]) -> list[P
     pieces = -(-part.count // most)
     count = -(-part.count // pieces)
     if part.count > count:
-        waiting.appendleft(Part(part.place, part.first + count, part.count - count))
-    return [Part(part.place, part.first, count)]
+        waiting.appendleft(PromptSlice(part.place, part.first + count, part.count - count))
+    return [PromptSlice(part.place, part.first, count)]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

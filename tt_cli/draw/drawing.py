@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tt_cli.draw.draw_batches import MOST_ROWS, Limit, Part, amount, is_out_of_memory, memory_limit, next_batch
+from tt_cli.draw.draw_batches import (
+    MOST_ROWS,
+    BatchLimit,
+    PromptSlice,
+    amount,
+    is_out_of_memory,
+    memory_limit,
+    next_batch,
+)
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model.layers.projection import drawing_dtype
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
-from tt_cli.model.sampling.generation import Decoder, draw_codes
+from tt_cli.model.sampling.generation import StepDecoder, draw_codes
 from tt_cli.task.picture_codec import decode_pictures
 
 if TYPE_CHECKING:
@@ -82,7 +90,7 @@ def draw(
     limit = memory_limit(device, memory)
     drawer = _Drawer(model, tokenizer.encode(prompts).to(device), sampling, limit, on_progress, on_message)
 
-    def noise(part: Part) -> list[np.ndarray]:
+    def noise(part: PromptSlice) -> list[np.ndarray]:
         return [
             candidate_noise(seed, prompts[part.place], index, run.vqgan.grid**2)
             for index in range(part.first, part.first + part.count)
@@ -118,7 +126,7 @@ class _Drawer:
         model: Dalle,
         text: torch.Tensor,
         sampling: Sampling,
-        limit: Limit,
+        limit: BatchLimit,
         on_progress: Callable[[int, int], None],
         on_message: Callable[[str], None],
     ) -> None:
@@ -126,9 +134,9 @@ class _Drawer:
         self.on_progress, self.on_message = on_progress, on_message
         self.dtype, self.dtype_reason = drawing_dtype(text.device)
         self.needed = cache(lambda prompts, samples: drawing_bytes(model, prompts, samples, self.dtype))
-        self.decoder: Decoder | None = None
+        self.decoder: StepDecoder | None = None
 
-    def draw(self, samples: int, noise: Callable[[Part], list[np.ndarray]], batch: int | None) -> np.ndarray:
+    def draw(self, samples: int, noise: Callable[[PromptSlice], list[np.ndarray]], batch: int | None) -> np.ndarray:
         """Codes (prompts, samples, n) int64."""
         if self.limit.asked and self.needed(1, 1) > self.limit.nbytes:
             raise UsageError(
@@ -136,7 +144,7 @@ class _Drawer:
                 f"{amount(self.limit.nbytes)} it may take; allow more memory"
             )
         codes = np.empty((len(self.text), samples, self.model.config.image_positions), dtype=np.int64)
-        waiting = deque(Part(place, 0, samples) for place in range(len(self.text)))
+        waiting = deque(PromptSlice(place, 0, samples) for place in range(len(self.text)))
         most, done = min(batch or MOST_ROWS, MOST_ROWS), 0
         while waiting:
             parts = next_batch(waiting, partial(self._fits, most))
@@ -163,7 +171,7 @@ class _Drawer:
         return prompts * samples <= most and self.needed(prompts, samples) <= self.limit.nbytes
 
     def _try(
-        self, parts: list[Part], noise: np.ndarray, on_token: Callable[[int], None]
+        self, parts: list[PromptSlice], noise: np.ndarray, on_token: Callable[[int], None]
     ) -> tuple[np.ndarray | None, str]:
         """Codes (rows, n) of these parts; None and the allocator's words where memory runs out."""
         try:
@@ -181,11 +189,11 @@ class _Drawer:
             torch.cuda.empty_cache()
         return None, words
 
-    def _decoder(self, prompts: int, samples: int) -> Decoder:
+    def _decoder(self, prompts: int, samples: int) -> StepDecoder:
         """The last batch's decoder if it has this size, else a new one; the old one's memory is free by then."""
         if self.decoder is None or (self.decoder.prompts, self.decoder.samples) != (prompts, samples):
             self.decoder = None
-            self.decoder = Decoder(self.model, prompts, samples, self.dtype)
+            self.decoder = StepDecoder(self.model, prompts, samples, self.dtype)
             rows, needed = prompts * samples, self.needed(prompts, samples)
             self.on_message(
                 f"batch {rows}: {amount(needed)} of {amount(self.limit.nbytes)} ({self.limit.reason}); "
@@ -194,7 +202,7 @@ class _Drawer:
         return self.decoder
 
 
-def _decode(vqgan: Vqgan, codes: np.ndarray, limit: Limit) -> np.ndarray:
+def _decode(vqgan: Vqgan, codes: np.ndarray, limit: BatchLimit) -> np.ndarray:
     """Pictures (b, H, W, 3) uint8 of codes (b, n), as many at a time as fit."""
     config = vqgan.config
     each = 4 * _DECODING_VALUES * config.channels * config.resolution**2

@@ -37,7 +37,7 @@ _HUB_PLACE = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")
 
 
 @dataclass(frozen=True)
-class Source:
+class WeightsSource:
     """Parameters to draw with. step: None where nobody wrote it down. origin: the file, or the peer it came from.
 
     published: the parameters have the names of the published checkpoint.
@@ -57,7 +57,7 @@ def find_checkpoint(
     *,
     revision: str | None = None,
     on_message: Callable[[str], None] = lambda message: None,
-) -> Source:
+) -> WeightsSource:
     """The checkpoint at `place`, else the newest of `run` on this machine.
 
     place: a file, a folder of checkpoints, a run's folder; what is not on this machine and looks like it is taken
@@ -88,7 +88,7 @@ def find_checkpoint(
 
 def fetch_from_swarm(
     run: RunConfig, peers: Sequence[str], on_bytes: Callable[[int, int], None] = lambda received, total: None
-) -> Source:
+) -> WeightsSource:
     """The state that the swarm of `run` holds, through any of `peers` (multiaddrs with /p2p/…).
 
     Only the parameters travel. Most members signed them, and they are of this run, finite, and fit its model. on_bytes:
@@ -107,7 +107,7 @@ def fetch_from_swarm(
     return _source(state, f"peer {taken.donors[0]}", "handed over by the swarm")
 
 
-def load_models(source: Source, device: str = "auto") -> tuple[Dalle, Vqgan, Tokenizer]:
+def load_models(source: WeightsSource, device: str = "auto") -> tuple[Dalle, Vqgan, Tokenizer]:
     """The decoder with the checkpoint's parameters, and the VQGAN and the tokenizer of its run.
 
     `device` is "cpu", "cuda" or "auto" (a GPU where there is one). Raises UsageError when there is no GPU
@@ -148,7 +148,7 @@ def _check_fit(model: Dalle, parameters: Mapping[str, Tensor], origin: str) -> N
         )
 
 
-def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> Source:
+def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> WeightsSource:
     if run is None:
         raise ValueError("neither a run nor a place is given")
     folder = folders.checkpoints(run)
@@ -179,7 +179,7 @@ def _from_hub(
     file: str | None,
     revision: str | None,
     on_message: Callable[[str], None],
-) -> Source:
+) -> WeightsSource:
     commit, names = repository_files(repository, revision)
     where = f"{repository} at {revision or commit[:12]}"
     if file is None:
@@ -200,7 +200,7 @@ def _from_hub(
     return replace(source, origin=f"{repository}/{file} at {commit}")
 
 
-def _from_file(run: RunConfig | None, path: Path, reason: str) -> Source:
+def _from_file(run: RunConfig | None, path: Path, reason: str) -> WeightsSource:
     """A checkpoint of tt, or weights that were published for `run`."""
     if path.suffix not in WEIGHTS:
         raise UsageError(f"{path} is no checkpoint: its name ends in none of {', '.join(WEIGHTS)}")
@@ -208,15 +208,15 @@ def _from_file(run: RunConfig | None, path: Path, reason: str) -> Source:
         return _source(load(path), str(path), reason)
     if run is None:
         raise UsageError(f"{path} does not say which model it belongs to: name its run too, such as --run dalle")
-    return Source(run, None, str(path), f"{reason}, as published", read_published(path), published=True)
+    return WeightsSource(run, None, str(path), f"{reason}, as published", read_published(path), published=True)
 
 
-def _source(state: TrainingState, origin: str, reason: str) -> Source:
+def _source(state: TrainingState, origin: str, reason: str) -> WeightsSource:
     run = RunConfig.from_toml(state.run_toml, f"{origin}, the run file inside")
-    return Source(run, state.step, origin, reason, state.parameters)
+    return WeightsSource(run, state.step, origin, reason, state.parameters)
 
 
-def _of_run(run: RunConfig | None, source: Source) -> Source:
+def _of_run(run: RunConfig | None, source: WeightsSource) -> WeightsSource:
     if run is not None and run.identity != source.run.identity:
         unlike = run.differences(source.run)
         more = f" and {len(unlike) - 3} more" if len(unlike) > 3 else ""

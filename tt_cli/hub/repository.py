@@ -18,7 +18,7 @@ CARD = "README.md"
 MOST_BYTES = 1 << 20
 
 
-class Moved(TTError):
+class RepositoryChanged(TTError):
     """Somebody else's commit came first."""
 
 
@@ -98,7 +98,7 @@ def sending(action: str, timeout: float | None = None) -> Iterator[None]:
             yield
         except HfHubHTTPError as error:
             if error.response.status_code == 412:
-                raise Moved(f"{action}: somebody else changed it meanwhile; try again") from error
+                raise RepositoryChanged(f"{action}: somebody else changed it meanwhile; try again") from error
             raise
         except PermissionError as error:
             if error.filename is None:  # not of a file here: the store for large files

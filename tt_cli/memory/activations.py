@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tt_cli.memory.decoder_shape import Decoder
+    from tt_cli.memory.decoder_shape import DecoderShape
 
 _CHUNK = {"cpu": 24 << 20, "cuda": 512 << 20}  # blocks._CHUNK_BYTES
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}  # losses._CHUNK_ELEMENTS
@@ -35,7 +35,7 @@ class Activations:
         return self.kept + self.workspace + self.casts
 
 
-def activations(config: Decoder, b: int, itemsize: int, budget: int, kind: str) -> Activations:
+def activations(config: DecoderShape, b: int, itemsize: int, budget: int, kind: str) -> Activations:
     """Of `b` examples with products of `itemsize` bytes and `budget` bytes to keep, on a device of this kind."""
     if not config.reversible:
         return _of_autograd(config, b, itemsize, kind)
@@ -71,7 +71,7 @@ def _plan(moment: _Moment, budget: int) -> list[int]:
 class _Moment:
     """Bytes beside what is kept, at each kind of moment."""
 
-    config: Decoder
+    config: DecoderShape
     b: int
     itemsize: int
     kind: str
@@ -157,7 +157,7 @@ class _Moment:
         return held + max(attending, joining, ending) + 4 * config.dim * inner
 
 
-def _of_autograd(config: Decoder, b: int, itemsize: int, kind: str) -> Activations:
+def _of_autograd(config: DecoderShape, b: int, itemsize: int, kind: str) -> Activations:
     """A trunk that is not reversible keeps every layer's activations; an estimate."""
     rows = b * config.sequence_length
     stream, low = 4 * rows * config.dim, itemsize * rows * config.dim

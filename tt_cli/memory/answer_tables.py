@@ -16,7 +16,7 @@ from tt_cli.memory.byte_sizes import GIB, parse_size
 from tt_cli.memory.calculator import USABLE, Answer
 from tt_cli.memory.gpus import GPUS, UTILISATION, Gpu
 from tt_cli.memory.known_subject import Known
-from tt_cli.memory.question import Question, Subject
+from tt_cli.memory.question import CalculatorQuestion, Subject
 from tt_cli.memory.run_subject import OfRun
 from tt_cli.run import RunConfig
 
@@ -109,9 +109,9 @@ class Tables:
 
     def _subject(self, name: str, asked: dict[str, Any]) -> Subject:
         if name == RUN:
-            return OfRun.of(self._run, Question(self._name, **asked))
+            return OfRun.of(self._run, CalculatorQuestion(self._name, **asked))
         optimizer, bits = asked.pop("optimizer")
-        return Known.asked(Question(name, optimizer=optimizer, bits=bits, **asked))
+        return Known.asked(CalculatorQuestion(name, optimizer=optimizer, bits=bits, **asked))
 
 
 def _gpus() -> list[dict[str, Any]]:

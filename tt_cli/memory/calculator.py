@@ -38,7 +38,7 @@ _BLOCK, _SMALLEST = 256, 4096  # bitsandbytes: elements that share a scale, and 
 
 
 @dataclass(frozen=True)
-class Options:
+class CalculatorOptions:
     """How a model is trained. bits: of the optimizer's state. groups: distinct layers, 0 for all. sequence: 0 for the
     published one. compression: of averaged gradients; None: alone, without a swarm."""
 
@@ -86,7 +86,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Component:
+class MemoryComponent:
     """One use of memory, in bytes. assumed: a common figure that was not measured."""
 
     what: str
@@ -100,7 +100,7 @@ class Answer:
     """What one configuration takes at its worst moment. tensors: bytes of tensors alone, where training runs."""
 
     parameters: int
-    components: tuple[Component, ...]
+    components: tuple[MemoryComponent, ...]
     moment: str
     tensors: int
 
@@ -109,7 +109,7 @@ class Answer:
         return sum(component.bytes for component in self.components if component.place == place)
 
 
-def reckon(model: Architecture, options: Options) -> Answer:
+def reckon(model: Architecture, options: CalculatorOptions) -> Answer:
     """Answer for one configuration. Raises UsageError for one that does not exist."""
     options.check(model)
     found = tensors(model, groups=options.groups, tied=options.tied)
@@ -127,23 +127,23 @@ def reckon(model: Architecture, options: Options) -> Answer:
     else:
         moment, own = "optimizer's update", [*own, ("workspace", work)]
     place: Place = "host" if options.kind == "cpu" else "device"
-    components = [Component(what, size, place) for what, size in own]
+    components = [MemoryComponent(what, size, place) for what, size in own]
     activations = max(peak, work)
     if options.kind == "cpu":
-        components.append(Component("allocator's slack", int(HELD_BY_ALLOCATOR * activations), "host"))
+        components.append(MemoryComponent("allocator's slack", int(HELD_BY_ALLOCATOR * activations), "host"))
     else:
         components += [
-            Component("allocator's slack", int(HELD_ON_GPU * activations), "device", assumed=True),
-            Component("CUDA", CUDA_ON_DEVICE, "device", assumed=True),
-            Component("CUDA", CUDA_ON_HOST, "host", assumed=True),
+            MemoryComponent("allocator's slack", int(HELD_ON_GPU * activations), "device", assumed=True),
+            MemoryComponent("CUDA", CUDA_ON_DEVICE, "device", assumed=True),
+            MemoryComponent("CUDA", CUDA_ON_HOST, "host", assumed=True),
         ]
     if options.offload:
-        step = Component("workspace", _update_bytes(found, replace(options, kind="cpu"), 4), "host")
+        step = MemoryComponent("workspace", _update_bytes(found, replace(options, kind="cpu"), 4), "host")
         components += [
-            Component("master weights (offloaded)", 4 * count, "host"),
-            Component("gradients (offloaded)", item * count, "host"),
+            MemoryComponent("master weights (offloaded)", 4 * count, "host"),
+            MemoryComponent("gradients (offloaded)", item * count, "host"),
         ]
-        components += [Component("optimizer state", state, "host"), step]
+        components += [MemoryComponent("optimizer state", state, "host"), step]
     components += _of_the_swarm(found, state, options)
     return Answer(count, tuple(components), moment, sum(size for _, size in own))
 
@@ -155,18 +155,18 @@ def _passes(model: Architecture, setting: Setting) -> tuple[int, tuple[tuple[str
     return tape.peak, tuple((what, size) for what, size in tape.at_peak.items() if size)
 
 
-def _of_the_swarm(found: list[Tensor], state: int, options: Options) -> list[Component]:
+def _of_the_swarm(found: list[Tensor], state: int, options: CalculatorOptions) -> list[MemoryComponent]:
     """What a peer's processes take of the host, as in tt_cli.memory.trainer_account; alone it is one process."""
     count = sum(tensor.count for tensor in found)
     if options.compression is None:
-        return [Component("process and libraries", PROCESSES["trainer"] + LIBRARIES, "host")]
+        return [MemoryComponent("process and libraries", PROCESSES["trainer"] + LIBRARIES, "host")]
     sizes = [tensor.count for tensor in found]
     return [
-        Component("swarm: encoded gradient and average", 2 * encoded_bytes(sizes, options.compression), "host"),
-        Component("swarm: largest tensor decoded", 4 * max(sizes), "host"),
-        Component("swarm: a round's messages", int(AVERAGING * count), "host"),
-        Component("swarm: copy of the state for a backup", 4 * count + state, "host"),
-        Component("processes and libraries", sum(PROCESSES.values()) + LIBRARIES, "host"),
+        MemoryComponent("swarm: encoded gradient and average", 2 * encoded_bytes(sizes, options.compression), "host"),
+        MemoryComponent("swarm: largest tensor decoded", 4 * max(sizes), "host"),
+        MemoryComponent("swarm: a round's messages", int(AVERAGING * count), "host"),
+        MemoryComponent("swarm: copy of the state for a backup", 4 * count + state, "host"),
+        MemoryComponent("processes and libraries", sum(PROCESSES.values()) + LIBRARIES, "host"),
     ]
 
 
@@ -186,7 +186,7 @@ def state_bytes(found: Iterable[Tensor], optimizer: Optimizer, bits: int) -> int
     return total
 
 
-def _update_bytes(found: list[Tensor], options: Options, item: int) -> int:
+def _update_bytes(found: list[Tensor], options: CalculatorOptions, item: int) -> int:
     """What an update takes for a while. On a GPU torch updates all tensors of Adam and LAMB at once (foreach)."""
     counts = [tensor.count for tensor in found]
     if options.optimizer == "adafactor":
@@ -197,7 +197,7 @@ def _update_bytes(found: list[Tensor], options: Options, item: int) -> int:
     return item * (sum(counts) * (1 + more) if options.kind == "cuda" else (2 + more) * max(counts))
 
 
-def changes(model: Architecture, options: Options) -> Iterator[tuple[str, dict[str, Any]]]:
+def changes(model: Architecture, options: CalculatorOptions) -> Iterator[tuple[str, dict[str, Any]]]:
     """What would take less, the cheapest first: none of the first costs time, the last ones cost time or precision."""
     if options.micro_batch > 1:
         yield "--micro-batch 1", {"micro_batch": 1}
@@ -215,7 +215,7 @@ def changes(model: Architecture, options: Options) -> Iterator[tuple[str, dict[s
         yield "--precision pure16", {"precision": "pure16"}
 
 
-def smallest_change(model: Architecture, options: Options, room: int) -> tuple[list[str], Answer] | None:
+def smallest_change(model: Architecture, options: CalculatorOptions, room: int) -> tuple[list[str], Answer] | None:
     """The fewest changes, of as many the cheapest, that make it fit into `room` bytes; None: none does."""
     place: Place = "host" if options.kind == "cpu" else "device"
     possible = list(changes(model, options))
@@ -236,7 +236,7 @@ def smallest_change(model: Architecture, options: Options, room: int) -> tuple[l
     return None
 
 
-def network_bytes(model: Architecture, options: Options, peers: int) -> int:
+def network_bytes(model: Architecture, options: CalculatorOptions, peers: int) -> int:
     """What a peer sends for one global step, and receives: 2 (n - 1) / n encoded gradients (all-reduce by parts)."""
     if options.compression is None or peers < 2:
         return 0
@@ -244,7 +244,7 @@ def network_bytes(model: Architecture, options: Options, peers: int) -> int:
     return 2 * encoded_bytes(sizes, options.compression) * (peers - 1) // peers
 
 
-def flops_per_example(model: Architecture, options: Options) -> int:
+def flops_per_example(model: Architecture, options: CalculatorOptions) -> int:
     """Of the forward and backward pass: multiply and add are two, the backward pass needs twice the forward's, layers
     that keep no activations run forward once more. Attention over all pairs, as eager and fused kernels without
     causal skipping do; elementwise work is left out."""

@@ -10,7 +10,7 @@ _DENSE_POSITIONS = 100  # attention.DENSE_POSITIONS
 
 
 @dataclass(frozen=True)
-class Decoder(DalleConfig):
+class DecoderShape(DalleConfig):
     """The shape of a decoder, and the sizes of its tensors."""
 
     @property

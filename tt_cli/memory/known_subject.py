@@ -6,8 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tt_cli.memory.architectures import Architecture, architecture
-from tt_cli.memory.calculator import Answer, Options, flops_per_example, network_bytes, reckon, smallest_change
-from tt_cli.memory.question import EXAMPLES, Question, Subject
+from tt_cli.memory.calculator import (
+    Answer,
+    CalculatorOptions,
+    flops_per_example,
+    network_bytes,
+    reckon,
+    smallest_change,
+)
+from tt_cli.memory.question import EXAMPLES, CalculatorQuestion, Subject
 
 
 @dataclass
@@ -15,12 +22,12 @@ class Known:
     """An architecture with the options that it is asked about."""
 
     model: Architecture
-    options: Options
+    options: CalculatorOptions
     reasons: dict[str, str]
     target: int | None
 
     @classmethod
-    def asked(cls, question: Question) -> Known:
+    def asked(cls, question: CalculatorQuestion) -> Known:
         """What the question leaves open is chosen here. Raises UsageError."""
         model, kind = architecture(question.model, _runs), question.kind
         reasons: dict[str, str] = {}
@@ -42,7 +49,7 @@ class Known:
         compression = None if question.alone else question.compression or "linear8"
         if not question.alone and question.compression is None:
             reasons["compression"] = "linear8: what runs of tt start with"
-        options = Options(
+        options = CalculatorOptions(
             kind=kind,
             precision=precision,
             attention=attention,

@@ -18,7 +18,7 @@ MOST_EXAMPLES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Question:
+class CalculatorQuestion:
     """What was asked. None: choose. gpu, cpu: an amount of memory, or a GPU's name; cpu "": a CPU without a limit."""
 
     model: str
@@ -98,7 +98,7 @@ class Subject(Protocol):
 
 
 @dataclass(frozen=True)
-class Report:
+class MemoryReport:
     """The calculator's whole answer. room: bytes that may be used; None: nothing was said of it."""
 
     title: str
@@ -146,7 +146,7 @@ class Report:
         }
 
 
-def report(question: Question, *, compare: bool = False) -> Report:
+def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryReport:
     """Answer a question. Raises UsageError."""
     question.check()
     subject = _subject(question)
@@ -177,13 +177,13 @@ def report(question: Question, *, compare: bool = False) -> Report:
     examples, reasons["examples"] = subject.examples()
     network = _network(subject, question)
     compute = _compute(subject, question.kind, gpu, examples, subject.described()["precision"], reasons)
-    return Report(
+    return MemoryReport(
         subject.title, question.kind, subject.described(), reasons, answer, micro_batch, largest, room, change,
         network, compute, rows,
     )  # fmt: skip
 
 
-def _subject(question: Question) -> Subject:
+def _subject(question: CalculatorQuestion) -> Subject:
     from tt_cli.memory.architectures import known
     from tt_cli.memory.known_subject import Known
 
@@ -200,7 +200,7 @@ def _maybe_a_run(name: str) -> bool:
     return name in builtin_runs() or name.endswith(".toml") or "/" in name or name.startswith((".", "~"))
 
 
-def _room(question: Question) -> tuple[int | None, Gpu | None, dict[str, str]]:
+def _room(question: CalculatorQuestion) -> tuple[int | None, Gpu | None, dict[str, str]]:
     given = question.gpu if question.kind == "cuda" else question.cpu
     if not given:
         return None, None, {}
@@ -226,7 +226,7 @@ def largest_that_fits(taken: Callable[[int], int], room: int) -> int:
     return low
 
 
-def _network(subject: Subject, question: Question) -> dict[str, Any]:
+def _network(subject: Subject, question: CalculatorQuestion) -> dict[str, Any]:
     if question.alone:
         return {"bytes_each_way": 0, "peers": 1, "seconds": 0.0, "mbits": question.mbits}
     size = subject.network(question.peers)

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tt_cli.errors import UsageError
-from tt_cli.memory.calculator import Answer, Component
-from tt_cli.memory.decoder_shape import Decoder
+from tt_cli.memory.calculator import Answer, MemoryComponent
+from tt_cli.memory.decoder_shape import DecoderShape
 from tt_cli.memory.operations import Kind
-from tt_cli.memory.question import Question, Subject
+from tt_cli.memory.question import CalculatorQuestion, Subject
 from tt_cli.memory.trainer_account import Place, encoded_bytes, trainer_need
 from tt_cli.run import RunConfig, load_run
 
@@ -27,12 +27,12 @@ class OfRun:
     target: int | None
 
     @classmethod
-    def asked(cls, question: Question) -> OfRun:
+    def asked(cls, question: CalculatorQuestion) -> OfRun:
         """Raises UsageError for a run that is not there, and for what a run's peers do not do."""
         return cls.of(load_run(question.model), question)
 
     @classmethod
-    def of(cls, run: RunConfig, question: Question) -> OfRun:
+    def of(cls, run: RunConfig, question: CalculatorQuestion) -> OfRun:
         """A run that is at hand. Raises UsageError for what its peers do not do."""
         if question.optimizer not in (None, "lamb") or question.bits not in (None, 8):
             raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as all runs of tt: leave the optimizer out")
@@ -73,10 +73,10 @@ class OfRun:
     def answer(self, micro_batch: int) -> Answer:
         """See Subject."""
         need = trainer_need(self.run, self.kind, itemsize=self.itemsize, micro_batch=micro_batch)
-        found = tuple(Component(i.what, i.bytes, i.place, i.what in _UNMEASURED) for i in need.items if i.bytes)
+        found = tuple(MemoryComponent(i.what, i.bytes, i.place, i.what in _UNMEASURED) for i in need.items if i.bytes)
         place: Place = "host" if self.kind == "cpu" else "device"
         tensors = sum(item.bytes for item in need.items if item.place == place and item.what not in _UNMEASURED)
-        return Answer(sum(Decoder.from_run(self.run).sizes()), found, "forward and backward pass", tensors)
+        return Answer(sum(DecoderShape.from_run(self.run).sizes()), found, "forward and backward pass", tensors)
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
         """See Subject."""
@@ -106,12 +106,12 @@ class OfRun:
 
     def network(self, peers: int) -> int:
         """See Subject."""
-        sizes, swarm = Decoder.from_run(self.run).sizes(), self.run.swarm
+        sizes, swarm = DecoderShape.from_run(self.run).sizes(), self.run.swarm
         return 2 * encoded_bytes(sizes, swarm.compression, swarm.large_tensor) * (peers - 1) // peers
 
     def flops(self) -> int:
         """Without what a reversible trunk computes again, which depends on how much memory there is."""
-        return Decoder.from_run(self.run).flops_per_sample()
+        return DecoderShape.from_run(self.run).flops_per_sample()
 
     def examples(self) -> tuple[int, str]:
         """See Subject."""
@@ -130,6 +130,6 @@ class OfRun:
             "shared_groups": model.shared_layer_groups,
             "tied_embeddings": model.tied_embeddings,
             "attention": "structured",
-            "sequence": Decoder.from_run(self.run).sequence_length,
+            "sequence": DecoderShape.from_run(self.run).sequence_length,
             "compression": self.run.swarm.compression,
         }

@@ -46,7 +46,7 @@ Backward = Callable[[Storage, list[Storage]], Gradients]
 
 
 @dataclass
-class Node:
+class TapeNode:
     """One operation as the backward pass will see it. size: of its result, in bytes."""
 
     out: int
@@ -65,7 +65,7 @@ class Tape:
     held: dict[str, int] = field(default_factory=dict)
     at_peak: dict[str, int] = field(default_factory=dict)
     recording: bool = True
-    _nodes: list[Node] = field(default_factory=list)
+    _nodes: list[TapeNode] = field(default_factory=list)
     _gradients: dict[int, Storage] = field(default_factory=dict)
     _keys: int = 0
 
@@ -93,7 +93,7 @@ class Tape:
     def record(self, out: Value, inputs: Sequence[Value], keep: Sequence[Storage], back: Backward) -> Value:
         """Note how `out` came about. `back` must hold sizes only: a value in its closure would live on."""
         if self.recording:
-            self._nodes.append(Node(out.key, out.size, [value.key for value in inputs], list(keep), back))
+            self._nodes.append(TapeNode(out.key, out.size, [value.key for value in inputs], list(keep), back))
         return out
 
     def backward(self) -> None:
@@ -131,7 +131,7 @@ class Tape:
 
         return self.record(out, [x], keep, back)
 
-    def _play_back(self, nodes: list[Node]) -> None:
+    def _play_back(self, nodes: list[TapeNode]) -> None:
         while nodes:
             node = nodes.pop()
             gradient = self._gradients.pop(node.out, None)

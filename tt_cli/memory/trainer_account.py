@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tt_cli.memory.activations import activations
 from tt_cli.memory.byte_sizes import shown
-from tt_cli.memory.decoder_shape import Decoder
+from tt_cli.memory.decoder_shape import DecoderShape
 
 if TYPE_CHECKING:
     from tt_cli.run import RunConfig
@@ -72,7 +72,7 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     itemsize: bytes of the products' dtype (4: float32, 2: bf16 or fp16). budget: bytes of activations that a reversible
     trunk may keep for the backward pass.
     """
-    decoder = Decoder.from_run(run)
+    decoder = DecoderShape.from_run(run)
     sizes = decoder.sizes()
     parameters = sum(sizes)
     place: Place = "host" if kind == "cpu" else "device"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tt_cli.monitor.snapshot import PeerView, Snapshot
+from tt_cli.monitor.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.format import clean, loss_value, plural, short_digest
 from tt_cli.terminal.swarm_lines import peer_name
 
@@ -13,7 +13,7 @@ NAMED = 4
 FAR_BEHIND = 2  # steps; one is nothing: peers step one after the other
 
 
-def changes(before: Snapshot, after: Snapshot) -> list[str]:
+def changes(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
     """One line for each thing that happened; all text from peers is clean."""
     old, new = _by_id(before), _by_id(after)
     stayed = [(old[peer_id], peer) for peer_id, peer in new.items() if peer_id in old]
@@ -26,7 +26,7 @@ def changes(before: Snapshot, after: Snapshot) -> list[str]:
     ]
 
 
-def first_words(snapshot: Snapshot) -> str:
+def first_words(snapshot: SwarmSnapshot) -> str:
     """What the log begins with."""
     helpers = sum(peer.role == "aux" for peer in snapshot.peers)
     loss = f", loss {loss_value(snapshot.loss)}" if snapshot.loss is not None else ""
@@ -46,7 +46,7 @@ def _told(what: str, peers: Sequence[PeerView]) -> list[str]:
     return [f"{names(peers)} {what}"] if peers else []
 
 
-def _steps(before: Snapshot, after: Snapshot) -> list[str]:
+def _steps(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
     if after.epoch < before.epoch:
         return [f"the run went back from step {before.epoch:,} to step {after.epoch:,}"]
     if after.epoch == before.epoch:
@@ -92,5 +92,5 @@ def _standing(stayed: Sequence[tuple[PeerView, PeerView]], trainers: int) -> lis
     return [f"{names(peers)} {words}" for words, peers in found.items()]
 
 
-def _by_id(snapshot: Snapshot) -> Mapping[str, PeerView]:
+def _by_id(snapshot: SwarmSnapshot) -> Mapping[str, PeerView]:
     return {peer.peer_id: peer for peer in snapshot.peers}

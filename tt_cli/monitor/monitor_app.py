@@ -29,8 +29,8 @@ from textual.widgets import ContentSwitcher, Footer
 from tt_cli.monitor import views
 from tt_cli.monitor.peer_tables import LEADER_COLUMNS, PEER_COLUMNS, LeaderRow, PeerRow, leader_rows, peer_rows
 from tt_cli.monitor.scene import DAY, EVER
-from tt_cli.monitor.watch import Watch
-from tt_cli.monitor.widgets import Lines, Moved, Table
+from tt_cli.monitor.watch import SwarmWatch
+from tt_cli.monitor.widgets import Lines, Moved, PeerTable
 from tt_cli.terminal.ascii import asks_for_ascii, to_ascii
 from tt_cli.terminal.format import clean, fit, left_right, plural
 
@@ -114,7 +114,7 @@ class MonitorApp(App[None]):
         Binding("d", "window", "today/ever"),
     ]
 
-    def __init__(self, watch: Watch, interval: float) -> None:
+    def __init__(self, watch: SwarmWatch, interval: float) -> None:
         super().__init__(driver_class=Terminal, ansi_color=True)  # the colours of the person's own terminal
         self.theme = "ansi-dark"
         self._watch, self._patience = watch, max(10.0, 3 * interval)
@@ -134,11 +134,11 @@ class MonitorApp(App[None]):
         with ContentSwitcher(initial="view-0"):
             yield Lines(self._overview, id="view-0")
             with Vertical(id="view-1"):
-                yield Table[PeerRow](PEER_COLUMNS, lambda row: row.peer.peer_id, 3, id="peers")
+                yield PeerTable[PeerRow](PEER_COLUMNS, lambda row: row.peer.peer_id, 3, id="peers")
                 yield Lines(self._detail, id="detail")
             with Vertical(id="view-2"):
                 yield Lines(self._board, id="board")
-                yield Table[LeaderRow](LEADER_COLUMNS, lambda row: row.leader.user, 2, id="leaderboard")
+                yield PeerTable[LeaderRow](LEADER_COLUMNS, lambda row: row.leader.user, 2, id="leaderboard")
             yield Lines(lambda width, height: views.mine(self.scene, width), id="view-3")
             yield Lines(lambda width, height: views.log_lines(self.scene, width), id="view-4")
         yield Footer(compact=True, show_command_palette=False)
@@ -178,10 +178,10 @@ class MonitorApp(App[None]):
         for name in ("title", "tabs", "alarm", "detail", "board"):
             base.query_one(f"#{name}", Lines).update()
         if self.view == 1 and (fresh or at_once):
-            base.query_one("#peers", Table).show(peer_rows(self.scene))
+            base.query_one("#peers", PeerTable).show(peer_rows(self.scene))
         elif self.view == 2:
             rows = leader_rows(self.scene.leaders.get(self.window, []), self.scene.now)
-            base.query_one("#leaderboard", Table).show(rows)
+            base.query_one("#leaderboard", PeerTable).show(rows)
         elif self.view in (0, 3, 4):
             base.query_one(f"#view-{self.view}", Lines).update()
 
@@ -216,7 +216,7 @@ class MonitorApp(App[None]):
         return views.overview(self.scene, width, height, last=LAST[self.last], log=self.log_scale)
 
     def _detail(self, width: int, height: int) -> list[Text]:
-        row: PeerRow | None = self.screen_stack[0].query_one("#peers", Table).selected
+        row: PeerRow | None = self.screen_stack[0].query_one("#peers", PeerTable).selected
         if row is None:
             return [Text("no peer is known", style="dim")]
         peer = row.peer

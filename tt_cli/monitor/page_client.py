@@ -19,7 +19,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter,
 from tt_cli import __version__
 from tt_cli.errors import TTError, UsageError
 from tt_cli.monitor.scene import Active, Leader
-from tt_cli.monitor.snapshot import Snapshot
+from tt_cli.monitor.snapshot import SwarmSnapshot
 from tt_cli.run import folders
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class _Rounds(BaseModel):
     rows: Annotated[list[_Round], Rows]
 
 
-_SNAPSHOT = TypeAdapter(Snapshot)
+_SNAPSHOT = TypeAdapter(SwarmSnapshot)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Page:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> SwarmSnapshot:
         """The swarm as the page's aux peer last saw it. Raises PageUnreachable, UsageError for another run's page."""
         fields = {**self._get("snapshot"), "history": []}
         try:

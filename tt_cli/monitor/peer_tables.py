@@ -22,7 +22,7 @@ PEER_ID = 46
 
 
 @dataclass(frozen=True)
-class Column(Generic[Row]):
+class SortableColumn(Generic[Row]):
     """least, most: cells. keep: where there is too little room, columns with the smallest are left out first.
 
     fair: cells that the needed columns have before others (keep below NEEDED) are shown beside them; 0 for `least`.
@@ -73,11 +73,13 @@ def _link(row: PeerRow) -> str:
     return "client" if row.peer.client_mode else "direct"
 
 
-PEER_COLUMNS: Sequence[Column[PeerRow]] = (
-    Column("peer", 14, 24, 10, lambda row: Text(row.name, style="bold"), lambda row: row.name.lower(), fair=18),
-    Column("role", 7, 9, 3, lambda row: Text(row.peer.role, style="dim"), lambda row: row.peer.role),
-    Column("device", 10, 28, 2, lambda row: clean(row.peer.device) or NONE, lambda row: row.peer.device.lower()),
-    Column(
+PEER_COLUMNS: Sequence[SortableColumn[PeerRow]] = (
+    SortableColumn("peer", 14, 24, 10, lambda row: Text(row.name, style="bold"), lambda row: row.name.lower(), fair=18),
+    SortableColumn("role", 7, 9, 3, lambda row: Text(row.peer.role, style="dim"), lambda row: row.peer.role),
+    SortableColumn(
+        "device", 10, 28, 2, lambda row: clean(row.peer.device) or NONE, lambda row: row.peer.device.lower()
+    ),
+    SortableColumn(
         "samples/s",
         9,
         9,
@@ -87,12 +89,12 @@ PEER_COLUMNS: Sequence[Column[PeerRow]] = (
         right=True,
         falls=True,
     ),
-    Column("share", 5, 5, 7, _share, lambda row: row.peer.share, right=True, falls=True),
-    Column("lag", 3, 6, 6, lambda row: f"{row.peer.lag:,}", lambda row: row.peer.lag, right=True, falls=True),
-    Column("link", 6, 6, 5, _link, _link),
-    Column("state", 11, 44, 8, _state, lambda row: len(row.remarks), falls=True, fair=24),
-    Column("last round", 16, 60, 1, lambda row: clean(row.peer.round) or NONE, lambda row: row.peer.round),
-    Column(
+    SortableColumn("share", 5, 5, 7, _share, lambda row: row.peer.share, right=True, falls=True),
+    SortableColumn("lag", 3, 6, 6, lambda row: f"{row.peer.lag:,}", lambda row: row.peer.lag, right=True, falls=True),
+    SortableColumn("link", 6, 6, 5, _link, _link),
+    SortableColumn("state", 11, 44, 8, _state, lambda row: len(row.remarks), falls=True, fair=24),
+    SortableColumn("last round", 16, 60, 1, lambda row: clean(row.peer.round) or NONE, lambda row: row.peer.round),
+    SortableColumn(
         "seen",
         8,
         12,
@@ -134,9 +136,9 @@ def _seen(row: LeaderRow) -> str:
     return NONE if row.leader.last_seen is None else f"{duration(row.now - row.leader.last_seen)} ago"
 
 
-LEADER_COLUMNS: Sequence[Column[LeaderRow]] = (
-    Column("#", 3, 6, 6, lambda row: Text(f"{row.place:,}", style="dim"), lambda row: row.place, right=True),
-    Column(
+LEADER_COLUMNS: Sequence[SortableColumn[LeaderRow]] = (
+    SortableColumn("#", 3, 6, 6, lambda row: Text(f"{row.place:,}", style="dim"), lambda row: row.place, right=True),
+    SortableColumn(
         "user",
         12,
         40,
@@ -144,7 +146,7 @@ LEADER_COLUMNS: Sequence[Column[LeaderRow]] = (
         lambda row: Text(row.name, style="bold"),
         lambda row: row.name.lower(),
     ),
-    Column(
+    SortableColumn(
         "samples",
         9,
         16,
@@ -154,16 +156,18 @@ LEADER_COLUMNS: Sequence[Column[LeaderRow]] = (
         right=True,
         falls=True,
     ),
-    Column("compute time", 12, 14, 8, _compute, lambda row: row.leader.seconds or 0.0, right=True, falls=True),
-    Column(
+    SortableColumn("compute time", 12, 14, 8, _compute, lambda row: row.leader.seconds or 0.0, right=True, falls=True),
+    SortableColumn(
         "share", 5, 5, 7, lambda row: percent(row.leader.share), lambda row: row.leader.share, right=True, falls=True
     ),
-    Column("peers", 5, 7, 4, lambda row: f"{row.leader.peers:,}", lambda row: row.leader.peers, right=True, falls=True),
-    Column("seen", 10, 16, 5, _seen, lambda row: row.leader.last_seen or 0.0, right=True, falls=True),
+    SortableColumn(
+        "peers", 5, 7, 4, lambda row: f"{row.leader.peers:,}", lambda row: row.leader.peers, right=True, falls=True
+    ),
+    SortableColumn("seen", 10, 16, 5, _seen, lambda row: row.leader.last_seen or 0.0, right=True, falls=True),
 )
 
 
-def widths(columns: Sequence[Column[Row]], width: int) -> dict[int, int]:
+def widths(columns: Sequence[SortableColumn[Row]], width: int) -> dict[int, int]:
     """Cells of each column that has room in `width`, two spaces apart: all but fixed ones grow, the needed first."""
     shown = list(range(len(columns)))
     least = [max(column.least, len(column.title) + 1) for column in columns]  # and the arrow
@@ -182,7 +186,7 @@ def widths(columns: Sequence[Column[Row]], width: int) -> dict[int, int]:
     return cells
 
 
-def heading(columns: Sequence[Column[Row]], cells: dict[int, int], sorted_by: int, falling: bool) -> Text:
+def heading(columns: Sequence[SortableColumn[Row]], cells: dict[int, int], sorted_by: int, falling: bool) -> Text:
     """The titles; the one that is sorted by has an arrow and a line below."""
     line = Text()
     for i, width in cells.items():
@@ -195,7 +199,7 @@ def heading(columns: Sequence[Column[Row]], cells: dict[int, int], sorted_by: in
     return line
 
 
-def row_line(columns: Sequence[Column[Row]], cells: dict[int, int], row: Row) -> Text:
+def row_line(columns: Sequence[SortableColumn[Row]], cells: dict[int, int], row: Row) -> Text:
     """One row, each cell cut to its width."""
     line = Text()
     for i, width in cells.items():

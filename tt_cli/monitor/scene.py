@@ -6,8 +6,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tt_cli.monitor.snapshot import PeerView, Snapshot
-from tt_cli.supervisor.slot import Seen
+from tt_cli.monitor.snapshot import PeerView, SwarmSnapshot
+from tt_cli.supervisor.slot import SeenSlot
 from tt_cli.terminal.format import duration, loss_value, plural, rate, short_digest
 from tt_cli.terminal.live_view import clock
 from tt_cli.terminal.swarm_lines import Curve
@@ -58,11 +58,11 @@ class Scene:
     source: str = ""
     past_from: str = ""
     past_trouble: str = ""
-    snapshot: Snapshot | None = None
+    snapshot: SwarmSnapshot | None = None
     curve: Curve = ()
     activity: list[Active] = field(default_factory=list)
     leaders: dict[str, list[Leader]] = field(default_factory=dict)
-    mine: list[Seen] = field(default_factory=list)
+    mine: list[SeenSlot] = field(default_factory=list)
     log: list[tuple[float, str]] = field(default_factory=list)
     flops_per_sample: int | None = None
 
@@ -109,7 +109,7 @@ def flops_words(flops: float | None) -> str:
     return f"{rate(flops / 1e15)} PFLOP/s"
 
 
-def middle_speed(snapshot: Snapshot) -> float:
+def middle_speed(snapshot: SwarmSnapshot) -> float:
     """Samples per second of the trainer in the middle of those that compute."""
     speeds = sorted(peer.samples_per_second for peer in snapshot.peers if peer.samples_per_second > 0)
     return speeds[len(speeds) // 2] if speeds else 0.0
@@ -140,7 +140,7 @@ def remarks(peer: PeerView, trainers: int, middle: float) -> list[str]:
     return words
 
 
-def leaders_now(snapshot: Snapshot) -> list[Leader]:
+def leaders_now(snapshot: SwarmSnapshot) -> list[Leader]:
     """Contributions of the users who are here now, by their own account; nobody recorded the others."""
     samples: dict[str, list[PeerView]] = defaultdict(list)
     for peer in snapshot.peers:

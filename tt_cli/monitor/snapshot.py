@@ -94,7 +94,7 @@ class PeerView:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SwarmSnapshot:
     """The swarm at one moment; the fields are those of SNAPSHOT_FIELDS."""
 
     run: str
@@ -122,17 +122,19 @@ class Snapshot:
         return fields
 
 
-def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRecord | None, now: float) -> Snapshot:
+def take_snapshot(
+    run: RunConfig, records: list[PeerRecord], history: HistoryRecord | None, now: float
+) -> SwarmSnapshot:
     """Work out the swarm's state from one valid record per peer. now: Unix seconds.
 
     The swarm's epoch is the one that most voters agree on; before anybody votes the largest of
     any trainer, or of any auxiliary peer where nobody trains. Samples of trainers behind it are not counted: they
     belong to a step that has been made without them.
     """
-    from tt_cli.swarm.records.consensus import View
+    from tt_cli.swarm.records.consensus import SwarmState
 
     trainers = [record for record in records if record.role == "trainer"]
-    view = View.of(records)
+    view = SwarmState.of(records)
     epoch = view.epoch if view.voters else max((record.epoch for record in trainers or records), default=0)
     level = [record for record in trainers if record.epoch == epoch]
     per_second = view.samples_per_second()
@@ -173,7 +175,7 @@ def take_snapshot(run: RunConfig, records: list[PeerRecord], history: HistoryRec
         for record in sorted(records, key=lambda r: (r.role != "trainer", -r.total_samples, r.peer_id))
     ]
     holders = [peer for peer in peers if peer.epoch == epoch and peer.digest]
-    return Snapshot(
+    return SwarmSnapshot(
         run=run.run.name,
         identity=run.identity,
         time=now,

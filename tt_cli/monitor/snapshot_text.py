@@ -9,7 +9,7 @@ from typing import TextIO
 
 from rich.text import Text
 
-from tt_cli.monitor.snapshot import PeerView, Snapshot
+from tt_cli.monitor.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.format import (
     clean,
     duration,
@@ -27,7 +27,7 @@ AT_LEAST_EVERY = 30.0
 """Seconds after which plain text is printed again although nothing changed."""
 
 
-def one_truth(snapshot: Snapshot) -> Text:
+def one_truth(snapshot: SwarmSnapshot) -> Text:
     """Whether all peers at the newest step hold the same state, and who does not. Without peers: nothing."""
     holders = [peer for peer in snapshot.peers if peer.epoch == snapshot.epoch and peer.digest]
     if not holders:
@@ -57,7 +57,7 @@ def _name(peer: PeerView) -> str:
     return peer_name(vars(peer))
 
 
-def plain_text(snapshot: Snapshot) -> str:
+def plain_text(snapshot: SwarmSnapshot) -> str:
     """The snapshot as lines for a log: one for the swarm, one for each peer."""
     parts = [
         f"step {snapshot.epoch:,} of {snapshot.total_steps:,}",
@@ -93,7 +93,7 @@ def plain_text(snapshot: Snapshot) -> str:
     return "\n".join(lines)
 
 
-def follow(look: Callable[[], Snapshot], stream: TextIO, mode: Mode, *, interval: float, watch: bool) -> None:
+def follow(look: Callable[[], SwarmSnapshot], stream: TextIO, mode: Mode, *, interval: float, watch: bool) -> None:
     """Print what `look` returns as text or, in mode "json", as JSON: once, or with each change until interrupted.
 
     watch: go on after the first. A change is another step, another peer or another agreement; text

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from tt_cli.monitor.scene import Active, Scene, flops_words
-from tt_cli.monitor.snapshot import Snapshot
+from tt_cli.monitor.snapshot import SwarmSnapshot
 from tt_cli.monitor.snapshot_text import one_truth
 from tt_cli.terminal.chart import area_chart, line_chart
 from tt_cli.terminal.format import (
@@ -143,7 +143,7 @@ def _log_style(words: str) -> str:
     return "bold" if words.startswith(("step ", "steps ")) else ""
 
 
-def _figures(scene: Scene, snapshot: Snapshot, width: int) -> list[Text]:
+def _figures(scene: Scene, snapshot: SwarmSnapshot, width: int) -> list[Text]:
     helpers = sum(peer.role == "aux" for peer in snapshot.peers)
     total, target = max(1, snapshot.total_steps), max(1, snapshot.target_batch_size)
     left, done = run_seconds_left(vars(snapshot)), percent(snapshot.epoch / total)

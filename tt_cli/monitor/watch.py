@@ -12,8 +12,8 @@ from tt_cli.errors import TTError
 from tt_cli.monitor.changes import changes, first_words
 from tt_cli.monitor.page_client import Page, Past
 from tt_cli.monitor.scene import EVER, Active, Scene, leaders_now
-from tt_cli.monitor.snapshot import Snapshot
-from tt_cli.supervisor.slot import Seen, look_at, slots_in
+from tt_cli.monitor.snapshot import SwarmSnapshot
+from tt_cli.supervisor.slot import SeenSlot, look_at, slots_in
 from tt_cli.terminal.format import clean, duration, plural
 
 PAST_SECONDS = 10.0  # between two questions for the past
@@ -22,7 +22,7 @@ LOG_LINES = 1000
 REMEMBERED = 5000  # looks, for the curve of the swarm's size
 
 
-class Watch:
+class SwarmWatch:
     """A context manager. scene: what is known now. news: counts what was learned, so that a screen knows when to draw.
 
     look: one snapshot; it may take long and may raise. interval: seconds between two. source: where it looks, in words.
@@ -34,7 +34,7 @@ class Watch:
         self,
         run: str,
         identity: str,
-        look: Callable[[], Snapshot],
+        look: Callable[[], SwarmSnapshot],
         *,
         interval: float,
         source: str,
@@ -47,16 +47,16 @@ class Watch:
         self.news = 0
         self._lock, self._end = threading.Lock(), threading.Event()
         self._since = time.time()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: SwarmSnapshot | None = None
         self._trouble, self._empty, self._past_trouble = "", True, ""
         self._losses: dict[int, float] = {}
         self._active: deque[Active] = deque(maxlen=REMEMBERED)
         self._log: deque[tuple[float, str]] = deque(maxlen=LOG_LINES)
         self._past: Past | None = None
-        self._mine: list[Seen] = []
+        self._mine: list[SeenSlot] = []
         self._flops: int | None = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> SwarmWatch:
         self._begin(self.look, self._interval)
         self._begin(self.look_here, HERE_SECONDS)
         if self._page is not None:
@@ -122,7 +122,7 @@ class Watch:
             self._take(snapshot)
             self.news += 1
 
-    def _take(self, snapshot: Snapshot) -> None:
+    def _take(self, snapshot: SwarmSnapshot) -> None:
         before, was_empty = self._snapshot, self._empty
         self._empty = not snapshot.peers
         if self._empty:

@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from tt_cli.monitor.peer_tables import Column, Row, heading, row_line, widths
+from tt_cli.monitor.peer_tables import Row, SortableColumn, heading, row_line, widths
 
 Draw = Callable[[int, int], list[Text]]
 """(width, height) in cells → lines, more than `height` where they scroll."""
@@ -45,7 +45,7 @@ class Lines(ScrollView, can_focus=True):
         return _strip(self, self._lines, y + round(self.scroll_offset.y))
 
 
-class Table(ScrollView, Generic[Row], can_focus=True):
+class PeerTable(ScrollView, Generic[Row], can_focus=True):
     """Rows under a heading that stays. Their texts are made when they are seen: 1,000 rows cost what 20 do.
 
     rows are given with `show`, which keeps the cursor on the row of the same `identity`.
@@ -64,7 +64,7 @@ class Table(ScrollView, Generic[Row], can_focus=True):
     ]
 
     def __init__(
-        self, columns: Sequence[Column[Row]], identity: Callable[[Row], str], sorted_by: int, **kwargs: Any
+        self, columns: Sequence[SortableColumn[Row]], identity: Callable[[Row], str], sorted_by: int, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self._columns, self._identity = columns, identity

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
-from tt_cli.optim.kernels import Kernels
-from tt_cli.optim.lamb_portable import Portable
+from tt_cli.optim.kernels import LambKernels
+from tt_cli.optim.lamb_portable import PortableLamb
 from tt_cli.run import folders
 
 INSTALL = "pip install 'tt-cli[numba]'"
@@ -31,7 +31,7 @@ INSTALL = "pip install 'tt-cli[numba]'"
 class Implementation:
     """What computes a step: its name, "compiled" or "portable", and the reason for people."""
 
-    kernels: Kernels
+    kernels: LambKernels
     name: str
     reason: str
 
@@ -66,24 +66,24 @@ def warm_up() -> None:
 
 
 def _portable(reason: str) -> Implementation:
-    return Implementation(Portable(), "portable", reason)
+    return Implementation(PortableLamb(), "portable", reason)
 
 
-def _compiled() -> Kernels:
+def _compiled() -> LambKernels:
     """Numba's kernels. Their machine code is kept beside the package, or in this user's folder if that is read-only."""
     from numba import config
 
     if not (os.access(Path(__file__).parent, os.W_OK) or config.CACHE_DIR):
         config.CACHE_DIR = str(folders.home() / "compiled")
-    from tt_cli.optim.lamb_numba import Compiled
+    from tt_cli.optim.lamb_numba import NumbaLamb
 
-    return Compiled()
+    return NumbaLamb()
 
 
-def _differences(compiled: Kernels) -> list[str]:
+def _differences(compiled: LambKernels) -> list[str]:
     """What differs after two steps of a few blocks, the last one short; all else is equal byte for byte."""
     names = ("parameter", "update", "first moment", "second moment", "first scale", "second scale", "norms")
-    portable = Portable()
+    portable = PortableLamb()
     differing = set()
     for count, blockwise in ((3 * 4096 + 1234, True), (5000, False)):
         steps = zip(_two_steps(compiled, count, blockwise), _two_steps(portable, count, blockwise), strict=True)
@@ -93,7 +93,7 @@ def _differences(compiled: Kernels) -> list[str]:
     return [name for name in names if name in differing]
 
 
-def _two_steps(kernels: Kernels, count: int, blockwise: bool) -> Iterator[list[Tensor]]:
+def _two_steps(kernels: LambKernels, count: int, blockwise: bool) -> Iterator[list[Tensor]]:
     """After each step: parameter, update, both moments with their scales (none if plain), norms."""
     draws = numpy.random.Generator(numpy.random.PCG64(count))
     scales = numpy.exp(draws.normal(0, 4, count))  # eight decades within a block

@@ -9,7 +9,7 @@ from torch import Tensor
 from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
 
 
-class Kernels(Protocol):
+class LambKernels(Protocol):
     """The arithmetic of a step on one tensor at a time; all tensors are flat, contiguous fp32 on the CPU."""
 
     def squares(self, values: Tensor, total: float) -> float:

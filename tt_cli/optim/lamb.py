@@ -22,7 +22,7 @@ from torch import Tensor
 from tt_cli.errors import TTError, UsageError
 from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
 from tt_cli.optim.implementation import implementation
-from tt_cli.optim.kernels import Kernels
+from tt_cli.optim.kernels import LambKernels
 from tt_cli.optim.lamb_portable import CHUNK
 
 LARGEST = torch.finfo(torch.float32).max
@@ -84,7 +84,7 @@ class Lamb8bit:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], settings: OptimizerSettings, kernels: Kernels | None = None
+        self, parameters: Mapping[str, Tensor], settings: OptimizerSettings, kernels: LambKernels | None = None
     ) -> None:
         if CHUNK % settings.block_size:
             raise UsageError(f"optimizer.block_size = {settings.block_size}: must be a power of two, at most {CHUNK}")

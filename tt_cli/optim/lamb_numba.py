@@ -232,7 +232,7 @@ def _subtract(p, u, scale):  # type: ignore[no-untyped-def]
         p[i] = p[i] - u[i] * scale
 
 
-class Compiled:
+class NumbaLamb:
     """`tt_cli.optim.kernels.Kernels` with numba; its scratch memory is 12 bytes per element of one block."""
 
     def __init__(self) -> None:

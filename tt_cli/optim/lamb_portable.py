@@ -18,7 +18,7 @@ from tt_cli.optim.sums import SquareSum, add_in_order
 CHUNK = 2**18  # elements; a multiple of every block size
 
 
-class Portable:
+class PortableLamb:
     """`tt_cli.optim.kernels.Kernels` with torch; one buffer of 28 bytes per element of a chunk."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ _HOST = re.compile(rf"(?=.{{1,253}}$)(?![\d.]+$){_LABEL}(?:\.{_LABEL})+")
 
 
 @dataclass(frozen=True)
-class Answers:
+class RunAnswers:
     """What was asked for. Empty text: none.
 
     size: a name of SIZES or DIMxLAYERS. data: "emoji", OWNER/NAME on the Hub or a folder. vqgan: OWNER/NAME:FILE.
@@ -58,7 +58,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Question:
+class RunQuestion:
     """key: the field of Answers; its flag is --KEY. words: what is asked. check: text to value, raises UsageError.
 
     asked: whether the answers before leave it open at all. choices: lines that explain some answers.
@@ -192,17 +192,17 @@ def _sizes_in_words() -> list[str]:
 
 
 QUESTIONS = (
-    Question(
+    RunQuestion(
         "size",
         "How large is the model? A name, or DIMxLAYERS",
         lambda before: "small",
         _size,
         choices=_sizes_in_words,
     ),
-    Question(
+    RunQuestion(
         "data", "What is it trained on? emoji, OWNER/NAME on the Hub, or a folder", lambda before: BUILTIN_DATA, _data
     ),
-    Question(
+    RunQuestion(
         "codes",
         "Which codes does that data hold?",
         lambda before: "f8",
@@ -210,43 +210,43 @@ QUESTIONS = (
         lambda before: before["data"] != BUILTIN_DATA,
         choices=lambda: [f"{name:<6} {words}" for name, words in CODES.items()],
     ),
-    Question(
+    RunQuestion(
         "organisation",
         "Which organisation on the Hub may take part? Empty: anybody",
         lambda before: "",
         _organisation,
     ),
-    Question(
+    RunQuestion(
         "vqgan",
         "Where on the Hub are the VQGAN's weights, for drawing? OWNER/NAME or OWNER/NAME:FILE",
         lambda before: f"{before['organisation'] or 'your-organisation'}/vqgan_gumbel_f8",
         _vqgan,
         lambda before: before["codes"] == "f8",
     ),
-    Question(
+    RunQuestion(
         "authority",
         "At which https address will your authority give out passes, bans and orders? Empty: none",
         lambda before: "",
         _authority,
     ),
-    Question(
+    RunQuestion(
         "address", "IP or host name of the server with the aux peer? Empty: not known yet", lambda b: "", _address
     ),
     # the assistant takes the next one
-    Question("port", "Its TCP port for peers?", lambda before: "31337", _number("--port", 1, 65534)),
-    Question(
+    RunQuestion("port", "Its TCP port for peers?", lambda before: "31337", _number("--port", 1, 65534)),
+    RunQuestion(
         "repository",
         "Repository on the Hub for run file and checkpoints, OWNER/NAME? Empty: none",
         lambda before: f"{before['organisation']}/{before['name']}" if before["organisation"] else "",
         _repository,
     ),
-    Question(
+    RunQuestion(
         "steps",
         "How many global steps?",
         lambda before: str(size_of(before["size"]).steps),
         _number("--steps", 1, 10**9),
     ),
-    Question(
+    RunQuestion(
         "batch",
         "How many examples of all peers make one step?",
         lambda before: str(size_of(before["size"]).batch),
@@ -256,7 +256,7 @@ QUESTIONS = (
 NOT_ASKED = {"codes": "emoji", "vqgan": ""}  # what holds where a question does not arise
 
 
-def answered(name: str, given: Mapping[str, str | None], ask: Callable[[Question, str], str]) -> Answers:
+def answered(name: str, given: Mapping[str, str | None], ask: Callable[[RunQuestion, str], str]) -> RunAnswers:
     """All answers: from `given` (key to text), else from `ask(question, default)`. Raises UsageError."""
     found: dict[str, Any] = {"name": checked_name(name)}
     for question in QUESTIONS:
@@ -269,4 +269,4 @@ def answered(name: str, given: Mapping[str, str | None], ask: Callable[[Question
         if text is None:
             text = ask(question, question.default(found))
         found[question.key] = question.check(text.strip())
-    return Answers(**found)
+    return RunAnswers(**found)

@@ -21,9 +21,9 @@ from tt_cli.hub.repository import CARD
 from tt_cli.identity import peer_key
 from tt_cli.identity.peer_key import make_key_file, write_private
 from tt_cli.organise.model_sizes import DIM_HEAD, Takes, takes
-from tt_cli.organise.questions import Answers, multiaddr_host
+from tt_cli.organise.questions import RunAnswers, multiaddr_host
 from tt_cli.organise.run_file import commented
-from tt_cli.organise.server_files import Facts, rendered
+from tt_cli.organise.server_files import ServerFacts, rendered
 from tt_cli.run import RunConfig, folders, load_run
 from tt_cli.run.model_card import card
 from tt_cli.run.run_source import RUN_FILE
@@ -46,7 +46,7 @@ class Recipe:
     files: tuple[str, ...]
 
 
-def run_of(answers: Answers) -> RunConfig:
+def run_of(answers: RunAnswers) -> RunConfig:
     """The run, still without the addresses that need keys. Raises UsageError for answers that contradict each other."""
     size = answers.measures
     own_data = answers.data != "emoji"
@@ -82,7 +82,7 @@ def check_free(folder: Path) -> None:
         raise UsageError(f"{folder} exists, and nothing in it is overwritten: name another folder with --out")
 
 
-def make(answers: Answers, folder: Path) -> Recipe:
+def make(answers: RunAnswers, folder: Path) -> Recipe:
     """Make the folder. Raises UsageError where it exists, TTError where it cannot be made."""
     run = run_of(answers)
     needs = takes(run)
@@ -105,7 +105,7 @@ def make(answers: Answers, folder: Path) -> Recipe:
     return Recipe(folder, run, peer_id, address, needs, tuple(files))
 
 
-def _fill(folder: Path, answers: Answers, run: RunConfig) -> tuple[RunConfig, str, str]:
+def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig, str, str]:
     """Write everything. Returns the finished run, the aux peer's id and its address."""
     with _tt_home(folder / HOME):
         key_file = folders.run_folder(run) / "aux.key"
@@ -123,7 +123,7 @@ def _fill(folder: Path, answers: Answers, run: RunConfig) -> tuple[RunConfig, st
     _write(folder / CARD, card(run))
     _write(folder / ".gitignore", f"{HOME}/\n{SECRETS}\n")
     write_private(folder / SECRETS, _settings(_give_away(folder / HOME)).encode())
-    for name, text in rendered(Facts.of(run, answers.address)).items():
+    for name, text in rendered(ServerFacts.of(run, answers.address)).items():
         _write(folder / name, text)
     return run, peer_id, address
 
@@ -167,7 +167,7 @@ def _settings(owner: tuple[int, int]) -> str:
     )
 
 
-def _notes(answers: Answers, run: RunConfig) -> str:
+def _notes(answers: RunAnswers, run: RunConfig) -> str:
     lines = [
         f"The run {run.run.name}, made by `tt init`. Check it with `tt check {RUN_FILE}` after every change.",
         "A change of its identity needs a new folder for its keys: `tt check` says which.",
@@ -191,7 +191,7 @@ def next_steps(folder: Path, published: str) -> list[str]:
     """What the organiser does with the folder. published: the repository on the Hub, or ""."""
     run = load_run(str(folder / RUN_FILE))
     name = published or str(folder / RUN_FILE)
-    flags = " ".join(Facts.of(run, _host(run)).flags("127.0.0.1"))
+    flags = " ".join(ServerFacts.of(run, _host(run)).flags("127.0.0.1"))
     steps = [
         f"tt check {folder / RUN_FILE}",
         f"copy {folder} to the server; keep a copy of {HOME}/ and {SECRETS}: they hold its keys",

@@ -23,7 +23,7 @@ _PLACE = re.compile(r"@\{(\w+)\}")
 
 
 @dataclass(frozen=True)
-class Facts:
+class ServerFacts:
     """What differs from run to run. address: IP or host name of the server. authority: its URL. Both may be ""."""
 
     name: str
@@ -32,7 +32,7 @@ class Facts:
     authority: str = ""
 
     @classmethod
-    def of(cls, run: RunConfig, address: str) -> Facts:
+    def of(cls, run: RunConfig, address: str) -> ServerFacts:
         """Of a run file."""
         return cls(run.run.name, run.peers.coordinator_port, address, run.membership.authority or "")
 
@@ -53,10 +53,10 @@ class Facts:
         return flags
 
 
-EXAMPLE = Facts("my-run", address="tt.example.org", authority="https://tt.example.org")
+EXAMPLE = ServerFacts("my-run", address="tt.example.org", authority="https://tt.example.org")
 
 
-def rendered(facts: Facts) -> dict[str, str]:
+def rendered(facts: ServerFacts) -> dict[str, str]:
     """File name to text."""
     inside = ["/run/tt/run.toml", *facts.flags("172.30.84.1")]
     words = {

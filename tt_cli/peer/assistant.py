@@ -22,7 +22,7 @@ from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim import warm_up
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.health.lifelines import Lifelines
-from tt_cli.peer.health.watchdog import Heard, StuckWatch
+from tt_cli.peer.health.watchdog import Heard, ProgressWatchdog
 from tt_cli.peer.published_states import newest_published, ways_back
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders
@@ -33,7 +33,7 @@ from tt_cli.swarm.collaboration import About, Collaboration
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.codec import codec_of, self_test
 from tt_cli.swarm.membership.admission import membership_at
-from tt_cli.swarm.membership.orders import Steering
+from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import addresses_of, daemon_watched, start_dht, stop_dht
 
@@ -44,7 +44,7 @@ ADDRESS_SECONDS = 120.0  # for the coordinator beside it to come up
 
 
 @dataclass(frozen=True)
-class Options:
+class AssistOptions:
     """What `tt aux-peer --assist` hands the process, beside the run (TOML text)."""
 
     run: str
@@ -56,9 +56,9 @@ class Options:
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Take part until it is asked to leave."""
-    opts = Options(**options)
+    opts = AssistOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
-    emit = heard = Heard(report := Report(emit))
+    emit = heard = Heard(report := AssistReport(emit))
     orders.hold = "it assists"  # the watch expects no micro-batches
     if run.swarm.compression == "linear8":
         linear8.warm_up()
@@ -84,14 +84,14 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             client_mode=False,
             published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
             initial_peers=beside,
-            steering=Steering(
+            steering=OrganiserOrders(
                 membership_at(dht), identity.path.with_suffix(".era"), partial(ways_back, run, shared.read_tree)
             ),
         )
         closing.callback(collaboration.close)
         keep_freed_memory()
         marker = folders.run_folder(run) / "assistant-restarted-when-stuck"
-        stuck = closing.enter_context(StuckWatch(run, collaboration, heard, orders, marker, lambda: None))
+        stuck = closing.enter_context(ProgressWatchdog(run, collaboration, heard, orders, marker, lambda: None))
         collaboration.synchronise()
         report.tell(Log(f"assists from step {collaboration.epoch}, at {', '.join(addresses_of(dht))}"))
         lifelines = Lifelines(collaboration)
@@ -125,7 +125,7 @@ def _coordinator(file: Path, orders: Orders) -> list[str]:
     raise TTError(f"the coordinator on this machine has not written its addresses to {file}")
 
 
-class Report:
+class AssistReport:
     """Passes on what a person beside the aux peer should read, and sums the rest up. emit: takes the lines."""
 
     def __init__(self, emit: Emit):

@@ -19,10 +19,10 @@ from tt_cli.errors import UsageError
 from tt_cli.memory import parse_size
 from tt_cli.peer.sinks import check_sink
 from tt_cli.run import check_multiaddr
-from tt_cli.run.sections import Part
+from tt_cli.run.sections import Section
 from tt_cli.run.toml import parse_toml, wrong_value
 from tt_cli.supervisor.household.hours import Hours
-from tt_cli.supervisor.household.limits import HoursLimit, IdleLimit, Limit, Origin, TemperatureLimit
+from tt_cli.supervisor.household.limits import HoursLimit, HouseholdLimit, IdleLimit, Origin, TemperatureLimit
 from tt_cli.supervisor.household.sensors import NoDesktopSensor, desktop_sensor, gpu_thermometer
 
 LIMITS = ("hours", "max_gpu_temp", "idle_only", "max_upload", "max_download", "memory")
@@ -65,7 +65,7 @@ def check_announced(text: str) -> str:
     return text
 
 
-class JoinSettings(Part):
+class JoinSettings(Section):
     """The table [join] of the settings file. max_gpu_temp: °C. max_upload, max_download: Mbit/s."""
 
     peer: list[Annotated[str, AfterValidator(check_multiaddr)]] | None = None
@@ -106,9 +106,9 @@ class Settings:
         shown = "" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
         return Origin(name, shown, self.sources[name])
 
-    def household(self) -> list[Limit]:
+    def household(self) -> list[HouseholdLimit]:
         """The limits that the supervisor watches. Raises UsageError for one that nothing here can watch."""
-        limits: list[Limit] = []
+        limits: list[HouseholdLimit] = []
         if self._limits("hours"):
             limits.append(HoursLimit(Hours.parse(self.values["hours"]), self.origin("hours")))
         if self._limits("max_gpu_temp"):

@@ -90,7 +90,7 @@ class Memory(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class BatchSettings:
     """What a choice holds for; another of these is tried out anew. memory: --memory in bytes."""
 
     device: str
@@ -261,7 +261,7 @@ class Remembered:
     def __init__(self, path: Path, emit: Emit):
         self._path, self._emit = path, emit
 
-    def find(self, settings: Settings) -> Found | None:
+    def find(self, settings: BatchSettings) -> Found | None:
         """The choice made with the same settings, with the day in its reason."""
         entry = self._read().get(settings.key())
         return (
@@ -270,7 +270,7 @@ class Remembered:
             else Found(entry["size"], entry["rate"], f"tried out on {entry['day']}: {entry['reason']}")
         )
 
-    def keep(self, settings: Settings, found: Found) -> None:
+    def keep(self, settings: BatchSettings, found: Found) -> None:
         """Write it down; where that fails it is tried out again next time."""
         entries = self._read()
         entries.pop(settings.key(), None)
@@ -304,7 +304,7 @@ def _check(entry: dict[str, Any]) -> None:
 
 def choose_micro_batch(
     wanted: int | None,
-    settings: Settings,
+    settings: BatchSettings,
     memory: Memory,
     search: Callable[[], Found],
     remembered: Remembered,
@@ -330,7 +330,7 @@ def choose_micro_batch(
     return found.size
 
 
-class Step(Protocol):
+class BatchStep(Protocol):
     """What computes a piece of a batch; peer.trainer.MicroStep."""
 
     device: Device
@@ -348,7 +348,7 @@ class Step(Protocol):
 class MicroBatches:
     """Takes a stream's batches of `size` through `step`, in pieces as large as memory allows just now (`now`)."""
 
-    def __init__(self, step: Step, size: int, emit: Emit, clock: Callable[[], float] = time.monotonic):
+    def __init__(self, step: BatchStep, size: int, emit: Emit, clock: Callable[[], float] = time.monotonic):
         self.size = self.now = size
         self._step, self._emit, self._clock = step, emit, clock
         self._changed_at = clock()

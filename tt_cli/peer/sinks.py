@@ -29,7 +29,7 @@ MOST_DUE = 1000  # steps that wait for a sink that is slow
 CLOSE_SECONDS = 10.0
 
 
-class Shows(Protocol):
+class EventSink(Protocol):
     """What takes a peer's events."""
 
     def show(self, event: events.Event) -> None: ...
@@ -105,7 +105,7 @@ class Project:
 class Logged:
     """Shows everything on `screen`, and logs each global step. A context manager; `open` is called in its thread."""
 
-    def __init__(self, screen: Shows, open: Callable[[], Sink]):
+    def __init__(self, screen: EventSink, open: Callable[[], Sink]):
         self._screen, self._open = screen, open
         self._latest: dict[str, float] = {}
         self._due: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MOST_DUE)

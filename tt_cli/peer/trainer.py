@@ -23,13 +23,13 @@ from tt_cli.peer.backup import Backups
 from tt_cli.peer.device import Device, choose_device
 from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.peer.health.memory_watch import MemoryWatch
-from tt_cli.peer.health.watchdog import Heard, StuckWatch
+from tt_cli.peer.health.watchdog import Heard, ProgressWatchdog
 from tt_cli.peer.memory_budget import RoomMemory, check_host, check_room, choose_activation_budget
 from tt_cli.peer.micro_batch import (
+    BatchSettings,
     MicroBatches,
     MicroBatchSearch,
     Remembered,
-    Settings,
     choose_micro_batch,
     is_out_of_memory,
     release_memory,
@@ -46,7 +46,7 @@ from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.accumulator import Accumulator, all_finite
 from tt_cli.swarm.compression.codec import codec_of, self_test
 from tt_cli.swarm.membership.admission import membership_at
-from tt_cli.swarm.membership.orders import Steering
+from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import addresses_of, daemon_watched, stop_dht
 from tt_cli.swarm.network.reachability import start_reachable_dht
@@ -57,7 +57,7 @@ FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainerOptions:
     """What `tt join` hands its peer process, beside the run (TOML text).
 
     memory: bytes that the peer may use. max_upload, max_download: bits a second.
@@ -82,7 +82,7 @@ class Options:
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Train until the run is done or the supervisor says so."""
-    opts = Options(**options)
+    opts = TrainerOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
     emit = heard = Heard(emit)
     emit(Phase("starting", "loading the model and the data"))
@@ -144,7 +144,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             max_download=opts.max_download,
             published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
             initial_peers=opts.initial_peers,
-            steering=Steering(
+            steering=OrganiserOrders(
                 membership_at(dht),
                 identity.path.with_suffix(".era"),
                 partial(ways_back, run, shared.read_tree),
@@ -179,7 +179,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         emit(Phase("syncing", "looking for the swarm's state"))
         save = partial(_write_backup, collaboration, backups, shared)
         marker = folders.run_folder(run) / "restarted-when-stuck"
-        stuck = closing.enter_context(StuckWatch(run, collaboration, heard, orders, marker, save))
+        stuck = closing.enter_context(ProgressWatchdog(run, collaboration, heard, orders, marker, save))
         collaboration.synchronise()
         batches = MicroBatches(step, size, emit)
         watch = MemoryWatch(
@@ -205,10 +205,10 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
 
 def _choose_size(
-    run: RunConfig, opts: Options, step: MicroStep, memory: RoomMemory, stream: ExampleStream, emit: Emit
+    run: RunConfig, opts: TrainerOptions, step: MicroStep, memory: RoomMemory, stream: ExampleStream, emit: Emit
 ) -> int:
     device, target = step.device, run.swarm.target_batch_size
-    settings = Settings(device.name, device.dtype_name, torch.get_num_threads(), opts.memory, target)
+    settings = BatchSettings(device.name, device.dtype_name, torch.get_num_threads(), opts.memory, target)
     gpu = device.torch_device.type != "cpu"
     search = MicroBatchSearch(step.probe(stream), memory, target, patient=gpu)
     remembered = Remembered(folders.run_folder(run) / "micro-batch.json", emit)
@@ -285,7 +285,7 @@ def _train(
     step: MicroStep,
     batches: MicroBatches,
     watch: MemoryWatch,
-    stuck: StuckWatch,
+    stuck: ProgressWatchdog,
     stream: ExampleStream,
     backups: Backups,
     orders: Orders,

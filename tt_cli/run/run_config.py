@@ -21,10 +21,10 @@ from tt_cli.run.sections import (
     MembershipPart,
     ModelPart,
     OptimizerPart,
-    Part,
     PeersPart,
     RunPart,
     SchedulePart,
+    Section,
     SwarmPart,
     TokenizerPart,
     VqganPart,
@@ -35,7 +35,7 @@ from tt_cli.run.toml import parse_toml, toml_value, wrong_value
 PROTOCOL = 3
 
 
-class RunConfig(Part):
+class RunConfig(Section):
     """Everything that says what a run is. Frozen; two equal run files give equal objects."""
 
     run: RunPart

@@ -24,7 +24,7 @@ def Untrained(default: Any = PydanticUndefined, **limits: Any) -> Any:
     return Field(default, json_schema_extra={"training": False}, **limits)
 
 
-class Part(BaseModel):
+class Section(BaseModel):
     """What all parts share: unknown keys are errors, TOML's types count, values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
@@ -84,7 +84,7 @@ Multiaddr = Annotated[str, AfterValidator(check_multiaddr)]
 Text = Annotated[str, Field(min_length=1)]
 
 
-class RunPart(Part):
+class RunPart(Section):
     """What the run is called."""
 
     name: Annotated[str, AfterValidator(_run_name)]
@@ -92,7 +92,7 @@ class RunPart(Part):
     seed: int = Field(0, ge=0, lt=2**63)  # of the first weights
 
 
-class ModelPart(Part):
+class ModelPart(Section):
     """The decoder, in the terms of Ramesh et al. 2021 and of this project's DalleConfig."""
 
     dim: int = Field(ge=4)
@@ -130,7 +130,7 @@ class ModelPart(Part):
         return self
 
 
-class TokenizerPart(Part):
+class TokenizerPart(Section):
     """The text tokenizer: ids 0 … vocab_size - 1, without the model's reserved padding ids."""
 
     source: Literal["builtin", "hub"]
@@ -146,7 +146,7 @@ class TokenizerPart(Part):
         return self
 
 
-class VqganPart(Part):
+class VqganPart(Section):
     """The VQGAN whose codes are learned: pictures of pixels x pixels are grid x grid codes."""
 
     source: Literal["builtin", "hub"]
@@ -169,7 +169,7 @@ class VqganPart(Part):
         return self
 
 
-class DataPart(Part):
+class DataPart(Section):
     """The examples. The filters apply to all but the built-in data, which were filtered when built.
 
     source = "files" is a data set that lies at `location` alone: a folder, or an http(s) address of shards with an
@@ -199,7 +199,7 @@ class DataPart(Part):
         return self
 
 
-class OptimizerPart(Part):
+class OptimizerPart(Section):
     """LAMB with 8-bit moments (You et al. 2020; Dettmers et al. 2022), on the CPU."""
 
     name: Literal["lamb8bit"] = "lamb8bit"
@@ -214,7 +214,7 @@ class OptimizerPart(Part):
     delayed: bool = True  # the step runs beside the next accumulation
 
 
-class SchedulePart(Part):
+class SchedulePart(Section):
     """Linear warm-up to peak_lr, then linear decay to 0 at total_steps (global steps)."""
 
     total_steps: int = Field(ge=1)
@@ -222,7 +222,7 @@ class SchedulePart(Part):
     peak_lr: float = Field(gt=0)
 
 
-class SwarmPart(Part):
+class SwarmPart(Section):
     """How peers average. Times are in seconds."""
 
     target_batch_size: int = Field(ge=1)  # examples of all peers for one global step
@@ -246,7 +246,7 @@ class SwarmPart(Part):
         return self
 
 
-class MembershipPart(Part):
+class MembershipPart(Section):
     """Who may join: anyone, or the members of one Hugging Face organisation.
 
     The authority issues the passes that a closed run asks for at every door, and signs bans and orders, which hold in
@@ -282,13 +282,13 @@ class MembershipPart(Part):
         return self.kind == "organisation" and self.authority_key is not None
 
 
-class CheckpointsPart(Part):
+class CheckpointsPart(Section):
     """Where the organiser publishes the run's checkpoints, for those who start when no peer can hand a state over."""
 
     repository: Annotated[str, AfterValidator(_repository)] | None = Untrained(None)  # a model repository on the Hub
 
 
-class PeersPart(Part):
+class PeersPart(Section):
     """Where the swarm is found."""
 
     initial: list[Multiaddr] = Untrained(default_factory=list)

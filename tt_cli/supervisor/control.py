@@ -11,8 +11,8 @@ from typing import Any
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.control_socket import ControlSocket
 from tt_cli.supervisor.events import Event, Phase
-from tt_cli.supervisor.household.limits import GO_ON, Limits, Verdict, until_words
-from tt_cli.supervisor.peer_state import Status, read_status
+from tt_cli.supervisor.household.limits import GO_ON, HouseholdLimits, Verdict, until_words
+from tt_cli.supervisor.peer_state import PeerState, read_status
 from tt_cli.supervisor.slot import Slot
 
 WRITE_SECONDS = 10.0
@@ -27,7 +27,7 @@ class Control:
     news: set when something was asked; who waits for it clears it.
     """
 
-    def __init__(self, slot: Slot, status: Status, limits: Limits, *, by_hand: bool):
+    def __init__(self, slot: Slot, status: PeerState, limits: HouseholdLimits, *, by_hand: bool):
         self.slot, self.status, self.limits = slot, status, limits
         self.news = threading.Event()
         self._lock = threading.Lock()

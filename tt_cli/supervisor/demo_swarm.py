@@ -10,7 +10,7 @@ from pathlib import Path
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Event, Failure, Round, Saved, Step, Synchronised
-from tt_cli.supervisor.local_swarm import LocalSwarm, Member
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 FIRST, LATE = ("anna", "ben"), "cleo"
 JOINS_AT = 0.4  # of the steps
@@ -70,7 +70,7 @@ def run_demo(
     )
 
 
-def _wait_for_step(swarm: LocalSwarm, trainers: list[Member], step: int) -> None:
+def _wait_for_step(swarm: LocalSwarm, trainers: list[LocalPeer], step: int) -> None:
     """Wait until some trainer has made `step`. Raises TTError when all ended or nothing moves any more."""
 
     def reached() -> int:

@@ -22,7 +22,7 @@ START_SECONDS = 120.0
 LEAVE_SECONDS = 30.0
 
 
-class Member:
+class LocalPeer:
     """One peer: its worker process, its home folder, and every event it has sent."""
 
     def __init__(self, name: str, worker: Worker, home: Path):
@@ -50,7 +50,7 @@ class LocalSwarm:
 
     def __init__(self, run: str, folder: Path, show: Callable[[str, Event], None] | None = None):
         self.run, self.folder, self._show = run, folder, show
-        self.members: dict[str, Member] = {}
+        self.members: dict[str, LocalPeer] = {}
         self.addresses: list[str] = []
         self._news = threading.Condition()
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ class LocalSwarm:
             member.worker.kill()
             member.worker.wait(LEAVE_SECONDS)
 
-    def start_aux(self, name: str = "aux", *, port: int = 0, run: str | None = None) -> Member:
+    def start_aux(self, name: str = "aux", *, port: int = 0, run: str | None = None) -> LocalPeer:
         """Start an auxiliary peer and wait for its address, which later members join through."""
         member = self.start(name, AUX_MODULE, {"port": port, "initial_peers": self.addresses}, run=run)
         if not self.wait(lambda: bool(member.of(Listening)) or not member.running, START_SECONDS):
@@ -75,7 +75,9 @@ class LocalSwarm:
         self.addresses = self.addresses or member.of(Listening)[0].addresses
         return member
 
-    def start_trainer(self, name: str, *, module: str | None = None, run: str | None = None, **options: Any) -> Member:
+    def start_trainer(
+        self, name: str, *, module: str | None = None, run: str | None = None, **options: Any
+    ) -> LocalPeer:
         """Start a training peer, again with the home of the one before it of that name. Does not wait."""
         return self.start(
             name,
@@ -84,7 +86,7 @@ class LocalSwarm:
             run=run,
         )
 
-    def start(self, name: str, module: str, options: dict[str, Any], run: str | None = None) -> Member:
+    def start(self, name: str, module: str, options: dict[str, Any], run: str | None = None) -> LocalPeer:
         """Start any worker on loopback."""
         home = self.folder / name
         home.mkdir(mode=0o700, exist_ok=True)
@@ -95,7 +97,7 @@ class LocalSwarm:
             self.folder / f"{name}.log",
             {"TT_HOME": str(home), "OMP_NUM_THREADS": threads},
         )
-        member = Member(name, worker, home)
+        member = LocalPeer(name, worker, home)
         self.members[name] = member
         threading.Thread(target=self._follow, args=(member,), daemon=True).start()
         return member
@@ -121,7 +123,7 @@ class LocalSwarm:
                 member.worker.kill()
                 member.worker.wait(LEAVE_SECONDS)
 
-    def _follow(self, member: Member) -> None:
+    def _follow(self, member: LocalPeer) -> None:
         for event in member.worker.events():
             with self._news:
                 member.events.append(event)
@@ -132,6 +134,6 @@ class LocalSwarm:
             self._news.notify_all()
 
 
-def _why(member: Member) -> str:
+def _why(member: LocalPeer) -> str:
     failures = member.of(Failure)
     return failures[-1].message if failures else f"see {member.worker.log}"

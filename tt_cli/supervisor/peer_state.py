@@ -56,7 +56,7 @@ class Said(_Part):
     text: str
 
 
-class Status(_Part):
+class PeerState(_Part):
     """One peer of this machine. Times are Unix time in seconds; bytes and restarts count from the supervisor's start.
 
     state: starting, syncing, training, averaging, waiting, paused, leaving or ended. until: when it will change, where
@@ -186,17 +186,17 @@ class Status(_Part):
         unfinished.replace(file)
 
 
-def read_status(file: Path) -> Status | None:
+def read_status(file: Path) -> PeerState | None:
     """What was last known, None where there is nothing or what is there is damaged."""
     with contextlib.suppress(OSError, ValidationError):
-        return Status.model_validate_json(file.read_bytes())
+        return PeerState.model_validate_json(file.read_bytes())
     return None
 
 
-def new_status(run: str, identity: str, role: Literal["trainer", "aux"], total_steps: int, version: str) -> Status:
+def new_status(run: str, identity: str, role: Literal["trainer", "aux"], total_steps: int, version: str) -> PeerState:
     """Of a peer that this process begins to supervise."""
     now = time.time()
-    return Status(
+    return PeerState(
         run=run,
         identity=identity,
         role=role,

@@ -49,7 +49,7 @@ def keep_objects_shared() -> None:
     gc.freeze()
 
 
-class Watch:
+class ProcessWatch:
     """Holds on to processes, so that their ends can be awaited even when their numbers are used again."""
 
     def __init__(self, pids: set[int]):

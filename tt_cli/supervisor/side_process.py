@@ -16,7 +16,7 @@ STEADY_SECONDS = 60.0  # after so long it counts as working, and the next end is
 LEAVE_SECONDS = 5.0
 
 
-class Part:
+class SideProcess:
     """A context manager. name: begins what is told of it, as in "the authority ended".
 
     needed: entering waits until it works, or raises TTError that says why it does not; otherwise that is told, and it

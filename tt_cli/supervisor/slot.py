@@ -15,7 +15,7 @@ from typing import IO
 
 from tt_cli.errors import TTError
 from tt_cli.supervisor.control_socket import NoAnswer, NotRunning, ask
-from tt_cli.supervisor.peer_state import Status, read_status
+from tt_cli.supervisor.peer_state import PeerState, read_status
 
 MOST = 64
 TRAINER, AUX = "peer", "aux-peer"
@@ -73,28 +73,28 @@ def identity_name(slot: Slot) -> str:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenSlot:
     """What another process can see of a slot. running: somebody supervises. answers: and says so."""
 
     slot: Slot
-    status: Status
+    status: PeerState
     running: bool
     answers: bool
 
 
-def look_at(slot: Slot) -> Seen | None:
+def look_at(slot: Slot) -> SeenSlot | None:
     """Ask the supervisor of a slot, or read what was last known. None where nothing is known."""
     running = answers = False
     status = None
     try:
-        status = Status.model_validate(ask(slot.socket, {"command": "status"})["status"])
+        status = PeerState.model_validate(ask(slot.socket, {"command": "status"})["status"])
         running = answers = True
     except NotRunning:
         pass
     except (NoAnswer, ValueError, LookupError):  # also of another version
         running = True
     status = status or read_status(slot.status)
-    return None if status is None else Seen(slot, status, running, answers)
+    return None if status is None else SeenSlot(slot, status, running, answers)
 
 
 def slots_in(home: Path) -> Iterator[Slot]:

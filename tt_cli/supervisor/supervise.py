@@ -14,7 +14,7 @@ from typing import Protocol
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Event, Finished, Log, Phase, Snapshot, Step
-from tt_cli.supervisor.household.limits import Limits, Verdict, until_words
+from tt_cli.supervisor.household.limits import HouseholdLimits, Verdict, until_words
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
 from tt_cli.supervisor.worker_process import Worker
 
@@ -48,7 +48,7 @@ class _Told(KeyboardInterrupt):
 
 
 def supervise(
-    start: Callable[[], Worker], screen: Shows, control: Control | None = None, limits: Limits | None = None
+    start: Callable[[], Worker], screen: Shows, control: Control | None = None, limits: HouseholdLimits | None = None
 ) -> None:
     """Run a peer to its end, by one worker after the other.
 
@@ -56,13 +56,13 @@ def supervise(
     it leave; a second one, or eight seconds, ends it. Raises Failed with one line when it cannot go on. With a
     `control`, a peer that has worked before is then paused instead and tries again later: nobody may be there to see.
     """
-    supervision = _Supervision(start, screen, control, limits or Limits())
+    supervision = _Supervision(start, screen, control, limits or HouseholdLimits())
     with _signals_raised():
         supervision.run()
 
 
 class _Supervision:
-    def __init__(self, start: Callable[[], Worker], screen: Shows, control: Control | None, limits: Limits):
+    def __init__(self, start: Callable[[], Worker], screen: Shows, control: Control | None, limits: HouseholdLimits):
         self._start, self._screen, self._control, self._limits = start, screen, control, limits
         self._failures = self._retries = 0
         self._worked = False  # it has trained, or waited for its time: it may not vanish

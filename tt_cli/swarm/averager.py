@@ -33,22 +33,22 @@ from hivemind.utils.crypto import RSAPrivateKey
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm.allreduce import centered_clip
-from tt_cli.swarm.allreduce.allreduce import Runner
-from tt_cli.swarm.allreduce.average_buffer import AverageStore, KeptAverage, KeptAverages
-from tt_cli.swarm.allreduce.claim_allowances import SharedAllowances
-from tt_cli.swarm.allreduce.commit import Settlement, group_of
-from tt_cli.swarm.allreduce.messages import RoundName, Rules, Signer
+from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverage, KeptAverages
+from tt_cli.swarm.allreduce.claim_allowances import ClaimAllowances
+from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
+from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole, read_request
 from tt_cli.swarm.allreduce.result import RoundResult, is_whole, outcome_of
-from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS, Meeting, MeetingPoint, member_in
+from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS, LeaderRendezvous, RoundPlan, member_in
 from tt_cli.swarm.audit.audits import Audits
-from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 from tt_cli.swarm.compression.partition import PART_ELEMENTS
 from tt_cli.swarm.membership.admission import NotAdmitted, admits, membership_at
 from tt_cli.swarm.membership.request_rates import Crowded, Places, Rate
 from tt_cli.swarm.network import stream_limits
-from tt_cli.swarm.network.bandwidth import Line
-from tt_cli.swarm.state.bridge import StateSharing, StateSource, TreeReader
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
+from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
 
 logger = get_logger(__name__)
 
@@ -61,7 +61,7 @@ PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
 SENDING = 0.5  # of the time for a round: so long a sender may take at most
 
 
-class Averager(StateSharing, DecentralizedAverager):
+class Averager(StateBridge, DecentralizedAverager):
     """The process that speaks for this peer in averaging rounds and hands out its state.
 
     key: of this peer, with which it signs what it sends and what it reduces. shapes: name → shape of the gradients;
@@ -82,26 +82,26 @@ class Averager(StateSharing, DecentralizedAverager):
         max_upload: float | None = None,
         max_download: float | None = None,
     ):
-        rules = Rules.of(run, shapes)
+        rules = RoundRules.of(run, shapes)
         codec = rules.codec
-        self._line = Line(max_upload, max_download)
+        self._line = BandwidthLimiter(max_upload, max_download)
         self.layout = rules.layout
-        self.local = EncodedBuffer(self.layout, codec)
-        self.store = AverageStore(self.layout, codec)
+        self.local = GradientBuffer(self.layout, codec)
+        self.store = AverageBuffer(self.layout, codec)
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self._said = torch.zeros(2, dtype=torch.float64).share_memory_()  # samples, sum of losses: with the next round
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
-        self._meeting = Meeting()
+        self._meeting = RoundPlan()
         # in the averager's process:
         self._steps = 0  # of hivemind's that run
         self._begun = asyncio.Condition()  # a round began, or will not
         self._given_up: set[bytes] = set()  # groups that this peer was in and left before their round
-        self._runners: dict[bytes, tuple[Runner, Settlement]] = {}
+        self._runners: dict[bytes, tuple[AllReduce, CommitProtocol]] = {}
         self._averages = KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins, self._places = Rate(JOINS, JOINS_AT_ONCE), Places(SETTLING, MOST_SETTLING)
-        self._allowed = SharedAllowances()  # for the next round
+        self._allowed = ClaimAllowances()  # for the next round
         self.signer, self.audits = Signer(key), Audits(run, rules, self._runners, membership_at(dht))
         if shapes:
             centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
@@ -130,7 +130,7 @@ class Averager(StateSharing, DecentralizedAverager):
         most = 2 * self.local.nbytes  # of a reducer in a large group, each way: gradients and averages
         return self._line.too_slow(most, self._allreduce_timeout or math.inf)
 
-    def seek(self, meeting: Meeting) -> StepControl:
+    def seek(self, meeting: RoundPlan) -> StepControl:
         """Begin to look for the members that hold the same state; they wait for each other's `average`.
 
         The group is complete when all that are expected are there, else after the matchmaking time with those who came.
@@ -254,15 +254,15 @@ class Averager(StateSharing, DecentralizedAverager):
     def _auditor(self, peer: PeerID) -> Any:
         return Audits.get_stub(self._p2p, peer, namespace=self.prefix)
 
-    async def _prepare_round(self, meeting: Meeting) -> None:
+    async def _prepare_round(self, meeting: RoundPlan) -> None:
         self._keys().meeting = self._meeting = meeting
         for seeker in (self._matchmaking, self._matchmaking.potential_leaders):
             seeker.target_group_size = max(2, meeting.expected)
 
-    def _keys(self) -> MeetingPoint:
+    def _keys(self) -> LeaderRendezvous:
         keys = self._matchmaking.group_key_manager
-        if not isinstance(keys, MeetingPoint):
-            keys = self._matchmaking.group_key_manager = MeetingPoint(
+        if not isinstance(keys, LeaderRendezvous):
+            keys = self._matchmaking.group_key_manager = LeaderRendezvous(
                 self.dht, self.prefix, lambda: self._matchmaking.step_control
             )
         return keys
@@ -325,7 +325,7 @@ class Averager(StateSharing, DecentralizedAverager):
             doubts = self.audits.begin(runner, settlement, self._auditor)
         return outcome_of(runner, settlement, agreement, received, unsigned, doubts, seconds)
 
-    def _begin(self, group_info: GroupInfo, weight: float) -> tuple[Runner, Settlement]:
+    def _begin(self, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
         """What this member does in the round of this group. Raises ValueError or TypeError for nonsense from it."""
         listening = []
         for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True):
@@ -334,7 +334,7 @@ class Averager(StateSharing, DecentralizedAverager):
         samples, loss = self._said.tolist()
         busy = 2 * (len(group_info.peer_ids) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
         patience = self.next_chunk_timeout + self._line.seconds(busy, busy)
-        runner = Runner(
+        runner = AllReduce(
             name=RoundName(self.audits.rules.run, self._meeting.state_key, group_info.group_id),
             signer=self.signer,
             me=self.peer_id,
@@ -352,7 +352,7 @@ class Averager(StateSharing, DecentralizedAverager):
             allowed=self._allowed.read(self.max_weight / 2 / len(group_info.peer_ids)),
             usual=self.audits.usual,
         )
-        settlement = Settlement(
+        settlement = CommitProtocol(
             group_id=group_info.group_id,
             me=self.peer_id,
             members=runner.members,
@@ -367,7 +367,7 @@ class Averager(StateSharing, DecentralizedAverager):
         )
         return runner, settlement
 
-    async def _round_of(self, group_id: bytes) -> tuple[Runner, Settlement] | None:
+    async def _round_of(self, group_id: bytes) -> tuple[AllReduce, CommitProtocol] | None:
         """The round that another member speaks of; waits while this peer may be about to begin it."""
 
         def known() -> bool:
@@ -406,7 +406,7 @@ class Averager(StateSharing, DecentralizedAverager):
         key, parts, pass_text = read_request(request)
         if isinstance(key, str) and not admits(self._membership, pass_text, str(context.remote_id)):
             return
-        found: AverageStore | KeptAverage | None = self._averages.find(key) if isinstance(key, str) else None
+        found: AverageBuffer | KeptAverage | None = self._averages.find(key) if isinstance(key, str) else None
         settlement = self._runners[key][1] if isinstance(key, bytes) and key in self._runners else None
         if settlement is not None:
             found = self.store if context.remote_id in settlement.members else None

@@ -24,11 +24,11 @@ from tt_cli.supervisor.events import Download, Emit, Log, Synchronised, Trouble
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
-from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.shared_state import RolledBack, Tree
-from tt_cli.swarm.state.bridge import Chunks, NoState, StateBuffer, Taken
-from tt_cli.swarm.state.locked_state import GuardedState
-from tt_cli.swarm.step_replay import MissedSteps
+from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState, StateBuffer
+from tt_cli.swarm.state.locked_state import LockedState
+from tt_cli.swarm.step_replay import StepReplay
 
 STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
 RATE_SECONDS = 5.0
@@ -38,7 +38,7 @@ Publisher = Callable[[], tuple[Any, StateBuffer, str]]
 """The newest checkpoint that the run publishes: its tree, its bytes, where it lies. Raises TTError."""
 
 
-class TakeOver:
+class CatchUp:
     """Brings `state` to what the others hold; `averager` asks them.
 
     published: None where a run publishes nothing. look: the newest view of the swarm. ways_back: places where the state
@@ -49,10 +49,10 @@ class TakeOver:
         self,
         peer_id: str,
         averager: Averager,
-        state: GuardedState,
+        state: LockedState,
         emit: Emit,
         published: Publisher | None = None,
-        look: Callable[[], View] = lambda: View.of(()),
+        look: Callable[[], SwarmState] = lambda: SwarmState.of(()),
         ways_back: Callable[[RollBack], Iterable[Publisher]] = lambda order: (),
     ):
         self._look, self._ways_back = look, ways_back
@@ -64,7 +64,7 @@ class TakeOver:
         """Give up the state that is on its way, if there is one, and ask for it again."""
         self._anew.set()
 
-    def catch_up(self, view: View, tell: Callable[[str, str], None]) -> bool:
+    def catch_up(self, view: SwarmState, tell: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. tell: phase and reason."""
         if self._may_repeat_step(view):
             tell("syncing", f"taking over the average of step {view.epoch}")
@@ -75,14 +75,14 @@ class TakeOver:
             lambda step, digest: (step, digest) == (view.epoch, view.digest)
         )
 
-    def begin(self, view: View, tell: Callable[[str, str], None]) -> bool:
+    def begin(self, view: SwarmState, tell: Callable[[str, str], None]) -> bool:
         """As the first peer of a swarm: with the published checkpoint, if it is newer than what this peer holds."""
         if self._published is None or any(r.digest for r in view.records if r.peer_id != self._peer_id):
             return False
         tell("syncing", "looking for a published checkpoint: nobody else is here")
         return self._take_published(lambda step, digest: step > self._state.epoch)
 
-    def go_back(self, order: RollBack, view: View) -> bool:
+    def go_back(self, order: RollBack, view: SwarmState) -> bool:
         """One attempt to come to the state that the organiser ordered, or to what the others made of it since."""
         for found in self._ways_back(order):
             if self._become(found, lambda step, digest: (step, digest) == (order.step, order.digest)):
@@ -95,11 +95,11 @@ class TakeOver:
 
         return bool(view.donors()) and self._take_state(of_this_era)
 
-    def _may_repeat_step(self, view: View) -> bool:
+    def _may_repeat_step(self, view: SwarmState) -> bool:
         """The others are one step ahead. If they were elsewhere before, they have no average for this peer's state."""
         return self._state.epoch > 0 and view.epoch == self._state.epoch + 1
 
-    def _repeat_step(self, view: View) -> bool:
+    def _repeat_step(self, view: SwarmState) -> bool:
         started, before = time.monotonic(), int(self._averager.traffic[1])
         donors = [donor for donor in view.donors() if donor != self._peer_id]
         donor = self._averager.fetch_average(donors, self._state.key, AVERAGE_SECONDS)
@@ -121,7 +121,7 @@ class TakeOver:
         self._anew.clear()
         try:
             progress = DownloadProgress(self._emit, self._anew)
-            with MissedSteps(self._averager, self._look, self._peer_id) as missed:
+            with StepReplay(self._averager, self._look, self._peer_id) as missed:
                 taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress)
                 with taken.chunks:
                     if not wanted(taken.tree):
@@ -158,7 +158,7 @@ class TakeOver:
                 buffer.close()
                 return False
             with Chunks(tree, range(len(tree)), buffer) as chunks:
-                self._state.patch(Taken(tree, chunks, (place,)))
+                self._state.patch(ReceivedState(tree, chunks, (place,)))
                 self._tell(place, started, sum(len(chunk) for chunk in chunks.values()), len(chunks))
         except (TTError, ValueError) as error:
             level = "warning" if self._state.epoch else "info"  # nothing may be published yet

@@ -31,22 +31,22 @@ from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.catch_up import Publisher, TakeOver
+from tt_cli.swarm.catch_up import CatchUp, Publisher
 from tt_cli.swarm.compression.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
-from tt_cli.swarm.matchmaking import Gathering, Members
+from tt_cli.swarm.matchmaking import Matchmaker, Participants
 from tt_cli.swarm.membership.admission import membership_at
-from tt_cli.swarm.membership.orders import Steering
+from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import Identity
-from tt_cli.swarm.network.connectivity import Contacts
-from tt_cli.swarm.participants.selector import Company
+from tt_cli.swarm.network.connectivity import ConnectivityMonitor
+from tt_cli.swarm.participants.selector import ParticipantSelector
 from tt_cli.swarm.participants.stragglers import BLAMELESS
 from tt_cli.swarm.records.peer_record import About, PeerRecord
-from tt_cli.swarm.records.publisher import Board, View
-from tt_cli.swarm.reporting.round_log import PHASES, PUBLISHED, Teller
+from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
+from tt_cli.swarm.reporting.round_log import PHASES, PUBLISHED, RoundLog
 from tt_cli.swarm.reporting.throughput import Throughput
 from tt_cli.swarm.shared_state import RolledBack, SharedState
-from tt_cli.swarm.state.locked_state import GuardedState
+from tt_cli.swarm.state.locked_state import LockedState
 
 __all__ = ["About", "Collaboration"]
 
@@ -78,12 +78,12 @@ class Collaboration:
         max_download: float | None = None,
         published: Publisher | None = None,
         initial_peers: Sequence[str] = (),
-        steering: Steering | None = None,
+        steering: OrganiserOrders | None = None,
     ):
-        self.steering = steering or Steering(membership_at(dht), identity.path.with_suffix(".era"))
+        self.steering = steering or OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"))
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, client_mode
-        self._state = GuardedState(shared)
+        self._state = LockedState(shared)
         self._target, self._delayed = run.swarm.target_batch_size, run.optimizer.delayed
 
         self._throughput = Throughput()
@@ -108,16 +108,20 @@ class Collaboration:
             max_upload=max_upload,
             max_download=max_download,
         )
-        self._gathering = Gathering(self.averager, self._state, run.swarm.matchmaking_time)
-        self.take_over = TakeOver(
+        self._gathering = Matchmaker(self.averager, self._state, run.swarm.matchmaking_time)
+        self.take_over = CatchUp(
             self.peer_id, self.averager, self._state, emit, published, lambda: self.board.view, self.steering.ways_back
         )
-        self.contacts = Contacts(dht, initial_peers)
-        self.tell = Teller(self.peer_id, emit, lambda: self.board.view)
-        self.board = Board(run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT"))
+        self.contacts = ConnectivityMonitor(dht, initial_peers)
+        self.tell = RoundLog(self.peer_id, emit, lambda: self.board.view)
+        self.board = PeerDirectory(
+            run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT")
+        )
         guilty = self.averager.audits.proofs.guilty
         late = BLAMELESS * run.swarm.next_chunk_timeout
-        self._company = Company(self.peer_id, self.board, guilty, self._gathering.drop, self.averager.show_proofs, late)
+        self._company = ParticipantSelector(
+            self.peer_id, self.board, guilty, self._gathering.drop, self.averager.show_proofs, late
+        )
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
     # ------------------------------------------------------------------ for the training loop
@@ -284,14 +288,14 @@ class Collaboration:
 
     # ------------------------------------------------------------------ rounds, in the background thread
 
-    def _samples_of_swarm(self, view: View) -> int:
+    def _samples_of_swarm(self, view: SwarmState) -> int:
         others = [r for r in view.members(*self._state.position) if r.peer_id != self.peer_id]
         return self._accumulator.samples + sum(record.samples for record in others)
 
-    def _due(self, view: View) -> bool:
+    def _due(self, view: SwarmState) -> bool:
         return not self.finished and self._samples_of_swarm(view) >= self._target
 
-    def _behind(self, view: View) -> bool:
+    def _behind(self, view: SwarmState) -> bool:
         """Most of the others hold a later state, or another one at this epoch."""
         return view.leads(*self._state.position)
 
@@ -299,7 +303,7 @@ class Collaboration:
         """What this peer is about to do is in vain: the others have done it, or the organiser takes the run back."""
         return self._behind(self.board.view) or self.steering.due is not None
 
-    def _members(self, view: View) -> Members:
+    def _members(self, view: SwarmState) -> Participants:
         return self._company.members(view, *self._state.position)
 
     def _work(self) -> None:
@@ -373,7 +377,7 @@ class Collaboration:
         except ValueError as error:
             self.emit(Log(f"left out the gradient of this step: {error}", "warning"))
 
-    def _wait_for_late(self, started: float) -> View:
+    def _wait_for_late(self, started: float) -> SwarmState:
         """Give those who are finishing the step before the time that matchmaking would take; then go without them."""
         view = self.board.fresh_view()
         while late := self._company.late(view, self.epoch):
@@ -433,7 +437,7 @@ class Collaboration:
             with self._changed:
                 self._changed.wait(timeout=1.0)
 
-    def _catch_up(self, view: View) -> None:
+    def _catch_up(self, view: SwarmState) -> None:
         """Come to the state that most of the foremost hold; returns when this peer is no longer behind."""
         attempts = 0
         self._gathering.drop()

@@ -11,16 +11,16 @@ from hivemind.utils import get_dht_time
 
 from tt_cli.swarm.allreduce.claim_allowances import allowances
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import Meeting
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.state.locked_state import GuardedState
+from tt_cli.swarm.state.locked_state import LockedState
 
 FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0
 
 
 @dataclass(frozen=True)
-class Members:
+class Participants:
     """Who should average together. leader: where they meet; "" when nobody of them accepts connections.
 
     swarm: how many trainers there are, with those that hold another state or did not come the last time. allowed: peer
@@ -34,7 +34,7 @@ class Members:
     welcome: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
-    def of(cls, records: Iterable[PeerRecord], swarm: int = 0, welcome: Iterable[str] = ()) -> Members:
+    def of(cls, records: Iterable[PeerRecord], swarm: int = 0, welcome: Iterable[str] = ()) -> Participants:
         """The trainers of these records; the smallest peer id that accepts connections leads."""
         records = list(records)
         listening = [record.peer_id for record in records if not record.client_mode]
@@ -58,23 +58,23 @@ class Members:
 
 
 @dataclass(frozen=True)
-class Sought:
+class PendingGroup:
     """A group that is sought, or found and waiting: for which state, and with which members."""
 
     key: str
-    members: Members
+    members: Participants
     control: StepControl
 
 
-class Gathering:
+class Matchmaker:
     """longest: seconds that hivemind's matchmaking waits for members, the run's `matchmaking_time`.
 
     lead: seconds before a round from which its group is sought: what the last ones took, and some to spare.
     """
 
-    def __init__(self, averager: Averager, state: GuardedState, longest: float):
+    def __init__(self, averager: Averager, state: LockedState, longest: float):
         self._averager, self._state, self._longest = averager, state, longest
-        self._sought: Sought | None = None
+        self._sought: PendingGroup | None = None
         self.lead = min(FIRST_LEAD_SECONDS, longest)
 
     @property
@@ -83,14 +83,14 @@ class Gathering:
         control = self._sought.control if self._sought is not None else None
         return control is not None and not control.done() and control.stage == AveragingStage.AWAITING_TRIGGER
 
-    def prepare(self, members: Members, seconds: float, avoided: Iterable[str]) -> None:
+    def prepare(self, members: Participants, seconds: float, avoided: Iterable[str]) -> None:
         """Seek the group of the round that is so many seconds away, if it is time. members: this peer included."""
         self._drop_outdated(members)
         if self._sought is None and seconds < self.lead and len(members) > 1 and members.enough:
             self._seek(members, avoided)
 
     def average(
-        self, members: Members, samples: int, loss: float, avoided: Iterable[str], overtaken: Callable[[], bool]
+        self, members: Participants, samples: int, loss: float, avoided: Iterable[str], overtaken: Callable[[], bool]
     ) -> tuple[RoundResult, frozenset[str]]:
         """The round itself, with `averager.local`, and who should have come to it and did not.
 
@@ -107,7 +107,7 @@ class Gathering:
         self.lead = min(self._longest, SPARE_SECONDS + self.lead / 2 + waited)
         return result, self._missed(sought, result)
 
-    def _missed(self, sought: Sought, result: RoundResult) -> frozenset[str]:
+    def _missed(self, sought: PendingGroup, result: RoundResult) -> frozenset[str]:
         """Who did not come: of a group that nobody found, the leader, or for the leader everybody else."""
         if result.members:
             return sought.members.peer_ids - result.members.keys()
@@ -122,13 +122,13 @@ class Gathering:
         if sought is not None and not sought.control.done():
             sought.control.cancel()
 
-    def _seek(self, members: Members, avoided: Iterable[str]) -> Sought:
+    def _seek(self, members: Participants, avoided: Iterable[str]) -> PendingGroup:
         key, there_are = self._state.key, max(members.swarm, len(members))
-        meeting = Meeting(key, len(members), members.leader, there_are, frozenset(avoided), members.welcome)
-        self._sought = Sought(key, members, self._averager.seek(meeting))
+        meeting = RoundPlan(key, len(members), members.leader, there_are, frozenset(avoided), members.welcome)
+        self._sought = PendingGroup(key, members, self._averager.seek(meeting))
         return self._sought
 
-    def _drop_outdated(self, members: Members) -> None:
+    def _drop_outdated(self, members: Participants) -> None:
         """Give a group up that failed, that starts from another state, or in which others are missing now.
 
         Not for missing members once it is found: the others in it would wait for this peer.

@@ -17,7 +17,7 @@ from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 from tt_cli.swarm.records.publisher import read_history, read_records
-from tt_cli.swarm.state.bridge import NoState, Taken, TreeReader, take_over
+from tt_cli.swarm.state.bridge import NoState, ReceivedState, TreeReader, take_over
 
 ROLE = "observer"
 
@@ -58,7 +58,7 @@ class Observer:
         read_tree: TreeReader,
         select: Callable[[Any], Iterable[int]],
         on_bytes: Callable[[int, int], None] = lambda received, total: None,
-    ) -> Taken:
+    ) -> ReceivedState:
         """The chunks that `select` names of the state that the swarm holds, verified against what its members signed.
 
         read_tree: the tree in a manifest, or ValueError. on_bytes: called with the bytes received and the bytes that
@@ -76,7 +76,7 @@ class Observer:
 
     async def _fetch_state(
         self, read_tree: TreeReader, select: Callable[[Any], Iterable[int]], on_bytes: Callable[[int, int], None]
-    ) -> Taken:
+    ) -> ReceivedState:
         p2p = await self._dht.replicate_p2p()
         try:
             return await take_over(self._run, self._dht, p2p, read_tree, select=select, on_bytes=on_bytes)

@@ -17,10 +17,10 @@ from types import TracebackType
 from hivemind.utils import get_logger
 
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
-from tt_cli.swarm.records.publisher import View
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
+from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.shared_state import RolledBack
-from tt_cli.swarm.state.locked_state import GuardedState, state_key
+from tt_cli.swarm.state.locked_state import LockedState, state_key
 
 logger = get_logger(__name__)
 
@@ -32,13 +32,13 @@ END_SECONDS = 10.0
 Position = tuple[int, str]  # epoch and digest of a state
 
 
-class MissedSteps:
+class StepReplay:
     """A context manager: while it is open, the average of every step that the others make is fetched and kept on disk.
 
     view: the newest view of the swarm. me: this peer's id.
     """
 
-    def __init__(self, averager: Averager, view: Callable[[], View], me: str):
+    def __init__(self, averager: Averager, view: Callable[[], SwarmState], me: str):
         self._averager, self._view, self._me = averager, view, me
         self._changed = threading.Condition()
         self._ending = False
@@ -49,7 +49,7 @@ class MissedSteps:
         self._file = tempfile.TemporaryFile(dir=scratch if scratch.is_dir() else None)  # noqa: SIM115 - closed in __exit__
         self._threads = [threading.Thread(target=each, daemon=True) for each in (self._look, self._collect)]
 
-    def __enter__(self) -> MissedSteps:
+    def __enter__(self) -> StepReplay:
         for thread in self._threads:
             thread.start()
         return self
@@ -65,13 +65,13 @@ class MissedSteps:
             thread.join(END_SECONDS)
         self._file.close()
 
-    def replay(self, state: GuardedState) -> int:
+    def replay(self, state: LockedState) -> int:
         """Make the steps from `state` whose averages are here or on their way. Returns how many.
 
         It ends where an average is missing, or leads to another state than the one that members signed.
         """
         store, made = self._averager.store, 0
-        buffer = EncodedBuffer(store.layout, store.codec)
+        buffer = GradientBuffer(store.layout, store.codec)
         while (found := self._wait_for(state.position)) is not None:
             place, leads_to = found
             with self._changed:

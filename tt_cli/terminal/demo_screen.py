@@ -26,7 +26,7 @@ from tt_cli.terminal.format import (
     table,
 )
 from tt_cli.terminal.live_view import LiveView, clock, output_mode, write_line
-from tt_cli.terminal.peer_view import Line, View
+from tt_cli.terminal.peer_view import LogLine, WorkerView
 from tt_cli.terminal.swarm_lines import loss_line, next_step_bar, steps_bar
 from tt_cli.terminal.worker_screen import LOG_LINES, page
 
@@ -52,14 +52,14 @@ class DemoView:
     """
 
     total_steps: int
-    views: dict[str, View] = field(default_factory=dict)
+    views: dict[str, WorkerView] = field(default_factory=dict)
     leader: str | None = None
     curve: list[tuple[int, float]] = field(default_factory=list)
-    log: deque[Line] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
+    log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
 
-    def fold(self, name: str, event: events.Event) -> list[Line]:
+    def fold(self, name: str, event: events.Event) -> list[LogLine]:
         """Take in one event of the worker `name`; return what it is worth telling."""
-        view = self.views.setdefault(name, View(self.total_steps))
+        view = self.views.setdefault(name, WorkerView(self.total_steps))
         lines = view.fold(event)
         if isinstance(event, events.Step):
             if self.leader is None or self.views[self.leader].ended:
@@ -70,15 +70,15 @@ class DemoView:
         told = [line for line in lines if line.word in TOLD or (line.word == "step" and name == self.leader)]
         for line in told:
             if line.word not in ("phase", "step"):
-                self.log.append(Line(line.at, line.word, f"{name}: {line.text}", line.level))
+                self.log.append(LogLine(line.at, line.word, f"{name}: {line.text}", line.level))
         return told
 
-    def front(self) -> View:
+    def front(self) -> WorkerView:
         """The leader's view; before there is a leader, that of any worker that tells its progress."""
         if self.leader is not None:
             return self.views[self.leader]
         training = (view for view in self.views.values() if view.progress is not None)
-        return next(training, View(self.total_steps))
+        return next(training, WorkerView(self.total_steps))
 
 
 class DemoScreen:
@@ -121,12 +121,12 @@ class DemoScreen:
 
     def say(self, message: str) -> None:
         """A line of the demo's own, about what it does next."""
-        line = Line(time.time(), "demo", clean(message))
+        line = LogLine(time.time(), "demo", clean(message))
         with self._lock:
             self.view.log.append(line)
-            self._tell("demo", Line(line.at, "", line.text))
+            self._tell("demo", LogLine(line.at, "", line.text))
 
-    def _tell(self, name: str, line: Line) -> None:
+    def _tell(self, name: str, line: LogLine) -> None:
         if self.mode == "plain":
             write_line(self._stream, f"{clock(line.at)} {name:<6} {str(line).strip()}")
 
@@ -153,7 +153,7 @@ def draw(view: DemoView, titles: tuple[str, str], width: int, height: int, *, no
     return page(head, body, list(view.log), width, height)
 
 
-def _cells(name: str, view: View) -> list[Text]:
+def _cells(name: str, view: WorkerView) -> list[Text]:
     progress = None if view.ended else view.progress
     words = view.reason
     if view.round is not None and view.phase in ("training", "averaging"):

@@ -36,7 +36,7 @@ NOT_STEPPED = ("failed", "dropped")
 
 
 @dataclass(frozen=True)
-class Line:
+class LogLine:
     """Something worth a line. word: what kind of thing, one word. level: "info", "warning" or "error"."""
 
     at: float
@@ -49,7 +49,7 @@ class Line:
 
 
 @dataclass
-class View:
+class WorkerView:
     """The state of one worker; `fold` takes the events in order."""
 
     total_steps: int
@@ -75,16 +75,16 @@ class View:
     _progress_line_at: float | None = None
     _step_round: events.Round | None = None
 
-    def fold(self, event: events.Event) -> list[Line]:
+    def fold(self, event: events.Event) -> list[LogLine]:
         """Take `event` into the view; return what it is worth telling, most often nothing or one line."""
         match event:
             case events.Log():
                 level = event.level if event.level in ("warning", "error") else "info"
                 word = "log" if level == "info" else level
-                return [Line(event.at, word, clean(event.message), level)]
+                return [LogLine(event.at, word, clean(event.message), level)]
             case events.Choice():
                 text = clean(f"{event.what} {event.value}: {event.reason}")
-                return [Line(event.at, "choice", text)]
+                return [LogLine(event.at, "choice", text)]
             case events.Phase():
                 return self._phase(event)
             case events.Listening():
@@ -93,7 +93,7 @@ class View:
                 return self._progress(event)
             case events.Contribution():
                 text = f"{plural(event.samples, 'sample')} of this peer went into step {event.epoch:,}"
-                return [Line(event.at, "contributed", text)]
+                return [LogLine(event.at, "contributed", text)]
             case events.Round():
                 return self._round(event)
             case events.Step():
@@ -104,21 +104,21 @@ class View:
                 return self._synchronised(event)
             case events.Saved():
                 self.saved = event.epoch
-                return [Line(event.at, "saved", f"checkpoint of step {event.epoch:,}: {clean(event.path)}")]
+                return [LogLine(event.at, "saved", f"checkpoint of step {event.epoch:,}: {clean(event.path)}")]
             case events.Snapshot():
                 return self._snapshot(event)
             case events.Trouble():
                 self.troubles[event.what] = self.troubles.get(event.what, 0) + 1
                 remedy = f": {clean(event.remedy)}" if event.remedy else ""
-                return [Line(event.at, "trouble", f"{clean(event.words)}{remedy}", "warning")]
+                return [LogLine(event.at, "trouble", f"{clean(event.words)}{remedy}", "warning")]
             case events.Failure():
                 self._enter("failed", clean(event.message), event.at)
                 self.ended = True
-                return [Line(event.at, "failure", clean(event.message), "error")]
+                return [LogLine(event.at, "failure", clean(event.message), "error")]
             case events.Finished():
                 self._enter("finished", clean(event.reason), event.at)
                 self.ended = True
-                return [Line(event.at, "finished", clean(event.reason))]
+                return [LogLine(event.at, "finished", clean(event.reason))]
         return []
 
     def steps_seconds_left(self) -> float | None:
@@ -146,7 +146,7 @@ class View:
         if (phase, reason) != (self.phase, self.reason) or self.phase_since is None:
             self.phase, self.reason, self.phase_since = phase, reason, at
 
-    def _phase(self, event: events.Phase) -> list[Line]:
+    def _phase(self, event: events.Phase) -> list[LogLine]:
         phase, reason = clean(event.phase), clean(event.reason)
         self._enter(phase, reason, event.at)
         self.ended = False
@@ -164,17 +164,17 @@ class View:
         if (phase, reason) == self._line_phase:
             return []
         self._line_phase = (phase, reason)
-        return [Line(event.at, "phase", f"{phase}: {reason}" if reason else phase)]
+        return [LogLine(event.at, "phase", f"{phase}: {reason}" if reason else phase)]
 
-    def _listening(self, event: events.Listening) -> list[Line]:
+    def _listening(self, event: events.Listening) -> list[LogLine]:
         self.peer_id, self.client_mode = event.peer_id, event.client_mode
         self.addresses = [clean(address) for address in event.addresses]
         where = "client mode, others cannot dial this peer"
         if not event.client_mode:
             where = best_address(self.addresses) or "no address"
-        return [Line(event.at, "listening", f"peer {clean(event.peer_id)}, {where}")]
+        return [LogLine(event.at, "listening", f"peer {clean(event.peer_id)}, {where}")]
 
-    def _progress(self, event: events.Progress) -> list[Line]:
+    def _progress(self, event: events.Progress) -> list[LogLine]:
         self.progress, self.epoch = event, event.epoch
         if self._progress_line_at is None:
             self._progress_line_at = event.at
@@ -189,22 +189,22 @@ class View:
             f"loss {loss_value(event.loss)}",
             f"sent {byte_count(event.bytes_sent)}, received {byte_count(event.bytes_received)}",
         ]
-        return [Line(event.at, "progress", "; ".join(parts))]
+        return [LogLine(event.at, "progress", "; ".join(parts))]
 
-    def _round(self, event: events.Round) -> list[Line]:
+    def _round(self, event: events.Round) -> list[LogLine]:
         self.round = event
         words = clean(event.words) or clean(event.outcome)
         if event.outcome in NOT_STEPPED:
             self._step_round = None
             told = event.outcome == "failed"  # as trouble, with what is done about it
-            return [] if told else [Line(event.at, "round", words, "warning")]
+            return [] if told else [LogLine(event.at, "round", words, "warning")]
         self._step_round = event
         if event.rejected:
             refused = ", ".join(f"{short_id(peer)} ({clean(why)})" for peer, why in event.rejected.items())
-            return [Line(event.at, "round", f"{words}; refused {refused}", "warning")]
+            return [LogLine(event.at, "round", f"{words}; refused {refused}", "warning")]
         return []
 
-    def _step(self, event: events.Step) -> list[Line]:
+    def _step(self, event: events.Step) -> list[LogLine]:
         made = self._step_round
         seconds = event.at - self._stepped_at if self._stepped_at is not None else None
         if seconds is not None:
@@ -226,16 +226,16 @@ class View:
         if seconds is not None:
             parts.append(f"{seconds:.1f} s")
         parts.append(f"digest {short_digest(event.digest)}")
-        return [Line(event.at, "step", ", ".join(parts))]
+        return [LogLine(event.at, "step", ", ".join(parts))]
 
-    def _downloading(self, event: events.Download) -> list[Line]:
+    def _downloading(self, event: events.Download) -> list[LogLine]:
         self.download = event
         if self._progress_line_at is not None and event.at - self._progress_line_at < PROGRESS_EVERY:
             return []
         self._progress_line_at = event.at
-        return [Line(event.at, "download", download_words(event))]
+        return [LogLine(event.at, "download", download_words(event))]
 
-    def _synchronised(self, event: events.Synchronised) -> list[Line]:
+    def _synchronised(self, event: events.Synchronised) -> list[LogLine]:
         self.download = None
         self.epoch, self.digest, self._stepped_at = event.epoch, event.digest, None
         digest = short_digest(event.digest)
@@ -249,9 +249,9 @@ class View:
             if event.names:
                 what += f" ({clean(', '.join(event.names))})"
             text = f"{what} from peer {short_id(event.source)}, {amount}, digest {digest}"
-        return [Line(event.at, "synchronised", text)]
+        return [LogLine(event.at, "synchronised", text)]
 
-    def _snapshot(self, event: events.Snapshot) -> list[Line]:
+    def _snapshot(self, event: events.Snapshot) -> list[LogLine]:
         before, self.swarm = self.swarm, event.swarm
         swarm = event.swarm
         mine = next((peer for peer in swarm["peers"] if peer["peer_id"] == self.peer_id), swarm)
@@ -266,7 +266,7 @@ class View:
             f"{plural(swarm['trainers'], 'trainer')}, {rate(swarm['samples_per_second'])} samples/s, "
             f"digest {short_digest(swarm['digest'])}"
         )
-        return [Line(event.at, "swarm", text)]
+        return [LogLine(event.at, "swarm", text)]
 
     def _add_loss(self, step: int, loss: float | None) -> None:
         if loss is None or not abs(loss) < DRAWABLE or (self.curve and step <= self.curve[-1][0]):

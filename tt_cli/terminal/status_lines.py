@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from tt_cli.supervisor.household.limits import until_words
-from tt_cli.supervisor.peer_state import LimitInForce, Status
-from tt_cli.supervisor.slot import Seen
+from tt_cli.supervisor.peer_state import LimitInForce, PeerState
+from tt_cli.supervisor.slot import SeenSlot
 from tt_cli.terminal.format import (
     PHASE_STYLES,
     byte_count,
@@ -25,7 +25,7 @@ from tt_cli.terminal.live_view import clock
 UNITS = {"max_gpu_temp": " °C", "max_upload": " Mbit/s", "max_download": " Mbit/s"}
 
 
-def status_lines(seen: Seen, now: float, width: int) -> list[Text]:
+def status_lines(seen: SeenSlot, now: float, width: int) -> list[Text]:
     """What `tt status` says of one peer. now: Unix time. None is wider than `width`, but for what is said in words."""
     status = seen.status
     title = Text(clean(status.run) + (" (aux peer)" if status.role == "aux" else ""), style="bold")
@@ -50,7 +50,7 @@ def status_lines(seen: Seen, now: float, width: int) -> list[Text]:
     return [*lines, *(fit(Text.assemble((f"  {label:<10}", "dim"), clean(words)), width) for label, words in rows)]
 
 
-def _work(status: Status) -> list[tuple[str, str]]:
+def _work(status: PeerState) -> list[tuple[str, str]]:
     rows = []
     if status.step is not None:
         loss = f" · loss {loss_value(status.loss)}" if status.loss is not None else ""
@@ -77,7 +77,7 @@ def _work(status: Status) -> list[tuple[str, str]]:
     return rows
 
 
-def _asked(status: Status, now: float) -> list[tuple[str, str]]:
+def _asked(status: PeerState, now: float) -> list[tuple[str, str]]:
     if status.finish:
         return [("asked", "to end after this step: `tt finish`")]
     if status.paused and status.state != "paused":
@@ -95,7 +95,7 @@ def _limits(limits: Sequence[LimitInForce]) -> list[tuple[str, str]]:
     return [("limits", " · ".join(shown))] if shown else []
 
 
-def _troubles(status: Status, now: float) -> list[tuple[str, str]]:
+def _troubles(status: PeerState, now: float) -> list[tuple[str, str]]:
     if not status.troubles:
         return []
     counts = ", ".join(f"{what} {one.count:,}" for what, one in sorted(status.troubles.items()))
@@ -105,7 +105,7 @@ def _troubles(status: Status, now: float) -> list[tuple[str, str]]:
     return [("troubles", counts), ("", f"{duration(now - newest.at)} ago: {newest.words}{remedy}"), ("", more)]
 
 
-def _gone(status: Status, now: float) -> list[Text]:
+def _gone(status: PeerState, now: float) -> list[Text]:
     """Of a peer whose processes are not there any more, though it never said that it ended."""
     step = f" at step {status.step:,}," if status.step is not None else ""
     lines = [

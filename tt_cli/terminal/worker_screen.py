@@ -36,7 +36,7 @@ from tt_cli.terminal.format import (
     short_id,
 )
 from tt_cli.terminal.live_view import LiveView, clock, output_mode, write_line
-from tt_cli.terminal.peer_view import Line, View, download_words, join_line
+from tt_cli.terminal.peer_view import LogLine, WorkerView, download_words, join_line
 from tt_cli.terminal.swarm_lines import loss_line, next_step_bar, steps_bar, swarm_lines
 
 HINT = "Ctrl-C leaves cleanly; again at once"
@@ -65,10 +65,10 @@ class Screen:
         stream: TextIO | None = None,
     ) -> None:
         self.mode = output_mode(stream or sys.stdout, plain=plain, json=json)
-        self.view = View(total_steps)
+        self.view = WorkerView(total_steps)
         self._titles, self._join_run = (title, identity), join_run
         self._stream = stream or sys.stdout
-        self._log: deque[Line] = deque(maxlen=LOG_LINES)
+        self._log: deque[LogLine] = deque(maxlen=LOG_LINES)
         self._lock = threading.Lock()
         self._live: LiveView | None = None
         self._open = ExitStack()
@@ -96,14 +96,14 @@ class Screen:
                 write_line(self._stream, event.to_json())
             elif self.mode == "plain":
                 if invitation is not None:
-                    lines.append(Line(event.at, "join", invitation))
+                    lines.append(LogLine(event.at, "join", invitation))
                 for line in lines:
                     if line.word != "failure":
                         write_line(self._stream, f"{clock(line.at)} {line}")
         if self._live is not None and invitation is not None:
             self._live.print_above(invitation)
 
-    def _keep(self, lines: list[Line]) -> None:
+    def _keep(self, lines: list[LogLine]) -> None:
         if any(line.word == "saved" for line in lines):  # only the newest checkpoint matters
             for old in [line for line in self._log if line.word == "saved"]:
                 self._log.remove(old)
@@ -114,7 +114,9 @@ class Screen:
             return draw(self.view, list(self._log), self._titles, width, height, now=time.time())
 
 
-def draw(view: View, log: list[Line], titles: tuple[str, str], width: int, height: int, *, now: float) -> list[Text]:
+def draw(
+    view: WorkerView, log: list[LogLine], titles: tuple[str, str], width: int, height: int, *, now: float
+) -> list[Text]:
     """The live view of one worker as at most `height` lines of at most `width` cells.
 
     titles: what stands at the left and at the right of the first line. now: Unix seconds.
@@ -129,7 +131,7 @@ def draw(view: View, log: list[Line], titles: tuple[str, str], width: int, heigh
     return page(head, body, log, width, height)
 
 
-def page(head: list[Text], body: list[Text], log: list[Line], width: int, height: int) -> list[Text]:
+def page(head: list[Text], body: list[Text], log: list[LogLine], width: int, height: int) -> list[Text]:
     """Head, body, log and key hint, with empty lines between them as far as there is room."""
     foot = [fit(Text(HINT, style="dim"), width)]
     room = height - len(head) - len(body) - len(foot)
@@ -141,7 +143,7 @@ def page(head: list[Text], body: list[Text], log: list[Line], width: int, height
     return lines if len(lines) <= height else [*lines[: height - 1], *foot]
 
 
-def phase_line(view: View, now: float, width: int) -> Text:
+def phase_line(view: WorkerView, now: float, width: int) -> Text:
     """The phase in its colour, how long it has lasted, and why."""
     text = Text(view.phase, style=PHASE_STYLES.get(view.phase, "bold"))
     if view.phase_since is not None:
@@ -151,13 +153,13 @@ def phase_line(view: View, now: float, width: int) -> Text:
     return fit(text, width)
 
 
-def log_line(line: Line, width: int) -> Text:
+def log_line(line: LogLine, width: int) -> Text:
     """One line of the log as the live view shows it."""
     text = Text.assemble((f"{clock(line.at)}  ", "dim"), (line.text, LEVEL_STYLES[line.level]))
     return fit(text, width)
 
 
-def _peer_lines(view: View, now: float, width: int) -> list[Text]:
+def _peer_lines(view: WorkerView, now: float, width: int) -> list[Text]:
     progress = view.progress
     lines = [loss_line(view.losses(), width)]
     if view.download is not None:
@@ -203,7 +205,7 @@ def _peer_lines(view: View, now: float, width: int) -> list[Text]:
     return lines
 
 
-def _round_words(view: View, room: int) -> list[str | tuple[str, str]]:
+def _round_words(view: WorkerView, room: int) -> list[str | tuple[str, str]]:
     made = view.round
     if made is None:
         return [(NONE, "dim")]
@@ -217,7 +219,7 @@ def _round_words(view: View, room: int) -> list[str | tuple[str, str]]:
     return [(words, "yellow" if bad else "green"), (seconds if made.seconds else "", "dim")]
 
 
-def _weights_words(view: View) -> str:
+def _weights_words(view: WorkerView) -> str:
     words = f"digest {short_digest(view.digest)}"
     if view.saved is not None:
         words += f" · step {view.saved:,} saved"

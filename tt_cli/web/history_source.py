@@ -7,7 +7,7 @@ from typing import Any, Protocol
 Row = dict[str, Any]
 
 
-class Source(Protocol):
+class HistorySource(Protocol):
     """Reads one run's history, from any thread. Times are Unix seconds. Methods raise DatabaseDown.
 
     tt_cli.auxiliary.history.reader.Reader is one, and says what the rows hold.

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.web.history_source import Row, Source
+from tt_cli.web.history_source import HistorySource, Row
 from tt_cli.web.run_facts import figures, run_facts
-from tt_cli.web.step_columns import History
+from tt_cli.web.step_columns import StepColumns
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class Answers:
 
     def __init__(
         self,
-        source: Source,
+        source: HistorySource,
         run: RunConfig,
         name: str,
         clock: Callable[[], float] = time.time,
@@ -55,7 +55,7 @@ class Answers:
     ):
         self.source, self._run, self._name, self._clock = source, run, name, clock
         self.calculator = calculator
-        self.history = History(source)
+        self.history = StepColumns(source)
 
     def run(self) -> Content:
         """/api/run."""

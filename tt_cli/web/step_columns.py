@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tt_cli.web.history_source import Source
+from tt_cli.web.history_source import HistorySource
 
 LOOK_SECONDS = 1.0
 PAGE = 100_000  # steps read at once
@@ -18,10 +18,10 @@ Step = tuple[int, float, float, int, float]  # see Source.steps_after
 Columns = NDArray[np.float64]  # [5, steps]
 
 
-class History:
+class StepColumns:
     """Follows a source's steps; thread-safe."""
 
-    def __init__(self, source: Source):
+    def __init__(self, source: HistorySource):
         self._source = source
         self._lock = threading.Lock()
         self._columns: Columns = np.empty((5, 1024))

@@ -15,7 +15,7 @@ PORT = 8471
 MOST_CONNECTIONS = 3000
 
 
-class Server:
+class WebServer:
     """Listens when it is made, or raises TTError. `run` blocks until `stop`, which another thread may call.
 
     more: of the ports after this one, how many are tried where it is taken.

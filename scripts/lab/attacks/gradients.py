@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
 NOISE = 10.0  # standard deviations of the honest gradient
 
@@ -33,7 +33,7 @@ GRADIENTS: dict[str, Poison] = {
 }
 
 
-def poison(local: EncodedBuffer, attack: str, number: int, step: int) -> None:
+def poison(local: GradientBuffer, attack: str, number: int, step: int) -> None:
     """Replace the whole gradient of one step. number: which attacker this is."""
     random = np.random.default_rng((step, number))
     for name, shape in local.layout.shapes.items():

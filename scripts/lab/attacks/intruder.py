@@ -13,7 +13,7 @@ from scripts.lab import lockstep_trainer
 from tt_cli.supervisor.events import Emit
 from tt_cli.supervisor.reporter import Orders, run_worker
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.publisher import Board
+from tt_cli.swarm.records.publisher import PeerDirectory
 
 REPLAYED, FORGED, EXPIRED, ANOTHERS, BANNED = (
     "replayed pass",
@@ -34,12 +34,12 @@ def believe_own_pass() -> None:
 
 def speak_for(victim: str) -> None:
     """Publish records in the name of another peer."""
-    honest = Board._send
+    honest = PeerDirectory._send
 
-    def send(board: Board, record: PeerRecord) -> Any:
+    def send(board: PeerDirectory, record: PeerRecord) -> Any:
         return honest(board, record.model_copy(update={"peer_id": victim}))
 
-    Board._send = send  # type: ignore[method-assign]
+    PeerDirectory._send = send  # type: ignore[method-assign]
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:

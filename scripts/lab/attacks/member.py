@@ -16,13 +16,13 @@ from scripts.lab.attacks.records import RECORDS, false_bytes, false_state
 from scripts.lab.attacks.rounds import ROUNDS, Round
 from tt_cli.supervisor.events import Emit
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.swarm.allreduce.allreduce import Runner
-from tt_cli.swarm.allreduce.commit import Settlement
+from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.publisher import Board
-from tt_cli.swarm.state.locked_state import GuardedState
+from tt_cli.swarm.records.publisher import PeerDirectory
+from tt_cli.swarm.state.locked_state import LockedState
 from tt_cli.swarm.state.state_buffer import StateBuffer
 
 FIRST_STEP = 3
@@ -34,7 +34,7 @@ def spoil_rounds(attack: str, number: int) -> None:
     """In the averager's process."""
     honest = Averager._begin
 
-    def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[Runner, Settlement]:
+    def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
         runner, settlement = honest(averager, group_info, weight)
         step = int(averager._meeting.state_key.split("_")[0]) + 1
         if step >= FIRST_STEP:
@@ -59,29 +59,29 @@ def spoil_gradients(attack: str, number: int) -> None:
 
 def spoil_records(attack: str) -> None:
     """On their way to the DHT; this peer itself goes on with the truth."""
-    honest, published = Board._send, 0
+    honest, published = PeerDirectory._send, 0
 
-    def send(board: Board, record: PeerRecord) -> Any:
+    def send(board: PeerDirectory, record: PeerRecord) -> Any:
         nonlocal published
         published += 1
         lie = {**RECORDS[attack](record, published), "vote": True} if record.epoch + 1 >= FIRST_STEP else {}
         return honest(board, record.model_copy(update=lie))
 
-    Board._send = send  # type: ignore[method-assign]
+    PeerDirectory._send = send  # type: ignore[method-assign]
 
 
 def spoil_state(number: int) -> None:
     """Hand out other bytes than the signed ones; or a state of its own, which it says is ahead of everybody's."""
-    honest = Board._send
-    held: dict[str, GuardedState] = {}
+    honest = PeerDirectory._send
+    held: dict[str, LockedState] = {}
 
-    def snapshot(state: GuardedState) -> tuple[bytes, StateBuffer]:
+    def snapshot(state: LockedState) -> tuple[bytes, StateBuffer]:
         buffer = StateBuffer.new()
         with state._lock:
             tree = (false_state if number % 2 else false_bytes)(state._shared, buffer)
         return tree.manifest(), buffer
 
-    def send(board: Board, record: PeerRecord) -> Any:
+    def send(board: PeerDirectory, record: PeerRecord) -> Any:
         if number % 2 and "state" in held and record.epoch + 1 >= FIRST_STEP:
             buffer = StateBuffer.new()
             with held["state"]._lock:
@@ -90,7 +90,7 @@ def spoil_state(number: int) -> None:
             record = record.model_copy(update={"epoch": tree.step, "digest": tree.digest, "vote": True})
         return honest(board, record)
 
-    class Held(GuardedState):
+    class Held(LockedState):
         def __init__(self, shared: Any):
             super().__init__(shared)
             held["state"] = self
@@ -98,8 +98,8 @@ def spoil_state(number: int) -> None:
     from tt_cli.swarm import collaboration
 
     collaboration.GuardedState = Held  # type: ignore[misc, attr-defined]
-    GuardedState.snapshot = snapshot  # type: ignore[method-assign]
-    Board._send = send  # type: ignore[method-assign]
+    LockedState.snapshot = snapshot  # type: ignore[method-assign]
+    PeerDirectory._send = send  # type: ignore[method-assign]
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:

@@ -15,22 +15,22 @@ from typing import Any, TypeAlias
 import torch
 from hivemind.proto import averaging_pb2, runtime_pb2
 
-from tt_cli.swarm.allreduce.allreduce import Runner
-from tt_cli.swarm.allreduce.commit import Settlement
+from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Opening, input_hash
-from tt_cli.swarm.compression.partition import Part
+from tt_cli.swarm.compression.partition import TensorPart
 
 ENDLESS = 10**5  # messages more than were asked for, then this attacker is tired too
 Message: TypeAlias = averaging_pb2.AveragingData
-Change = Callable[["Round", Part, Message], None]
+Change = Callable[["Round", TensorPart, Message], None]
 
 
 @dataclass
 class Round:
     """The attacker's own two sides of a round. number: which of the attackers it is, from 0. step: that it makes."""
 
-    runner: Runner
-    settlement: Settlement
+    runner: AllReduce
+    settlement: CommitProtocol
     number: int = 0
     step: int = 0
 
@@ -66,7 +66,7 @@ def sends(change: Change) -> Callable[[Round], None]:
 def weighs(weight: float) -> Change:
     """Claims so many samples."""
 
-    def change(_: Round, part: Part, message: Message) -> None:
+    def change(_: Round, part: TensorPart, message: Message) -> None:
         message.weight = weight
 
     return change
@@ -79,7 +79,7 @@ def filled(value: float, weight: float | None = None) -> Change:
     small = torch.tensor([value if math.isinf(value) else min(value, 65504.0)], dtype=torch.float16)
     small_bytes = small.view(torch.uint8).numpy().tobytes()
 
-    def change(attacked: Round, part: Part, message: Message) -> None:
+    def change(attacked: Round, part: TensorPart, message: Message) -> None:
         tensor, codec = message.tensor_part, attacked.runner.codec
         if part.large:
             scales = codec.scale_bytes * -(-part.elements // codec.block)
@@ -92,22 +92,22 @@ def filled(value: float, weight: float | None = None) -> Change:
     return change
 
 
-def halved(attacked: Round, part: Part, message: Message) -> None:
+def halved(attacked: Round, part: TensorPart, message: Message) -> None:
     """The first half of the part, well-formed for that size."""
     _resized(attacked, part, message, max(1, part.elements // 2))
 
 
-def of_one_element(attacked: Round, part: Part, message: Message) -> None:
+def of_one_element(attacked: Round, part: TensorPart, message: Message) -> None:
     """Shape [1], which a careless sum broadcasts."""
     _resized(attacked, part, message, 1)
 
 
-def _resized(attacked: Round, part: Part, message: Message, elements: int) -> None:
+def _resized(attacked: Round, part: TensorPart, message: Message, elements: int) -> None:
     encoded = attacked.runner.codec.encode_part(torch.ones(elements), part.large)
     message.tensor_part.CopyFrom(encoded)
 
 
-def declared_huge(_: Round, part: Part, message: Message) -> None:
+def declared_huge(_: Round, part: TensorPart, message: Message) -> None:
     """2^40 elements in a few bytes."""
     del message.tensor_part.size[:]
     message.tensor_part.size.extend([2**20, 2**20])

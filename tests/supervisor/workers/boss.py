@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Event, Log
-from tt_cli.supervisor.household.limits import Limits
+from tt_cli.supervisor.household.limits import HouseholdLimits
 from tt_cli.supervisor.peer_state import new_status
 from tt_cli.supervisor.slot import TRAINER, claim_slot
 from tt_cli.supervisor.supervise import supervise
@@ -33,7 +33,7 @@ if __name__ == "__main__":
         supervise(start, Printer())
     else:
         folder, kind = Path(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else TRAINER
-        slot, limits = claim_slot(folder, kind), Limits()
+        slot, limits = claim_slot(folder, kind), HouseholdLimits()
         status = new_status("emoji", folder.name, "trainer" if kind == TRAINER else "aux", 600, "0")
         with Control(slot, status, limits, by_hand=True) as control:
             supervise(start, Printer(), control, limits)

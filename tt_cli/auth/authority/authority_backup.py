@@ -9,7 +9,7 @@ from typing import Any
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, from_json, to_json
 from tt_cli.auth.authority.authority_server import open_store
-from tt_cli.auth.authority.member_store import Store
+from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import TTError, UsageError
 from tt_cli.identity.peer_key import write_private
 from tt_cli.run import RunConfig
@@ -59,7 +59,7 @@ def restore(run: RunConfig, file: Path, now: float, *, database: str | None = No
         if database is not None:
             settings = type(settings)(database, settings.keys, settings.until)
         folder.write(settings)
-        store = Store(folder.database_url())
+        store = MemberStore(folder.database_url())
         try:
             store.load(content["tables"], now)
             store.write_down(now, "organiser", "restored", detail=str(content["at"]))
@@ -71,7 +71,7 @@ def restore(run: RunConfig, file: Path, now: float, *, database: str | None = No
 
 
 def _has_database(folder: AuthorityFolder) -> bool:
-    store = Store(folder.database_url())
+    store = MemberStore(folder.database_url())
     try:
         return store.founded
     finally:

@@ -47,7 +47,7 @@ class SigningKey:
 
 
 @dataclass(frozen=True)
-class Settings:
+class AuthoritySettings:
     """What the file holds. keys: oldest first; until: the day on which the old one ends, while the key changes."""
 
     database: str  # SQLAlchemy's URL; "" for the SQLite file in the folder
@@ -71,22 +71,22 @@ class AuthorityFolder:
         self.path = folders.run_folder(run) / "authority"
         self.file = self.path / FILE
         self._read_at: tuple[int, int] | None = None
-        self._settings: Settings | None = None
+        self._settings: AuthoritySettings | None = None
 
     @property
     def exists(self) -> bool:
         """Whether `found` has been called here before."""
         return self.file.exists()
 
-    def found(self, database: str = "") -> Settings:
+    def found(self, database: str = "") -> AuthoritySettings:
         """Make the folder and the first key. Raises UsageError where there is one, TTError for a full disk."""
         if self.exists:
             raise UsageError(f"{self.file} exists: this run's authority has its key already")
-        made = Settings(database, (SigningKey(Ed25519PrivateKey.generate(), 0.0),))
+        made = AuthoritySettings(database, (SigningKey(Ed25519PrivateKey.generate(), 0.0),))
         self.write(made)
         return made
 
-    def settings(self) -> Settings:
+    def settings(self) -> AuthoritySettings:
         """What the file says now; another process may change it. Raises TTError."""
         try:
             status = self.file.stat()
@@ -99,7 +99,7 @@ class AuthorityFolder:
             raise TTError(f"{self.file} cannot be read ({error}): restore it with `tt authority restore`") from error
         return self._settings
 
-    def write(self, settings: Settings) -> None:
+    def write(self, settings: AuthoritySettings) -> None:
         """Replace the file. Raises TTError."""
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
@@ -122,7 +122,7 @@ class AuthorityFolder:
         """SQLAlchemy's URL of the database."""
         return self.settings().database or f"sqlite:///{self.path / 'authority.db'}"
 
-    def rotate(self, now: float, until: str | None) -> Settings:
+    def rotate(self, now: float, until: str | None) -> AuthoritySettings:
         """Make the next key, and keep the old one until that day; None: it has leaked, so it ends at once.
 
         Raises UsageError for a day that is too near, or while a change is under way.
@@ -130,7 +130,7 @@ class AuthorityFolder:
         before = self.settings()
         fresh = Ed25519PrivateKey.generate()
         if until is None:
-            self.write(Settings(before.database, (SigningKey(fresh, 0.0),)))
+            self.write(AuthoritySettings(before.database, (SigningKey(fresh, 0.0),)))
             return self.settings()
         try:
             day = datetime.datetime.combine(datetime.date.fromisoformat(until), datetime.time(), datetime.UTC)
@@ -142,11 +142,11 @@ class AuthorityFolder:
         if before.until and now < _begin(before.until):
             raise UsageError(f"the key changes already, until {before.until}; wait for that day")
         begins = now + left - min(EARLY, left / 2)
-        self.write(Settings(before.database, (before.keys[-1], SigningKey(fresh, begins)), until))
+        self.write(AuthoritySettings(before.database, (before.keys[-1], SigningKey(fresh, begins)), until))
         return self.settings()
 
 
-def to_json(settings: Settings) -> dict[str, Any]:
+def to_json(settings: AuthoritySettings) -> dict[str, Any]:
     """The settings as data, for the file and for a backup."""
     keys = []
     for key in settings.keys:
@@ -157,7 +157,7 @@ def to_json(settings: Settings) -> dict[str, Any]:
     return {"format": "tt-authority-1", "database": settings.database, "keys": keys, "until": settings.until}
 
 
-def from_json(text: str) -> Settings:
+def from_json(text: str) -> AuthoritySettings:
     """The settings in a file's text. Raises ValueError, LookupError or TypeError for another file."""
     data = json.loads(text)
     if data["format"] != "tt-authority-1" or not data["keys"]:
@@ -166,7 +166,7 @@ def from_json(text: str) -> Settings:
         SigningKey(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key["private"])), float(key["begins"]))
         for key in data["keys"]
     )
-    return Settings(str(data["database"]), keys, str(data["until"]))
+    return AuthoritySettings(str(data["database"]), keys, str(data["until"]))
 
 
 def _begin(day: str) -> float:

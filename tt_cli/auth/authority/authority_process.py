@@ -8,10 +8,10 @@ from pathlib import Path
 
 from tt_cli.auth.authority.authority_server import ServeOptions
 from tt_cli.supervisor.events import Event
-from tt_cli.supervisor.side_process import Part
+from tt_cli.supervisor.side_process import SideProcess
 
 
-class AuthorityPart(Part):
+class AuthorityPart(SideProcess):
     """A context manager. On entering it listens, or TTError says why not; its end afterwards is told and mended."""
 
     def __init__(self, options: ServeOptions, log: Path, show: Callable[[Event], None]):

@@ -15,7 +15,7 @@ from typing import Any
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.issuer import MOST_PEERS, PASS_SECONDS, Authority
-from tt_cli.auth.authority.member_store import Store
+from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 
@@ -35,9 +35,9 @@ class ServeOptions:
     most_peers: int = MOST_PEERS
 
 
-def open_store(folder: AuthorityFolder) -> Store:
+def open_store(folder: AuthorityFolder) -> MemberStore:
     """The database of this authority. Raises TTError when it has been lost: bans would be forgotten silently."""
-    store = Store(folder.database_url())
+    store = MemberStore(folder.database_url())
     if not store.founded:
         store.close()
         raise TTError(
@@ -51,7 +51,7 @@ def found(run: RunConfig, database: str = "") -> AuthorityFolder:
     """Make a run's authority: its folder, its first key, its database. Raises UsageError where there is one."""
     folder = AuthorityFolder(run)
     if not folder.exists and database:
-        Store(database).close()  # a wrong URL is said before anything is made
+        MemberStore(database).close()  # a wrong URL is said before anything is made
     folder.found(database)
     found_database(folder)
     return folder
@@ -59,7 +59,7 @@ def found(run: RunConfig, database: str = "") -> AuthorityFolder:
 
 def found_database(folder: AuthorityFolder) -> None:
     """Make the tables; what is there stays."""
-    store = Store(folder.database_url())
+    store = MemberStore(folder.database_url())
     try:
         store.found(time.time())
     finally:
@@ -74,7 +74,7 @@ def open_authority(run: RunConfig, *, pass_seconds: float = PASS_SECONDS, most_p
     return Authority(run, folder, open_store(folder), pass_seconds=pass_seconds, most_peers=most_peers)
 
 
-class Server:
+class AuthorityServer:
     """uvicorn around one authority. `run` blocks until `stop`, which may be called from another thread."""
 
     def __init__(self, options: ServeOptions):
@@ -129,7 +129,7 @@ def main(options: dict[str, Any], emit: Any, orders: Any) -> None:
     """The worker process: serve until it is asked to leave. See tt_cli.supervisor.reporter.run_worker."""
     from tt_cli.supervisor.events import Log
 
-    server = Server(ServeOptions(**options))
+    server = AuthorityServer(ServeOptions(**options))
     emit(Log(f"the authority listens on port {server.port}; its key is {server.authority.facts()['authority_key']}"))
 
     def leave() -> None:

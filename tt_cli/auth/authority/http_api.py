@@ -21,7 +21,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from tt_cli.auth.account import AccountName
-from tt_cli.auth.authority.issuer import Authority, Refused
+from tt_cli.auth.authority.issuer import Authority, RequestRefused
 from tt_cli.auth.authority.member_store import DatabaseDown
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, Busy
 from tt_cli.auth.authority.rate_limiter import RateLimit, address_key
@@ -131,7 +131,7 @@ class PollRequest(Body):
     handle: Sealed
 
 
-class Facts(BaseModel):
+class AuthorityFacts(BaseModel):
     """What a run's authority says of itself. time: its clock, Unix seconds."""
 
     run: str
@@ -237,10 +237,10 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
         app.add_exception_handler(error, answer)
 
     @app.get("/v1/facts", responses=problems(429))
-    def facts(request: Request) -> Facts:
+    def facts(request: Request) -> AuthorityFacts:
         """The run, its organisation and the authority's key."""
         counted(request, limits.asking)
-        return Facts(**authority.facts())
+        return AuthorityFacts(**authority.facts())
 
     @app.get(
         "/v1/notice",
@@ -344,11 +344,11 @@ def _bytes(text: str, name: str) -> bytes:
     try:
         return decode(text)
     except ValueError as error:
-        raise Refused(401, f"the {name} is {error}") from None
+        raise RequestRefused(401, f"the {name} is {error}") from None
 
 
 def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refused)
+    assert isinstance(error, RequestRefused)
     return problem(error.status, str(error))
 
 
@@ -376,7 +376,7 @@ def _malformed(request: Request, error: Exception) -> Response:
 
 
 _ANSWERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
-    Refused: _refused,
+    RequestRefused: _refused,
     TooOften: _too_often,
     BodyTooLong: too_long,
     BodyTooSlow: too_slow,

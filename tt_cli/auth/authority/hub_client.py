@@ -32,7 +32,7 @@ DEVICE_GRANT = "urn:ietf:params:oauth:grant-type:device_code"
 SCOPES = "openid profile"  # the name and the organisations; no right to read or write anything
 
 
-class NotProven(Exception):
+class IdentityNotProven(Exception):
     """What was shown does not prove who somebody is; the text says why."""
 
 
@@ -104,7 +104,7 @@ def _read(model: type[Answer], answer: dict[str, Any]) -> Answer:
         raise HubUnreachable("the Hub's answer makes no sense; try again later") from None
 
 
-class Hub:
+class HubClient:
     """The questions. Each raises HubUnreachable where there is no answer, NotProven where it does not suffice."""
 
     def __init__(self) -> None:
@@ -123,9 +123,9 @@ class Hub:
         found = self._json("GET", f"/api/models/{quote(user)}/{PROOF_REPOSITORY}/revision/main", missing=about)
         name, commit = str(found.get("id", "")), found.get("sha")
         if name.casefold() != repository.casefold():  # the Hub follows renamed accounts
-            raise NotProven(f"{repository} now belongs to somebody else")
+            raise IdentityNotProven(f"{repository} now belongs to somebody else")
         if not isinstance(commit, str) or found.get("private"):
-            raise NotProven(f"{repository} is not to be read by everyone")
+            raise IdentityNotProven(f"{repository} is not to be read by everyone")
         address = hf_hub_url(name, path, revision=commit)
         data = self._ask("GET", address, limit=MAX_PROOF, missing=f"{path} in {about}")
         try:
@@ -133,7 +133,7 @@ class Hub:
         except (ValueError, RecursionError):
             content = None
         if not isinstance(content, dict):
-            raise NotProven(f"{path} in {about} is no proof")
+            raise IdentityNotProven(f"{path} in {about} is no proof")
         return name.partition("/")[0], content
 
     def is_member(self, organisation: str, user: str) -> bool:
@@ -170,7 +170,7 @@ class Hub:
             return None
         if error is not None or not isinstance(token, str):
             words = {"access_denied": "it was denied", "expired_token": "its code has expired"}
-            raise NotProven(f"the login did not come about: {words.get(str(error), 'the Hub refuses it')}")
+            raise IdentityNotProven(f"the login did not come about: {words.get(str(error), 'the Hub refuses it')}")
         for left in (2, 1, 0):  # the code is spent: without an answer now, its user would have to type another one
             try:
                 info = _read(_UserInfo, self._json("GET", "/oauth/userinfo", token=token, missing="the user"))
@@ -185,9 +185,9 @@ class Hub:
         """Whose access token that is. Raises NotProven too for a token that could change anything on the Hub."""
         answer = _read(_WhoAmI, self._json("GET", "/api/whoami-v2", token=token, missing="the user"))
         if answer.type != "user":
-            raise NotProven("the token belongs to no user")
+            raise IdentityNotProven("the token belongs to no user")
         if answer.auth.type != "access_token" or answer.auth.token.role != "read":
-            raise NotProven(
+            raise IdentityNotProven(
                 'only an access token of the type "read" is taken: this one could do more than prove a name'
             )
         return Account(answer.name, frozenset(one.name.casefold() for one in answer.orgs))
@@ -256,7 +256,7 @@ class Hub:
             for piece in answer.iter_bytes():
                 data += piece
                 if len(data) > limit:
-                    raise NotProven(f"{missing} is longer than {limit} bytes")
+                    raise IdentityNotProven(f"{missing} is longer than {limit} bytes")
             status = answer.status_code
             if links is not None:
                 links.update({name or "": link for name, link in answer.links.items()})
@@ -264,7 +264,7 @@ class Hub:
             return data
         if status in (401, 403, 404):
             refused = "the Hub refuses the token" if token else f"the Hub does not show {missing} to everyone"
-            raise NotProven(f"{refused} ({status})")
+            raise IdentityNotProven(f"{refused} ({status})")
         raise HubUnreachable(f"the Hub answered {status}; try again later")
 
     @contextmanager

@@ -23,8 +23,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, SigningKey
-from tt_cli.auth.authority.hub_client import Account, Hub, NotProven
-from tt_cli.auth.authority.member_store import Member, Store, TooManyPeers
+from tt_cli.auth.authority.hub_client import Account, HubClient, IdentityNotProven
+from tt_cli.auth.authority.member_store import MemberStore, RegisteredMember, TooManyPeers
 from tt_cli.auth.authority.proof_judge import NoProof, judged
 from tt_cli.auth.join_proof import Purpose, proof_content, proof_path, signed_message
 from tt_cli.identity import peer_key
@@ -52,7 +52,7 @@ CONVICTED = "proven to have signed a wrong average"  # the reason of such a ban
 NOTICE_SECONDS = 1.0  # a signed notice is handed out so long before the database is asked again
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """No. status: 401 bad proof, 403 not a member or banned; the text says why and what to do."""
 
     def __init__(self, status: int, words: str):
@@ -77,8 +77,8 @@ class Authority:
         self,
         run: RunConfig,
         folder: AuthorityFolder,
-        store: Store,
-        hub: Hub | None = None,
+        store: MemberStore,
+        hub: HubClient | None = None,
         *,
         pass_seconds: float = PASS_SECONDS,
         most_peers: int = MOST_PEERS,
@@ -86,7 +86,7 @@ class Authority:
     ):
         self.run, self.folder, self.store, self.clock = run, folder, store, clock
         self.pass_seconds, self.most_peers = pass_seconds, most_peers
-        self._hub = hub or Hub()
+        self._hub = hub or HubClient()
         self._notice: tuple[float, str, tuple[int, str]] | None = None
         self._lock = threading.Lock()
         self._wrong: Counter[str] = Counter()  # proofs that prove nothing, by user, since the start
@@ -129,21 +129,23 @@ class Authority:
         proof: {"way": "hub", "user"}, {"way": "oauth", "ticket"} or {"way": "token", "token"}.
         """
         if self.run.membership.kind == "open":
-            raise Refused(403, f"the run {self.run.run.name} is open: it needs no pass")
+            raise RequestRefused(403, f"the run {self.run.run.name} is open: it needs no pass")
         peer_id, signing = self._possession(key, nonce, signature, "join", {"proof": proof})
         try:
             user, member = self._who(proof, key, peer_id, nonce, signing)
-        except NotProven as error:
+        except IdentityNotProven as error:
             self._note("somebody", "not proven", peer_id, str(error))
-            raise Refused(401, str(error)) from None
+            raise RequestRefused(401, str(error)) from None
         if not member:
             organisation = self.run.membership.organisation
             self._note(user, "no member", peer_id, proof["way"])
             listed = ", as the Hub shows it to everyone" if proof["way"] == "hub" else ""
-            raise Refused(403, f"{user} is no member of {organisation}{listed}: ask the organisation to add you")
+            raise RequestRefused(403, f"{user} is no member of {organisation}{listed}: ask the organisation to add you")
         now = self.clock()
         self._spend(nonce)
-        text = self._issue(Member(peer_id, user, proof["way"], joined=now, proven=now, expires=now + self.pass_seconds))
+        text = self._issue(
+            RegisteredMember(peer_id, user, proof["way"], joined=now, proven=now, expires=now + self.pass_seconds)
+        )
         self._note(user, "joined", peer_id, proof["way"])
         return text
 
@@ -153,23 +155,31 @@ class Authority:
         now = self.clock()
         held = self._own_pass(text, now)
         if held.peer_id != peer_id:
-            raise Refused(401, "that pass belongs to another peer")
+            raise RequestRefused(401, "that pass belongs to another peer")
         known = self.store.member(peer_id)
         if known is None:  # the database was restored from a backup older than the pass
-            known = Member(peer_id, held.user, "renewed", joined=held.issued, proven=held.issued, expires=held.expires)
+            known = RegisteredMember(
+                peer_id, held.user, "renewed", joined=held.issued, proven=held.issued, expires=held.expires
+            )
         elif known.user != held.user:
-            raise Refused(401, "that pass is an older one, of another user: join again")
+            raise RequestRefused(401, "that pass is an older one, of another user: join again")
         if now > known.proven + PROOF_SECONDS:
-            raise Refused(401, f"{known.user} proved who they are more than {PROOF_SECONDS / 86400:.0f} days ago")
+            raise RequestRefused(
+                401, f"{known.user} proved who they are more than {PROOF_SECONDS / 86400:.0f} days ago"
+            )
         self._spend(nonce)
         return self._issue(
-            Member(peer_id, known.user, known.way, known.joined, known.proven, expires=now + self.pass_seconds)
+            RegisteredMember(
+                peer_id, known.user, known.way, known.joined, known.proven, expires=now + self.pass_seconds
+            )
         )
 
     def issue_here(self, peer_id: str, user: str) -> str:
         """A pass for a peer of the organiser's own on this host, whose folder holds the key anyway. Raises Refused."""
         now = self.clock()
-        return self._issue(Member(peer_id, user, "organiser", joined=now, proven=now, expires=now + self.pass_seconds))
+        return self._issue(
+            RegisteredMember(peer_id, user, "organiser", joined=now, proven=now, expires=now + self.pass_seconds)
+        )
 
     # ---------------------------------------------------------------- proofs against members
 
@@ -181,13 +191,13 @@ class Authority:
         peer_id, _ = self._possession(key, nonce, signature, "accuse", {"pass": text, "proof": digest})
         held, now = self._own_pass(text, self.clock()), self.clock()
         if held.peer_id != peer_id or now >= held.expires:
-            raise Refused(401, "that pass belongs to another peer, or it has expired")
+            raise RequestRefused(401, "that pass belongs to another peer, or it has expired")
         try:
             allowed(held, self.store.notice(self.run.identity))
         except InvalidPass as error:
-            raise Refused(403, f"{error}: ask the run's organiser") from None
+            raise RequestRefused(403, f"{error}: ask the run's organiser") from None
         if self._wrong[held.user] >= MOST_WRONG:
-            raise Refused(403, f"{held.user} has handed in {MOST_WRONG} proofs that prove nothing")
+            raise RequestRefused(403, f"{held.user} has handed in {MOST_WRONG} proofs that prove nothing")
         self._spend(nonce)
         until = now + TICKET_SECONDS
         return self._seal("proof", {"proof": digest, "peer": peer_id, "user": held.user, "until": until})
@@ -200,7 +210,7 @@ class Authority:
         """Judge what the ticket's holder hands in: see `judge`."""
         held = self._unseal("proof", ticket)
         if hashlib.sha256(proof).hexdigest() != held["proof"]:
-            raise Refused(401, "the proof is not the one that the ticket is for")
+            raise RequestRefused(401, "the proof is not the one that the ticket is for")
         return self.judge(proof, held["user"], held["peer"])
 
     def judge(self, proof: bytes, user: str, peer_id: str) -> str:
@@ -214,10 +224,10 @@ class Authority:
         except NoProof as error:
             self._wrong[user] += 1
             self._note(user, "accused wrongly", peer_id, str(error))
-            raise Refused(403, f"that proves nothing: {error}") from None
+            raise RequestRefused(403, f"that proves nothing: {error}") from None
         member = self.store.member(guilty)
         if member is None:  # anybody can make a key and sign nonsense with it
-            raise Refused(403, "whom it proves guilty never had a pass of this run")
+            raise RequestRefused(403, "whom it proves guilty never had a pass of this run")
         banned = {ban["name"]: ban["reason"] for ban in self.store.bans() if ban["kind"] == "peer"}
         if guilty not in banned:
             self.folder.keep_proof(guilty, proof)
@@ -236,8 +246,8 @@ class Authority:
         peer_id = _peer_id(key)
         try:
             login = self._hub.begin_login(self._client_id())
-        except NotProven as error:
-            raise Refused(403, f"the Hub refuses the organiser's OAuth app: {error}") from None
+        except IdentityNotProven as error:
+            raise RequestRefused(403, f"the Hub refuses the organiser's OAuth app: {error}") from None
         until = self.clock() + login.expires_in
         return {
             "handle": self._seal("login", {"code": login.device_code, "peer": peer_id, "until": until}),
@@ -253,8 +263,8 @@ class Authority:
         held = self._unseal("login", handle)
         try:
             account = self._hub.login_granted(self._client_id(), held["code"])
-        except NotProven as error:
-            raise Refused(401, str(error)) from None
+        except IdentityNotProven as error:
+            raise RequestRefused(401, str(error)) from None
         if account is None:
             return None
         until = self.clock() + TICKET_SECONDS
@@ -269,7 +279,7 @@ class Authority:
     def _client_id(self) -> str:
         client_id = self.run.membership.oauth_client_id
         if client_id is None:
-            raise Refused(403, "this run names no OAuth app: prove who you are another way")
+            raise RequestRefused(403, "this run names no OAuth app: prove who you are another way")
         return client_id
 
     def _organisation(self) -> str:
@@ -284,10 +294,10 @@ class Authority:
             if self._made(mine, nonce, peer_id, purpose):
                 break
         else:
-            raise Refused(401, "the nonce is not one that this authority made for this peer, or it is too old")
+            raise RequestRefused(401, "the nonce is not one that this authority made for this peer, or it is too old")
         message = signed_message(purpose, mine.text, self.run.identity, nonce, peer_id, said)
         if not peer_key.signed(peer_key.public_key(key), signature, message):
-            raise Refused(401, "the signature is not that of the peer's key")
+            raise RequestRefused(401, "the signature is not that of the peer's key")
         return peer_id, mine
 
     def _made(self, key: SigningKey, nonce: str, peer_id: str, purpose: Purpose) -> bool:
@@ -308,7 +318,7 @@ class Authority:
         raw = decode(nonce)
         expires = struct.unpack(">d", raw[:8])[0]
         if not self.store.use_nonce(hashlib.sha256(raw).hexdigest(), expires, self.clock()):
-            raise Refused(401, "the nonce has been used already")
+            raise RequestRefused(401, "the nonce has been used already")
 
     def _who(
         self, proof: dict[str, str], key: bytes, peer_id: str, nonce: str, signing: SigningKey
@@ -318,18 +328,18 @@ class Authority:
         if way == "oauth":
             ticket = self._unseal("ticket", proof["ticket"])
             if ticket["peer"] != peer_id:
-                raise NotProven("that login was begun by another peer")
+                raise IdentityNotProven("that login was begun by another peer")
             return str(ticket["user"]), bool(ticket["member"])
         if way == "token":
             account: Account = self._hub.user_of_token(proof["token"])
             return account.name, organisation in account.organisations
         user, found = self._hub.proof(proof["user"], proof_path(self.run.identity, peer_id))
         if found != proof_content(self.run.identity, signing.text, nonce, key):
-            raise NotProven(f"the proof in {user}'s repository is for another run, authority, nonce or key")
+            raise IdentityNotProven(f"the proof in {user}'s repository is for another run, authority, nonce or key")
         try:
             return user, self._hub.is_member(organisation, user)
-        except NotProven as error:  # a hidden or missing organisation
-            raise Refused(403, f"{error}; prove who you are another way") from None
+        except IdentityNotProven as error:  # a hidden or missing organisation
+            raise RequestRefused(403, f"{error}; prove who you are another way") from None
 
     def _own_pass(self, text: str, now: float) -> Pass:
         refusal = "no pass of this authority"
@@ -338,9 +348,9 @@ class Authority:
                 return read_pass(text, key.text, self.run.identity, now, leeway=GRACE_SECONDS)
             except InvalidPass as error:
                 refusal = str(error)
-        raise Refused(401, f"{refusal}: join again")
+        raise RequestRefused(401, f"{refusal}: join again")
 
-    def _issue(self, member: Member) -> str:
+    def _issue(self, member: RegisteredMember) -> str:
         held: Notice = self.store.notice(self.run.identity)
         now = self.clock()
         issued = Pass(member.user, member.peer_id, self.run.identity, now, member.expires)
@@ -349,9 +359,9 @@ class Authority:
             self.store.admit(member, now, self.most_peers)
         except InvalidPass as error:
             self._note(member.user, "banned", member.peer_id)
-            raise Refused(403, f"{error}: ask the run's organiser") from None
+            raise RequestRefused(403, f"{error}: ask the run's organiser") from None
         except TooManyPeers:
-            raise Refused(403, f"{member.user} has {self.most_peers} peers in this run already") from None
+            raise RequestRefused(403, f"{member.user} has {self.most_peers} peers in this run already") from None
         return sign_pass(issued, self._key().private)
 
     def _note(self, who: str, what: str, peer_id: str = "", detail: str = "") -> None:
@@ -372,12 +382,12 @@ class Authority:
             content: dict[str, Any] = json.loads(opened)
             if self.clock() < content["until"]:
                 return content
-        raise Refused(401, "the login is not one that this authority began, or it is too old: begin again")
+        raise RequestRefused(401, "the login is not one that this authority began, or it is too old: begin again")
 
 
 def _peer_id(key: bytes) -> str:
     try:
         peer_key.public_key(key)
     except ValueError as error:
-        raise Refused(401, f"no public key of a peer: {error}") from None
+        raise RequestRefused(401, f"no public key of a peer: {error}") from None
     return peer_key.peer_id(key)

@@ -29,7 +29,7 @@ from sqlalchemy.exc import IntegrityError
 from tt_cli.database import Database, DatabaseDown
 from tt_cli.identity.passes import Notice, RollBack
 
-__all__ = ["DatabaseDown", "Member", "Store", "TooManyPeers", "metadata"]
+__all__ = ["DatabaseDown", "RegisteredMember", "MemberStore", "TooManyPeers", "metadata"]
 
 MOST_AUDITED = 100_000  # entries; the oldest go first
 _PRUNE_EVERY = 500  # entries
@@ -88,7 +88,7 @@ class TooManyPeers(Exception):
 
 
 @dataclass(frozen=True)
-class Member:
+class RegisteredMember:
     """A peer that has had a pass. Times are Unix seconds; proven: when its user last proved who they are."""
 
     peer_id: str
@@ -99,7 +99,7 @@ class Member:
     expires: float
 
 
-class Store:
+class MemberStore:
     """A database by its SQLAlchemy URL. Raises UsageError for a URL that is none, DatabaseDown for no answer."""
 
     def __init__(self, url: str):
@@ -140,7 +140,7 @@ class Store:
             return False
         return True
 
-    def admit(self, member: Member, now: float, most_peers: int) -> None:
+    def admit(self, member: RegisteredMember, now: float, most_peers: int) -> None:
         """Write down that this peer gets a pass. Raises TooManyPeers."""
         with self._transaction() as connection:
             others = connection.execute(
@@ -155,17 +155,17 @@ class Store:
             if connection.execute(known.values(**values)).rowcount == 0:
                 connection.execute(insert(members).values(peer_id=member.peer_id, joined=member.joined, **values))
 
-    def member(self, peer_id: str) -> Member | None:
+    def member(self, peer_id: str) -> RegisteredMember | None:
         """What is known of a peer."""
         with self._transaction() as connection:
             row = connection.execute(select(members).where(members.c.peer_id == peer_id)).first()
-        return None if row is None else Member(**row._mapping)
+        return None if row is None else RegisteredMember(**row._mapping)
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[RegisteredMember]:
         """All peers that have had a pass, those of a user together."""
         with self._transaction() as connection:
             rows = connection.execute(select(members).order_by(members.c.user, members.c.joined)).all()
-        return [Member(**row._mapping) for row in rows]
+        return [RegisteredMember(**row._mapping) for row in rows]
 
     # ---------------------------------------------------------------- bans and orders
 

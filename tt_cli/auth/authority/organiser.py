@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tt_cli.auth.authority.authority_folder import AuthorityFolder, Settings
+from tt_cli.auth.authority.authority_folder import AuthorityFolder, AuthoritySettings
 from tt_cli.auth.authority.authority_server import open_store
-from tt_cli.auth.authority.member_store import Member, Store
+from tt_cli.auth.authority.member_store import MemberStore, RegisteredMember
 from tt_cli.errors import UsageError
 from tt_cli.run import RunConfig
 
@@ -21,7 +21,7 @@ MOST_BANS = 8000  # of names of up to 128 characters, within the length of a not
 class Organiser:
     """For the authority in this run's folder. Use `at_work` to get one."""
 
-    def __init__(self, folder: AuthorityFolder, store: Store):
+    def __init__(self, folder: AuthorityFolder, store: MemberStore):
         self._folder, self._store = folder, store
 
     @classmethod
@@ -76,13 +76,13 @@ class Organiser:
         self._store.write_down(time.time(), WHO, "rollback", detail=f"order {order}: step {step}, {digest}, {source}")
         return order
 
-    def rotate(self, until: str | None) -> Settings:
+    def rotate(self, until: str | None) -> AuthoritySettings:
         """Make the next key. Raises UsageError."""
         settings = self._folder.rotate(time.time(), until)
         self._store.write_down(time.time(), WHO, "rotate", detail=f"old key until {until or 'now'}")
         return settings
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[RegisteredMember]:
         """All peers that have had a pass."""
         return self._store.members()
 

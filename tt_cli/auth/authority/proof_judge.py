@@ -67,12 +67,12 @@ def main(stream: BinaryIO) -> dict[str, str]:
     import torch
 
     from tt_cli.model import Dalle, DalleConfig
-    from tt_cli.swarm.allreduce.messages import Accusation, NotProven, Rules, verify
+    from tt_cli.swarm.allreduce.messages import Accusation, NotProven, RoundRules, verify
 
     run = RunConfig.from_toml(json.loads(stream.readline()), "the run file")
     with torch.device("meta"):
         model = Dalle(DalleConfig.from_run(run))
-    rules = Rules.of(run, {name: parameter.shape for name, parameter in model.named_parameters()})
+    rules = RoundRules.of(run, {name: parameter.shape for name, parameter in model.named_parameters()})
     try:
         return {"guilty": verify(Accusation.read(stream.read(MOST_PROOF)), rules)}
     except NotProven as error:

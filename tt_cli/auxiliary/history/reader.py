@@ -27,7 +27,7 @@ MOST_ROWS = 1000  # of peers and of the leaderboard
 DAY_HOURS = 24
 
 
-class Reader:
+class HistoryReader:
     """The history of one run by its database's URL (see store.database_url). Methods raise DatabaseDown."""
 
     def __init__(self, url: str):

@@ -70,7 +70,7 @@ class MadeStep:
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenPeer:
     """One peer as its record tells: see PeerRecord."""
 
     peer_id: str
@@ -85,7 +85,7 @@ def database_url(folder: Path, named: str = "") -> str:
     return named or f"sqlite:///{folder / FILE}"
 
 
-class Store:
+class HistoryWriter:
     """The database of one run (its identity). tell: takes a line for a person.
 
     Raises OtherDatabase for what is not this run's, DatabaseDown for no answer. A damaged SQLite file is set aside,
@@ -174,7 +174,7 @@ class Store:
             query = select(steps.c.step, steps.c.loss, steps.c.time).where(steps.c.undone == 0).order_by(steps.c.step)
             return [(row.step, row.loss, row.time) for row in connection.execute(query)]
 
-    def record_step(self, made: MadeStep, seen: Sequence[Seen], target: int) -> None:
+    def record_step(self, made: MadeStep, seen: Sequence[SeenPeer], target: int) -> None:
         """A step that was made, and what its peers gave since they were last seen. target: samples of a step.
 
         A step that the database has already, also from another recorder, stays as it is.
@@ -203,7 +203,7 @@ class Store:
         return True
 
     def record_activity(
-        self, at: float, step: int, trainers: int, samples_per_second: float, seen: Sequence[Seen], target: int
+        self, at: float, step: int, trainers: int, samples_per_second: float, seen: Sequence[SeenPeer], target: int
     ) -> None:
         """How many train now, towards which step, and what its peers gave since they were last seen."""
         with self._database.transaction() as connection:
@@ -231,7 +231,7 @@ class Store:
         query = select(func.max(steps.c.step)).where(steps.c.undone == 0, steps.c.step < before)
         return int(connection.execute(query).scalar_one() or 0)
 
-    def _credit(self, connection: Connection, step: int, seen: Sequence[Seen], at: float, most: int) -> None:
+    def _credit(self, connection: Connection, step: int, seen: Sequence[SeenPeer], at: float, most: int) -> None:
         """Add what each peer's total grew by; `most` is the most that one may have for this step."""
         if not seen:
             return

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tt_cli.data.build.journal import PROGRESS, SETTINGS, SHARDS, SUMS, Finished, sums_of
+from tt_cli.data.build.journal import PROGRESS, SETTINGS, SHARDS, SUMS, FinishedShard, sums_of
 from tt_cli.data.shard_format import ShardFacts
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import HubUnreachable, hub_errors, quiet_and_bounded
-from tt_cli.hub.repository import CARD, Moved, sending
+from tt_cli.hub.repository import CARD, RepositoryChanged, sending
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
@@ -37,7 +37,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedFolder:
     """A finished folder. settings: of encode.json. counts: of all shares together."""
 
     folder: Path
@@ -51,7 +51,7 @@ class Encoded:
         return sums_of(self.shards)
 
 
-def finished_folder(folder: Path) -> Encoded:
+def finished_folder(folder: Path) -> EncodedFolder:
     """What lies in a folder of `tt data encode`, every shard checked against its SHA-256.
 
     Raises UsageError where a share is not finished, TTError for a shard that is missing or damaged.
@@ -66,7 +66,7 @@ def finished_folder(folder: Path) -> Encoded:
     counts: Counter[str] = Counter()
     shards: list[ShardFacts] = []
     for share in range(shares):
-        state = Finished.read(folder / PROGRESS / f"{share:03d}.json")
+        state = FinishedShard.read(folder / PROGRESS / f"{share:03d}.json")
         if not state.done:
             raise UsageError(
                 f"share {share + 1} of {shares} of {folder} is not finished; run `tt data encode` "
@@ -78,7 +78,7 @@ def finished_folder(folder: Path) -> Encoded:
         raise UsageError(f"there is not one row in {folder}: all {counts['seen']:,} pictures were left out")
     for facts in shards:
         _check(folder / SHARDS / facts.name, facts)
-    return Encoded(folder, settings, counts, shards)
+    return EncodedFolder(folder, settings, counts, shards)
 
 
 def _check(path: Path, facts: ShardFacts) -> None:
@@ -91,7 +91,7 @@ def _check(path: Path, facts: ShardFacts) -> None:
         raise TTError(f"the shard {path} is damaged: its SHA-256 is not the one that was written down; encode again")
 
 
-def publish(encoded: Encoded, name: str, licence: str, *, private: bool | None = None, tell: Tell = print) -> str:
+def publish(encoded: EncodedFolder, name: str, licence: str, *, private: bool | None = None, tell: Tell = print) -> str:
     """Put the folder on the Hub as the data set `name` (OWNER/NAME), made where it is missing. Returns its address.
 
     Raises UsageError for what the Hub refuses and for a repository with other data, HubUnreachable after some tries;
@@ -108,7 +108,7 @@ def publish(encoded: Encoded, name: str, licence: str, *, private: bool | None =
         try:
             _publish(encoded, name, licence, private, action, tell)
             return f"{ENDPOINT}/datasets/{name}"
-        except (HubUnreachable, Moved) as error:
+        except (HubUnreachable, RepositoryChanged) as error:
             if not left:
                 raise
             tell(f"{str(error).removesuffix('; try again')}; trying again in {wait:.0f} s")
@@ -117,7 +117,7 @@ def publish(encoded: Encoded, name: str, licence: str, *, private: bool | None =
     raise AssertionError("the last try returns or raises")
 
 
-def _publish(encoded: Encoded, name: str, licence: str, private: bool | None, action: str, tell: Tell) -> None:
+def _publish(encoded: EncodedFolder, name: str, licence: str, private: bool | None, action: str, tell: Tell) -> None:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     head, there = _look_into(name, private, action)
@@ -172,7 +172,7 @@ def _text(name: str, head: str | None, action: str) -> str:
     return answer.content.decode("utf-8", "replace")
 
 
-def card(encoded: Encoded, name: str, licence: str) -> str:
+def card(encoded: EncodedFolder, name: str, licence: str) -> str:
     """Markdown with the Hub's metadata: what it is, how it was made, what was left out, every shard's checksum."""
     counts, made = encoded.counts, encoded.settings
     size = sum(facts.bytes for facts in encoded.shards)

@@ -30,7 +30,7 @@ from tt_cli.data.codes import to_column
 from tt_cli.data.columns import Row
 from tt_cli.data.build.picture_decoding import Decoded, Undecodable, decode, end_with
 from tt_cli.data.build.journal import Journal, Place
-from tt_cli.data.build.picture_sources import DamagedUnit, Picture, PictureSource
+from tt_cli.data.build.picture_sources import DamagedUnit, CaptionedPicture, PictureSource
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
 
@@ -45,7 +45,7 @@ FIELDS = ("NSFW", "original_width", "original_height")
 
 
 @dataclass(frozen=True)
-class Part:
+class WorkShare:
     """Worker `index` (from 0) of `count`: a share of the units, or of all their pictures where there are fewer."""
 
     index: int = 0
@@ -65,7 +65,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Progress:
+class EncodingProgress:
     """How far this worker is. counts: see `reason_against`, and "seen" and "kept". seconds: of this start.
 
     eta: seconds that are left at this speed, None where the number of pictures is not known.
@@ -79,7 +79,7 @@ class Progress:
     eta: float | None
 
 
-def reason_against(picture: Picture, run: RunConfig) -> str | None:
+def reason_against(picture: CaptionedPicture, run: RunConfig) -> str | None:
     """Why the run's filters leave a picture out before it is decoded, None if they do not."""
     caption = picture.caption
     if isinstance(caption, bytes) or (isinstance(caption, str) and not _is_unicode(caption)):
@@ -96,7 +96,7 @@ def reason_against(picture: Picture, run: RunConfig) -> str | None:
     return None if picture.content else "missing"
 
 
-def _sizes(picture: Picture) -> tuple[int, int]:
+def _sizes(picture: CaptionedPicture) -> tuple[int, int]:
     """Of the original, as the source says; zeros where it does not."""
     width, height = (picture.fields.get(key, 0) for key in ("original_width", "original_height"))
     return (width, height) if width > 0 and height > 0 else (0, 0)
@@ -114,7 +114,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def first_picture(source: PictureSource) -> Picture:
+def first_picture(source: PictureSource) -> CaptionedPicture:
     """The first of the source that can be read, whoever it belongs to. Raises UsageError where there is none."""
     for unit in range(len(source.units)):
         try:
@@ -126,13 +126,13 @@ def first_picture(source: PictureSource) -> Picture:
     raise UsageError("the source has no picture at all; give a folder, tars, a table or a data set that has")
 
 
-def fields_of(first: Picture) -> tuple[str, ...]:
+def fields_of(first: CaptionedPicture) -> tuple[str, ...]:
     """The columns of the rows beside caption and codes: a label only where the source has labels."""
     return FIELDS if "NSFW" in first.fields else FIELDS[1:]
 
 
 def settings(
-    run: RunConfig, source: PictureSource, part: Part, column: str, container: str, fields: tuple[str, ...]
+    run: RunConfig, source: PictureSource, part: WorkShare, column: str, container: str, fields: tuple[str, ...]
 ) -> dict[str, Any]:
     """What all workers on one folder must have in common, as JSON: units and filters too, or places mean nothing."""
     units = hashlib.sha256(json.dumps(list(source.units)).encode()).hexdigest()
@@ -175,7 +175,7 @@ class VqEncoder(Protocol):
         """Pictures (b, 3, side, side) in 0..1 → codes (b, n)."""
 
 
-class Encoder:
+class PictureEncoder:
     """The VQGAN, which lies on `device`: pixels to codes."""
 
     def __init__(self, vqgan: VqEncoder, device: torch.device, codebook_size: int):
@@ -204,13 +204,13 @@ def encode(
     encoder: Callable[[np.ndarray], np.ndarray],
     journal: Journal,
     *,
-    part: Part = Part(),
+    part: WorkShare = WorkShare(),
     column: str = "code",
     fields: tuple[str, ...] = FIELDS,
     batch: int = 4,
     workers: int = 1,
-    tell: Callable[[Progress], None] = lambda progress: None,
-) -> Progress:
+    tell: Callable[[EncodingProgress], None] = lambda progress: None,
+) -> EncodingProgress:
     """Encode what `journal` says is left of this worker's part, and seal the last shard.
 
     encoder: pictures (b, side, side, 3) uint8 → codes (b, n). fields: columns of the rows beside caption and codes.
@@ -241,8 +241,8 @@ Found = Decoded | Undecodable | str
 
 
 def _chosen(
-    source: PictureSource, part: Part, start: Place, run: RunConfig
-) -> Iterator[tuple[Place, Picture | None, str | Undecodable | None]]:
+    source: PictureSource, part: WorkShare, start: Place, run: RunConfig
+) -> Iterator[tuple[Place, CaptionedPicture | None, str | Undecodable | None]]:
     """This worker's pictures from a place on, each with the place after it and why it is left out, or None."""
     units = part.units(source)
     for ordinal in range(start[0], len(units)):
@@ -271,13 +271,13 @@ class _Batch:
         self._clear()
 
     def _clear(self) -> None:
-        self.pictures: list[tuple[Picture, Decoded]] = []
+        self.pictures: list[tuple[CaptionedPicture, Decoded]] = []
         self.counts: Counter[str] = Counter()
         self.broken: list[dict[str, str]] = []
         self.place: Place | None = None
         self.seen = 0
 
-    def add(self, place: Place, picture: Picture | None, found: Found) -> None:
+    def add(self, place: Place, picture: CaptionedPicture | None, found: Found) -> None:
         self.place = place
         self.seen += 1
         if picture is not None:
@@ -311,7 +311,7 @@ class _Batch:
             for (picture, found), one in zip(self.pictures, strings, strict=True)
         ]
 
-    def _row(self, picture: Picture, found: Decoded) -> Row:
+    def _row(self, picture: CaptionedPicture, found: Decoded) -> Row:
         width, height = _sizes(picture)
         known: dict[str, Any] = {
             "NSFW": picture.fields.get("NSFW"),
@@ -344,10 +344,10 @@ class _Decoders:
         return ProcessPoolExecutor(workers, mp_context=context, initializer=end_with, initargs=(os.getpid(),))
 
     def __call__(
-        self, chosen: Iterator[tuple[Place, Picture | None, str | Undecodable | None]], ahead: int
-    ) -> Iterator[tuple[Place, Picture | None, Found]]:
+        self, chosen: Iterator[tuple[Place, CaptionedPicture | None, str | Undecodable | None]], ahead: int
+    ) -> Iterator[tuple[Place, CaptionedPicture | None, Found]]:
         """At most `ahead` pictures are decoded before their turn."""
-        waiting: deque[tuple[Place, Picture | None, str | Undecodable | Future[Decoded | Undecodable]]] = deque()
+        waiting: deque[tuple[Place, CaptionedPicture | None, str | Undecodable | Future[Decoded | Undecodable]]] = deque()
         for place, picture, reason in chosen:
             waiting.append((place, picture, reason if reason is not None else self._asked(picture, waiting)))
             if len(waiting) >= ahead:
@@ -355,7 +355,7 @@ class _Decoders:
         while waiting:
             yield self._answered(waiting)
 
-    def _asked(self, picture: Picture | None, waiting: deque[Any]) -> Future[Decoded | Undecodable]:
+    def _asked(self, picture: CaptionedPicture | None, waiting: deque[Any]) -> Future[Decoded | Undecodable]:
         assert picture is not None and picture.content is not None
         try:
             return self._pool.submit(decode, picture.content, self._side)
@@ -363,7 +363,7 @@ class _Decoders:
             self._replace(waiting)
             return self._pool.submit(decode, picture.content, self._side)
 
-    def _answered(self, waiting: deque[Any]) -> tuple[Place, Picture | None, Found]:
+    def _answered(self, waiting: deque[Any]) -> tuple[Place, CaptionedPicture | None, Found]:
         place, picture, found = waiting.popleft()
         if not isinstance(found, Future):
             return place, picture, found
@@ -399,7 +399,7 @@ def _succeeded(future: Future[Any]) -> bool:
 class _Clock:
     """Says now and then how far a worker is."""
 
-    def __init__(self, journal: Journal, total: int | None, tell: Callable[[Progress], None]):
+    def __init__(self, journal: Journal, total: int | None, tell: Callable[[EncodingProgress], None]):
         self._journal, self._total, self._tell = journal, total, tell
         self._started, self._told = time.monotonic(), -math.inf  # the first batch is told at once
         self._seen_before = journal.counts["seen"]
@@ -409,13 +409,13 @@ class _Clock:
             self._told = time.monotonic()
             self._tell(self.progress())
 
-    def progress(self) -> Progress:
+    def progress(self) -> EncodingProgress:
         seconds = time.monotonic() - self._started
         seen = self._journal.counts["seen"]
         speed = (seen - self._seen_before) / seconds if seconds else 0.0
         left = max(0, self._total - seen) / speed if self._total is not None and speed else None
         shards = self._journal.finished.shards
-        return Progress(dict(self._journal.counts), len(shards), sum(one.bytes for one in shards), seconds, speed, left)
+        return EncodingProgress(dict(self._journal.counts), len(shards), sum(one.bytes for one in shards), seconds, speed, left)
 
 
 def cores() -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tt_cli.data.build.picture_sources import CAPTION, EMBEDDED, DamagedUnit, Picture, picture_of
+from tt_cli.data.build.picture_sources import CAPTION, EMBEDDED, DamagedUnit, CaptionedPicture, picture_of
 from tt_cli.errors import UsageError
 from tt_cli.hub.hub_files import hub_errors
 
@@ -35,7 +35,7 @@ class HubSource:
         self.units: Sequence[str] = [f"{name} shard {number}" for number in range(self._set.num_shards)]
         self.total: int | None = None
 
-    def read(self, unit: int, skip: int) -> Iterator[Picture]:
+    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
         """See PictureSource."""
         with self._reading():
             shard = self._set.shard(num_shards=len(self.units), index=unit)

@@ -46,7 +46,7 @@ Place = tuple[int, int]
 
 
 @dataclass
-class Finished:
+class FinishedShard:
     """What `progress/NNN.json` says. broken_bytes: the length of the list of broken pictures up to here."""
 
     place: Place = (0, 0)
@@ -90,7 +90,7 @@ def sums_of(shards: Iterable[ShardFacts]) -> str:
 
 def write_sums(out: Path, shares: int) -> bool:
     """Write SHA256SUMS if every share is finished in this folder. Raises TTError."""
-    states = [Finished.read(out / PROGRESS / f"{share:03d}.json") for share in range(shares)]
+    states = [FinishedShard.read(out / PROGRESS / f"{share:03d}.json") for share in range(shares)]
     if not all(state.done for state in states):
         return False
     path = out / SUMS
@@ -164,7 +164,7 @@ class Journal:
         try:
             self._file = self._path.open("ab+", buffering=0)
             self._lock()
-            self.finished = Finished.read(self._state_path)
+            self.finished = FinishedShard.read(self._state_path)
             self.place, self.counts = self.finished.place, Counter(self.finished.counts)
             self._recover()
         except OSError as error:
@@ -206,7 +206,7 @@ class Journal:
         if self.rows:
             name = f"train-{self._worker:03d}-{len(before.shards):05d}{self._container}"
             facts = write_shard(self._out / SHARDS / name, self.rows)
-        now = Finished(
+        now = FinishedShard(
             self.place,
             self.counts,
             [*before.shards, *([facts] if facts else [])],

@@ -43,7 +43,7 @@ FIELDS = {  # of a row, by the columns that may hold them
 
 
 @dataclass(frozen=True)
-class Picture:
+class CaptionedPicture:
     """One picture of a source, not yet decoded.
 
     name: for the list of broken ones. caption: bytes where it is not UTF-8. content: the file's bytes or its path.
@@ -66,7 +66,7 @@ class PictureSource(Protocol):
     units: Sequence[str]
     total: int | None
 
-    def read(self, unit: int, skip: int) -> Iterator[Picture]:
+    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
         """The pictures of a unit from number `skip` on. Raises DamagedUnit, TTError."""
         ...
 
@@ -147,9 +147,9 @@ class FolderSource:
         self.units: Sequence[str] = [folder.name]
         self.total: int | None = len(pictures)
 
-    def read(self, unit: int, skip: int) -> Iterator[Picture]:
+    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
         for path in self._pictures[skip:]:
-            yield Picture(str(path.relative_to(self._folder)), _caption_beside(path), path)
+            yield CaptionedPicture(str(path.relative_to(self._folder)), _caption_beside(path), path)
 
 
 def _caption_beside(path: Path) -> str | bytes | None:
@@ -176,7 +176,7 @@ class TarSource:
         self.units: Sequence[str] = [path.name for path in tars]
         self.total: int | None = None
 
-    def read(self, unit: int, skip: int) -> Iterator[Picture]:
+    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
         path = self._tars[unit]
         with _damaged_unit(path), path.open("rb") as file:
             for number, members in enumerate(tar_samples(file, path.name, _is_of_a_picture, _MOST_IN_TAR)):
@@ -184,7 +184,7 @@ class TarSource:
                     yield self._picture(path, members)
 
     @staticmethod
-    def _picture(path: Path, members: Mapping[str, bytes]) -> Picture:
+    def _picture(path: Path, members: Mapping[str, bytes]) -> CaptionedPicture:
         name = f"{path.name}/{members[''].decode('utf-8', 'replace')}"
         row: Any = {}
         if "json" in members:
@@ -215,7 +215,7 @@ class TableSource:
         self.units: Sequence[str] = [path.name for path in tables]
         self.total: int | None = None
 
-    def read(self, unit: int, skip: int) -> Iterator[Picture]:
+    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
         path = self._tables[unit]
         with _damaged_unit(path):
             for number, row in enumerate(_rows(path, skip), skip):
@@ -275,7 +275,7 @@ def _parquet_rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
                 yield from ColumnRows(part)
 
 
-def picture_of(name: str, row: Mapping[str, Any], folder: Path | None) -> Picture:
+def picture_of(name: str, row: Mapping[str, Any], folder: Path | None) -> CaptionedPicture:
     """A row of a table as a Picture; paths are taken from `folder`, where there is one.
 
     A column of pictures holds bytes or, as `datasets` has it, {"bytes", "path"}.
@@ -287,7 +287,7 @@ def picture_of(name: str, row: Mapping[str, Any], folder: Path | None) -> Pictur
         column = next((column for column in columns if column in lower), None)
         if column is not None:
             fields[key] = lower[column] if key == "NSFW" else _whole(lower[column])
-    return Picture(name, caption, _content(lower, folder), fields)
+    return CaptionedPicture(name, caption, _content(lower, folder), fields)
 
 
 def _content(row: Mapping[str, Any], folder: Path | None) -> bytes | Path | None:

@@ -6,8 +6,8 @@ import hashlib
 from pathlib import Path
 from typing import Any
 
-from tt_cli.data.examples import Rules
-from tt_cli.data.stream.row_reader import Plan
+from tt_cli.data.examples import RowRules
+from tt_cli.data.stream.row_reader import ReadPlan
 from tt_cli.run import RunConfig
 
 
@@ -19,7 +19,7 @@ def plan_of(
     cache: Path | None = None,
     state: dict[str, Any] | None = None,
     strict: bool = False,
-) -> Plan:
+) -> ReadPlan:
     """Where a run's examples lie, which of them are good, and how many are shuffled together. cache: a folder."""
     data = run.data
     kind, place = data.source, data.name
@@ -27,14 +27,14 @@ def plan_of(
         kind, place = "files", data.location
     elif place.startswith(("/", "./", "../", "~")) or Path(place).is_dir():
         kind = "files"
-    return Plan(
+    return ReadPlan(
         kind=kind,
         place=place,
         revision=data.revision,
         split=split,
         seed=seed,
         shuffle_buffer=data.shuffle_buffer,
-        rules=Rules.of(run),
+        rules=RowRules.of(run),
         cache=None if cache is None else str(cache),
         cache_bytes=data.cache_mb * 10**6,
         state=state,

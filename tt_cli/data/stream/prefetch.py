@@ -20,7 +20,7 @@ import numpy as np
 
 from tt_cli.data.codes import CODE_DTYPE
 from tt_cli.data.stream.prefetch_process import LENGTHS
-from tt_cli.data.stream.row_reader import Plan
+from tt_cli.data.stream.row_reader import ReadPlan
 from tt_cli.errors import TTError, UsageError
 
 PREFETCH_BYTES = 16 << 20
@@ -52,7 +52,7 @@ class Prefetch:
     bound: bytes that it may hold. A process that is ended by something else is started again, where it was.
     """
 
-    def __init__(self, plan: Plan, tell: Callable[[str, str], None], bound: int = PREFETCH_BYTES) -> None:
+    def __init__(self, plan: ReadPlan, tell: Callable[[str, str], None], bound: int = PREFETCH_BYTES) -> None:
         self._plan, self._tell, self._bound = plan, tell, bound
         self._owner, self._ended_early = os.getpid(), 0
         self._process = self._start()

@@ -107,7 +107,7 @@ def stream(plan: str, frames: Frames) -> None:
     """Write what a reader reads. Ends with an error alone."""
     import pyarrow
 
-    from tt_cli.data.stream.row_reader import Plan, Reader
+    from tt_cli.data.stream.row_reader import ReadPlan, RowReader
 
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)
@@ -115,7 +115,7 @@ def stream(plan: str, frames: Frames) -> None:
     def tell(words: str, remedy: str) -> None:
         frames.put({"trouble": words, "remedy": remedy}, urgent=True)
 
-    reader = Reader(Plan.from_json(plan), tell)
+    reader = RowReader(ReadPlan.from_json(plan), tell)
     for block in reader.blocks():
         counts, state = block.counts, reader.state(block.position)
         for start in range(0, max(1, len(block.captions)), ROWS):

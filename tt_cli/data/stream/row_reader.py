@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tt_cli.data.columns import Row
-from tt_cli.data.examples import RowFilter, Rules, missing_columns
+from tt_cli.data.examples import RowFilter, RowRules, missing_columns
 from tt_cli.data.shard_format import read_batches
 from tt_cli.data.stream.shard_order import Position, Walk, block_order, block_rows
 from tt_cli.data.stream.shard_source import Supply
@@ -37,7 +37,7 @@ Tell = Callable[[str, str], None]
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReadPlan:
     """What a reader is to read: plain data, for another process.
 
     kind, place, revision: see `location_of`. cache: a folder, and its bytes. state: where an earlier reader was.
@@ -50,7 +50,7 @@ class Plan:
     split: str
     seed: int
     shuffle_buffer: int
-    rules: Rules
+    rules: RowRules
     cache: str | None = None
     cache_bytes: int = 0
     state: dict[str, Any] | None = None
@@ -62,11 +62,11 @@ class Plan:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
+    def from_json(cls, text: str) -> ReadPlan:
         """What `to_json` wrote."""
         known = json.loads(text)
         rules = known.pop("rules")
-        return cls(rules=Rules(**{**rules, "nsfw_allowed": tuple(rules["nsfw_allowed"])}), **known)
+        return cls(rules=RowRules(**{**rules, "nsfw_allowed": tuple(rules["nsfw_allowed"])}), **known)
 
 
 @dataclass
@@ -101,13 +101,13 @@ class _Piece:
         )
 
 
-class Reader:
+class RowReader:
     """Reads by a plan, without end. tell: hears words and a remedy. wait: sleeps.
 
     The constructor lists the shards. It raises UsageError for what will not work, TTError where nobody answers.
     """
 
-    def __init__(self, plan: Plan, tell: Tell, wait: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, plan: ReadPlan, tell: Tell, wait: Callable[[float], None] = time.sleep) -> None:
         self.plan, self._tell, self._wait = plan, tell, wait
         self.filter = RowFilter(plan.rules)
         self._failures = 0  # on end

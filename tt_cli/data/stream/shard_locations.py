@@ -61,7 +61,7 @@ class Remote(Location, Protocol):
 def location_of(kind: str, place: str, revision: str | None = None, patience: float = PATIENCE) -> Folder | Remote:
     """kind: "hub" for the data set `place` there; "files" for a folder or an http(s) address."""
     if kind == "hub":
-        return Hub(place, revision, patience)
+        return HubRepository(place, revision, patience)
     return Address(place, patience) if "://" in place else Folder(place)
 
 
@@ -204,7 +204,7 @@ class Address:
         return self._client
 
 
-class Hub:
+class HubRepository:
     """A data set on the Hugging Face Hub, at one revision, through its own client."""
 
     def __init__(self, place: str, revision: str | None = None, patience: float = PATIENCE) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from tt_cli.data import builtin
 from tt_cli.data.examples import Example, RowFilter, missing_columns
 from tt_cli.data.stream.plan import plan_of
-from tt_cli.data.stream.row_reader import Plan, Reader
+from tt_cli.data.stream.row_reader import ReadPlan, RowReader
 from tt_cli.data.stream.shard_locations import NoSplit
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import hub_errors
@@ -85,9 +85,9 @@ def _of_files(run: RunConfig) -> list[Example]:
     return found
 
 
-def _first_of(plan: Plan, wanted: int) -> list[Example]:
+def _first_of(plan: ReadPlan, wanted: int) -> list[Example]:
     """Up to `wanted` of what is read by a plan, none twice."""
-    reader = Reader(plan, lambda words, remedy: None)
+    reader = RowReader(plan, lambda words, remedy: None)
     found: list[Example] = []
     try:
         for block in reader.blocks():

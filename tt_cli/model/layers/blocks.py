@@ -35,7 +35,7 @@ _CHUNK_BYTES = {"cpu": 24 << 20}
 _CHUNK_BYTES_ON_GPU = 512 << 20
 
 
-class Recorder(Protocol):
+class BranchRecorder(Protocol):
     """Sees what cached drawing must remember of a branch."""
 
     def normed(self, h: Tensor) -> None:
@@ -54,7 +54,7 @@ class AttentionBranch:
         self.rotary = rotary
 
     def __call__(
-        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, recorder: Recorder | None = None
+        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, recorder: BranchRecorder | None = None
     ) -> Tensor:
         """x (b, n, dim); weights: norm weight and bias, scale, qkv, output weight and bias."""
         norm_weight, norm_bias, scale, qkv, out_weight, out_bias = weights
@@ -148,7 +148,7 @@ class FeedForwardBranch:
         self.config = config
 
     def __call__(
-        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, recorder: Recorder | None = None
+        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, recorder: BranchRecorder | None = None
     ) -> Tensor:
         """x (b, n, dim); weights: norm weight and bias, scale, then expansion and contraction likewise."""
         norm_weight, norm_bias, scale, *matrices = weights
@@ -237,7 +237,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias, _EPS)
 
 
-def _norm_and_shift(config: DalleConfig, x: Tensor, weight: Tensor, bias: Tensor, recorder: Recorder | None) -> Tensor:
+def _norm_and_shift(
+    config: DalleConfig, x: Tensor, weight: Tensor, bias: Tensor, recorder: BranchRecorder | None
+) -> Tensor:
     h = layer_norm(x, weight, bias)
     if recorder is not None:
         recorder.normed(h)

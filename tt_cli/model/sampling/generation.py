@@ -53,7 +53,7 @@ def generate(
     rows = len(text) * samples
     shape = (rows, dalle.config.image_positions)
     noise = torch.rand(shape, generator=generator, device=text.device, dtype=torch.float64)
-    decoder = Decoder(dalle, len(text), samples) if cache else WholeDecoder(dalle, samples)
+    decoder = StepDecoder(dalle, len(text), samples) if cache else WholeDecoder(dalle, samples)
     return draw_codes(decoder, text, noise, sampling, prime=prime, on_token=on_token)
 
 
@@ -141,7 +141,7 @@ class _Branch(NamedTuple):
     cache: KeyValueCache | None = None
 
 
-class Decoder:
+class StepDecoder:
     """``samples`` pictures of each of ``prompts`` prompts, drawn side by side; can be used again and again.
 
     ``dtype`` is that of matrix products and caches (default: Dalle.compute_dtype()); the residual stream and norms

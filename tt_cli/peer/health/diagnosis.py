@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from tt_cli.swarm.network.connectivity import Contact
+from tt_cli.swarm.network.connectivity import Connectivity
 
 CLOCK_SECONDS = 3.0  # hivemind's own bound: a peer whose clock is off by more cannot join anybody
 PULSE_SECONDS = 120.0  # without a sign of life from the averager's process
@@ -32,7 +32,7 @@ class Remedy(StrEnum):
 
 
 @dataclass(frozen=True)
-class Facts:
+class PeerFacts:
     """What a peer knows of itself and of the swarm at one moment. Times are seconds, `since_…` how long ago.
 
     usual_step: what a step should take, from the newest ones and from the swarm's speed. patience: of one round, the
@@ -65,7 +65,7 @@ class Facts:
     lost_company: bool = False
     client_mode: bool = False
     listening: bool = True
-    contact: Contact | None = None
+    contact: Connectivity | None = None
 
     @property
     def late(self) -> bool:
@@ -107,12 +107,12 @@ class Diagnosis:
     pause: float = 10.0
 
 
-def diagnose(facts: Facts) -> Diagnosis | None:
+def diagnose(facts: PeerFacts) -> Diagnosis | None:
     """The one cause that explains most, None where all is well. A peer that is only slow is not stuck."""
     return _own_processes(facts) or _network(facts) or _state(facts) or _rounds(facts) or _slowness(facts)
 
 
-def _own_processes(facts: Facts) -> Diagnosis | None:
+def _own_processes(facts: PeerFacts) -> Diagnosis | None:
     if facts.since_pulse > PULSE_SECONDS:
         words = f"the averager process of this peer has not answered for {seconds(facts.since_pulse)}"
         return Diagnosis("averager", words, (Remedy.RESTART,))
@@ -134,7 +134,7 @@ def _own_processes(facts: Facts) -> Diagnosis | None:
     return None
 
 
-def _network(facts: Facts) -> Diagnosis | None:
+def _network(facts: PeerFacts) -> Diagnosis | None:
     contact = facts.contact
     if contact is None:
         return None
@@ -166,7 +166,7 @@ def _network(facts: Facts) -> Diagnosis | None:
     return None
 
 
-def _state(facts: Facts) -> Diagnosis | None:
+def _state(facts: PeerFacts) -> Diagnosis | None:
     if facts.phase != "syncing":
         return None
     received, total, rate = facts.download or (0, 0, 0.0)
@@ -182,7 +182,7 @@ def _state(facts: Facts) -> Diagnosis | None:
     return None
 
 
-def _rounds(facts: Facts) -> Diagnosis | None:
+def _rounds(facts: PeerFacts) -> Diagnosis | None:
     if facts.waits and facts.client_mode and not facts.listening:
         words = "this peer is in client mode, and no trainer that accepts connections is there to average with"
         advice = "make one peer reachable (see `tt doctor`), or ask the organiser for `tt aux-peer --assist`"
@@ -205,7 +205,7 @@ def _rounds(facts: Facts) -> Diagnosis | None:
     return None
 
 
-def _slowness(facts: Facts) -> Diagnosis | None:
+def _slowness(facts: PeerFacts) -> Diagnosis | None:
     if not facts.late or facts.held or facts.phase in ("starting", "syncing"):
         return None
     since = f"no step for {seconds(facts.since_step)}, they usually take {seconds(facts.usual_step)}"

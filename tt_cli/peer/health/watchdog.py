@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
 
-from tt_cli.peer.health.diagnosis import Diagnosis, Facts, Remedy, Treatment, diagnose, seconds
+from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import (
     Download,
@@ -29,7 +29,7 @@ from tt_cli.supervisor.events import (
 )
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
-from tt_cli.swarm.network.connectivity import Contact
+from tt_cli.swarm.network.connectivity import Connectivity
 
 LOOK_SECONDS = 1.0
 ASK_SECONDS, CALM_SECONDS = 5.0, 120.0  # between two rounds of pings: when something is suspicious, when not
@@ -100,7 +100,7 @@ class Heard:
         return max(LEAST_USUAL, newest, self.target / self.rate if self.rate else 0.0)
 
 
-class StuckWatch:
+class ProgressWatchdog:
     """A context manager: watches from its own thread, from before the first synchronisation to the end of training.
 
     marker: a file whose age tells when the peer was last restarted by this watch. save: writes a backup.
@@ -121,14 +121,14 @@ class StuckWatch:
         self._reading, self._batch_at, self._batches = False, 0.0, deque[float](maxlen=KEPT_STEPS)
         self._phase, self._phase_at = "", 0.0
         self._had_others = self._lost = False
-        self._contact: Contact | None = None
+        self._contact: Connectivity | None = None
         self._asked_at = time.monotonic() - CALM_SECONDS + 20.0
         self._treatment = Treatment()
         self._broken = ""
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="stuck", daemon=True)
 
-    def __enter__(self) -> StuckWatch:
+    def __enter__(self) -> ProgressWatchdog:
         self._thread.start()
         return self
 
@@ -172,7 +172,7 @@ class StuckWatch:
                 return
             self._treat(diagnose(facts))
 
-    def _facts(self) -> Facts:
+    def _facts(self) -> PeerFacts:
         heard, collaboration, now = self._heard, self._collaboration, time.monotonic()
         view = collaboration.board.view
         trainers = [record for record in view.records if record.averages]
@@ -183,7 +183,7 @@ class StuckWatch:
         self._count_others(others)
         download = heard.download
         trains = collaboration.about.role == "trainer"  # an assistant is often alone
-        return Facts(
+        return PeerFacts(
             phase=phase,
             since_phase=now - self._phase_at,
             since_step=now - heard.step_at,

@@ -52,7 +52,7 @@ class Origin:
         return f"{self.name} = {self.value or 'true'} in {self.source}"
 
 
-class Limit(Protocol):
+class HouseholdLimit(Protocol):
     """One limit. `look` is called every few seconds by one thread, which it may keep waiting for seconds."""
 
     origin: Origin
@@ -129,10 +129,10 @@ class IdleLimit:
         return Verdict(action, f"the desktop is in use ({self.origin})")
 
 
-class Limits:
+class HouseholdLimits:
     """All limits of one peer, looked at in the background; a context manager. Without any, it may always go on."""
 
-    def __init__(self, limits: Sequence[Limit] = (), clock: Callable[[], float] = time.time):
+    def __init__(self, limits: Sequence[HouseholdLimit] = (), clock: Callable[[], float] = time.time):
         self._limits, self._clock = limits, clock
         self._verdict = GO_ON
         self._ended = threading.Event()

@@ -8,7 +8,7 @@ from typing import Literal
 
 import torch
 
-from tt_cli.swarm.allreduce.centered_clip import FEWEST, Contribution, centered_clip, weighted_mean
+from tt_cli.swarm.allreduce.centered_clip import FEWEST, ReceivedPart, centered_clip, weighted_mean
 from tt_cli.swarm.compression.codec import GradientCodec
 
 Aggregation = Literal["centered_clip", "mean"]
@@ -26,7 +26,7 @@ class AveragedPart:
 
 
 def average_part(
-    codec: GradientCodec, aggregation: Aggregation, contributions: Sequence[Contribution], elements: int, large: bool
+    codec: GradientCodec, aggregation: Aggregation, contributions: Sequence[ReceivedPart], elements: int, large: bool
 ) -> AveragedPart:
     """Equal contributions, in the order of the senders' peer ids, give equal bytes on every machine.
 
@@ -43,7 +43,7 @@ def average_part(
 
 
 def _average(
-    codec: GradientCodec, aggregation: Aggregation, taking: Sequence[Contribution], elements: int, large: bool
+    codec: GradientCodec, aggregation: Aggregation, taking: Sequence[ReceivedPart], elements: int, large: bool
 ) -> tuple[torch.Tensor, frozenset[str]]:
     if aggregation == "mean" or len(taking) < FEWEST:
         return weighted_mean(codec, taking, elements, large), frozenset()
@@ -51,7 +51,7 @@ def _average(
     return average, frozenset(factors)
 
 
-def _magnitude(codec: GradientCodec, contribution: Contribution, elements: int, large: bool) -> float:
+def _magnitude(codec: GradientCodec, contribution: ReceivedPart, elements: int, large: bool) -> float:
     decoded = torch.empty(elements)
     codec.decode_into(contribution.encoded, large, decoded)
     return float(decoded.abs().max())

@@ -25,12 +25,12 @@ from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.allreduce.aggregation import Aggregation
-from tt_cli.swarm.allreduce.average_buffer import MISSING, AverageStore
+from tt_cli.swarm.allreduce.average_buffer import MISSING, AverageBuffer
 from tt_cli.swarm.allreduce.centered_clip import FEWEST, spread
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, NotProven, Opening, RoundName, Signer, input_hash
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.compression.codec import MalformedPart
-from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 from tt_cli.swarm.participants.stragglers import beyond_most
 
 logger = get_logger(__name__)
@@ -49,7 +49,7 @@ class BrokenTransfer(Exception):
     """Another member did not keep to the protocol, or went away."""
 
 
-class Runner:
+class AllReduce:
     """One member's side of one transfer.
 
     name: of the round. signer: signs for this peer. me, members: peer ids; members in any order. listening: those of
@@ -72,10 +72,10 @@ class Runner:
         me: PeerID,
         members: Sequence[PeerID],
         listening: Sequence[PeerID],
-        local: EncodedBuffer,
+        local: GradientBuffer,
         weight: float,
         max_weight: float,
-        store: AverageStore,
+        store: AverageBuffer,
         stub_of: Callable[[PeerID], Any],
         traffic: torch.Tensor,
         patience: float,

@@ -7,28 +7,28 @@ import time
 from dataclasses import dataclass
 
 from tt_cli.swarm.compression.codec import GradientCodec
-from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
-from tt_cli.swarm.compression.partition import Layout, Part
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
+from tt_cli.swarm.compression.partition import Partition, TensorPart
 
 HASH_BYTES = 16
 MISSING = bytes(HASH_BYTES)
 KEPT_AVERAGES, WANTED_SECONDS = 2, 300.0
 
 
-class AverageStore:
+class AverageBuffer:
     """The newest average. Made before the averager's process forks; `open` says to what it belongs from then on.
 
     buffer: the encoded average, which both processes see. parts, hashes: how the round cut it, and the hash of each
     part, MISSING where it is not there; known in the process that opened it.
     """
 
-    def __init__(self, layout: Layout, codec: GradientCodec):
+    def __init__(self, layout: Partition, codec: GradientCodec):
         self.layout, self.codec = layout, codec
-        self.buffer = EncodedBuffer(layout, codec)
-        self.parts: tuple[Part, ...] = ()
+        self.buffer = GradientBuffer(layout, codec)
+        self.parts: tuple[TensorPart, ...] = ()
         self.hashes: list[bytes] = []
 
-    def open(self, parts: tuple[Part, ...]) -> None:
+    def open(self, parts: tuple[TensorPart, ...]) -> None:
         """Forget what is in it."""
         self.parts = parts
         self.hashes = [MISSING] * len(parts)
@@ -56,7 +56,7 @@ class AverageStore:
 class KeptAverage:
     """A copy of a whole average: its parts, their hashes and bytes."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[TensorPart, ...]
     hashes: list[bytes]
     encoded: list[bytes]
 
@@ -71,7 +71,7 @@ class KeptAverages:
     Who takes a state over on a slow line needs the average of a step longer than the next round leaves it in the store.
     """
 
-    def __init__(self, store: AverageStore):
+    def __init__(self, store: AverageBuffer):
         self._store, self._asked = store, -float("inf")
         self._newest: tuple[str, list[bytes]] = ("", [])
         self._kept: dict[str, KeptAverage] = {}

@@ -32,7 +32,7 @@ import torch
 
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.codec import GradientCodec
-from tt_cli.swarm.compression.partition import Part
+from tt_cli.swarm.compression.partition import TensorPart
 
 RADIUS = 2.0  # of the noise; of honest members none was beyond 1.6 (scripts/bench_clipping.py)
 LEFT_OUT = 3.0  # radii
@@ -50,7 +50,7 @@ VOTES = 2**16 - 1  # of the heaviest
 
 
 @dataclass(frozen=True)
-class Contribution:
+class ReceivedPart:
     """One member's part, encoded and checked. weight: samples. spread: root mean square of its whole gradient."""
 
     sender: str
@@ -60,7 +60,7 @@ class Contribution:
 
 
 def centered_clip(
-    codec: GradientCodec, contributions: Sequence[Contribution], elements: int, large: bool
+    codec: GradientCodec, contributions: Sequence[ReceivedPart], elements: int, large: bool
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """The average (elements,) fp32, and by which factor the distance of each sender was shortened where it was.
 
@@ -95,19 +95,19 @@ def centered_clip(
 
 
 def weighted_mean(
-    codec: GradientCodec, contributions: Sequence[Contribution], elements: int, large: bool
+    codec: GradientCodec, contributions: Sequence[ReceivedPart], elements: int, large: bool
 ) -> torch.Tensor:
     """The mean over the samples, (elements,) fp32; zeros when nobody has any."""
     return _moved(codec, contributions, torch.zeros(elements), [1.0] * len(contributions), large)
 
 
-def spread(codec: GradientCodec, parts: Sequence[Part], read: Callable[[int], bytes]) -> float:
+def spread(codec: GradientCodec, parts: Sequence[TensorPart], read: Callable[[int], bytes]) -> float:
     """Root mean square of all parts, from the first PIECE elements of each. read: the encoded part of an index."""
     total, elements = 0.0, 0
     for index, part in enumerate(parts):
         looked_at = min(PIECE, part.elements)
         encoded = codec.cut(read(index), part.elements, part.large, 0, looked_at)
-        first = [Contribution("", encoded, 1.0, 0.0)]
+        first = [ReceivedPart("", encoded, 1.0, 0.0)]
         total += _look(codec, first, torch.zeros(looked_at), part.large)[0] * (part.elements / looked_at)
         elements += part.elements
     return math.sqrt(total / max(1, elements))
@@ -196,7 +196,7 @@ def _opposed(
 
 def _look(
     codec: GradientCodec,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[ReceivedPart],
     centre: torch.Tensor,
     large: bool,
     votes: Sequence[int] | None = None,
@@ -239,7 +239,7 @@ def _folded(sums: np.ndarray) -> list[float]:
 
 def _moved(
     codec: GradientCodec,
-    contributions: Sequence[Contribution],
+    contributions: Sequence[ReceivedPart],
     centre: torch.Tensor,
     factors: Sequence[float],
     large: bool,
@@ -257,7 +257,7 @@ def _moved(
     return summed.div_(whole)
 
 
-class Kernels(Protocol):
+class ClipKernels(Protocol):
     """The arithmetic on contiguous rows (members, elements) fp32, all finite."""
 
     def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
@@ -271,7 +271,7 @@ class Kernels(Protocol):
         """
 
 
-class Portable:
+class PortableClip:
     """`Kernels` with numpy, for every machine."""
 
     def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
@@ -334,27 +334,27 @@ def exchanges(rows: int) -> tuple[tuple[int, int], ...]:
 
 
 @functools.cache
-def implementation() -> Kernels:
+def implementation() -> ClipKernels:
     """The compiled kernels where they come to the portable ones' bytes on this machine, else those."""
     if linear8.implementation().name != "compiled":
-        return Portable()
+        return PortableClip()
     try:
-        from tt_cli.swarm.allreduce.centered_clip_numba import Compiled
+        from tt_cli.swarm.allreduce.centered_clip_numba import NumbaClip
 
-        compiled = Compiled()
-        return compiled if _agree(compiled) else Portable()
+        compiled = NumbaClip()
+        return compiled if _agree(compiled) else PortableClip()
     except Exception:  # numba, LLVM and the disk have no common error; linear8 tells what is wrong with numba
-        return Portable()
+        return PortableClip()
 
 
-def _agree(compiled: Kernels) -> bool:
+def _agree(compiled: ClipKernels) -> bool:
     draws = np.random.Generator(np.random.PCG64(9))
     for members in (3, 4, 10):
         rows = (draws.standard_t(3, (members, 2 * LANES + 77)) * 10.0 ** draws.uniform(-38, 37)).astype(np.float32)
         rows[1, :200], rows[2, :200] = 0.0, -0.0
         votes = draws.integers(1, VOTES, members)
         found = []
-        for kernels in (Portable(), compiled):
+        for kernels in (PortableClip(), compiled):
             middle = np.empty(rows.shape[1], np.float32)
             kernels.median(rows, votes, middle)
             sums, products, alone = (np.ones((count, LANES)) for count in (members, members + 1, members))

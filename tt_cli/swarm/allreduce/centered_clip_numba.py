@@ -95,7 +95,7 @@ def _add_sums(rows, centre, squares, products):  # type: ignore[no-untyped-def]
         _add_products(centre, centre, products[len(rows)])
 
 
-class Compiled:
+class NumbaClip:
     """`tt_cli.swarm.allreduce.centered_clip.Kernels` with numba."""
 
     def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:

@@ -22,7 +22,7 @@ def allowances(records: Iterable[PeerRecord], now: float) -> dict[str, float]:
     }
 
 
-class SharedAllowances:
+class ClaimAllowances:
     """On their way from the process that knows the records to the averager's. Make it before the fork."""
 
     def __init__(self) -> None:

@@ -31,7 +31,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
-from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageStore
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
 from tt_cli.swarm.participants.stragglers import waits_to_tell
 
@@ -44,7 +44,7 @@ SOON = 3.0  # part of the patience in which a member answers whose own transfer 
 
 
 @dataclass(frozen=True)
-class Status:
+class PartStatus:
     """What one member says of a round. hashes: of its parts, MISSING where it has none. said: samples and loss.
 
     commitment: to what it reduced (signed.py), b"" without. clipped: peer id → of how many parts it clipped them.
@@ -77,7 +77,7 @@ class Status:
         )
 
 
-def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
+def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> PartStatus:
     """Raises ValueError for anything else than the status of a round with so many parts."""
     try:
         _, joined, said, commitment, clipped, others, dropped = MSGPackSerializer.loads(message.serialized_info)
@@ -97,7 +97,7 @@ def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> Status:
         isinstance(peer, str) and isinstance(count, int) and 0 < count <= parts for peer, count in clipped.items()
     )
     known = {"samples": samples, "loss": loss} if honest else {}
-    return Status(hashes, known, commitment, clipped if counted else {}, others, dropped, said.get("waited"))
+    return PartStatus(hashes, known, commitment, clipped if counted else {}, others, dropped, said.get("waited"))
 
 
 def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
@@ -151,7 +151,7 @@ def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: i
     return found
 
 
-class Settlement:
+class CommitProtocol:
     """One member's side of what follows one transfer.
 
     parts: of the average, how many. said: what this member says about itself. traffic: as the runner's. stub_of: peer
@@ -171,7 +171,7 @@ class Settlement:
         members: Sequence[PeerID],
         listening: Sequence[PeerID],
         parts: int,
-        store: AverageStore,
+        store: AverageBuffer,
         said: dict[str, Any],
         stub_of: Callable[[PeerID], Any],
         traffic: torch.Tensor,
@@ -181,7 +181,7 @@ class Settlement:
         self._asks_until, self._ends = (time.monotonic() + share * longest for share in (ASKING, ENDING))
         self.group_id, self.me, self.members, self.listening = group_id, me, members, listening
         self.store, self.traffic, self.patience = store, traffic, patience
-        self.statuses: dict[str, Status] = {}
+        self.statuses: dict[str, PartStatus] = {}
         self.passed_on: dict[str, set[bytes]] = {}
         self.mended = 0
         self.commitment: bytes = b""
@@ -237,9 +237,9 @@ class Settlement:
             await self._mend(agreement)
         return agreement
 
-    def status(self) -> Status:
+    def status(self) -> PartStatus:
         """What this member says now."""
-        return Status(
+        return PartStatus(
             tuple(self._hashes or ()), self._said, self.commitment, self.clipped, {}, self.dropped, self.waited
         )
 
@@ -248,7 +248,7 @@ class Settlement:
         until = self._asks_until if until is None else until
         return max(0.0, min(self.patience, patience, until - time.monotonic()))
 
-    async def _hear(self, peer: str, status: Status) -> None:
+    async def _hear(self, peer: str, status: PartStatus) -> None:
         async with self._heard:
             self.heard_at.setdefault(peer, time.monotonic())
             self.statuses[peer] = status

@@ -26,9 +26,9 @@ from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 from tt_cli.run import RunConfig
 from tt_cli.swarm.allreduce.aggregation import Aggregation, average_part
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
-from tt_cli.swarm.allreduce.centered_clip import Contribution
+from tt_cli.swarm.allreduce.centered_clip import ReceivedPart
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of
-from tt_cli.swarm.compression.partition import MAX_REDUCERS, Layout
+from tt_cli.swarm.compression.partition import MAX_REDUCERS, Partition
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 
 INPUT_BYTES = 32  # of an input's hash: nobody finds two inputs with one
@@ -226,22 +226,22 @@ class Accusation:
 
 
 @dataclass(frozen=True)
-class Rules:
+class RoundRules:
     """What decides about an average: the run's identity, the cut of its gradients, its codec and its aggregation."""
 
     run: str
-    layout: Layout
+    layout: Partition
     codec: GradientCodec
     aggregation: Aggregation
 
     @classmethod
-    def of(cls, run: RunConfig, shapes: Mapping[str, torch.Size]) -> Rules:
+    def of(cls, run: RunConfig, shapes: Mapping[str, torch.Size]) -> RoundRules:
         """Those of a run. shapes: name → shape of the gradients, in the model's order."""
         codec = codec_of(run)
-        return cls(run.identity, Layout(shapes, run.swarm.large_tensor, codec.block), codec, run.swarm.aggregation)
+        return cls(run.identity, Partition(shapes, run.swarm.large_tensor, codec.block), codec, run.swarm.aggregation)
 
 
-def verify(accusation: Accusation, rules: Rules) -> str:
+def verify(accusation: Accusation, rules: RoundRules) -> str:
     """The guilty reducer's peer id. Raises NotProven where the accusation shows no guilt.
 
     Guilty is who signed an average of other bytes than its inputs lead to, or inputs that nobody signed.
@@ -274,7 +274,7 @@ def verify(accusation: Accusation, rules: Rules) -> str:
             rules.codec.check_part(encoded, part.elements, part.large)
         except MalformedPart:
             return commitment.reducer
-        contributions.append(Contribution(opening.sender, encoded, opening.weight, opening.spread))
+        contributions.append(ReceivedPart(opening.sender, encoded, opening.weight, opening.spread))
     right = average_part(rules.codec, rules.aggregation, contributions, part.elements, part.large)
     if part_hash(right.encoded) == commitment.outputs[accusation.index]:
         raise NotProven("the average is right")

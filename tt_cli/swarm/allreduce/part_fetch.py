@@ -17,9 +17,9 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.identity.passes import MAX_PASS
-from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageStore, KeptAverage, part_hash
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, KeptAverage, part_hash
 from tt_cli.swarm.compression.codec import MalformedPart
-from tt_cli.swarm.compression.partition import Part
+from tt_cli.swarm.compression.partition import TensorPart
 
 
 def request(key: bytes | str, parts: Sequence[int] | None, pass_text: str = "") -> runtime_pb2.ExpertInfo:
@@ -47,7 +47,7 @@ def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes | str, list[int
 
 
 async def answer(
-    store: AverageStore | KeptAverage, parts: Iterable[int] | None, holds: Callable[[], bool]
+    store: AverageBuffer | KeptAverage, parts: Iterable[int] | None, holds: Callable[[], bool]
 ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
     """What a member sends. It ends early when `holds` says that the store went on to another round."""
     hashes = store.hashes
@@ -62,7 +62,7 @@ async def answer(
 async def fetch_parts(
     stub: Any,
     key: bytes,
-    store: AverageStore,
+    store: AverageBuffer,
     wanted: dict[int, bytes],
     patience: float,
     on_bytes: Callable[[int], None],
@@ -78,7 +78,7 @@ async def fetch_parts(
 
 
 async def fetch_whole(
-    stub: Any, key: str, store: AverageStore, patience: float, on_bytes: Callable[[int], None], pass_text: str = ""
+    stub: Any, key: str, store: AverageBuffer, patience: float, on_bytes: Callable[[int], None], pass_text: str = ""
 ) -> bool:
     """Replace what is in the store by the average of a committed round; False when this member does not have it.
 
@@ -95,7 +95,7 @@ async def fetch_whole(
     return not store.missing()
 
 
-def _read_header(header: runtime_pb2.ExpertInfo, store: AverageStore) -> tuple[tuple[Part, ...], list[bytes]]:
+def _read_header(header: runtime_pb2.ExpertInfo, store: AverageBuffer) -> tuple[tuple[TensorPart, ...], list[bytes]]:
     try:
         reducers, joined = msgpack.unpackb(header.serialized_info, max_ext_len=0)
     except Exception as error:  # msgpack raises many types
@@ -110,7 +110,7 @@ def _read_header(header: runtime_pb2.ExpertInfo, store: AverageStore) -> tuple[t
 
 async def _put(
     stream: AsyncIterator[runtime_pb2.ExpertInfo],
-    store: AverageStore,
+    store: AverageBuffer,
     wanted: dict[int, bytes],
     on_bytes: Callable[[int], None],
 ) -> None:

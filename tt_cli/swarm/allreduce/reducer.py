@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from hivemind.proto import runtime_pb2
 
 from tt_cli.swarm.allreduce.aggregation import LARGEST, Aggregation, average_part
-from tt_cli.swarm.allreduce.centered_clip import Contribution
+from tt_cli.swarm.allreduce.centered_clip import ReceivedPart
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart
-from tt_cli.swarm.compression.gradient_buffer import EncodedBuffer
-from tt_cli.swarm.compression.partition import Part
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
+from tt_cli.swarm.compression.partition import TensorPart
 
 AHEAD = 32  # parts that a sender may be ahead of the slowest: bounds what a reducer keeps
 
@@ -40,8 +40,8 @@ class Reducer:
     def __init__(
         self,
         codec: GradientCodec,
-        parts: Sequence[Part],
-        own: EncodedBuffer,
+        parts: Sequence[TensorPart],
+        own: GradientBuffer,
         weight: float,
         me: str,
         senders: Sequence[str],
@@ -159,7 +159,7 @@ class Reducer:
         found = {sender: self._received[sender].pop(index, None) for sender in self.senders}
         found[self._me] = self._own.read(part.start, part.stop)
         contributions = [
-            Contribution(sender, encoded, self.weights.get(sender, 0.0), self.spreads.get(sender, 0.0))
+            ReceivedPart(sender, encoded, self.weights.get(sender, 0.0), self.spreads.get(sender, 0.0))
             for sender, encoded in found.items()
             if encoded is not None
         ]

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tt_cli.swarm.allreduce.allreduce import Runner, too_few
-from tt_cli.swarm.allreduce.commit import Agreement, Settlement, Status
+from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
+from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, PartStatus
 from tt_cli.swarm.participants.stragglers import beyond_most, read_waits
 
 
@@ -52,8 +52,8 @@ class RoundResult:
 
 
 def outcome_of(
-    runner: Runner,
-    settlement: Settlement,
+    runner: AllReduce,
+    settlement: CommitProtocol,
     agreement: Agreement,
     received: float,
     unsigned: dict[str, str],
@@ -81,14 +81,14 @@ def outcome_of(
     )
 
 
-def is_whole(runner: Runner, agreement: Agreement) -> bool:
+def is_whole(runner: AllReduce, agreement: Agreement) -> bool:
     """Whether this member may step with what is in the store."""
     if too_few(runner.used, len(runner.members)):  # so say all others, whom it told
         return False
     return not (agreement.lost or agreement.disputed or agreement.unheard or runner.store.missing())
 
 
-def _clipped(runner: Runner, statuses: Mapping[str, Status]) -> dict[str, float]:
+def _clipped(runner: AllReduce, statuses: Mapping[str, PartStatus]) -> dict[str, float]:
     """As their reducers say, none of them about more parts than it has."""
     counts: Counter[str] = Counter()
     for reducer in runner.reducers:
@@ -98,14 +98,14 @@ def _clipped(runner: Runner, statuses: Mapping[str, Status]) -> dict[str, float]
     return {str(peer): counts[str(peer)] / len(runner.parts) for peer in runner.members if counts[str(peer)]}
 
 
-def late_of(runner: Runner, settlement: Settlement) -> dict[str, float]:
+def late_of(runner: AllReduce, settlement: CommitProtocol) -> dict[str, float]:
     """Who held the round up as this peer saw it, in the transfer and when it was settled."""
     waits, settled = runner.waits(), beyond_most(settlement.heard_at)
     late = {str(peer): max(waits.get(str(peer), 0.0), settled.get(str(peer), 0.0)) for peer in runner.members}
     return {peer: seconds for peer, seconds in late.items() if seconds > 0.0 and peer != str(runner.me)}
 
 
-def waited_for(runner: Runner, settlement: Settlement) -> dict[str, dict[str, float]]:
+def waited_for(runner: AllReduce, settlement: CommitProtocol) -> dict[str, dict[str, float]]:
     """For which members of the round the others say that they waited, the longest wait first."""
     members = {str(peer) for peer in runner.members}
     told = {one: read_waits(status.waited) for one, status in settlement.statuses.items() if one in members}
@@ -113,13 +113,13 @@ def waited_for(runner: Runner, settlement: Settlement) -> dict[str, dict[str, fl
     return {one: waits for one, waits in kept.items() if waits}
 
 
-def _disputed(runner: Runner, agreement: Agreement) -> frozenset[str]:
+def _disputed(runner: AllReduce, agreement: Agreement) -> frozenset[str]:
     """Reducers of parts about which members disagree, but for this peer."""
     reducers = {runner.reducers[runner.parts[index].reducer] for index in agreement.disputed}
     return frozenset(str(reducer) for reducer in reducers if reducer != runner.me)
 
 
-def _problem(runner: Runner, agreement: Agreement, received: float, unsigned: dict[str, str]) -> str:
+def _problem(runner: AllReduce, agreement: Agreement, received: float, unsigned: dict[str, str]) -> str:
     if agreement.disputed:
         return f"members hold unlike bytes of {len(agreement.disputed)} parts of the average"
     if agreement.unheard:

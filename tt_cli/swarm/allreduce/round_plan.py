@@ -22,7 +22,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import MPFuture, get_dht_time
 
 from tt_cli.identity.passes import MAX_PASS
-from tt_cli.swarm.membership.admission import Membership, NotAdmitted
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 
 POLL_SECONDS = 0.1
 MAX_GATHERED = MAX_PASS + 256  # bytes that a member tells about itself
@@ -30,7 +30,7 @@ KEPT_GROUPS = 2  # that others may still ask about
 
 
 @dataclass(frozen=True)
-class Meeting:
+class RoundPlan:
     """state_key: epoch and digest from which the round starts. expected: members that should come. leader: a peer id.
 
     swarm: trainers that there are, whatever they hold. avoided: peer ids with which no group is formed. welcome: those
@@ -76,7 +76,7 @@ def _cancel(control: StepControl) -> bool:
     return bool(_told_first(control))
 
 
-def member_in(gathered: bytes, peer: PeerID, membership: Membership) -> AveragingMode:
+def member_in(gathered: bytes, peer: PeerID, membership: Admission) -> AveragingMode:
     """How a member of a group takes part, by what it told the leader: its bandwidth, its mode and its pass.
 
     Raises ValueError for anything else, NotAdmitted for who is no member of the run.
@@ -98,7 +98,7 @@ def member_in(gathered: bytes, peer: PeerID, membership: Membership) -> Averagin
     return found
 
 
-class MeetingPoint(GroupKeyManager):
+class LeaderRendezvous(GroupKeyManager):
     """Sends this peer to the leader instead of to whomever the DHT names.
 
     seeker: what looks for a group now. formed: the newest groups that this peer was in, each with what looked for it.
@@ -106,7 +106,7 @@ class MeetingPoint(GroupKeyManager):
 
     def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], StepControl | None]):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
-        self.meeting = Meeting()
+        self.meeting = RoundPlan()
         self.formed: list[tuple[bytes, StepControl | None]] = []
         self._seeker = seeker
         self._asked = -float("inf")

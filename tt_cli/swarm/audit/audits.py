@@ -26,21 +26,21 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
 from tt_cli.run import RunConfig, folders
-from tt_cli.swarm.allreduce.allreduce import Runner, too_few
-from tt_cli.swarm.allreduce.commit import Settlement
+from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import (
     Accusation,
     Commitment,
     Inputs,
     NotProven,
-    Rules,
+    RoundRules,
     input_hash,
     read_openings,
     verify,
 )
-from tt_cli.swarm.audit.evidence import Court, Proofs, header_of, pass_on, read_header
-from tt_cli.swarm.audit.sampling import Picker, Place
-from tt_cli.swarm.membership.admission import Membership, admits
+from tt_cli.swarm.audit.evidence import Court, EvidenceStore, header_of, pass_on, read_header
+from tt_cli.swarm.audit.sampling import AuditSampler, Place
+from tt_cli.swarm.membership.admission import Admission, admits
 
 logger = get_logger(__name__)
 
@@ -56,13 +56,13 @@ class Finding:
     doubts: dict[str, str] = field(default_factory=dict)
 
 
-def commitments_in(settlement: Settlement) -> dict[str, bytes]:
+def commitments_in(settlement: CommitProtocol) -> dict[str, bytes]:
     """Member → what it signed, of those that were heard."""
     return {peer: status.commitment for peer, status in settlement.statuses.items()}
 
 
 def unsigned(
-    runner: Runner, commitments: Mapping[str, bytes], passed_on: Mapping[str, Collection[bytes]] | None = None
+    runner: AllReduce, commitments: Mapping[str, bytes], passed_on: Mapping[str, Collection[bytes]] | None = None
 ) -> dict[str, str]:
     """Other reducers that did not sign the averages that everybody has, with words. commitments: peer id → envelope.
 
@@ -87,7 +87,7 @@ def unsigned(
     return found
 
 
-def _commitment(runner: Runner, reducer: PeerID, envelope: bytes) -> Commitment:
+def _commitment(runner: AllReduce, reducer: PeerID, envelope: bytes) -> Commitment:
     commitment = Commitment.read(envelope)
     place = (runner.name, str(reducer), len(runner.reducers), runner.reducers.index(reducer))
     if (commitment.name, commitment.reducer, commitment.reducers, commitment.position) != place:
@@ -100,7 +100,7 @@ def _commitment(runner: Runner, reducer: PeerID, envelope: bytes) -> Commitment:
 class Shown:
     """Answers the audits of others: this peer's inputs as a reducer, and its own parts as a sender."""
 
-    def __init__(self, runner: Runner):
+    def __init__(self, runner: AllReduce):
         self._runner = runner
         self._asked: Counter[str] = Counter()
 
@@ -133,10 +133,10 @@ def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes, str, int | Non
 
 
 async def audit(
-    runner: Runner,
+    runner: AllReduce,
     picked: Place | None,
     commitments: Mapping[str, bytes],
-    rules: Rules,
+    rules: RoundRules,
     stub_of: Callable[[PeerID], Any],
     patience: float,
 ) -> Finding:
@@ -188,7 +188,7 @@ async def audit(
     return finding
 
 
-def _proven(finding: Finding, accusation: Accusation, rules: Rules) -> Finding:
+def _proven(finding: Finding, accusation: Accusation, rules: RoundRules) -> Finding:
     with contextlib.suppress(NotProven):
         finding.guilty = verify(accusation, rules)
         finding.proven = accusation.pack()
@@ -206,11 +206,11 @@ class Audits(ServicerBase):
     def __init__(
         self,
         run: RunConfig,
-        rules: Rules,
-        rounds: Mapping[bytes, tuple[Runner, Settlement]],
-        membership: Membership,
+        rules: RoundRules,
+        rounds: Mapping[bytes, tuple[AllReduce, CommitProtocol]],
+        membership: Admission,
     ):
-        self.rules, self.proofs, self.usual = rules, Proofs(folders.accusations(run)), 0.0
+        self.rules, self.proofs, self.usual = rules, EvidenceStore(folders.accusations(run)), 0.0
         self._rounds, self._patience = rounds, run.swarm.next_chunk_timeout  # seconds for an answer
         self._membership = membership
         # Strangers to this peer's rounds are heard too, as whoever is new here, but not in the others' time.
@@ -219,13 +219,13 @@ class Audits(ServicerBase):
         self._shown: dict[bytes, Shown] = {}
         self._doubts: dict[str, str] = {}
         self._audit: asyncio.Task[None] | None = None
-        self._picker = Picker()
+        self._picker = AuditSampler()
 
-    def unsigned(self, runner: Runner, settlement: Settlement) -> dict[str, str]:
+    def unsigned(self, runner: AllReduce, settlement: CommitProtocol) -> dict[str, str]:
         """Reducers that did not sign the averages that everybody has, with words: no step is made with those."""
         return unsigned(runner, commitments_in(settlement), settlement.passed_on)
 
-    def begin(self, runner: Runner, settlement: Settlement, stub_of: Callable[[PeerID], Any]) -> dict[str, str]:
+    def begin(self, runner: AllReduce, settlement: CommitProtocol, stub_of: Callable[[PeerID], Any]) -> dict[str, str]:
         """A round is committed: audit one part in the background. Returns the doubts of the audit before."""
         commitments, doubts, self._doubts = commitments_in(settlement), self._doubts, {}
         self.usual = runner.norm_of_average()
@@ -234,7 +234,9 @@ class Audits(ServicerBase):
         self._audit = asyncio.create_task(self._look(runner, commitments, stub_of))
         return doubts
 
-    async def _look(self, runner: Runner, commitments: Mapping[str, bytes], stub_of: Callable[[PeerID], Any]) -> None:
+    async def _look(
+        self, runner: AllReduce, commitments: Mapping[str, bytes], stub_of: Callable[[PeerID], Any]
+    ) -> None:
         picked = await asyncio.to_thread(self._picker.pick, runner)
         finding = await audit(runner, picked, commitments, self.rules, stub_of, self._patience)
         if list(self._rounds)[-1:] == [runner.group_id]:  # else what was sent may be gone

@@ -21,7 +21,7 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
 from tt_cli.identity.passes import MAX_PASS
-from tt_cli.swarm.allreduce.messages import Accusation, NotProven, Rules, verify
+from tt_cli.swarm.allreduce.messages import Accusation, NotProven, RoundRules, verify
 
 logger = get_logger(__name__)
 
@@ -30,7 +30,7 @@ MOST_KEPT = 64  # accusations
 LONGEST_ID = 128  # of a peer
 
 
-class Proofs:
+class EvidenceStore:
     """Accusations that were verified here, one file for each guilty peer; the folder is made with the first."""
 
     def __init__(self, folder: Path):
@@ -108,7 +108,7 @@ async def pass_on(
 class Court:
     """Hears accusations from others, one at a time. rules: see `verify`. Who accuses wrongly is not heard again."""
 
-    def __init__(self, rules: Rules, proofs: Proofs):
+    def __init__(self, rules: RoundRules, proofs: EvidenceStore):
         self._rules, self._proofs = rules, proofs
         self._slanderers: set[str] = set()
         self._busy = False

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 from hivemind.p2p import PeerID
 
-from tt_cli.swarm.allreduce.allreduce import Runner
+from tt_cli.swarm.allreduce.allreduce import AllReduce
 
 SHARE = 0.05  # of the bytes of a round that audits by chance may cost on average,
 LEAST = 0.25  # but an audit every so many rounds there is at least
@@ -30,13 +30,13 @@ Place = tuple[PeerID, int]
 """A reducer, and the place of a part among those of the reducer."""
 
 
-class Picker:
+class AuditSampler:
     """For the rounds of one peer, one after the other."""
 
     def __init__(self) -> None:
         self._saved = SAVED
 
-    def pick(self, runner: Runner) -> Place | None:
+    def pick(self, runner: AllReduce) -> Place | None:
         """A part of a round whose average has just come whole; None: not this time."""
         others = [reducer for reducer in runner.reducers if reducer != runner.me and runner.parts_of(reducer)]
         if not others:
@@ -53,12 +53,12 @@ class Picker:
         )
 
 
-def _chance(runner: Runner) -> float:
+def _chance(runner: AllReduce) -> float:
     cost = len(runner.members) * runner.store.buffer.nbytes / len(runner.parts)
     return max(LEAST, SHARE * 2 * runner.store.buffer.nbytes / cost)
 
 
-def unlike(runner: Runner, others: Sequence[PeerID]) -> list[Place]:
+def unlike(runner: AllReduce, others: Sequence[PeerID]) -> list[Place]:
     """Of one part of each reducer, those that are less than half as like this peer's gradient as the middle one."""
     if runner.weight <= 0.0:
         return []
@@ -77,7 +77,7 @@ def unlike(runner: Runner, others: Sequence[PeerID]) -> list[Place]:
     return [place for place, found in zip(places, likeness, strict=True) if found < middle / 2]
 
 
-def _likeness(runner: Runner, index: int) -> float:
+def _likeness(runner: AllReduce, index: int) -> float:
     """The cosine between a part of the average and of this peer's gradient; 0 where one of them is nothing."""
     part = runner.parts[index]
     average, own = torch.empty(part.elements), torch.empty(part.elements)

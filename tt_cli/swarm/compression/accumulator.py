@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, EncodedBuffer
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Accumulator:
             torch._foreach_add_(list(self._sums.values()), new, alpha=float(samples))
             self.new.add(samples, *losses)
 
-    def hold(self, local: EncodedBuffer) -> None:
+    def hold(self, local: GradientBuffer) -> None:
         """Move all into `local` as a mean; what comes now is for the next step.
 
         Raises ValueError where the sums are not finite: they are dropped then, and `local` holds zeros.
@@ -86,12 +86,12 @@ class Accumulator:
         for sums in self._sums.values():
             sums.zero_()
 
-    def _encode(self, local: EncodedBuffer) -> None:
+    def _encode(self, local: GradientBuffer) -> None:
         for name, shape in local.layout.shapes.items():
             sums = self._sums.get(name)
             local.encode(name, torch.zeros(shape) if sums is None else sums, max(1, self.held.samples))
 
-    def give_back(self, local: EncodedBuffer) -> None:
+    def give_back(self, local: GradientBuffer) -> None:
         """The others stepped without the gradient held: it counts for the next step, one step late."""
         with self._lock:
             if self.held.samples:

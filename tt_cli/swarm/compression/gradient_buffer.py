@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 import torch
 
 from tt_cli.swarm.compression.codec import GradientCodec
-from tt_cli.swarm.compression.partition import Layout
+from tt_cli.swarm.compression.partition import Partition
 
 PIECE = 2**20  # elements that are encoded or decoded at a time
 
@@ -22,10 +22,10 @@ def shared_bytes(size: int) -> memoryview:
     return memoryview(mmap.mmap(-1, max(1, size)))[:size]
 
 
-class EncodedBuffer:
+class GradientBuffer:
     """Every element of a layout, in the run's codec: scales and codes of large tensors, fp16 for small ones."""
 
-    def __init__(self, layout: Layout, codec: GradientCodec):
+    def __init__(self, layout: Partition, codec: GradientCodec):
         self.layout, self.codec = layout, codec
         scales = layout.boundary // codec.block * codec.scale_bytes
         self.nbytes = scales + layout.boundary + 2 * (layout.size - layout.boundary)
@@ -87,7 +87,7 @@ class DecodedGradients(Mapping[str, torch.Tensor]):
     One tensor at a time: the next one is decoded into the same memory, whatever was made of the one before.
     """
 
-    def __init__(self, buffer: EncodedBuffer):
+    def __init__(self, buffer: GradientBuffer):
         self._buffer = buffer
         shapes = buffer.layout.shapes.values()
         self._memory = torch.empty(max((shape.numel() for shape in shapes), default=0))

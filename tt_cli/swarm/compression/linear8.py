@@ -94,7 +94,7 @@ def encoded_bytes(elements: int) -> int:
     return elements + 2 * _blocks(elements)
 
 
-class Kernels(Protocol):
+class Linear8Kernels(Protocol):
     """The arithmetic on flat contiguous fp32 CPU tensors (n,) and uint8 arrays (encoded_bytes(n),), both checked."""
 
     def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:
@@ -107,7 +107,7 @@ class Kernels(Protocol):
         """accumulator = accumulator + (byte * scale) * weight."""
 
 
-class Portable:
+class PortableLinear8:
     """`Kernels` with torch and numpy, for every machine."""
 
     def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:
@@ -138,7 +138,7 @@ class Portable:
 class Implementation:
     """What encodes and decodes: its name, "compiled" or "portable", and the reason for people."""
 
-    kernels: Kernels
+    kernels: Linear8Kernels
     name: str
     reason: str
 
@@ -165,23 +165,23 @@ def warm_up() -> None:
 
 
 def _portable(reason: str) -> Implementation:
-    return Implementation(Portable(), "portable", reason)
+    return Implementation(PortableLinear8(), "portable", reason)
 
 
-def _compiled() -> Kernels:
+def _compiled() -> Linear8Kernels:
     """Numba's kernels. Their machine code is kept beside the package, or in this user's folder if that is read-only."""
     from numba import config
 
     if not (os.access(Path(__file__).parent, os.W_OK) or config.CACHE_DIR):
         config.CACHE_DIR = str(folders.home() / "compiled")
-    from tt_cli.swarm.compression.linear8_numba import Compiled
+    from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 
-    return Compiled()
+    return NumbaLinear8()
 
 
-def _differences(compiled: Kernels) -> list[str]:
+def _differences(compiled: Linear8Kernels) -> list[str]:
     """What differs for a few blocks of unlike scales, denormal numbers and halves among them, the last one short."""
-    portable, elements = Portable(), 20 * BLOCK + 99
+    portable, elements = PortableLinear8(), 20 * BLOCK + 99
     draws = np.random.Generator(np.random.PCG64(8))
     values = draws.standard_t(3, elements) * 10.0 ** np.repeat(draws.uniform(-42, 36, 21), BLOCK)[:elements]
     values[BLOCK : 2 * BLOCK] = (np.arange(BLOCK) - 127.5).clip(-127, 127)

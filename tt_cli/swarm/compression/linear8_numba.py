@@ -90,7 +90,7 @@ def _add(received, accumulator, weight):  # type: ignore[no-untyped-def]
             total[i] = total[i] + (np.float32(np.int8(coded[i])) * scale) * weight
 
 
-class Compiled:
+class NumbaLinear8:
     """`linear8.Kernels` with numba. It holds nothing: any number of threads may use it at once."""
 
     def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:

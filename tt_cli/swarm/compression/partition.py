@@ -19,7 +19,7 @@ MAX_REDUCERS = 256
 
 
 @dataclass(frozen=True)
-class Part:
+class TensorPart:
     """Elements `start` to `stop` of the flat buffer, which `reducer` (its index among the reducers) averages.
 
     large: in the run's 8 bits, else in fp16.
@@ -36,7 +36,7 @@ class Part:
         return self.stop - self.start
 
 
-class Layout:
+class Partition:
     """Where each tensor lies. shapes: name → shape. large_tensor: elements from which a tensor counts as large.
 
     block: elements that share a scale in the run's 8 bits. size: elements of the buffer. boundary: where the small
@@ -62,7 +62,7 @@ class Layout:
         """The first element of a tensor."""
         return self._starts[name]
 
-    def parts(self, reducers: int) -> tuple[Part, ...]:
+    def parts(self, reducers: int) -> tuple[TensorPart, ...]:
         """The cut for a group with so many reducers, in the order of the buffer. Raises ValueError for none or many."""
         if not 1 <= reducers <= MAX_REDUCERS:
             raise ValueError(f"a group with {reducers} reducers: from 1 to {MAX_REDUCERS} there may be")
@@ -71,9 +71,9 @@ class Layout:
         parts = []
         for reducer, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
             for first, last in self._cut(min(start, self.boundary), min(stop, self.boundary)):
-                parts.append(Part(first, last, True, reducer))
+                parts.append(TensorPart(first, last, True, reducer))
             for first, last in self._cut(max(start, self.boundary), max(stop, self.boundary)):
-                parts.append(Part(first, last, False, reducer))
+                parts.append(TensorPart(first, last, False, reducer))
         return tuple(parts)
 
     def _position(self, encoded: int) -> int:

@@ -43,7 +43,7 @@ class NoPass(TTError):
     """This peer itself has no pass that counts."""
 
 
-class Membership(Protocol):
+class Admission(Protocol):
     """What the doors of a peer ask. For any process that forked from the one that made it."""
 
     @property
@@ -237,7 +237,7 @@ def membership_of(run: RunConfig, key_file: Path | None) -> Open:
     return kind(run) if key_file is None else kind(run, key_file.parent, key_file.stem)
 
 
-def admits(membership: Membership, text: str, peer_id: str) -> bool:
+def admits(membership: Admission, text: str, peer_id: str) -> bool:
     """Whether this pass, shown by this peer, counts now."""
     try:
         membership.admit(text, peer_id)
@@ -258,13 +258,13 @@ def shown_in(request: bytes) -> str:
     return ""
 
 
-def membership_at(dht: Any) -> Membership:
+def membership_at(dht: Any) -> Admission:
     """What the doors of the peer with this DHT node ask: `start_dht` put it there, before anything forked."""
-    membership: Membership = dht.membership
+    membership: Admission = dht.membership
     return membership
 
 
-def check_own_pass(membership: Membership, peer_id: str, run: RunConfig) -> None:
+def check_own_pass(membership: Admission, peer_id: str, run: RunConfig) -> None:
     """Raise NoPass where this peer would be refused at every door."""
     try:
         membership.admit(membership.mine(), peer_id)

@@ -22,7 +22,7 @@ from tt_cli.swarm.records.peer_record import notice_key
 EVERY_SECONDS, LIFE_SECONDS = 15.0, 600.0  # between two looks; on the DHT
 
 
-class Notices:
+class ControlNotices:
     """Looks for notices now and then, and passes on. Does nothing in a run without an authority."""
 
     def __init__(self, run: RunConfig, dht: DHT):

@@ -24,7 +24,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time, get_logger
 from hivemind.utils.auth import AuthorizerBase, AuthRole, AuthRPCWrapper
 
 from tt_cli.swarm.compression.gradient_buffer import shared_bytes
-from tt_cli.swarm.membership.admission import Membership, NotAdmitted
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.membership.request_rates import MOST_PEERS, Crowded, Rate
 from tt_cli.swarm.records.validator import MAX_LIFE
 
@@ -38,10 +38,10 @@ WORDS = 300  # of a refusal, in bytes
 REFUSED = "not admitted: "
 
 
-class DhtDoor(AuthorizerBase):
+class DHTAuthorizer(AuthorizerBase):
     """One for the DHT node of a peer. refusal: what this peer itself was told last when it was turned away."""
 
-    def __init__(self, membership: Membership):
+    def __init__(self, membership: Admission):
         self._membership = membership
         self._requests, self._bytes = Rate(REQUESTS, REQUESTS_AT_ONCE), Rate(BYTES, BYTES_AT_ONCE)
         self._refusal = shared_bytes(WORDS)  # the host process reads it
@@ -100,7 +100,7 @@ class _Wrapper(AuthRPCWrapper):
         if not name.startswith("rpc_"):
             return object.__getattribute__(self, name)
         door = self._authorizer
-        if not isinstance(door, DhtDoor):
+        if not isinstance(door, DHTAuthorizer):
             return super().__getattribute__(name)
         method, stub = getattr(self._stub, name), self._stub
         if self._role == AuthRole.SERVICER:

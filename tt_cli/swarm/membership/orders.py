@@ -14,10 +14,10 @@ from pathlib import Path
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import RollBack, era_of
 from tt_cli.swarm.catch_up import Publisher
-from tt_cli.swarm.membership.admission import Membership
+from tt_cli.swarm.membership.admission import Admission
 
 
-class Steering:
+class OrganiserOrders:
     """Follows the notices. file: keeps the era of this peer's state over restarts.
 
     ways_back: places where the state of an order may be found. leave: called before the new era counts, once more where
@@ -26,7 +26,7 @@ class Steering:
 
     def __init__(
         self,
-        membership: Membership,
+        membership: Admission,
         file: Path,
         ways_back: Callable[[RollBack], Iterable[Publisher]] = lambda order: (),
         leave: Callable[[RollBack], None] = lambda order: None,

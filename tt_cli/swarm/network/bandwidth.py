@@ -30,7 +30,7 @@ PIECE = 2**15
 CATCH_UP_SECONDS = 0.02  # a sleep that ends late is made up for; more than that is not saved
 
 
-class Pace:
+class TokenBucket:
     """One direction. rate: bits a second on the line."""
 
     def __init__(self, rate: float):
@@ -50,12 +50,12 @@ class Pace:
         return count * OVERHEAD * self._seconds_per_byte
 
 
-class Line:
+class BandwidthLimiter:
     """This peer's line. max_upload, max_download: bits a second, None without a cap."""
 
     def __init__(self, max_upload: float | None = None, max_download: float | None = None):
-        self._up = Pace(max_upload) if max_upload is not None else None
-        self._down = Pace(max_download) if max_download is not None else None
+        self._up = TokenBucket(max_upload) if max_upload is not None else None
+        self._down = TokenBucket(max_download) if max_download is not None else None
 
     @property
     def capped(self) -> bool:
@@ -91,7 +91,7 @@ class Line:
         if wait > 0:
             await asyncio.sleep(wait)
 
-    def _with(self, counts: tuple[float, float]) -> list[tuple[Pace, float]]:
+    def _with(self, counts: tuple[float, float]) -> list[tuple[TokenBucket, float]]:
         return [(pace, count) for pace, count in zip((self._up, self._down), counts, strict=True) if pace is not None]
 
     def pace(self, p2p: P2P) -> P2P:
@@ -120,7 +120,7 @@ class Line:
 class PacedReader:
     """What hivemind uses of an asyncio.StreamReader."""
 
-    def __init__(self, reader: asyncio.StreamReader, line: Line):
+    def __init__(self, reader: asyncio.StreamReader, line: BandwidthLimiter):
         self._reader, self._line = reader, line
 
     async def readexactly(self, n: int) -> bytes:
@@ -135,7 +135,7 @@ class PacedReader:
 class PacedWriter:
     """What hivemind uses of an asyncio.StreamWriter."""
 
-    def __init__(self, writer: asyncio.StreamWriter, line: Line):
+    def __init__(self, writer: asyncio.StreamWriter, line: BandwidthLimiter):
         self._writer, self._line = writer, line
         self._waiting: list[memoryview] = []
 

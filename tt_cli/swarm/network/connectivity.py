@@ -36,7 +36,7 @@ UNSEEN = "for the records of {}: they answer, and are not seen on the DHT"
 
 
 @dataclass(frozen=True)
-class Contact:
+class Connectivity:
     """What a round of pings told. asked, answered: peer ids. initial: those that the peer joined through.
 
     clock: seconds that this machine's clock is ahead of those of most, None when nobody answered. unanswered: rounds
@@ -101,7 +101,7 @@ async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew:
     return {"ahead": ahead, "connected": connected}
 
 
-class Contacts:
+class ConnectivityMonitor:
     """Whom this peer knows, and by which addresses. initial_peers: multiaddrs that it joined through; none for a first
     peer. May be used from any thread.
     """
@@ -117,7 +117,7 @@ class Contacts:
         self._company: set[str] = set()  # other trainers, as far as they are not known to be gone
         self._began_at = self._asked_at = -math.inf
         self._unseen_since = math.inf
-        self.newest = Contact()
+        self.newest = Connectivity()
 
     def accompanied(self, peer_ids: Iterable[str]) -> None:
         """These other trainers are there."""
@@ -150,7 +150,7 @@ class Contacts:
         self._unseen_since = math.inf
         return ""
 
-    def ask(self, peers: Iterable[str] = (), *, anew: bool = False) -> Contact:
+    def ask(self, peers: Iterable[str] = (), *, anew: bool = False) -> Connectivity:
         """Ping the initial peers and all that were met, and `peers` too (peer ids that accept connections).
 
         anew: over new connections, and take whoever answers into the node's tables again.
@@ -176,17 +176,17 @@ class Contacts:
             self._asked_at = time.monotonic()
             return self.newest
 
-    def _contact(self, known: Mapping[str, Sequence[str]], told: dict[str, Any] | None) -> Contact:
+    def _contact(self, known: Mapping[str, Sequence[str]], told: dict[str, Any] | None) -> Connectivity:
         asked = frozenset(known)
         if told is None:
-            return Contact(asked, initial=self._initial, unanswered=self.newest.unanswered + 1)
+            return Connectivity(asked, initial=self._initial, unanswered=self.newest.unanswered + 1)
         ahead: dict[str, float] = told["ahead"]
         for peer_id, addresses in told["connected"].items():
             if peer_id in ahead and peer_id not in self._initial:
                 self._known[peer_id] = addresses
         while len(self._known) > MOST_KNOWN:
             self._known.pop(next(peer for peer in self._known if peer not in self._initial))
-        return Contact(
+        return Connectivity(
             asked,
             frozenset(ahead),
             self._initial,

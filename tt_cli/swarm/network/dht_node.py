@@ -24,7 +24,7 @@ from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.allreduce import round_plan
 from tt_cli.swarm.membership import dht_auth
 from tt_cli.swarm.membership.admission import NoPass, check_own_pass, membership_of
-from tt_cli.swarm.membership.dht_auth import DhtDoor
+from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.addresses import listen_and_announce, moved
@@ -82,7 +82,7 @@ def start_dht(
     if not client_mode and port:
         _check_port_free(host, port)
     listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port, announce)
-    dht, guard = None, DhtDoor(membership)
+    dht, guard = None, DHTAuthorizer(membership)
     dht_auth.install()
     dht_search.install()
     round_plan.install()

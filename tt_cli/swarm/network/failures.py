@@ -11,7 +11,7 @@ LONGEST = 160  # letters
 
 
 @dataclass(frozen=True)
-class Failure:
+class SwarmFailure:
     """One failure. what: its kind, by which failures are counted: matchmaking, transfer, DHT, state, …"""
 
     what: str
@@ -73,14 +73,14 @@ _KINDS: tuple[tuple[str, str, str | None, str], ...] = (
 )
 
 
-def classify(failure: BaseException | str, otherwise: str = "hivemind") -> Failure:
+def classify(failure: BaseException | str, otherwise: str = "hivemind") -> SwarmFailure:
     """What a failure of hivemind's, or of what is built on it, is about. otherwise: the kind of one that is unknown."""
     said = printable(" ".join(str(failure).split()))
     name = type(failure).__name__ if isinstance(failure, BaseException) else ""
     text = ": ".join(filter(None, (name, said)))
     for pattern, what, words, remedy in _KINDS:
         if re.search(pattern, text):
-            return Failure(what, (words or said.removeprefix("the round failed: "))[:LONGEST], remedy)
+            return SwarmFailure(what, (words or said.removeprefix("the round failed: "))[:LONGEST], remedy)
     if re.search(r"^$|^(TimeoutError|CancelledError|InvalidStateError)\b|[Tt]imed? ?out", text):
         text = "there was no answer in time"
-    return Failure(otherwise, text[:LONGEST], "it is tried again")
+    return SwarmFailure(otherwise, text[:LONGEST], "it is tried again")

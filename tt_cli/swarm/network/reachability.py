@@ -28,7 +28,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from tt_cli.identity.passes import MAX_PASS
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Emit, Log
-from tt_cli.swarm.membership.admission import Membership, NotAdmitted, membership_at, shown_in
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted, membership_at, shown_in
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.addresses import announceable, default_gateway, steps_to_be_reached, tcp_addresses
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
@@ -49,7 +49,7 @@ class DialBack(ServicerBase):
     membership: for whom; None for anybody.
     """
 
-    def __init__(self, membership: Membership | None = None) -> None:
+    def __init__(self, membership: Admission | None = None) -> None:
         self._membership = membership
         self._probing = asyncio.Lock()
         self._waiting = 0

@@ -18,7 +18,7 @@ from google.protobuf.message import Message  # type: ignore[import-untyped] # pr
 from hivemind.p2p import P2P
 from hivemind.proto.p2pd_pb2 import RPCError
 
-from tt_cli.swarm.membership.admission import Membership
+from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.request_rates import Crowded, Places
 
 MAX_ANSWER = 2**22  # bytes of one message; a chunk of a state with its manifest's limit is half of that
@@ -37,7 +37,7 @@ LINGER_SECONDS = 5.0  # for the end of a stream that was answered
 _answered: ContextVar[asyncio.Event] = ContextVar("_answered")
 
 
-def guard(p2p: P2P, membership: Membership) -> None:
+def guard(p2p: P2P, membership: Admission) -> None:
     """Guard all streams that others open to this node from now on."""
     places, add_handler = Places(EACH, TOTAL), p2p.add_binary_stream_handler
     add_stream_handler = p2p._add_protobuf_stream_handler

@@ -16,7 +16,7 @@ from tt_cli.swarm.records.peer_record import PeerRecord
 MOST_ROUNDS = 63  # that one is not expected in
 
 
-class Attendance:
+class NoShows:
     """For one thread."""
 
     def __init__(self) -> None:

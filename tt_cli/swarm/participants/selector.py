@@ -9,18 +9,18 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.matchmaking import Members
-from tt_cli.swarm.participants.no_shows import Attendance
-from tt_cli.swarm.participants.stragglers import Burden, Burdens
+from tt_cli.swarm.matchmaking import Participants
+from tt_cli.swarm.participants.no_shows import NoShows
+from tt_cli.swarm.participants.stragglers import Straggler, StragglerDetector
 from tt_cli.swarm.records.consensus import STEPS_APART
 from tt_cli.swarm.records.peer_record import PeerRecord
-from tt_cli.swarm.records.publisher import Board, View
+from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 
 AVOIDED_STEPS, FOREVER = 10, 2**62
 SHOW_SECONDS = 5.0  # between two tries to make proofs known to all
 
 
-class Company:
+class ParticipantSelector:
     """me: this peer's id. guilty: peer ids of those against whom there is a proof. drop: gives up the group sought.
 
     show: shows the proof against a peer to others (ids). patience: seconds by which one may be late without blame.
@@ -32,7 +32,7 @@ class Company:
     def __init__(
         self,
         me: str,
-        board: Board,
+        board: PeerDirectory,
         guilty: Callable[[], Collection[str]],
         drop: Callable[[], None] = lambda: None,
         show: Callable[[dict[str, list[str]]], None] = lambda lacking: None,
@@ -42,7 +42,7 @@ class Company:
         self._showed_at = -SHOW_SECONDS
         self.avoided, self.slow = dict[str, int](), dict[str, int]()
         self._left_out: frozenset[str] = frozenset()  # of whom most say so
-        self._attendance, self._burdens = Attendance(), Burdens(patience)
+        self._attendance, self._burdens = NoShows(), StragglerDetector(patience)
         self._stepped_at = time.monotonic()
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
         self._again = threading.Event()
@@ -56,7 +56,7 @@ class Company:
         """Try those again who did not come or spoiled a round; from any thread."""
         self._again.set()
 
-    def members(self, view: View, epoch: int, digest: str) -> Members:
+    def members(self, view: SwarmState, epoch: int, digest: str) -> Participants:
         """Who should average with this peer from this state, itself included.
 
         Without those who did not come to the last rounds: they may be dead.
@@ -77,9 +77,9 @@ class Company:
         ]
         # others would take the places of those who should come; records may be read late
         welcome = [r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART]
-        return Members.of([*own, *others], swarm=len(self.other_trainers(epoch)) + 1, welcome=welcome)
+        return Participants.of([*own, *others], swarm=len(self.other_trainers(epoch)) + 1, welcome=welcome)
 
-    def _slow_by_most(self, view: View) -> frozenset[str]:
+    def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Of whom more than half of the trainers say that it holds them up; never so many that the rest is not more."""
         trainers = [record for record in view.records if record.averages and record.peer_id != self._me]
         votes = Counter(one for record in trainers for one in set(record.slow) - {record.peer_id}) + Counter(
@@ -89,7 +89,7 @@ class Company:
         named = sorted((-said, one) for one, said in votes.items() if 2 * said > count and one != self._me)
         return frozenset(one for _, one in named[: (count - 1) // 2])
 
-    def _tell_of(self, guilty: set[str], view: View) -> None:
+    def _tell_of(self, guilty: set[str], view: SwarmState) -> None:
         """Show the proofs to those who do not say that they have them, now and then."""
         if not guilty or time.monotonic() < self._showed_at + SHOW_SECONDS:
             return
@@ -99,7 +99,7 @@ class Company:
         if any(lacking.values()):
             self._show(lacking)
 
-    def late(self, view: View, epoch: int) -> list[PeerRecord]:
+    def late(self, view: SwarmState, epoch: int) -> list[PeerRecord]:
         """Who is about to finish the step that others have finished, and may come to the next round."""
         return [record for record in view.late(epoch) if self._attendance.expects(record)]
 
@@ -136,7 +136,7 @@ class Company:
             self.avoided[peer_id] = epoch + AVOIDED_STEPS
         self.avoided.pop(self._me, None)
 
-    def stepped(self, epoch: int, result: RoundResult | None, computing: float = 0.0) -> dict[str, Burden]:
+    def stepped(self, epoch: int, result: RoundResult | None, computing: float = 0.0) -> dict[str, Straggler]:
         """This peer came to `epoch`: those who spoiled rounds before may come again.
 
         computing: seconds in which the swarm computes the samples of a step, where it does so while it averages.

@@ -59,7 +59,7 @@ def read_waits(said: object) -> dict[str, float]:
 
 
 @dataclass(frozen=True)
-class Burden:
+class Straggler:
     """Why one should be left out: seconds that it cost of a whole step, its share of the samples; for how long."""
 
     cost: float
@@ -68,7 +68,7 @@ class Burden:
     steps: int
 
 
-class Burdens:
+class StragglerDetector:
     """What each member costs and gives. least: seconds of a step that nobody is blamed for. For one thread."""
 
     def __init__(self, least: float):
@@ -117,7 +117,7 @@ class Burdens:
         """How often it was left out, each time for twice as long."""
         return (self._left_out.get(one, (0, 0))[0] // FIRST_STEPS).bit_length()
 
-    def stepped(self, epoch: int, whole: float, idle: float, samples: Mapping[str, int]) -> dict[str, Burden]:
+    def stepped(self, epoch: int, whole: float, idle: float, samples: Mapping[str, int]) -> dict[str, Straggler]:
         """The step `epoch` was made: who should be left out from now on.
 
         whole: seconds since the step before. idle: for how many of them the samples lay ready. samples: member → how
@@ -130,7 +130,7 @@ class Burdens:
         self._left_out = {
             one: (steps, until) for one, (steps, until) in self._left_out.items() if epoch <= until + steps
         }
-        total, now, found = sum(samples.values()), self._now, dict[str, Burden]()
+        total, now, found = sum(samples.values()), self._now, dict[str, Straggler]()
         self._now = defaultdict(float)
         for one in samples.keys() | now.keys():
             share = min(LARGEST_SHARE, samples.get(one, 0) / total if total else 0.0)
@@ -143,7 +143,7 @@ class Burdens:
                 steps, until = self._left_out.get(one, (FIRST_STEPS, epoch))
                 if epoch > until:  # it came back; else most do not say so yet
                     steps = min(MOST_STEPS, 2 * steps)
-                found[one] = Burden(cost, usual, given, steps)
+                found[one] = Straggler(cost, usual, given, steps)
                 self._left_out[one] = steps, epoch + steps
                 del self._seen[one]
         return found

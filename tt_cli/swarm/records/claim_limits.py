@@ -29,7 +29,7 @@ def boasting(records: Iterable[PeerRecord], target_batch_size: int) -> frozenset
     return frozenset(one.peer_id for one in records if max(one.samples, one.samples_per_second) > most)
 
 
-class Accounts:
+class ClaimLimits:
     """Remembers since when each peer is at its step, and who owes a round. For one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):

@@ -27,7 +27,7 @@ FAR_AHEAD = 2  # steps before what most hold, beyond what a late look at the rec
 
 
 @dataclass(frozen=True)
-class View:
+class SwarmState:
     """The swarm as its members' records tell it. (epoch, digest): the state that most hold.
 
     claiming: peer ids of those whose records name a step that the run does not have; they are not among the records.
@@ -42,7 +42,7 @@ class View:
     boasting: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, records: Iterable[PeerRecord]) -> View:
+    def of(cls, records: Iterable[PeerRecord]) -> SwarmState:
         """One record of each peer."""
         records = tuple(records)
         voters = voters_among(records)

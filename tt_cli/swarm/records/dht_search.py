@@ -26,7 +26,7 @@ MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
 Found = Callable[[DHTID, list[DHTID], set[DHTID]], Awaitable[None]]
 
 
-class Node(DHTNode):
+class SearchNode(DHTNode):
     """hivemind's, whose searches for nodes ask beside the key: there the same nodes are nearest, and nothing lies."""
 
     async def find_nearest_nodes(
@@ -51,7 +51,7 @@ def beside(key: DHTID) -> DHTID:
 
 def install() -> None:
     """Have hivemind's DHT be such a node, here and in forked processes."""
-    hivemind.dht.dht.DHTNode = Node
+    hivemind.dht.dht.DHTNode = SearchNode
 
 
 class Checked(RecordValidatorBase):

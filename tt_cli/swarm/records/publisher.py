@@ -19,15 +19,15 @@ from pydantic import ValidationError
 
 from tt_cli.identity.passes import CLOCK_LEEWAY, era_of
 from tt_cli.run import RunConfig
-from tt_cli.swarm.membership.admission import Membership, NotAdmitted, admits, membership_at
-from tt_cli.swarm.membership.control_notices import Notices
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted, admits, membership_at
+from tt_cli.swarm.membership.control_notices import ControlNotices
 from tt_cli.swarm.membership.rsa_identity import Identity, peer_id_of
-from tt_cli.swarm.records.claim_limits import Accounts, boasting
-from tt_cli.swarm.records.consensus import View, Vote
+from tt_cli.swarm.records.claim_limits import ClaimLimits, boasting
+from tt_cli.swarm.records.consensus import SwarmState, Vote
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, peers_key
 from tt_cli.swarm.records.validator import owners_of
 
-__all__ = ["Board", "View", "read_history", "read_records"]
+__all__ = ["PeerDirectory", "SwarmState", "read_history", "read_records"]
 
 logger = get_logger(__name__)
 
@@ -54,7 +54,7 @@ def _read(dht: DHT, run: RunConfig) -> tuple[list[PeerRecord], frozenset[str]]:
     return possible, frozenset(newest) - {record.peer_id for record in possible}
 
 
-def _parse(found: object, run: RunConfig, membership: Membership) -> Iterable[PeerRecord]:
+def _parse(found: object, run: RunConfig, membership: Admission) -> Iterable[PeerRecord]:
     entries = found.value if isinstance(found, ValueWithExpiration) else None
     for subkey, entry in entries.items() if isinstance(entries, dict) else ():
         try:
@@ -102,7 +102,7 @@ async def _ping(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
     await asyncio.gather(*(ping(PeerID.from_base58(peer)) for peer in peers))
 
 
-class Board(threading.Thread):
+class PeerDirectory(threading.Thread):
     """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
 
     A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, at
@@ -124,7 +124,7 @@ class Board(threading.Thread):
         self._lock = threading.Condition()
         self._record: PeerRecord | None = None
         self._changed = False
-        self._view = View.of(())
+        self._view = SwarmState.of(())
         self._reads_begun = self._reads_ended = 0
         self.read_at = time.monotonic()  # the last read ended
         self._stopping = False
@@ -135,8 +135,8 @@ class Board(threading.Thread):
         self._refused: set[str] = set()  # whose passes do not count any more
         self._pinged = time.monotonic()
         self._membership = membership_at(dht)
-        self._notices = Notices(run, dht)
-        self._accounts = Accounts()
+        self._notices = ControlNotices(run, dht)
+        self._accounts = ClaimLimits()
         self._vote = Vote(run.swarm.statistics_expiration)
         self.pace = QUICK_SECONDS
 
@@ -171,7 +171,7 @@ class Board(threading.Thread):
         )
 
     @property
-    def view(self) -> View:
+    def view(self) -> SwarmState:
         """The swarm as of the last read, a few seconds old at most."""
         with self._lock:
             return self._view
@@ -197,7 +197,7 @@ class Board(threading.Thread):
             self._accounts.met(peer_ids)
             self._heard.update(dict.fromkeys(peer_ids, until))
 
-    def fresh_view(self, timeout: float = DHT_SECONDS) -> View:
+    def fresh_view(self, timeout: float = DHT_SECONDS) -> SwarmState:
         """The swarm as of a read that begins after this call; the last one known when none ends in time."""
         with self._lock:
             self._urgent = True
@@ -230,7 +230,7 @@ class Board(threading.Thread):
             records = self._remember(found)
             boasters = boasting(records, self._run.swarm.target_batch_size)
             with self._lock:
-                view = View.of(self._accounts.bounded(records, self._peer_id))
+                view = SwarmState.of(self._accounts.bounded(records, self._peer_id))
             view = replace(view, claiming=claiming, boasting=boasters)
             self._count_trainers(view)
             with self._failures_told():
@@ -273,7 +273,7 @@ class Board(threading.Thread):
         mine = [own] if own is not None and own.era == era else []
         return mine + [record for record in others if not record.left]
 
-    def _count_trainers(self, view: View) -> None:
+    def _count_trainers(self, view: SwarmState) -> None:
         now = time.monotonic()
         until = now + self._run.swarm.statistics_expiration
         here = {record.peer_id for record in view.trainers()}

@@ -20,7 +20,7 @@ from hivemind.utils import MSGPackSerializer
 from pydantic import ValidationError
 
 from tt_cli.identity.passes import InvalidPass, read_notice
-from tt_cli.swarm.membership.admission import Membership, NotAdmitted
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, notice_key, peers_key
 
@@ -36,7 +36,7 @@ class RecordValidator(RecordValidatorBase):
     identity: the run's. authority_key: of its notices, "" without an authority.
     """
 
-    def __init__(self, identity: str, membership: Membership, authority_key: str = ""):
+    def __init__(self, identity: str, membership: Admission, authority_key: str = ""):
         self._identity, self._membership, self._authority_key = identity, membership, authority_key
         self._models: dict[bytes, type[PeerRecord] | type[HistoryRecord]] = {
             DHTID.generate(source=peers_key(identity)).to_bytes(): PeerRecord,

@@ -9,7 +9,7 @@ CALM = 10  # steps before anything is unusual
 SPREADS, SHARE = 6.0, 0.1  # a jump is larger than so many spreads and than this part of the mean
 
 
-class LossWatch:
+class LossSpikeDetector:
     """Keeps a running mean of the losses and of their distance from it."""
 
     def __init__(self) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 from tt_cli.supervisor.events import Emit, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.network.failures import classify
-from tt_cli.swarm.participants.stragglers import Burden
+from tt_cli.swarm.participants.stragglers import Straggler
 from tt_cli.swarm.records.consensus import FAR_AHEAD
-from tt_cli.swarm.records.publisher import View
-from tt_cli.swarm.reporting.loss_spikes import LossWatch
+from tt_cli.swarm.records.publisher import SwarmState
+from tt_cli.swarm.reporting.loss_spikes import LossSpikeDetector
 from tt_cli.swarm.shared_state import StepFacts
 from tt_cli.swarm.state.donor_stream import printable
 
@@ -41,19 +41,19 @@ REMEDIES = {
 }
 
 
-class Teller:
+class RoundLog:
     """Emits the events of one trainer's rounds. view: the newest view of the swarm, for the members' names.
 
     last_round: the words of the newest one. now: what this peer would do, were it not stuck. clipped, accused: peer ids
     of members that were clipped again and again lately, and of those that were proven guilty; for this peer's record.
     """
 
-    def __init__(self, peer_id: str, emit: Emit, view: Callable[[], View]):
+    def __init__(self, peer_id: str, emit: Emit, view: Callable[[], SwarmState]):
         self._peer_id, self._emit, self._view = peer_id, emit, view
         self.now = Phase("starting")
         self._stuck = self.last_round = ""
         self._spoiled: deque[dict[str, str]] = deque(maxlen=LOOKED_BACK)  # of each round: peer id → how
-        self._losses = LossWatch()
+        self._losses = LossSpikeDetector()
         self.clipped: list[str] = []
         self.accused: list[str] = []
 
@@ -128,7 +128,7 @@ class Teller:
         self.last_round = f"rolled back to step {epoch}"
         self._emit(Trouble("state", why, f"going on from step {epoch}, or from where the others are"))
 
-    def left_out(self, burdens: Mapping[str, Burden]) -> None:
+    def left_out(self, burdens: Mapping[str, Straggler]) -> None:
         """Members without which the swarm would be faster."""
         for peer_id, burden in burdens.items():
             words = (

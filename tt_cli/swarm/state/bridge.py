@@ -26,13 +26,13 @@ from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.reachability import DialBack
 from tt_cli.swarm.records.publisher import read_records
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.client import STREAMS, Chunks, NoState, Taker
+from tt_cli.swarm.state.client import STREAMS, Chunks, NoState, StateClient
 from tt_cli.swarm.state.donor_stream import connect_over
-from tt_cli.swarm.state.server import StateDonor
+from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.state_buffer import Passage, StateBuffer
-from tt_cli.swarm.state.trusted_digests import Signatures
+from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
-__all__ = ["Chunks", "NoState", "StateBuffer", "StateSharing", "StateSource", "Taken", "TreeReader", "take_over"]
+__all__ = ["Chunks", "NoState", "StateBuffer", "StateBridge", "StateSource", "ReceivedState", "TreeReader", "take_over"]
 
 NAMES = 8
 ALIVE_SECONDS = 1.0
@@ -48,7 +48,7 @@ OnProgress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True)
-class Taken:
+class ReceivedState:
     """A state that members signed, as far as the taker did not hold it.
 
     donors: who gave chunks, or the manifest; who gave most first. received: bytes of chunks that came, useless ones
@@ -75,15 +75,15 @@ async def take_over(
     *,
     select: Callable[[Any], Iterable[int]] | None = None,
     on_bytes: Callable[[int, int], None] = lambda received, total: None,
-) -> Taken:
+) -> ReceivedState:
     """For one who is no peer: the state that the swarm holds, whole, or the chunks of it that `select` names.
 
     on_bytes: called with the bytes that came, and those there are. Raises NoState.
     """
     buffer = StateBuffer.new()
-    taker = Taker(
+    taker = StateClient(
         connect_over(p2p, run.identity),
-        Signatures(lambda: read_records(dht, run)),
+        TrustedDigests(lambda: read_records(dht, run)),
         read_tree,
         buffer,
         timeout=PATIENCE * run.swarm.next_chunk_timeout,
@@ -92,15 +92,15 @@ async def take_over(
         mine=membership_at(dht).mine,
     )
     tree, indexes = await taker.take()
-    return Taken(tree, Chunks(tree, indexes, buffer), donors_of(taker), taker.received, taker.refused)
+    return ReceivedState(tree, Chunks(tree, indexes, buffer), donors_of(taker), taker.received, taker.refused)
 
 
-def donors_of(taker: Taker) -> tuple[str, ...]:
+def donors_of(taker: StateClient) -> tuple[str, ...]:
     """Who gave most first."""
     return tuple(donor for donor, _ in taker.donors.most_common())
 
 
-class StateSharing:
+class StateBridge:
     """Mixed into a DecentralizedAverager, before it, with `allow_state_sharing=False`: hivemind's own door is closed.
 
     Call `share_state` before hivemind's `__init__`, which forks.
@@ -122,7 +122,7 @@ class StateSharing:
         self._source, self._read_tree = source, read_tree
         self._membership = membership_at(dht)
         self._passage = Passage()
-        self._donor = StateDonor(self._offer, read_tree, self._count_sent, self._membership)
+        self._donor = StateServer(self._offer, read_tree, self._count_sent, self._membership)
         self._taking: dict[int, asyncio.Task[None]] = {}
         self._progress = torch.zeros(3, dtype=torch.int64).share_memory_()  # bytes that came, all, donors giving
         keep_objects_shared()
@@ -131,7 +131,7 @@ class StateSharing:
 
     def take_state(
         self, own: Tree | None, timeout: float, on_progress: OnProgress | None = None, *, at_once: int = STREAMS
-    ) -> Taken:
+    ) -> ReceivedState:
         """The state that most of the foremost hold, without the chunks that `own` holds alike.
 
         timeout: seconds without a chunk. on_progress: called about once a second while chunks come. at_once: donors at
@@ -146,7 +146,7 @@ class StateSharing:
             if isinstance(told, str):
                 raise NoState(told)
             tree = self._read_tree(told.pop("manifest"))
-            return Taken(tree, Chunks(tree, told.pop("indexes"), buffer), **told)
+            return ReceivedState(tree, Chunks(tree, told.pop("indexes"), buffer), **told)
         except BaseException:
             buffer.close()
             self._outer_pipe.send(("_drop_taking", [number], {}))
@@ -215,9 +215,9 @@ class StateSharing:
             self._progress.copy_(torch.tensor([received, total, len(taker.giving)]))
 
         try:
-            taker = Taker(
+            taker = StateClient(
                 connect_over(self._p2p, self.prefix),
-                Signatures(lambda: read_records(self._dht_of_run, self._run), self._own_id),
+                TrustedDigests(lambda: read_records(self._dht_of_run, self._run), self._own_id),
                 self._read_tree,
                 self._passage.receive(number),
                 timeout=PATIENCE * self._run.swarm.next_chunk_timeout,

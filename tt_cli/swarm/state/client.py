@@ -18,9 +18,9 @@ from typing import Any
 
 from tt_cli.errors import TTError
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.donor_stream import Connect, DonorStream, Refused, answer_in, printable, request_of
+from tt_cli.swarm.state.donor_stream import Connect, DonorRefused, DonorStream, answer_in, printable, request_of
 from tt_cli.swarm.state.state_buffer import StateBuffer
-from tt_cli.swarm.state.trusted_digests import Signatures
+from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 ATTEMPTS, PAUSE_SECONDS, LONGEST_PAUSE = 3, 0.5, 5.0
 RESUME_SECONDS = 60.0  # what has come is not given up before nothing more came for so long
@@ -129,7 +129,7 @@ class _Target:
         return [max(once, key=lambda index: places[index])] if once else []
 
 
-class Taker:
+class StateClient:
     """Takes one state. Make one for each.
 
     own: the tree of what the taker holds itself. select: which chunks of a tree it wants, all when None.
@@ -144,7 +144,7 @@ class Taker:
     def __init__(
         self,
         connect: Connect,
-        signatures: Signatures,
+        signatures: TrustedDigests,
         read_tree: TreeReader,
         buffer: StateBuffer,
         *,
@@ -250,7 +250,7 @@ class Taker:
         """Take what one donor gives, and remember why it gave no more."""
         try:
             await self._take_from(donor, settled, others_left)
-        except Refused as error:
+        except DonorRefused as error:
             self.refused[donor] = printable(str(error))
         except Exception as error:  # a donor may fail in any way; the others go on
             self.problems[donor] = printable(str(error)) or type(error).__name__
@@ -289,11 +289,11 @@ class Taker:
         if "refused" in answer:
             raise ValueError(f"it refuses: {answer['refused']}")
         if "manifest" not in answer:
-            raise Refused("it sent a chunk before the manifest")
+            raise DonorRefused("it sent a chunk before the manifest")
         try:
             tree: Tree = await asyncio.to_thread(self._read_tree, answer["manifest"])
         except ValueError as error:
-            raise Refused(f"it sent {error}") from error
+            raise DonorRefused(f"it sent {error}") from error
         return tree
 
     async def _agree_on(self, donor: str, tree: Tree, settled: bool, others_left: Callable[[], bool]) -> _Target:
@@ -358,7 +358,7 @@ class Taker:
         finally:
             if verifying is not None:  # it writes into the buffer
                 (result,) = await asyncio.gather(verifying, return_exceptions=True)
-                if isinstance(result, Refused):
+                if isinstance(result, DonorRefused):
                     raise result
 
     async def _keep(self, donor: str, message: bytes, target: _Target) -> None:
@@ -377,9 +377,9 @@ class Taker:
         if answer.get("chunk") != index:
             if "refused" in answer:
                 raise ValueError(f"it refuses: {answer['refused']}")
-            raise Refused("it sent something else than the chunks that were asked for")
+            raise DonorRefused("it sent something else than the chunks that were asked for")
         data = answer["data"]
         if not target.tree.holds(index, data):
-            raise Refused(f"its chunk {target.tree.name_of(index)} is not what members signed")
+            raise DonorRefused(f"its chunk {target.tree.name_of(index)} is not what members signed")
         self._buffer.write(target.tree.place(index)[0], data)
         return len(data)

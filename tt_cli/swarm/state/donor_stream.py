@@ -11,13 +11,13 @@ import msgpack
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import runtime_pb2
 
-from tt_cli.swarm.state.server import MAX_MANIFEST, MAX_MESSAGE, StateDonor
+from tt_cli.swarm.state.server import MAX_MANIFEST, MAX_MESSAGE, StateServer
 
 Connect = Callable[[str], AbstractAsyncContextManager["DonorStream"]]
 """Donor's peer id → a stream to it."""
 
 
-class Refused(Exception):
+class DonorRefused(Exception):
     """A donor sent what no honest one sends: it is not asked again."""
 
 
@@ -36,7 +36,7 @@ def connect_over(p2p: P2P, namespace: str) -> Connect:
 
     @asynccontextmanager
     async def connect(donor: str) -> AsyncIterator[DonorStream]:
-        handler = StateDonor._get_handle_name(namespace, StateDonor.rpc_state_chunks.__name__)
+        handler = StateServer._get_handle_name(namespace, StateServer.rpc_state_chunks.__name__)
         _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(donor), handler)
         with closing(writer):
             yield _LibP2PStream(reader, writer)
@@ -85,7 +85,7 @@ def answer_in(message: bytes) -> dict[str, Any]:
         try:
             answer = msgpack.unpackb(message, max_map_len=2, max_ext_len=0, max_array_len=0, max_str_len=2**10)
         except (ValueError, msgpack.UnpackException) as error:
-            raise Refused("it sent an answer that cannot be read") from error
+            raise DonorRefused("it sent an answer that cannot be read") from error
         match answer:
             case {"manifest": bytes(data), **more} if not more and len(data) <= MAX_MANIFEST:
                 return answer
@@ -93,7 +93,7 @@ def answer_in(message: bytes) -> dict[str, Any]:
                 return answer
             case {"chunk": int(), "data": bytes(), **more} if not more:
                 return answer
-    raise Refused("it sent an answer of another form")
+    raise DonorRefused("it sent an answer of another form")
 
 
 def printable(words: str) -> str:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 import torch
 
 from tt_cli.swarm.shared_state import SharedState, StepFacts, Tree
-from tt_cli.swarm.state.bridge import Taken
+from tt_cli.swarm.state.bridge import ReceivedState
 from tt_cli.swarm.state.state_buffer import StateBuffer
 
 
-class GuardedState:
+class LockedState:
     """`SharedState` behind a lock. epoch and digest can be read without waiting for a step under way.
 
     fresh: the state is newer than what `use` last showed. resynced: chunks that had to be taken again because they
@@ -69,7 +69,7 @@ class GuardedState:
             finally:
                 self._changed()
 
-    def patch(self, taken: Taken) -> None:
+    def patch(self, taken: ReceivedState) -> None:
         """Become the state whose chunks were taken. Raises ValueError, with nothing changed, where they do not fit."""
         with self._lock:
             same_step = taken.tree.step == self._shared.epoch

@@ -19,7 +19,7 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
 from tt_cli.identity.passes import MAX_PASS
-from tt_cli.swarm.membership.admission import Membership, NotAdmitted, shown_in
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted, shown_in
 from tt_cli.swarm.shared_state import Tree, TreeReader
 from tt_cli.swarm.state.state_buffer import StateBuffer
 
@@ -42,7 +42,7 @@ class Unavailable(Exception):
     """Nothing can be handed over now; the words are for the one who asked."""
 
 
-class StateDonor(ServicerBase):
+class StateServer(ServicerBase):
     """The libp2p service. offer: makes the copy. read_tree: its manifest's tree. on_sent: told of bytes sent.
 
     membership: who may take it, looked at with every request; None for anybody.
@@ -53,7 +53,7 @@ class StateDonor(ServicerBase):
         offer: Offer,
         read_tree: TreeReader,
         on_sent: Callable[[int], None] = lambda count: None,
-        membership: Membership | None = None,
+        membership: Admission | None = None,
     ):
         self._offer, self._read_tree, self._on_sent = offer, read_tree, on_sent
         self._membership = membership

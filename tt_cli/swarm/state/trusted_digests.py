@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tt_cli.swarm.records.consensus import View, enough, voters_among
+from tt_cli.swarm.records.consensus import SwarmState, enough, voters_among
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_state import Tree
 
@@ -13,7 +13,7 @@ LOOK_SECONDS = 2.0
 SIGNATURE_LOOKS, SIGNATURE_SECONDS = 6, 0.5
 
 
-class Signatures:
+class TrustedDigests:
     """What members signed, as of all looks at their records so far; they may step on while a state is taken.
 
     read: the newest record of each peer; it may block. own: the peer id that does not count.
@@ -26,18 +26,18 @@ class Signatures:
         self._votes: dict[tuple[int, str], set[str]] = {}
         self._voters: list[PeerRecord] = []
         self._held: set[tuple[int, str]] = set()  # states that counted while nobody voted
-        self.view = View.of(())
+        self.view = SwarmState.of(())
 
     async def look(self) -> None:
         """Read the records once more."""
         async with self._lock:
             read = await asyncio.to_thread(self._read)
         records = [record for record in read if not record.left and record.peer_id != self._own]
-        self.view, self._voters = View.of(records), voters_among(records)
+        self.view, self._voters = SwarmState.of(records), voters_among(records)
         for record in self._voters:
             self._votes.setdefault((record.epoch, record.digest), set()).add(record.peer_id)
         for step in {record.epoch for record in records}:
-            view = View.of(record for record in records if record.epoch == step)
+            view = SwarmState.of(record for record in records if record.epoch == step)
             if view.digest:
                 self._held.add((view.epoch, view.digest))
         for record in records:
