@@ -20,10 +20,10 @@ from monitor.made import EVIL, snapshot, trainer
 from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, SeenPeer, database_url
 from tt_cli.run import load_run
+from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 from tt_cli.supervisor.local_swarm import LocalSwarm
 from tt_cli.web.queries import Answers
 from tt_cli.web.web_app import make_app
-from tt_cli.web.web_server import WebServer
 
 pytestmark = pytest.mark.debian
 WAIT = 60.0  # seconds; an upper bound for a busy machine
@@ -91,7 +91,7 @@ def page(tmp_path: Path) -> Iterator[str]:
     store.put("snapshot", json.dumps(seen.to_json()), now)
     store.close()
     reader = HistoryReader(url)
-    server = WebServer(make_app(Answers(reader, RUN, "emoji"), tmp_path), "127.0.0.1", 0)
+    server = HttpServer(make_app(Answers(reader, RUN, "emoji"), tmp_path), HttpOptions("127.0.0.1", 0, "--web-port"))
     serving = threading.Thread(target=server.run)
     serving.start()
     yield f"http://127.0.0.1:{server.port}"

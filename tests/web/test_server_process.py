@@ -24,7 +24,7 @@ from tt_cli.errors import TTError
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor import side_process as room
 from tt_cli.supervisor.events import Event, Log
-from tt_cli.web.web_server import WebServer
+from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 
 RUN = load_run("emoji")
 
@@ -155,9 +155,9 @@ def test_a_second_page_on_one_machine_takes_the_next_free_port() -> None:
     app = FastAPI()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        second = WebServer(app, "127.0.0.1", port, more=20)
+        second = HttpServer(app, HttpOptions("127.0.0.1", port, "--web-port", more_ports=20))
         assert port < second.port <= port + 20
         with pytest.raises(TTError, match=f"port {port}: Address already in use"):
-            WebServer(app, "127.0.0.1", port)
+            HttpServer(app, HttpOptions("127.0.0.1", port, "--web-port"))
         second.stop()
         second.run()

@@ -17,13 +17,16 @@ from tt_cli.auxiliary.history.writer import DATABASE, PICTURES, database_url
 from tt_cli.database import DatabaseDown
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Event, Log
+from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 from tt_cli.supervisor.reporter import Orders, run_worker
 from tt_cli.supervisor.side_process import SideProcess
 
 if TYPE_CHECKING:
     from tt_cli.web.queries import Answers
 
+PORT = 8471
 MORE_PORTS = 8
+MOST_CONNECTIONS = 3000
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,6 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     from tt_cli.memory.answer_tables import Tables
     from tt_cli.web.queries import Answers
     from tt_cli.web.web_app import make_app
-    from tt_cli.web.web_server import PORT, WebServer
 
     opts = WebOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
@@ -67,18 +69,21 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     reader = HistoryReader(database_url(folder, os.environ.get(DATABASE, "")))
     answers = Answers(reader, run, opts.name, calculator=Tables(run, opts.name))
     app = make_app(answers, folder / PICTURES)
-    server = WebServer(app, opts.host, PORT, MORE_PORTS) if opts.port is None else WebServer(app, opts.host, opts.port)
+    port, more_ports = (PORT, MORE_PORTS) if opts.port is None else (opts.port, 0)
+    where = HttpOptions(
+        opts.host,
+        port,
+        "--web-port",
+        more_ports,
+        connections=MOST_CONNECTIONS,
+        grace_seconds=1,  # live updates have no end of their own
+    )
+    server = HttpServer(app, where)
     threading.Thread(target=_read_ahead, args=(answers,), daemon=True).start()
     emit(Log(f"the web page is at http://{_shown(opts.host)}:{server.port}/"))
     with suppress(OSError):  # for `tt monitor` on this machine, which does without it too
         (folder / "page").write_text(f"http://{_shown(opts.host)}:{server.port}\n", encoding="utf-8")
-
-    def leave() -> None:
-        orders.leave.wait()
-        server.stop()
-
-    threading.Thread(target=leave, daemon=True).start()
-    server.run()
+    server.run(orders.leave)
     with suppress(OSError):
         (folder / "page").unlink()
     reader.close()

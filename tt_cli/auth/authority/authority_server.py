@@ -7,7 +7,6 @@ named; without that the header means nothing, for anyone can write it.
 from __future__ import annotations
 
 import logging
-import socket
 import threading
 import time
 from dataclasses import dataclass
@@ -18,9 +17,9 @@ from tt_cli.auth.authority.issuer import MOST_PEERS, PASS_SECONDS, Authority
 from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
+from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 
 PORT = 8470
-MOST_CONNECTIONS = 500
 
 
 @dataclass(frozen=True)
@@ -74,55 +73,25 @@ def open_authority(run: RunConfig, *, pass_seconds: float = PASS_SECONDS, most_p
     return Authority(run, folder, open_store(folder), pass_seconds=pass_seconds, most_peers=most_peers)
 
 
-class AuthorityServer:
-    """uvicorn around one authority. `run` blocks until `stop`, which may be called from another thread."""
+class AuthorityServer(HttpServer):
+    """The HTTP server of one authority."""
 
     def __init__(self, options: ServeOptions):
-        import uvicorn
-
         from tt_cli.auth.authority.http_api import make_app
 
         run = RunConfig.from_toml(options.run, "the run file")
         self.authority = open_authority(run, pass_seconds=options.pass_seconds, most_peers=options.most_peers)
-        try:
-            family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-            self._socket = socket.create_server((options.host, options.port), family=family, backlog=512)
-        except OSError as error:
-            raise TTError(
-                f"cannot listen on {options.host} port {options.port}: {error.strerror or error}; choose another --port"
-            ) from error
         # What the Hub's client logs, and each request's line, would be noise in an organiser's log.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                make_app(self.authority),
-                log_level="warning",
-                access_log=False,
-                server_header=False,
-                limit_concurrency=MOST_CONNECTIONS,
-                timeout_keep_alive=30,
-                timeout_graceful_shutdown=3,
-                proxy_headers=bool(options.trusted_proxy),
-                forwarded_allow_ips=options.trusted_proxy or None,
-            )
-        )
+        where = HttpOptions(options.host, options.port, "--port", trusted_proxy=options.trusted_proxy)
+        super().__init__(make_app(self.authority), where)
 
-    @property
-    def port(self) -> int:
-        """Where it listens."""
-        return int(self._socket.getsockname()[1])
-
-    def run(self) -> None:
-        """Serve; in the main thread also until Ctrl-C."""
+    def run(self, until: threading.Event | None = None) -> None:
+        """Serve; see HttpServer."""
         try:
-            self._server.run(sockets=[self._socket])
+            super().run(until)
         finally:
-            self._socket.close()
             self.authority.store.close()
-
-    def stop(self) -> None:
-        """Have `run` return after the requests under way."""
-        self._server.should_exit = True
 
 
 def main(options: dict[str, Any], emit: Any, orders: Any) -> None:
@@ -131,10 +100,4 @@ def main(options: dict[str, Any], emit: Any, orders: Any) -> None:
 
     server = AuthorityServer(ServeOptions(**options))
     emit(Log(f"the authority listens on port {server.port}; its key is {server.authority.facts()['authority_key']}"))
-
-    def leave() -> None:
-        orders.leave.wait()
-        server.stop()
-
-    threading.Thread(target=leave, daemon=True).start()
-    server.run()
+    server.run(orders.leave)

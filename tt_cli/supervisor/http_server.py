@@ -1,0 +1,88 @@
+"""The HTTP server of the run's page and of the authority: uvicorn on a socket that listens before the app is served."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from tt_cli.errors import TTError
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """Where a server listens, and its limits."""
+
+    host: str
+    port: int
+    """0 for any that is free."""
+    port_flag: str
+    """The command-line flag that the error names where the port is taken."""
+    more_ports: int = 0
+    """Ports after this one that are tried where it is taken."""
+    connections: int = 500
+    """At once; to one more it answers 503."""
+    grace_seconds: int = 3
+    """For the requests under way when it stops."""
+    trusted_proxy: str = ""
+    """The address of the proxy whose X-Forwarded-For is believed; without one the header means nothing."""
+
+
+class HttpServer:
+    """An ASGI app on a port. Listens when it is made, or raises TTError."""
+
+    def __init__(self, app: Any, options: HttpOptions):
+        import uvicorn
+
+        self._socket = _listen(options, options.port)
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                server_header=False,
+                limit_concurrency=options.connections,
+                timeout_keep_alive=30,
+                timeout_graceful_shutdown=options.grace_seconds,
+                proxy_headers=bool(options.trusted_proxy),
+                forwarded_allow_ips=options.trusted_proxy or None,
+            )
+        )
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._socket.getsockname()[1])
+
+    def run(self, until: threading.Event | None = None) -> None:
+        """Serve until `stop`, until this event is set, or, in the main thread, until Ctrl-C."""
+        if until is not None:
+            threading.Thread(target=self._stop_at, args=(until,), daemon=True).start()
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """Have `run` return after the requests under way; from any thread."""
+        self._server.should_exit = True
+
+    def _stop_at(self, event: threading.Event) -> None:
+        event.wait()
+        self.stop()
+
+
+def _listen(options: HttpOptions, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    try:
+        return socket.create_server((options.host, port), family=family, backlog=512)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE and port < options.port + options.more_ports:
+            return _listen(options, port + 1)
+        reason = os.strerror(error.errno or 0)
+        raise TTError(
+            f"cannot listen on {options.host} port {port}: {reason}; choose another {options.port_flag}"
+        ) from error
