@@ -41,13 +41,13 @@ from hivemind.utils.crypto import RSAPrivateKey
 from scripts.lab.attacked import NAMES, Size, attacked_run, in_training, need
 from scripts.lab.cpu import machine
 from scripts.lab.passes import Issuer, key_file
+from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Finished, Log
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.allreduce.round_plan import member_in
 from tt_cli.swarm.membership.admission import Closed, Open, membership_of
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
-from tt_cli.swarm.membership.request_rates import Rate
 
 REQUESTS, REPEATS = 2000, 3
 WITHOUT, OPEN, CLOSED = "dht request without a door", "dht request, open run", "dht request, closed run"
@@ -96,7 +96,7 @@ def per_call(count: int, call: Callable[[], Awaitable[object]]) -> float:
 
 def through(door: DHTAuthorizer, peer: str) -> Callable[[], Awaitable[Any]]:
     """One request of this peer's to itself, through both sides of the door."""
-    door._requests, door._bytes = Rate(1e9, 1e9), Rate(1e12, 1e12)
+    door._requests, door._bytes = RateLimit(1e9, 1e9), RateLimit(1e12, 1e12)
     service, context = Service(), SimpleNamespace(remote_id=peer)
 
     async def serve(asked: dht_pb2.FindRequest) -> dht_pb2.FindResponse:

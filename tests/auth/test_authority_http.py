@@ -23,9 +23,9 @@ from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.http_api import Limits, make_app
 from tt_cli.auth.authority.issuer import Authority
 from tt_cli.auth.authority.member_store import metadata
-from tt_cli.auth.authority.rate_limiter import RateLimit, address_key
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import encode, read_pass
+from tt_cli.identity.rate_limit import RateLimit, address_key
 from tt_cli.run import folders
 
 UNLIMITED = RateLimit(burst=10**9, per_second=1e9)

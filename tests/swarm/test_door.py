@@ -21,10 +21,10 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 from swarm.made import record
 
 from scripts.lab.passes import HOUR, Issuer, key_file
+from tt_cli.identity.rate_limit import Crowded, RateLimit
 from tt_cli.swarm.membership import dht_auth as room
 from tt_cli.swarm.membership.admission import NoPass, NotAdmitted, Open, membership_at
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
-from tt_cli.swarm.membership.request_rates import Crowded, Rate
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, start_dht, stop_dht
 from tt_cli.swarm.observer import Observer
@@ -176,7 +176,7 @@ def served(door: DHTAuthorizer, node: Node, request: Any, caller: str = "anna's"
 
 def test_one_peer_asks_so_much_and_no_more(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
     door, node = DHTAuthorizer(Open(tiny_run())), Node()
-    door._requests = Rate(0.0, 3.0)
+    door._requests = RateLimit(burst=3.0, per_second=0.0)
     for _ in range(3):
         served(door, node, dht_pb2.FindRequest())
     with pytest.raises(Crowded):

@@ -11,9 +11,9 @@ import pytest
 from hivemind.p2p import P2P, P2PContext, ServicerBase
 from hivemind.proto import runtime_pb2
 
+from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import load_run
 from tt_cli.swarm.membership.admission import Open
-from tt_cli.swarm.membership.request_rates import Crowded, Places, Rate
 from tt_cli.swarm.network import stream_limits
 
 NAMESPACE, LONG = "run", 40.0
@@ -218,7 +218,7 @@ class Clock:
         return self.now
 
 
-def charged(rate: Rate, peer_id: str, cost: float = 1.0) -> bool:
+def charged(rate: RateLimit, peer_id: str, cost: float = 1.0) -> bool:
     try:
         rate.charge(peer_id, cost)
     except Crowded:
@@ -228,7 +228,7 @@ def charged(rate: Rate, peer_id: str, cost: float = 1.0) -> bool:
 
 def test_a_rate_is_each_peers_own() -> None:
     clock: Any = Clock()
-    rate = Rate(2.0, 5.0, clock)
+    rate = RateLimit(burst=5.0, per_second=2.0, clock=clock)
     assert [charged(rate, "a") for _ in range(7)] == [True] * 5 + [False] * 2
     assert charged(rate, "b")
     clock.now += 1.0
@@ -241,12 +241,11 @@ def test_a_rate_is_each_peers_own() -> None:
     assert charged(rate, "a")
 
 
-def test_what_is_remembered_of_peers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tt_cli.swarm.membership.request_rates.MOST_PEERS", 10)
-    rate = Rate(1.0, 1.0)
+def test_what_is_remembered_of_peers_is_bounded() -> None:
+    rate = RateLimit(burst=1.0, per_second=1.0, most=10)
     for number in range(100):
         rate.charge(str(number))
-    assert len(rate._left) == 10
+    assert len(rate) == 10
 
 
 def test_places_are_given_back() -> None:

@@ -20,17 +20,24 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 MAX_PASS = 4096  # characters
 MAX_NOTICE = 2**20  # characters: some twenty thousand bans
 CLOCK_LEEWAY = 30.0  # seconds by which two honest clocks may differ
 _KEY = re.compile(r"ed25519:[A-Za-z0-9_-]{43}")
 _PASS_KIND, _NOTICE_KIND = "tt-pass-1", "tt-notice-1"
+_STRICT = ConfigDict(strict=True, extra="forbid")
+
+Words = Annotated[str, Field(max_length=1000)]
+Name = Annotated[str, Field(min_length=1, max_length=1000)]
+Time = Annotated[float, Field(ge=0, lt=2**40)]  # Unix seconds
+Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class InvalidPass(Exception):
@@ -39,40 +46,50 @@ class InvalidPass(Exception):
 
 @dataclass(frozen=True)
 class Pass:
-    """Says that `user` may take part in `run` with the RSA key of `peer_id` from `issued` until `expires`."""
+    """The right of `user` to take part in `run` with the RSA key of `peer_id` from `issued` until `expires`."""
 
-    user: str  # the name on the Hub
-    peer_id: str
-    run: str  # RunConfig.identity
-    issued: float
-    expires: float
+    __pydantic_config__ = _STRICT
+
+    user: Name  # the name on the Hub
+    peer_id: Name
+    run: Name  # RunConfig.identity
+    issued: Time
+    expires: Time
 
 
 @dataclass(frozen=True)
 class RollBack:
     """The order to go back to one checkpoint."""
 
-    step: int
-    digest: str  # of the state at that step
-    source: str  # where the checkpoint lies, beside members' own disks; "" for nowhere else
-    order: int  # counts the authority's orders; a peer carries each out once
+    __pydantic_config__ = _STRICT
+
+    step: Count
+    digest: Name  # of the state at that step
+    source: Words  # where the checkpoint lies, beside members' own disks; "" for nowhere else
+    order: Count  # counts the authority's orders; a peer carries each out once
 
 
 @dataclass(frozen=True)
 class Notice:
-    """Who is banned and what the organiser orders. The higher number is the later notice."""
+    """The bans and the organiser's orders. The higher number is the later notice."""
 
-    run: str
-    number: int
-    issued: float
-    banned_users: frozenset[str]
-    banned_peers: frozenset[str]
-    paused: str  # the reason, or "" while the run goes on
+    __pydantic_config__ = _STRICT
+
+    run: Name
+    number: Count
+    issued: Time
+    banned_users: frozenset[Name]
+    banned_peers: frozenset[Name]
+    paused: Words  # the reason, or "" while the run goes on
     rollback: RollBack | None
 
 
+_PASSES, _NOTICES = TypeAdapter(Pass), TypeAdapter(Notice)
+Signed = TypeVar("Signed")
+
+
 def era_of(notice: Notice | None) -> int:
-    """In which era the run is by this notice: each order to go back begins one, of its number; 0 before the first."""
+    """The era of the run by this notice: each order to go back begins one, of its number; 0 before the first."""
     return notice.rollback.order if notice is not None and notice.rollback is not None else 0
 
 
@@ -107,19 +124,7 @@ def read_pass(text: str, authority_key: str, run: str, now: float, *, leeway: fl
 
     Raises InvalidPass when it is forged, malformed, of another run, expired or not yet valid.
     """
-    content = _open(text, _PASS_KIND, MAX_PASS, authority_key, now)
-    try:
-        if set(content) != {"user", "peer_id", "run", "issued", "expires"}:
-            raise ValueError("its fields are not those of a pass")
-        read = Pass(
-            user=_text(content["user"], "user"),
-            peer_id=_text(content["peer_id"], "peer_id"),
-            run=_text(content["run"], "run"),
-            issued=_time(content["issued"], "issued"),
-            expires=_time(content["expires"], "expires"),
-        )
-    except ValueError as error:
-        raise InvalidPass(f"malformed pass: {error}") from None
+    read = _open(text, _PASS_KIND, _PASSES, MAX_PASS, authority_key, now)
     if read.run != run:
         raise InvalidPass(f"pass of another run: it is for {read.run}, this run is {run}")
     if read.issued > now + leeway:
@@ -141,21 +146,7 @@ def read_notice(text: str, authority_key: str, run: str, now: float, *, leeway: 
 
     The caller sees to it that a notice never replaces one with a higher number.
     """
-    content = _open(text, _NOTICE_KIND, MAX_NOTICE, authority_key, now)
-    try:
-        if set(content) != {field.name for field in dataclasses.fields(Notice)}:
-            raise ValueError("its fields are not those of a notice")
-        read = Notice(
-            run=_text(content["run"], "run"),
-            number=_count(content["number"], "number"),
-            issued=_time(content["issued"], "issued"),
-            banned_users=_names(content["banned_users"], "banned_users"),
-            banned_peers=_names(content["banned_peers"], "banned_peers"),
-            paused=_text(content["paused"], "paused", empty=True),
-            rollback=_roll_back(content["rollback"]),
-        )
-    except ValueError as error:
-        raise InvalidPass(f"malformed notice: {error}") from None
+    read = _open(text, _NOTICE_KIND, _NOTICES, MAX_NOTICE, authority_key, now)
     if read.run != run:
         raise InvalidPass(f"notice of another run: it is for {read.run}, this run is {run}")
     if read.issued > now + leeway:
@@ -178,7 +169,7 @@ def _sign(kind: str, content: dict[str, Any], key: Ed25519PrivateKey) -> str:
     return f"{kind}.{encode(payload)}.{encode(key.sign(kind.encode() + b'.' + payload))}"
 
 
-def _open(text: str, kind: str, limit: int, authority_key: str, now: float) -> dict[str, Any]:
+def _open(text: str, kind: str, form: TypeAdapter[Signed], limit: int, authority_key: str, now: float) -> Signed:
     """The signed contents of `text`. The signature is checked before the payload is read."""
     name = kind.split("-")[1]
     if not isinstance(text, str) or len(text) > limit:
@@ -195,12 +186,15 @@ def _open(text: str, kind: str, limit: int, authority_key: str, now: float) -> d
     if not any(now < until and _signed(key, signature, signed) for key, until in keys):
         raise InvalidPass(f"forged {name}: its signature is not this run's authority's")
     try:
-        content = json.loads(payload)
-        if not isinstance(content, dict) or _canonical(content) != payload:
+        if _canonical(json.loads(payload)) != payload:
             raise ValueError("its payload is not in the canonical form")
+        return form.validate_json(payload)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"])) or "its payload"
+        raise InvalidPass(f"malformed {name}: {field}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidPass(f"malformed {name}: {error}") from None
-    return content
 
 
 def _signed(key: Ed25519PublicKey, signature: bytes, data: bytes) -> bool:
@@ -243,40 +237,3 @@ def _day(text: str) -> float:
     except ValueError:
         raise ValueError(f"'{text}' is no day: write it as in 2026-12-01") from None
     return datetime.datetime(day.year, day.month, day.day, tzinfo=datetime.UTC).timestamp()
-
-
-def _text(value: object, name: str, *, empty: bool = False) -> str:
-    if not isinstance(value, str) or len(value) > 1000 or not (value or empty):
-        raise ValueError(f"{name} is no text of at most 1000 characters")
-    return value
-
-
-def _time(value: object, name: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**40:
-        raise ValueError(f"{name} is no time")
-    return float(value)
-
-
-def _count(value: object, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**63:
-        raise ValueError(f"{name} is no count")
-    return value
-
-
-def _names(value: object, name: str) -> frozenset[str]:
-    if not isinstance(value, list):
-        raise ValueError(f"{name} is no list")
-    return frozenset(_text(entry, name) for entry in value)
-
-
-def _roll_back(value: object) -> RollBack | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict) or set(value) != {"step", "digest", "source", "order"}:
-        raise ValueError("rollback's fields are not those of an order")
-    return RollBack(
-        step=_count(value["step"], "step"),
-        digest=_text(value["digest"], "digest"),
-        source=_text(value["source"], "source", empty=True),
-        order=_count(value["order"], "order"),
-    )

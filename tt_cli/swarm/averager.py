@@ -30,6 +30,7 @@ from hivemind.utils import MPFuture, get_dht_time, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 
+from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm.allreduce import centered_clip
@@ -45,7 +46,6 @@ from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 from tt_cli.swarm.compression.partition import PART_ELEMENTS
 from tt_cli.swarm.membership.admission import NotAdmitted, admits, membership_at
-from tt_cli.swarm.membership.request_rates import Crowded, Places, Rate
 from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
@@ -100,7 +100,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self._runners: dict[bytes, tuple[AllReduce, CommitProtocol]] = {}
         self._averages = KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
-        self._joins, self._places = Rate(JOINS, JOINS_AT_ONCE), Places(SETTLING, MOST_SETTLING)
+        self._joins, self._places = RateLimit(JOINS_AT_ONCE, JOINS), Places(SETTLING, MOST_SETTLING)
         self._allowed = ClaimAllowances()  # for the next round
         self.signer, self.audits = Signer(key), Audits(run, rules, self._runners, membership_at(dht))
         if shapes:

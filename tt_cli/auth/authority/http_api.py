@@ -24,7 +24,6 @@ from tt_cli.auth.account import AccountName
 from tt_cli.auth.authority.issuer import Authority, RequestRefused
 from tt_cli.auth.authority.member_store import DatabaseDown
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, Busy
-from tt_cli.auth.authority.rate_limiter import RateLimit, address_key
 from tt_cli.auth.authority.request_limits import (
     BodyTooLong,
     BodyTooSlow,
@@ -38,6 +37,7 @@ from tt_cli.auth.join_proof import Purpose
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity.passes import MAX_PASS, decode
+from tt_cli.identity.rate_limit import RateLimit, address_key
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time, get_logger
 from hivemind.utils.auth import AuthorizerBase, AuthRole, AuthRPCWrapper
 
+from tt_cli.identity.rate_limit import Crowded, RateLimit
 from tt_cli.swarm.compression.gradient_buffer import shared_bytes
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
-from tt_cli.swarm.membership.request_rates import MOST_PEERS, Crowded, Rate
 from tt_cli.swarm.records.validator import MAX_LIFE
 
 logger = get_logger(__name__)
@@ -33,7 +33,7 @@ logger = get_logger(__name__)
 REQUESTS, REQUESTS_AT_ONCE = 60.0, 600.0  # of one peer: a second
 BYTES, BYTES_AT_ONCE = 2.0**21, 2.0**24  # to and from one peer: a second
 MOST_KEYS = 256  # in one request: whoever comes new is told all records that it should keep, in one
-MOST_RECORDS = MOST_PEERS  # under one key
+MOST_RECORDS = 4096  # under one key
 WORDS = 300  # of a refusal, in bytes
 REFUSED = "not admitted: "
 
@@ -43,7 +43,8 @@ class DHTAuthorizer(AuthorizerBase):
 
     def __init__(self, membership: Admission):
         self._membership = membership
-        self._requests, self._bytes = Rate(REQUESTS, REQUESTS_AT_ONCE), Rate(BYTES, BYTES_AT_ONCE)
+        self._requests = RateLimit(REQUESTS_AT_ONCE, REQUESTS)
+        self._bytes = RateLimit(BYTES_AT_ONCE, BYTES)
         self._refusal = shared_bytes(WORDS)  # the host process reads it
 
     @property

@@ -18,8 +18,8 @@ from google.protobuf.message import Message  # type: ignore[import-untyped] # pr
 from hivemind.p2p import P2P
 from hivemind.proto.p2pd_pb2 import RPCError
 
+from tt_cli.identity.rate_limit import Crowded, Places
 from tt_cli.swarm.membership.admission import Admission
-from tt_cli.swarm.membership.request_rates import Crowded, Places
 
 MAX_ANSWER = 2**22  # bytes of one message; a chunk of a state with its manifest's limit is half of that
 MAX_REQUEST = 2**20 + 2**12  # of one message of a stream that others open; a part is half of that
