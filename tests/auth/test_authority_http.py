@@ -290,4 +290,4 @@ def test_the_description_names_every_answer(authority: Authority) -> None:
         for method, operation in methods.items():
             assert {"200", "429", "503"} <= set(operation["responses"]), (path, method)
     assert "hf_" not in json.dumps(described)
-    assert not list(Path(authority.folder.path).glob("*.new"))
+    assert not list(Path(authority.folder.path).glob(".*.tmp"))

@@ -29,7 +29,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
 
 def test_a_key_file_is_its_owners_alone(tmp_path: Path) -> None:
     path = tmp_path / "trainer.key"
-    path.with_suffix(".new").write_bytes(b"half a key")
+    path.with_name(".trainer.key.tmp").write_bytes(b"half a key")
     peer_key.make_key_file(path)
     assert [one.name for one in tmp_path.iterdir()] == ["trainer.key"]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -126,7 +126,7 @@ def test_a_torn_key_is_one_line(tmp_path: Path, kept: tuple[Path, Identity]) -> 
 
 
 def test_a_kill_while_the_key_was_made_leaves_no_trap(tmp_path: Path) -> None:
-    unfinished = tmp_path / "trainer.new"
+    unfinished = tmp_path / ".trainer.key.tmp"
     unfinished.write_bytes(b"half a key")
     unfinished.chmod(0o400)
     identity = claim_identity(tmp_path, "trainer")

@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import TTError, UsageError
 from tt_cli.identity import peer_key
 from tt_cli.run import RunConfig, folders
@@ -106,6 +107,6 @@ def _bytes(path: Path) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     try:
-        peer_key.write_private(path, data)
+        atomic_write(path, data, mode=PRIVATE)
     except OSError as error:
         raise TTError(f"cannot write {path}: {error.strerror or error}") from error

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, Self
 
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority_client import AuthorityUnreachable, PassRefused, Rejected, made_key, still_good
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
@@ -262,7 +263,7 @@ class PassRenewer:
 
     def _write(self, file: Path, text: str) -> None:
         try:
-            peer_key.write_private(file, f"{text}\n".encode())
+            atomic_write(file, f"{text}\n".encode(), mode=PRIVATE)
         except OSError as error:
             raise TTError(f"cannot write {file}: {error.strerror or error}; free space") from error
 

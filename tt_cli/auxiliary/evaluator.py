@@ -18,9 +18,10 @@ import torch
 from PIL import Image
 
 from tt_cli import __version__
+from tt_cli.atomic_write import atomic_file
 from tt_cli.auxiliary.history.reader import HistoryReader, Row
 from tt_cli.auxiliary.history.writer import PICTURES, HistoryWriter
-from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of, written_whole
+from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of
 from tt_cli.data import Example, Tokenizer, load_tokenizer
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
 from tt_cli.draw import Drawing, cut_prompts, draw, load_parameters, text_chunks
@@ -185,7 +186,7 @@ class Evaluator:
         try:
             self._pictures.mkdir(exist_ok=True)
             for name, drawing in zip(files, drawings, strict=True):
-                with written_whole(self._pictures / name) as file:
+                with atomic_file(self._pictures / name) as file:
                     chunks = text_chunks({"prompt": drawing.prompt, **facts})
                     Image.fromarray(drawing.picture).save(file, format="PNG", pnginfo=chunks)
         except OSError as error:

@@ -17,6 +17,8 @@ import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from tt_cli.atomic_write import atomic_write
+
 LEASE_SECONDS = 30.0
 FIRST_SHARE = 1 / 3  # of that, who has just come up looks before it leads: it may not see all others yet
 STALE_SECONDS = 30.0  # after which the file says nothing: its writer ended
@@ -71,7 +73,7 @@ class LeaseFile:
     """For the other parts on this machine: whether this auxiliary peer leads. Written by the coordinator."""
 
     def __init__(self, folder: Path):
-        self.path, self._fresh = folder / "lease", folder / "lease.new"
+        self.path = folder / "lease"
         self._written: tuple[str, float] = "", -float("inf")
 
     def write(self, holder: str, mine: bool) -> None:
@@ -80,8 +82,7 @@ class LeaseFile:
             return
         self._written = holder, time.monotonic()
         with contextlib.suppress(OSError):
-            self._fresh.write_text(json.dumps({"holder": holder, "mine": mine}), encoding="utf-8")
-            self._fresh.replace(self.path)
+            atomic_write(self.path, json.dumps({"holder": holder, "mine": mine}), durable=False)
 
     def other(self) -> str:
         """The peer id of another auxiliary peer that leads; "" where this one does, or nobody knows."""
@@ -95,6 +96,5 @@ class LeaseFile:
 
     def forget(self) -> None:
         """The coordinator ends."""
-        for file in (self.path, self._fresh):
-            with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)

@@ -10,7 +10,6 @@ from tt_cli.checkpoint.checkpoint_files import (
     set_aside_after,
     step_of,
     write,
-    written_whole,
 )
 from tt_cli.checkpoint.hash_tree import CHUNK, StateTree, bytes_of
 from tt_cli.checkpoint.published_weights import is_checkpoint, read_published, write_published
@@ -47,5 +46,4 @@ __all__ = [
     "unpack",
     "write",
     "write_published",
-    "written_whole",
 ]

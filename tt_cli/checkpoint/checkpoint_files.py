@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tt_cli.atomic_write import atomic_file, remove_abandoned
 from tt_cli.checkpoint.hash_tree import tensor_digest
 from tt_cli.checkpoint.training_state import (
     PARAMETERS,
@@ -48,8 +47,9 @@ def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = Fa
     pieces = serialised(state)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(folder)
-        with written_whole(path) as file:
+        for temporary in folder.glob(".step-*.tmp"):
+            remove_abandoned(temporary)
+        with atomic_file(path) as file:
             for piece in pieces:
                 file.write(piece)
     except OSError as error:
@@ -75,7 +75,7 @@ def write(path: Path, pieces: Iterable[bytes | memoryview], on_bytes: Callable[[
 
     `on_bytes` is told now and then how many bytes were written since it was told last. Raises CheckpointError.
     """
-    with refusals(path), written_whole(path) as file:
+    with refusals(path), atomic_file(path) as file:
         for piece in pieces:
             view = memoryview(piece)
             for start in range(0, len(view), _CHUNK):
@@ -193,50 +193,3 @@ def _read(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, st
         raise CheckpointError(f"cannot read the checkpoint {path}: {error.strerror or error}") from error
     except SafetensorError as error:
         raise CorruptCheckpoint(f"{path} is damaged: {error}") from error
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to that appears under its name when all of it is on the disk, and not at all on an error."""
-    with _temporary(path) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-        os.replace(file.name, path)
-    _sync_folder(path.parent)
-
-
-@contextmanager
-def _temporary(path: Path) -> Iterator[BinaryIO]:
-    """A new file beside `path`, locked while it is written; removed if not renamed by the end."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    file = temporary.open("wb")
-    fcntl.flock(file, fcntl.LOCK_EX)
-    while os.fstat(file.fileno()).st_nlink == 0:  # removed as abandoned before we held the lock
-        file.close()
-        file = temporary.open("wb")
-        fcntl.flock(file, fcntl.LOCK_EX)
-    with file:
-        try:
-            yield file
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Remove what writers that died left behind: temporary files that nobody holds a lock on."""
-    for temporary in folder.glob(".step-*.tmp"):
-        try:
-            with temporary.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                temporary.unlink()
-        except (BlockingIOError, FileNotFoundError):
-            continue  # its writer lives, or has just finished
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -22,7 +22,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tt_cli.checkpoint.checkpoint_files import refusals, write, written_whole
+from tt_cli.atomic_write import atomic_file
+from tt_cli.checkpoint.checkpoint_files import refusals, write
 from tt_cli.checkpoint.training_state import CheckpointError, file_pieces
 from tt_cli.errors import UsageError
 
@@ -66,7 +67,7 @@ def write_published(path: Path, state: Mapping[str, Tensor], on_bytes: Callable[
     if path.suffix == ".safetensors":
         write(path, _as_safetensors(state), on_bytes)
         return
-    with refusals(path), written_whole(path) as file:
+    with refusals(path), atomic_file(path) as file:
         try:
             torch.save(dict(state), file)
         except RuntimeError as error:  # torch's writer says so when the disk is full

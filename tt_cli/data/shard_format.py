@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tt_cli.atomic_write import atomic_file
 from tt_cli.data.codes import CODE_COLUMNS
 from tt_cli.data.columns import ColumnRows, Row, text_or_bytes
 from tt_cli.errors import TTError
@@ -86,22 +87,14 @@ def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> ShardFacts:
     container = container_of(path.name)
     if container is None or not rows:
         raise ValueError(f"{path.name} with {len(rows)} rows is no shard")
-    temporary = path.with_name(f".{path.name}.tmp")  # always the same: one that a kill has left is written anew
     try:
-        _WRITERS[container](temporary, rows)
-        with temporary.open("rb") as file:
+        with atomic_file(path) as file:
+            _WRITERS[container](Path(file.name), rows)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
             size = os.fstat(file.fileno()).st_size
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise TTError(f"cannot write {path}: {reason}; {advice(error)}") from error
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
     return ShardFacts(path.name, len(rows), size, digest)
 
 
@@ -112,15 +105,6 @@ def stored_bytes(row: Mapping[str, Any], container: str) -> int:
     if container == ".tar":
         return sum(_TAR_BLOCK + -(-size // _TAR_BLOCK) * _TAR_BLOCK for size in (code, rest + 64))
     return code + rest
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder be on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def advice(error: OSError) -> str:

@@ -7,14 +7,14 @@ and its DER. The signature is RSA-PSS with SHA-256 and the longest salt, as hive
 from __future__ import annotations
 
 import hashlib
-import os
-import threading
 from pathlib import Path
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey, generate_private_key
+
+from tt_cli.atomic_write import PRIVATE, atomic_write
 
 KEY_BITS = 2048  # as hivemind's
 MAX_PUBLIC_KEY = 1024  # bytes of DER: more than an RSA key of 4096 bits has
@@ -28,19 +28,7 @@ def make_key_file(path: Path) -> None:
     der = key.private_bytes(
         serialization.Encoding.DER, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
-    write_private(path, _message(der), path.with_suffix(".new"))
-
-
-def write_private(path: Path, data: bytes, unfinished: Path | None = None) -> None:
-    """Put a file in its place at once, with mode 0600. unfinished: where it is written first. Raises OSError."""
-    unfinished = unfinished or path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.new")
-    unfinished.unlink(missing_ok=True)
-    descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    unfinished.rename(path)
+    atomic_write(path, _message(der), mode=PRIVATE)
 
 
 def private_key(data: bytes) -> RSAPrivateKey:

@@ -15,11 +15,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority.authority_server import found
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.repository import CARD
 from tt_cli.identity import peer_key
-from tt_cli.identity.peer_key import make_key_file, write_private
+from tt_cli.identity.peer_key import make_key_file
 from tt_cli.organise.model_sizes import DIM_HEAD, Takes, takes
 from tt_cli.organise.questions import RunAnswers, multiaddr_host
 from tt_cli.organise.run_file import commented
@@ -122,7 +123,7 @@ def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig,
     _write(folder / RUN_FILE, commented(run, _notes(answers, run)))
     _write(folder / CARD, card(run))
     _write(folder / ".gitignore", f"{HOME}/\n{SECRETS}\n")
-    write_private(folder / SECRETS, _settings(_give_away(folder / HOME)).encode())
+    atomic_write(folder / SECRETS, _settings(_give_away(folder / HOME)), mode=PRIVATE)
     for name, text in rendered(ServerFacts.of(run, answers.address)).items():
         _write(folder / name, text)
     return run, peer_id, address

@@ -14,6 +14,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.supervisor import events
 
 KEPT_WORDS = 5
@@ -179,11 +180,7 @@ class PeerState(_Part):
 
     def write(self, file: Path) -> None:
         """Replace `file` at once, readable by its owner alone. Raises OSError."""
-        unfinished = file.with_name(f"{file.name}.new")
-        descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as output:
-            output.write(self.model_dump_json(indent=1) + "\n")
-        unfinished.replace(file)
+        atomic_write(file, self.model_dump_json(indent=1) + "\n", mode=PRIVATE, durable=False)
 
 
 def read_status(file: Path) -> PeerState | None:

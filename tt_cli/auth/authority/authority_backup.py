@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, from_json, to_json
 from tt_cli.auth.authority.authority_server import open_store
 from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import TTError, UsageError
-from tt_cli.identity.peer_key import write_private
 from tt_cli.run import RunConfig
 
 FORMAT = "tt-authority-backup-1"
@@ -35,7 +35,7 @@ def back_up(run: RunConfig, file: Path, now: float, *, force: bool = False) -> N
         "tables": tables,
     }
     try:
-        write_private(file, json.dumps(content).encode())
+        atomic_write(file, json.dumps(content).encode(), mode=PRIVATE)
     except OSError as error:
         raise TTError(f"cannot write {file}: {error.strerror or error}") from error
 

@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import TTError, UsageError
 from tt_cli.identity.passes import public_text
-from tt_cli.identity.peer_key import write_private
 from tt_cli.run import RunConfig, folders
 
 FILE = "authority.json"
@@ -104,7 +104,7 @@ class AuthorityFolder:
         try:
             self.path.mkdir(mode=0o700, exist_ok=True)
             os.chmod(self.path, 0o700)
-            write_private(self.file, json.dumps(to_json(settings)).encode())
+            atomic_write(self.file, json.dumps(to_json(settings)).encode(), mode=PRIVATE)
         except OSError as error:
             raise TTError(f"cannot write {self.file}: {error.strerror or error}; free space") from error
         self._settings = None
@@ -114,7 +114,7 @@ class AuthorityFolder:
         file = self.path / "proofs" / f"{guilty}.accusation"
         try:
             file.parent.mkdir(mode=0o700, exist_ok=True)
-            write_private(file, proof)
+            atomic_write(file, proof, mode=PRIVATE)
         except OSError as error:
             raise TTError(f"cannot write {file}: {error.strerror or error}; free space") from error
 

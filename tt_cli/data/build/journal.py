@@ -31,9 +31,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from tt_cli.atomic_write import atomic_write
 from tt_cli.data.codes import CODE_COLUMNS
 from tt_cli.data.columns import Row
-from tt_cli.data.shard_format import TARGET_BYTES, ShardFacts, advice, stored_bytes, sync_folder, write_shard
+from tt_cli.data.shard_format import TARGET_BYTES, ShardFacts, advice, stored_bytes, write_shard
 from tt_cli.errors import TTError, UsageError
 
 SETTINGS = "encode.json"
@@ -75,14 +76,6 @@ class FinishedShard:
         return json.dumps({**vars(self), "counts": dict(self.counts), "shards": shards}).encode() + b"\n"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a small file, all of it or nothing, and have it on the disk. Raises OSError."""
-    temporary = path.with_name(f".{path.name}.tmp")  # always the same: one that a kill has left is written anew
-    _write_new(temporary, content)
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
 def sums_of(shards: Iterable[ShardFacts]) -> str:
     """What SHA256SUMS holds: `sha256sum -c` reads it."""
     return "".join(f"{facts.sha256}  {SHARDS}/{facts.name}\n" for facts in shards)
@@ -95,17 +88,10 @@ def write_sums(out: Path, shares: int) -> bool:
         return False
     path = out / SUMS
     try:
-        write_whole(path, sums_of(facts for state in states for facts in state.shards).encode())
+        atomic_write(path, sums_of(facts for state in states for facts in state.shards))
     except OSError as error:
         raise TTError(f"cannot write {path}: {error.strerror or error}; {advice(error)}") from error
     return True
-
-
-def _write_new(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def agree_on(out: Path, settings: Mapping[str, Any]) -> None:
@@ -118,7 +104,7 @@ def agree_on(out: Path, settings: Mapping[str, Any]) -> None:
         for folder in (out, out / SHARDS, out / PROGRESS):
             folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():
-            _write_first(path, json.dumps(settings, indent=1).encode() + b"\n")
+            atomic_write(path, json.dumps(settings, indent=1) + "\n", replace=False)
         known = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise TTError(f"cannot read {path} ({error}); start again with another output folder") from error
@@ -130,21 +116,6 @@ def agree_on(out: Path, settings: Mapping[str, Any]) -> None:
             raise UsageError(
                 f"{out} was begun with {key} {there!r}, not {value!r}; go on as it was begun, or name another folder"
             )
-
-
-def _write_first(path: Path, content: bytes) -> None:
-    """Write a file as a whole, unless another process was faster."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    _write_new(temporary, content)
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        pass
-    except OSError:  # a disk without hard links
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    sync_folder(path.parent)
 
 
 class Journal:
@@ -215,7 +186,7 @@ class Journal:
             done,
         )
         try:
-            write_whole(self._state_path, now.to_json())
+            atomic_write(self._state_path, now.to_json())
             self.finished, self.rows, self.broken, self._bytes = now, [], [], 0
             self.counts = Counter(now.counts)
             os.ftruncate(self._file.fileno(), 0)

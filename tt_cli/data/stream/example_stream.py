@@ -14,7 +14,6 @@ Notable:
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from itertools import count, islice
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tt_cli.atomic_write import atomic_write
 from tt_cli.data.examples import Batch, RowFilter
 from tt_cli.data.stream.plan import plan_of, session_seed
 from tt_cli.data.stream.prefetch import Chunk, Prefetch
@@ -138,10 +138,8 @@ class ExampleStream:
         self._state = state
         if self._state_path is None:
             return
-        temporary = self._state_path.with_suffix(".tmp")
         try:
-            temporary.write_text(json.dumps(state), encoding="utf-8")
-            os.replace(temporary, self._state_path)
+            atomic_write(self._state_path, json.dumps(state), durable=False)
         except OSError as error:
             self._state_path = None
             self._tell(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
+from tt_cli.atomic_write import atomic_write
 from tt_cli.data.stream.shard_cache import ShardCache
 from tt_cli.data.stream.shard_locations import Folder, Shard, location_of
 from tt_cli.data.stream.transfer import ShardProblem
@@ -113,13 +115,9 @@ class Supply:
         if path is None:
             return
         known = [[shard.name, shard.bytes, shard.sha256] for shard in self.shards]
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
+        with contextlib.suppress(OSError):  # it is fetched again the next time
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({"found": self._location.found, "shards": known}), encoding="utf-8")
-            os.replace(temporary, path)
-        except OSError:  # it is fetched again the next time
-            temporary.unlink(missing_ok=True)
+            atomic_write(path, json.dumps({"found": self._location.found, "shards": known}), durable=False)
 
     def _recalled(self, split: str) -> list[Shard]:
         path = self._list_path(split)

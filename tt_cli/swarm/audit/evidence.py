@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -20,6 +18,7 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.identity.passes import MAX_PASS
 from tt_cli.swarm.allreduce.messages import Accusation, NotProven, RoundRules, verify
 
@@ -55,10 +54,7 @@ class EvidenceStore:
             return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            handle, path = tempfile.mkstemp(dir=self.folder)
-            with os.fdopen(handle, "wb") as file:
-                file.write(packed)
-            os.replace(path, self.folder / f"{guilty}.accusation")
+            atomic_write(self.folder / f"{guilty}.accusation", packed, mode=PRIVATE, durable=False)
         except OSError as error:
             logger.warning(f"cannot keep the proof against {guilty}: {error}")
             return False

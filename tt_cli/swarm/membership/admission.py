@@ -21,8 +21,8 @@ from typing import Any, Protocol
 import msgpack
 from hivemind.utils import get_logger
 
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import TTError
-from tt_cli.identity import peer_key
 from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, MAX_PASS, InvalidPass, Notice, Pass
 from tt_cli.identity.passes import read_notice as verified_notice
 from tt_cli.identity.passes import read_pass as verified_pass
@@ -127,7 +127,7 @@ class Open:
             return False
         if self._heard is not None:
             with contextlib.suppress(OSError):  # a full disk: the other processes of this peer do without
-                peer_key.write_private(self._heard, text.encode())
+                atomic_write(self._heard, text.encode(), mode=PRIVATE)
         return True
 
     def _check_peer(self, peer_id: str) -> None:

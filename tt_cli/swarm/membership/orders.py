@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tt_cli.identity import peer_key
+from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.identity.passes import RollBack, era_of
 from tt_cli.swarm.catch_up import Publisher
 from tt_cli.swarm.membership.admission import Admission
@@ -51,5 +51,5 @@ class OrganiserOrders:
     def done(self, order: RollBack) -> None:
         """This peer's state is of that order's era. Raises OSError, and what `leave` raises."""
         self._leave(order)
-        peer_key.write_private(self._file, f"{order.order}\n".encode())
+        atomic_write(self._file, f"{order.order}\n".encode(), mode=PRIVATE)
         self.era = order.order
