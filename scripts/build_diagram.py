@@ -14,11 +14,11 @@ FILE = Path(__file__).resolve().parent.parent / "docs/images/gradient.svg"
 # What happens, and in which file. Left to right, then down.
 STAGES = (
     ("1  Forward, backward", "a micro-batch on the device", "peer/trainer.py"),
-    ("2  Accumulate", "float32 sums, by samples", "swarm/accumulator.py"),
-    ("3  Encode", "a byte for each number", "swarm/linear8.py"),
-    ("4  Group", "who is in this round", "swarm/gathering.py"),
-    ("5  Reduce", "each peer averages its parts", "swarm/reducer.py"),
-    ("6  Settle", "all agree, or nobody steps", "swarm/settle.py"),
+    ("2  Accumulate", "float32 sums, by samples", "swarm/compression/accumulator.py"),
+    ("3  Encode", "a byte for each number", "swarm/compression/linear8.py"),
+    ("4  Group", "who is in this round", "swarm/matchmaking.py"),
+    ("5  Reduce", "each peer averages its parts", "swarm/allreduce/reducer.py"),
+    ("6  Commit", "all agree, or nobody steps", "swarm/allreduce/commit.py"),
     ("7  Step", "8-bit LAMB on the CPU", "optim/lamb.py"),
     ("8  Next forward", "parameters to the device", "peer/trainer.py"),
 )

@@ -166,8 +166,8 @@ HURRIED = """
 import time
 from tt_cli.auth import account
 from tt_cli.errors import TTError
-from tt_cli.run import hub
-hub.TIMEOUT = 0.3
+from tt_cli.hub import hub_files
+hub_files.TIMEOUT = 0.3
 start = time.monotonic()
 try:
     account.whoami()

@@ -249,16 +249,16 @@ KILLED = """
 import itertools, sys, threading
 from pathlib import Path
 from auxiliary.test_recorder import RUN, view
-from tt_cli.auxiliary.recorder import Recorder
-from tt_cli.auxiliary.history.writer import Store, database_url
+from tt_cli.auxiliary.recorder import RunRecorder
+from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
 folder = Path(sys.argv[1])
-committed, record_step = threading.Semaphore(2), Store.record_step
+committed, record_step = threading.Semaphore(2), HistoryWriter.record_step
 def told(store, made, seen, target):
     record_step(store, made, seen, target)
     print("step", made.step, flush=True)
     committed.release()
-Store.record_step = told
-recorder = Recorder(RUN, folder, database_url(folder), print)
+HistoryWriter.record_step = told
+recorder = RunRecorder(RUN, folder, database_url(folder), print)
 for step in itertools.count(recorder.step + 1):
     committed.acquire()
     recorder.record(view(step, total_samples=10 * step))

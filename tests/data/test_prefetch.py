@@ -84,9 +84,9 @@ def test_when_it_is_killed_another_one_goes_on_there(plan: ReadPlan) -> None:
 PARENT = """
 import sys, time
 from tt_cli.data.stream.prefetch import Prefetch
-from tt_cli.data.stream.row_reader import Plan
+from tt_cli.data.stream.row_reader import ReadPlan
 
-prefetch = Prefetch(Plan.from_json(sys.stdin.read()), print)
+prefetch = Prefetch(ReadPlan.from_json(sys.stdin.read()), print)
 prefetch.next()
 print(prefetch.pid, flush=True)
 time.sleep(600)

@@ -31,15 +31,15 @@ SETTINGS = {
 CLIENT = """
 import sys
 from pathlib import Path
-from tt_cli.data import publishing
+from tt_cli.data.build import dataset_publishing
 from tt_cli.errors import TTError
 
-publishing.FIRST_WAIT = publishing.LONGEST_WAIT = 0.01
-publishing.GROUP = 2
+dataset_publishing.FIRST_WAIT = dataset_publishing.LONGEST_WAIT = 0.01
+dataset_publishing.GROUP = 2
 for name in sys.argv[2:]:
     try:
-        done = publishing.finished_folder(Path(sys.argv[1]))
-        print("=", publishing.publish(done, name, "cc-by-4.0", tell=lambda words: print(words, flush=True)))
+        done = dataset_publishing.finished_folder(Path(sys.argv[1]))
+        print("=", dataset_publishing.publish(done, name, "cc-by-4.0", tell=lambda words: print(words, flush=True)))
     except TTError as error:
         print("=", error.exit_code, error)
 """

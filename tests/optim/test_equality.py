@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from optim.settings import Settings, normal
 from torch import Tensor
 
-from tt_cli.optim import Lamb8bit, NonFiniteGradient, implementation
+from tt_cli.optim import Lamb8bit, NonFiniteGradient, kernel_choice
 from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map, parts
 from tt_cli.optim.lamb_numba import NumbaLamb
 from tt_cli.optim.lamb_portable import PortableLamb
@@ -186,13 +186,13 @@ def test_a_block_of_zeros_reads_as_zeros(kernels: PortableLamb | NumbaLamb) -> N
 @pytest.fixture
 def no_memory() -> Iterator[None]:
     """Each test chooses anew."""
-    implementation.implementation.cache_clear()
+    kernel_choice.implementation.cache_clear()
     yield
-    implementation.implementation.cache_clear()
+    kernel_choice.implementation.cache_clear()
 
 
 def test_chooses_the_compiled_one_where_numba_is(no_memory: None) -> None:
-    chosen = implementation.implementation()
+    chosen = kernel_choice.implementation()
     assert (chosen.name, type(chosen.kernels)) == ("compiled", NumbaLamb)
     assert "agree with torch to the last bit" in chosen.reason
 
@@ -206,8 +206,8 @@ class OneBitOff(NumbaLamb):
 
 
 def test_passes_over_kernels_that_differ_in_one_bit(no_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(implementation, "_compiled", OneBitOff)
-    chosen = implementation.implementation()
+    monkeypatch.setattr(kernel_choice, "_compiled", OneBitOff)
+    chosen = kernel_choice.implementation()
     assert (chosen.name, type(chosen.kernels)) == ("portable", PortableLamb)
     assert chosen.reason == "the compiled kernels compute other bytes here (parameter)"
 

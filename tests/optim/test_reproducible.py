@@ -17,9 +17,9 @@ from optim.settings import Settings, normal
 from tt_cli.optim import Lamb8bit
 
 if sys.argv[1] == "portable":
-    from tt_cli.optim.lamb_portable import Portable as Kernels
+    from tt_cli.optim.lamb_portable import PortableLamb as Kernels
 else:
-    from tt_cli.optim.lamb_numba import Compiled as Kernels
+    from tt_cli.optim.lamb_numba import NumbaLamb as Kernels
 print(torch.backends.cpu.get_cpu_capability())
 for threads in (1, 2):
     torch.set_num_threads(threads)

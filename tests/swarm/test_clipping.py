@@ -191,7 +191,7 @@ def test_how_much_is_looked_at_together_changes_no_byte(monkeypatch: pytest.Monk
 
 
 def test_what_runs_here_is_compiled() -> None:
-    assert type(clipping.implementation()).__name__ == "Compiled"
+    assert type(clipping.implementation()).__name__ == "NumbaClip"
 
 
 def attacked(seed: int) -> list[ReceivedPart]:

@@ -200,12 +200,12 @@ def test_memory_of_another_kind_is_refused() -> None:
 WRITES = """
 import hashlib, sys
 import numpy as np, torch
-from tt_cli.swarm import linear8
+from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.linear8 import add_decoded, decode, encode
 if sys.argv[3] == "portable":
-    from tt_cli.swarm.compression.linear8 import Portable as Kernels
+    from tt_cli.swarm.compression.linear8 import PortableLinear8 as Kernels
 else:
-    from tt_cli.swarm.compression.linear8_numba import Compiled as Kernels
+    from tt_cli.swarm.compression.linear8_numba import NumbaLinear8 as Kernels
 chosen = linear8.Implementation(Kernels(), "", "")
 linear8.implementation = lambda: chosen
 random = np.random.default_rng(5)

@@ -16,7 +16,10 @@ BY_ROOM = {
     "checkpoint": "checkpoints-and-weights",
     "data": "data",
     "database": "for-organisers",
+    "doctor": "joining",
     "draw": "checkpoints-and-weights",
+    "hub": "the-hugging-face-hub",
+    "identity": "membership",
     "memory": "memory-and-device",
     "model": "memory-and-device",
     "monitor": "joining",
@@ -26,6 +29,8 @@ BY_ROOM = {
     "run": "runs-and-run-files",
     "supervisor": "running-peers",
     "swarm": "joining",
+    "task": "memory-and-device",
+    "terminal": "running-peers",
     "web": "for-organisers",
 }
 OTHERWISE = "commands-and-flags"

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
-from tt_cli.optim.implementation import implementation
+from tt_cli.optim.kernel_choice import implementation
 from tt_cli.optim.kernels import LambKernels
 from tt_cli.optim.lamb_portable import CHUNK
 
