@@ -52,7 +52,7 @@ from torch import Tensor  # noqa: E402
 
 from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
-from tt_cli.optim import Lamb8bit, kernel_choice, learning_rate, warm_up  # noqa: E402
+from tt_cli.optim import Lamb8bit, implementation, learning_rate, warm_up  # noqa: E402
 from tt_cli.optim.kernels import LambKernels  # noqa: E402
 from tt_cli.optim.lamb_portable import PortableLamb  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
@@ -279,7 +279,7 @@ def compare(quick: bool, rounds: int) -> dict[str, Any]:
     """Run all implementations in turns; returns the figures."""
     torch.set_num_threads(1)
     before_numba = resident(peak=False)
-    chosen = kernel_choice()
+    chosen = implementation()
     numba_bytes = resident(peak=False) - before_numba
     if chosen.name != "compiled":
         sys.exit(f"bench_optimizer: there is no compiled implementation to measure: {chosen.reason}")

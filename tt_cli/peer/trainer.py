@@ -18,7 +18,7 @@ from tt_cli.data import Batch, ExampleStream, load_tokenizer
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.model.layers.fused import fusion
-from tt_cli.optim import kernel_choice, warm_up
+from tt_cli.optim import implementation, warm_up
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.device import Device, choose_device
 from tt_cli.peer.health.lifelines import Lifelines
@@ -95,7 +95,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         kernels = linear8.implementation()
         emit(Choice("gradient codec", f"linear8, {kernels.name}", kernels.reason))
     warm_up()
-    arithmetic = kernel_choice()
+    arithmetic = implementation()
     emit(Choice("optimizer", arithmetic.name, arithmetic.reason))
     self_test(codec)
     tokenizer = load_tokenizer(run)
