@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from optim.settings import Settings, normal
 from torch import Tensor
 
-from tt_cli.optim import Lamb8bit, NonFiniteGradient
+from tt_cli.optim import Lamb8bit, NonFiniteGradient, kernel_choice
 from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map, parts
 from tt_cli.optim.lamb_numba import NumbaLamb
 from tt_cli.optim.lamb_portable import PortableLamb
