@@ -53,7 +53,8 @@ from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
 from tt_cli.swarm.compression import linear8  # noqa: E402
-from tt_cli.swarm.compression.hivemind_registry import TAG, Linear8, register  # noqa: E402
+from tt_cli.swarm.compression.codec import NAME, TAG, Linear8  # noqa: E402
+from tt_cli.swarm.hivemind_patches import add_codec  # noqa: E402
 
 PART = 512 * 1024  # elements: hivemind's parts of 512 KiB in 8 bits
 WEIGHT = 3.0
@@ -150,7 +151,7 @@ def times(repetitions: int) -> dict[str, tuple[float, float, float]]:
 
 def measure(quick: bool) -> dict[str, Any]:
     """All figures by key."""
-    register()
+    add_codec(NAME, Linear8())
     linear8.warm_up()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}

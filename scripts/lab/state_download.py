@@ -84,7 +84,7 @@ class Peer:
         from tt_cli.checkpoint import TrainingState
         from tt_cli.swarm.network.dht_node import dht_time
         from tt_cli.swarm.records.peer_record import PeerRecord
-        from tt_cli.swarm.state.state_buffer import StateBuffer
+        from tt_cli.swarm.shared_memory import StateBuffer
 
         generator = torch.Generator().manual_seed(0)
         parameters = {name: torch.rand(shape, generator=generator) for name, shape in self.shapes.items()}

@@ -14,10 +14,10 @@ from swarm.made import record
 from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, received_state
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state.client import Chunks, StateClient
 from tt_cli.swarm.state.donor_stream import connect_over
 from tt_cli.swarm.state.server import StateServer
-from tt_cli.swarm.state.state_buffer import StateBuffer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 RUN = "run-1a2b3c4d"

@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from swarm.handing import RUN, Network, assert_is, copy_of, over_libp2p, state, take
 
 from tt_cli.checkpoint import StateTree
+from tt_cli.swarm.network.failures import printable
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state.client import NoState
-from tt_cli.swarm.state.donor_stream import DonorRefused, answer_in, printable, request_of
+from tt_cli.swarm.state.donor_stream import DonorRefused, answer_in, request_of
 from tt_cli.swarm.state.server import StateServer, Unavailable, request_in
 
 

@@ -15,12 +15,12 @@ from hivemind.utils import MPFuture, get_dht_time
 from swarm.made import record
 from swarm.rounds import PEERS
 
-from tt_cli.swarm.allreduce import round_plan
+from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.allreduce.claim_allowances import ClaimAllowances, allowances
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, RoundPlan
+from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, Participants, RoundPlan
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.matchmaking import Matchmaker, Participants
+from tt_cli.swarm.matchmaking import Matchmaker
 
 
 class Control:
@@ -166,7 +166,7 @@ def control_heard() -> tuple[StepControl, list[bool]]:
 
 def test_a_step_counts_as_given_up_before_the_averager_hears_of_it() -> None:
     """hivemind's looks once, when it hears; it went on to a round that the trainer repeats with others."""
-    round_plan.install()
+    hivemind_patches.cancel_before_telling()
     control, seen = control_heard()
     assert control.cancel() and control.cancelled()
     assert seen == [True, True]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tt_cli.swarm.state.state_buffer import Passage, StateBuffer
+from tt_cli.swarm.shared_memory import Passage, StateBuffer
 
 FORK = mp.get_context("fork")
 

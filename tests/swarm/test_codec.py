@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
+from tt_cli.swarm.compression import codec as gradient_codec
 from tt_cli.swarm.compression import codec as room
-from tt_cli.swarm.compression import hivemind_registry
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of, self_test
 
 LARGE, SMALL = 2**16, 5000
@@ -101,7 +101,7 @@ def test_a_part_arrives_nearly_as_it_was(elements: int, codec: GradientCodec) ->
 
 def test_a_run_takes_linear8_unless_its_file_says_otherwise() -> None:
     run, tensor = load_run("emoji"), normal(1, LARGE)
-    assert encode(codec_of(run), tensor).compression == hivemind_registry.TAG
+    assert encode(codec_of(run), tensor).compression == gradient_codec.TAG
     stock = run.replaced({"swarm.compression": "blockwise8"})
     assert encode(codec_of(stock), tensor).compression == runtime_pb2.BLOCKWISE_8BIT
     assert encode(codec_of(stock), tensor[:5000]).compression == runtime_pb2.FLOAT16

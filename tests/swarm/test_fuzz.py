@@ -36,10 +36,11 @@ from tt_cli.swarm.allreduce.commit import group_of, read_status
 from tt_cli.swarm.allreduce.round_plan import member_in
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.membership.admission import Closed, NotAdmitted, Open, shown_in
+from tt_cli.swarm.membership.control_notices import notice_key
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 from tt_cli.swarm.network.addresses import tcp_addresses
 from tt_cli.swarm.network.reachability import Reachability, _unpacked, ports_in
-from tt_cli.swarm.records.peer_record import HistoryRecord, history_key, notice_key, peers_key
+from tt_cli.swarm.records.peer_record import HistoryRecord, history_key, peers_key
 from tt_cli.swarm.records.publisher import _parse
 from tt_cli.swarm.records.validator import RecordValidator
 from tt_cli.swarm.state.donor_stream import DonorRefused, answer_in, request_of

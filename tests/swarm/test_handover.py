@@ -14,11 +14,11 @@ from swarm.handing import LARGE, Network, Node, assert_is, over_libp2p, read_tre
 from swarm.made import record
 
 from tt_cli.checkpoint import CHUNK, StateTree, received_state
+from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state import server as donor_room
 from tt_cli.swarm.state import trusted_digests as signatures_room
 from tt_cli.swarm.state.client import NoState
-from tt_cli.swarm.state.state_buffer import StateBuffer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 PATIENCE = 60.0  # seconds that a taker waits for one donor at most

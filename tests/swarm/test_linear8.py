@@ -27,7 +27,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tt_cli.swarm.compression import linear8
-from tt_cli.swarm.compression.hivemind_registry import NAME, TAG, Linear8, register
+from tt_cli.swarm.compression.codec import NAME, TAG, Linear8
 from tt_cli.swarm.compression.linear8 import (
     BLOCK,
     LARGEST,
@@ -44,9 +44,10 @@ from tt_cli.swarm.compression.linear8 import (
     encoded_bytes,
 )
 from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
+from tt_cli.swarm.hivemind_patches import add_codec
 
 ROOT = Path(__file__).resolve().parents[2]
-register()
+add_codec(NAME, Linear8())
 LENGTHS = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7, PIECE * BLOCK, PIECE * BLOCK + 1, 2 * PIECE * BLOCK + 300]
 
 
@@ -326,8 +327,8 @@ def test_hivemind_uses_it_in_both_directions_and_keeps_its_own() -> None:
     tensor = drawn("rows", 3000)
     hiveminds = dict(runtime_pb2.CompressionType.DESCRIPTOR.values_by_name.items())
     before = {name: serialization._BASE_COMPRESSION_TYPES[name] for name in hiveminds}
-    register()
-    register()
+    add_codec(NAME, Linear8())
+    add_codec(NAME, Linear8())
     message = serialize_torch_tensor(tensor, TAG)
     sent = runtime_pb2.Tensor.FromString(message.SerializeToString())
     assert sent.compression == TAG and sent.buffer == encode(tensor)

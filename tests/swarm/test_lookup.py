@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from swarm.made import record
 
 from tt_cli.run import load_run
+from tt_cli.swarm.hivemind_patches import beside
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.network.dht_node import addresses_of, dht_time, start_dht, stop_dht
 from tt_cli.swarm.records import dht_search
-from tt_cli.swarm.records.dht_search import Checked, beside, digest_of
+from tt_cli.swarm.records.dht_search import Checked, digest_of
 from tt_cli.swarm.records.peer_record import peers_key
 
 RUN = load_run("emoji")

@@ -13,6 +13,7 @@ from hivemind.proto import runtime_pb2
 
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import load_run
+from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.membership.admission import Open
 from tt_cli.swarm.network import stream_limits
 
@@ -77,7 +78,7 @@ async def two_nodes(service: Service) -> AsyncIterator[tuple[P2P, P2P]]:
 @pytest.fixture(autouse=True)
 def bounded() -> Iterator[None]:
     before = P2P.receive_protobuf, P2P.send_raw_data
-    stream_limits.install()
+    hivemind_patches.bound_messages()
     yield
     P2P.receive_protobuf, P2P.send_raw_data = map(staticmethod, before)
 
@@ -129,7 +130,7 @@ def test_one_request_may_be_small_only() -> None:
 @pytest.mark.parametrize("sent", [header(100)[:1], header(100)[:3], header(100), header(100) + bytes(50)], ids=len)
 def test_who_sends_a_request_drop_by_drop_is_hung_up_on(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stream_limits, "REQUEST_SECONDS", 0.3)
-    monkeypatch.setattr(stream_limits, "PIECE_SECONDS", 0.3)
+    monkeypatch.setattr(hivemind_patches, "PIECE_SECONDS", 0.3)
 
     async def test() -> None:
         async with two_nodes(Service()) as (stranger, serving):
@@ -142,7 +143,7 @@ def test_who_sends_a_request_drop_by_drop_is_hung_up_on(sent: bytes, monkeypatch
 
 
 def test_who_takes_no_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream_limits, "PIECE_SECONDS", 0.3)
+    monkeypatch.setattr(hivemind_patches, "PIECE_SECONDS", 0.3)
 
     async def test() -> None:
         service = Service()

@@ -12,8 +12,7 @@ from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig, folders
-from tt_cli.swarm.catch_up import Publisher
-from tt_cli.swarm.shared_state import TreeReader
+from tt_cli.swarm.shared_state import StateLoader, TreeReader
 from tt_cli.swarm.state.bridge import StateBuffer
 
 _STEP = re.compile(r"(?:.*/)?step-(\d{8,15})\.safetensors")
@@ -33,7 +32,7 @@ def newest_published(run: RunConfig, read_tree: TreeReader) -> tuple[StateTree, 
     return _from_hub(run, read_tree, repository, max(steps)[1], commit)
 
 
-def ways_back(run: RunConfig, read_tree: TreeReader, order: RollBack) -> Iterator[Publisher]:
+def ways_back(run: RunConfig, read_tree: TreeReader, order: RollBack) -> Iterator[StateLoader]:
     """Where the checkpoint of an order may be had: on this machine, and where the order says that it lies.
 
     That is a repository on the Hub, with @REVISION if need be, or a file on this machine.

@@ -16,7 +16,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
@@ -25,17 +24,14 @@ from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
 from tt_cli.swarm.records.publisher import SwarmState
-from tt_cli.swarm.shared_state import RolledBack, Tree
-from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState, StateBuffer
+from tt_cli.swarm.shared_state import RolledBack, StateLoader, Tree
+from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState
 from tt_cli.swarm.state.locked_state import LockedState
 from tt_cli.swarm.step_replay import StepReplay
 
 STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
 RATE_SECONDS = 5.0
 HUB_SECONDS = 120.0  # between two looks at what the run publishes
-
-Publisher = Callable[[], tuple[Any, StateBuffer, str]]
-"""The newest checkpoint that the run publishes: its tree, its bytes, where it lies. Raises TTError."""
 
 
 class CatchUp:
@@ -51,9 +47,9 @@ class CatchUp:
         averager: Averager,
         state: LockedState,
         emit: Emit,
-        published: Publisher | None = None,
+        published: StateLoader | None = None,
         look: Callable[[], SwarmState] = lambda: SwarmState.of(()),
-        ways_back: Callable[[RollBack], Iterable[Publisher]] = lambda order: (),
+        ways_back: Callable[[RollBack], Iterable[StateLoader]] = lambda order: (),
     ):
         self._look, self._ways_back = look, ways_back
         self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
@@ -149,7 +145,7 @@ class CatchUp:
         self._looked = time.monotonic()
         return self._become(self._published, wanted)
 
-    def _become(self, published: Publisher, wanted: Callable[[int, str], bool]) -> bool:
+    def _become(self, published: StateLoader, wanted: Callable[[int, str], bool]) -> bool:
         started = time.monotonic()
         try:
             tree, buffer, place = published()

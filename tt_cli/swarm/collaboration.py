@@ -30,11 +30,12 @@ from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.swarm.allreduce.result import RoundResult
+from tt_cli.swarm.allreduce.round_plan import Participants
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.catch_up import CatchUp, Publisher
+from tt_cli.swarm.catch_up import CatchUp
 from tt_cli.swarm.compression.accumulator import Accumulator, LossSums, all_finite
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
-from tt_cli.swarm.matchmaking import Matchmaker, Participants
+from tt_cli.swarm.matchmaking import Matchmaker
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import Identity
@@ -45,7 +46,7 @@ from tt_cli.swarm.records.peer_record import About, PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 from tt_cli.swarm.reporting.round_log import PHASES, PUBLISHED, RoundLog
 from tt_cli.swarm.reporting.throughput import Throughput
-from tt_cli.swarm.shared_state import RolledBack, SharedState
+from tt_cli.swarm.shared_state import RolledBack, SharedState, StateLoader
 from tt_cli.swarm.state.locked_state import LockedState
 
 __all__ = ["About", "Collaboration"]
@@ -76,7 +77,7 @@ class Collaboration:
         client_mode: bool,
         max_upload: float | None = None,
         max_download: float | None = None,
-        published: Publisher | None = None,
+        published: StateLoader | None = None,
         initial_peers: Sequence[str] = (),
         steering: OrganiserOrders | None = None,
     ):

@@ -3,58 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from hivemind.averaging.control import AveragingStage, StepControl
-from hivemind.utils import get_dht_time
 
-from tt_cli.swarm.allreduce.claim_allowances import allowances
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import RoundPlan
+from tt_cli.swarm.allreduce.round_plan import Participants, RoundPlan
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.state.locked_state import LockedState
 
 FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0
-
-
-@dataclass(frozen=True)
-class Participants:
-    """Who should average together. leader: where they meet; "" when nobody of them accepts connections.
-
-    swarm: how many trainers there are, with those that hold another state or did not come the last time. allowed: peer
-    id → samples that it may claim. welcome: trainers whose records name no later state.
-    """
-
-    peer_ids: frozenset[str]
-    leader: str
-    swarm: int
-    allowed: Mapping[str, float] = field(default_factory=dict, compare=False, hash=False)
-    welcome: frozenset[str] = field(default=frozenset(), compare=False)
-
-    @classmethod
-    def of(cls, records: Iterable[PeerRecord], swarm: int = 0, welcome: Iterable[str] = ()) -> Participants:
-        """The trainers of these records; the smallest peer id that accepts connections leads."""
-        records = list(records)
-        listening = [record.peer_id for record in records if not record.client_mode]
-        everybody, leader = frozenset(record.peer_id for record in records), min(listening, default="")
-        return cls(everybody, leader, swarm, allowances(records, get_dht_time()), frozenset(welcome))
-
-    def __len__(self) -> int:
-        return len(self.peer_ids)
-
-    @property
-    def enough(self) -> bool:
-        """More than half of the trainers: no others can make the same step."""
-        return 2 * len(self) > self.swarm
-
-    @property
-    def lacking(self) -> str:
-        """Words about whom they need for a step; "" when they are enough."""
-        if not self.enough:
-            return f"for more than {len(self)} of {self.swarm} trainers"
-        return "" if self.leader else "in client mode, for a trainer that accepts connections"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,11 @@ from typing import Any, Protocol
 
 import torch
 
+from tt_cli.swarm.shared_memory import StateBuffer
+
+StateLoader = Callable[[], tuple[Any, StateBuffer, str]]
+"""Loads a state that was published: its tree, its bytes, where it lies. Raises TTError."""
+
 
 @dataclass(frozen=True)
 class StepFacts:

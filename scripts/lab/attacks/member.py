@@ -22,8 +22,8 @@ from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
+from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state.locked_state import LockedState
-from tt_cli.swarm.state.state_buffer import StateBuffer
 
 FIRST_STEP = 3
 FALSE_DONOR = "false donor"

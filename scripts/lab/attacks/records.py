@@ -10,8 +10,8 @@ import torch
 
 from tt_cli.checkpoint import StateTree
 from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import SharedState
-from tt_cli.swarm.state.state_buffer import StateBuffer
 
 EPOCHS_AHEAD = 5
 

@@ -27,11 +27,11 @@ from hivemind.utils.asyncio import aiter_with_timeout
 from tt_cli.swarm.allreduce.aggregation import Aggregation
 from tt_cli.swarm.allreduce.average_buffer import MISSING, AverageBuffer
 from tt_cli.swarm.allreduce.centered_clip import FEWEST, spread
+from tt_cli.swarm.allreduce.lateness import beyond_most
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, NotProven, Opening, RoundName, Signer, input_hash
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
-from tt_cli.swarm.participants.stragglers import beyond_most
 
 logger = get_logger(__name__)
 

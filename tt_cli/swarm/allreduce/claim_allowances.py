@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 
-from tt_cli.swarm.compression.gradient_buffer import shared_bytes
 from tt_cli.swarm.records.peer_record import PeerRecord
+from tt_cli.swarm.shared_memory import shared_bytes
 
 SPARE = 2.0  # times as many: records are a few seconds old, and speeds are means
 ROOM = 2**17  # bytes, for some thousand members

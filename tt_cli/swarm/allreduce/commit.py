@@ -32,8 +32,8 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer
+from tt_cli.swarm.allreduce.lateness import waits_to_tell
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
-from tt_cli.swarm.participants.stragglers import waits_to_tell
 
 logger = get_logger(__name__)
 

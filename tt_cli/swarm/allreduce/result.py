@@ -10,7 +10,7 @@ from typing import Any
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, PartStatus
-from tt_cli.swarm.participants.stragglers import beyond_most, read_waits
+from tt_cli.swarm.allreduce.lateness import beyond_most, read_waits
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import msgpack
 from hivemind.averaging.allreduce import AveragingMode
@@ -19,14 +19,54 @@ from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
 from hivemind.dht import DHT
 from hivemind.p2p import PeerID
-from hivemind.utils import MPFuture, get_dht_time
+from hivemind.utils import get_dht_time
 
 from tt_cli.identity.passes import MAX_PASS
+from tt_cli.swarm.allreduce.claim_allowances import allowances
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
+from tt_cli.swarm.records.peer_record import PeerRecord
 
 POLL_SECONDS = 0.1
 MAX_GATHERED = MAX_PASS + 256  # bytes that a member tells about itself
 KEPT_GROUPS = 2  # that others may still ask about
+
+
+@dataclass(frozen=True)
+class Participants:
+    """Who should average together. leader: where they meet; "" when nobody of them accepts connections.
+
+    swarm: how many trainers there are, with those that hold another state or did not come the last time. allowed: peer
+    id → samples that it may claim. welcome: trainers whose records name no later state.
+    """
+
+    peer_ids: frozenset[str]
+    leader: str
+    swarm: int
+    allowed: Mapping[str, float] = field(default_factory=dict, compare=False, hash=False)
+    welcome: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @classmethod
+    def of(cls, records: Iterable[PeerRecord], swarm: int = 0, welcome: Iterable[str] = ()) -> Participants:
+        """The trainers of these records; the smallest peer id that accepts connections leads."""
+        records = list(records)
+        listening = [record.peer_id for record in records if not record.client_mode]
+        everybody, leader = frozenset(record.peer_id for record in records), min(listening, default="")
+        return cls(everybody, leader, swarm, allowances(records, get_dht_time()), frozenset(welcome))
+
+    def __len__(self) -> int:
+        return len(self.peer_ids)
+
+    @property
+    def enough(self) -> bool:
+        """More than half of the trainers: no others can make the same step."""
+        return 2 * len(self) > self.swarm
+
+    @property
+    def lacking(self) -> str:
+        """Words about whom they need for a step; "" when they are enough."""
+        if not self.enough:
+            return f"for more than {len(self)} of {self.swarm} trainers"
+        return "" if self.leader else "in client mode, for a trainer that accepts connections"
 
 
 @dataclass(frozen=True)
@@ -57,23 +97,6 @@ class RoundPlan:
             raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, who spoiled a round")
         if 2 * len(group.peer_ids) <= self.swarm:
             raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} trainers came")
-
-
-def install() -> None:
-    """Have hivemind's controls count as cancelled before their averager hears of it, here and in forked processes.
-
-    It looks whether they are when it hears of it. Told first, it went on, and made a round that its trainer had given
-    up, and repeated in another group, while the other members stepped.
-    """
-    StepControl.cancel = _cancel
-
-
-_told_first = StepControl.cancel
-
-
-def _cancel(control: StepControl) -> bool:
-    MPFuture.cancel(control)
-    return bool(_told_first(control))
 
 
 def member_in(gathered: bytes, peer: PeerID, membership: Admission) -> AveragingMode:

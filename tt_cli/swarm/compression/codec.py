@@ -7,6 +7,7 @@ As in the paper (section 3.1, "communication"), tensors of 2^16 elements and mor
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import torch
@@ -22,16 +23,45 @@ from hivemind.proto import runtime_pb2
 
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.swarm.compression import hivemind_registry, linear8
-from tt_cli.swarm.compression.linear8 import add_decoded, decode_into, encoded_bytes
+from tt_cli.swarm import hivemind_patches
+from tt_cli.swarm.compression import linear8
+from tt_cli.swarm.compression.linear8 import add_decoded, decode, decode_into, encode, encoded_bytes
 
 SELF_TEST_ERROR = 0.05
+NAME, TAG = "LINEAR_8BIT", 64  # of linear8: far from hivemind's own numbers, which count up from 0
 # of blockwise8: elements that share one scale; values that 8 bits tell apart; bytes before the scales
 BLOCK, CODEBOOK, HEAD = 4096, 256, 16
 
 
 class MalformedPart(ValueError):
     """A part of a tensor that another peer sent is not what it should be."""
+
+
+class Linear8(CompressionBase):
+    """linear8 as one of hivemind's codecs, once it was told of it: see `hivemind_patches.add_codec`."""
+
+    compression_type = TAG
+
+    def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
+        """A message of the same shape. Raises ValueError for what is not fp32, not on the CPU, or not finite."""
+        return runtime_pb2.Tensor(
+            compression=TAG,
+            buffer=encode(tensor),
+            size=tensor.shape,
+            dtype="float32",
+            requires_grad=tensor.requires_grad,
+        )
+
+    def extract(self, serialized_tensor: runtime_pb2.Tensor) -> torch.Tensor:
+        """The tensor, finite. Raises ValueError for a malformed message, before memory is allocated."""
+        if serialized_tensor.compression != TAG or serialized_tensor.dtype != "float32":
+            raise ValueError(f"codec {serialized_tensor.compression} of {serialized_tensor.dtype[:20]!r}")
+        shape = tuple(serialized_tensor.size)
+        return decode(serialized_tensor.buffer, math.prod(shape)).view(shape)
+
+    def estimate_compression_ratio(self, info: CompressionInfo) -> float:
+        """Bytes of a coded element over those of a plain one, without scales: hivemind's parts stay whole blocks."""
+        return 1 / info.descriptor.dtype.itemsize
 
 
 class GradientCodec(SizeAdaptiveCompression):
@@ -44,14 +74,14 @@ class GradientCodec(SizeAdaptiveCompression):
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
         """As hivemind's. Raises ValueError for values that are not finite."""
         codec = self.choose_compression(info)
-        if not isinstance(codec, hivemind_registry.Linear8) and not is_finite(tensor):  # linear8 looks for itself
+        if not isinstance(codec, Linear8) and not is_finite(tensor):  # linear8 looks for itself
             raise ValueError("values that are not finite")
         return codec.compress(tensor, info, allow_inplace)
 
     def encode_part(self, tensor: torch.Tensor, large: bool) -> runtime_pb2.Tensor:
         """A message with `tensor` (elements,). Raises ValueError for values that are not finite."""
         codec = self._of(large)
-        if not isinstance(codec, hivemind_registry.Linear8) and not is_finite(tensor):
+        if not isinstance(codec, Linear8) and not is_finite(tensor):
             raise ValueError("values that are not finite")
         return codec.compress(tensor, CompressionInfo.from_tensor(tensor))
 
@@ -67,12 +97,12 @@ class GradientCodec(SizeAdaptiveCompression):
     @property
     def block(self) -> int:
         """Elements of a large tensor that share a scale."""
-        return linear8.BLOCK if self._of(True).compression_type == hivemind_registry.TAG else BLOCK
+        return linear8.BLOCK if self._of(True).compression_type == TAG else BLOCK
 
     @property
     def scale_bytes(self) -> int:
         """Of each scale."""
-        return 2 if self._of(True).compression_type == hivemind_registry.TAG else 4
+        return 2 if self._of(True).compression_type == TAG else 4
 
     def take_apart(self, encoded: bytes, elements: int) -> tuple[memoryview, memoryview]:
         """Scales and codes of an encoded part of large tensors."""
@@ -125,7 +155,7 @@ class GradientCodec(SizeAdaptiveCompression):
         tag = self._of(large).compression_type
         if len(buffer) != _encoded_bytes(tag, elements):
             raise MalformedPart(f"a part of {len(buffer)} bytes for {elements} elements")
-        if tag == hivemind_registry.TAG:
+        if tag == TAG:
             try:
                 linear8.check(buffer, elements)
             except ValueError as error:
@@ -144,14 +174,14 @@ class GradientCodec(SizeAdaptiveCompression):
 
     def decode_into(self, buffer: bytes, large: bool, out: torch.Tensor) -> None:
         """Fill `out` (elements,) fp32 from the bytes of a checked part."""
-        if self._of(large).compression_type == hivemind_registry.TAG:
+        if self._of(large).compression_type == TAG:
             decode_into(buffer, out)
         else:
             out.copy_(self._extract(buffer, out.numel(), large))
 
     def add(self, buffer: bytes, large: bool, accumulator: torch.Tensor, weight: float) -> None:
         """accumulator (elements,) fp32 += weight times a checked part; products and sums are rounded one by one."""
-        if self._of(large).compression_type == hivemind_registry.TAG:
+        if self._of(large).compression_type == TAG:
             add_decoded(buffer, accumulator, weight)
         else:
             accumulator.add_(self._extract(buffer, accumulator.numel(), large).mul_(weight))
@@ -171,8 +201,8 @@ def codec_of(run: RunConfig) -> GradientCodec:
 
     hivemind knows the codec in this process and those forked from it afterwards.
     """
-    hivemind_registry.register()
-    large = {"linear8": hivemind_registry.Linear8, "blockwise8": BlockwiseQuantization}[run.swarm.compression]
+    hivemind_patches.add_codec(NAME, Linear8())
+    large = {"linear8": Linear8, "blockwise8": BlockwiseQuantization}[run.swarm.compression]
     return GradientCodec(run.swarm.large_tensor, less=Float16Compression(), greater_equal=large())
 
 
@@ -213,7 +243,7 @@ def _head(blocks: int) -> bytes:
 
 def _encoded_bytes(tag: int, elements: int) -> int:
     """blockwise8: int64 counts of scales and of values, the scales (fp32), the values (fp32), one byte each."""
-    if tag == hivemind_registry.TAG:
+    if tag == TAG:
         return encoded_bytes(elements)
     if tag == runtime_pb2.FLOAT16:
         return 2 * elements

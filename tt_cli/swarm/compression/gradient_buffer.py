@@ -6,20 +6,15 @@ travel are slices of it; the optimizer reads one tensor at a time.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
 
 import torch
 
 from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.compression.partition import Partition
+from tt_cli.swarm.shared_memory import shared_bytes
 
 PIECE = 2**20  # elements that are encoded or decoded at a time
-
-
-def shared_bytes(size: int) -> memoryview:
-    """Zeros that this process and those forked from it see alike. Not in /dev/shm, which is small in containers."""
-    return memoryview(mmap.mmap(-1, max(1, size)))[:size]
 
 
 class GradientBuffer:

@@ -17,9 +17,13 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from tt_cli.run import RunConfig
 from tt_cli.swarm.membership.admission import membership_at
-from tt_cli.swarm.records.peer_record import notice_key
 
 EVERY_SECONDS, LIFE_SECONDS = 15.0, 600.0  # between two looks; on the DHT
+
+
+def notice_key(identity: str) -> str:
+    """The DHT key of the organiser's notices: one subkey per number, and the signed text."""
+    return f"{identity}_notice"
 
 
 class ControlNotices:

@@ -14,25 +14,24 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import hivemind.dht.protocol
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2PContext, P2PHandlerError
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time, get_logger
-from hivemind.utils.auth import AuthorizerBase, AuthRole, AuthRPCWrapper
+from hivemind.utils.auth import AuthorizerBase
 
 from tt_cli.identity.rate_limit import Crowded, RateLimit
-from tt_cli.swarm.compression.gradient_buffer import shared_bytes
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
-from tt_cli.swarm.records.validator import MAX_LIFE
+from tt_cli.swarm.shared_memory import shared_bytes
 
 logger = get_logger(__name__)
 
 REQUESTS, REQUESTS_AT_ONCE = 60.0, 600.0  # of one peer: a second
 BYTES, BYTES_AT_ONCE = 2.0**21, 2.0**24  # to and from one peer: a second
 MOST_KEYS = 256  # in one request: whoever comes new is told all records that it should keep, in one
+MAX_LIFE = 86400.0 + 600.0  # seconds: the longest `statistics_expiration`, and a record that is renewed as it was
 MOST_RECORDS = 4096  # under one key
 WORDS = 300  # of a refusal, in bytes
 REFUSED = "not admitted: "
@@ -88,38 +87,10 @@ class DHTAuthorizer(AuthorizerBase):
         return answer
 
     async def sign_request(self, request: Any, service_public_key: Any) -> None:
-        """hivemind's own hooks are not used: see `_Wrapper`."""
+        """hivemind's own hooks are not used: see `hivemind_patches.authorize_by_peer_id`."""
         raise NotImplementedError
 
     validate_request = sign_response = validate_response = sign_request
-
-
-class _Wrapper(AuthRPCWrapper):
-    """hivemind's, which hands the authorizer neither the caller nor the peer that is called."""
-
-    def __getattribute__(self, name: str) -> Any:
-        if not name.startswith("rpc_"):
-            return object.__getattribute__(self, name)
-        door = self._authorizer
-        if not isinstance(door, DHTAuthorizer):
-            return super().__getattribute__(name)
-        method, stub = getattr(self._stub, name), self._stub
-        if self._role == AuthRole.SERVICER:
-
-            async def served(request: Any, context: P2PContext) -> Any:
-                return await door.serve(stub, method, request, context)
-
-            return served
-
-        async def called(request: Any, **more: Any) -> Any:
-            return await door.call(method, request, str(stub._peer), **more)
-
-        return called
-
-
-def install() -> None:
-    """Let hivemind's DHT use the door that it is given as its authorizer, here and in forked processes."""
-    hivemind.dht.protocol.AuthRPCWrapper = _Wrapper
 
 
 def _text(signature: bytes) -> str:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.identity.passes import RollBack, era_of
-from tt_cli.swarm.catch_up import Publisher
 from tt_cli.swarm.membership.admission import Admission
+from tt_cli.swarm.shared_state import StateLoader
 
 
 class OrganiserOrders:
@@ -28,7 +28,7 @@ class OrganiserOrders:
         self,
         membership: Admission,
         file: Path,
-        ways_back: Callable[[RollBack], Iterable[Publisher]] = lambda order: (),
+        ways_back: Callable[[RollBack], Iterable[StateLoader]] = lambda order: (),
         leave: Callable[[RollBack], None] = lambda order: None,
     ):
         self._membership, self._file, self.ways_back, self._leave = membership, file, ways_back, leave

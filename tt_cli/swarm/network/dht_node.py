@@ -21,12 +21,10 @@ from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import alive, children_of, keep_objects_shared
 from tt_cli.supervisor.reporter import WorkerBroken
-from tt_cli.swarm.allreduce import round_plan
-from tt_cli.swarm.membership import dht_auth
+from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.membership.admission import NoPass, check_own_pass, membership_of
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.rsa_identity import Identity
-from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.addresses import listen_and_announce, moved
 from tt_cli.swarm.network.failures import classify
 from tt_cli.swarm.records import dht_search
@@ -83,10 +81,7 @@ def start_dht(
         _check_port_free(host, port)
     listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port, announce)
     dht, guard = None, DHTAuthorizer(membership)
-    dht_auth.install()
-    dht_search.install()
-    round_plan.install()
-    stream_limits.install()
+    hivemind_patches.apply()
     try:
         dht = DHT(
             initial_peers=list(initial_peers) or None,

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tt_cli.swarm.state.donor_stream import printable
-
 LONGEST = 160  # letters
 
 
@@ -84,3 +82,8 @@ def classify(failure: BaseException | str, otherwise: str = "hivemind") -> Swarm
     if re.search(r"^$|^(TimeoutError|CancelledError|InvalidStateError)\b|[Tt]imed? ?out", text):
         text = "there was no answer in time"
     return SwarmFailure(otherwise, text[:LONGEST], "it is tried again")
+
+
+def printable(words: str) -> str:
+    """One short line: another peer may have chosen some of these words, and a terminal will show them."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())[:200]

@@ -14,14 +14,11 @@ from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
-from google.protobuf.message import Message  # type: ignore[import-untyped] # protobuf ships no types
 from hivemind.p2p import P2P
-from hivemind.proto.p2pd_pb2 import RPCError
 
 from tt_cli.identity.rate_limit import Crowded, Places
 from tt_cli.swarm.membership.admission import Admission
 
-MAX_ANSWER = 2**22  # bytes of one message; a chunk of a state with its manifest's limit is half of that
 MAX_REQUEST = 2**20 + 2**12  # of one message of a stream that others open; a part is half of that
 SMALLER = {
     "rpc_join_group": 2**13,
@@ -30,7 +27,6 @@ SMALLER = {
     "rpc_audit": 2**10,
 }  # one request, not many
 REQUEST_SECONDS = 30.0  # for one of those
-PIECE, PIECE_SECONDS = 2**15, 60.0  # the slowest pace of a stream; many may share a slow line
 EACH, TOTAL = 12, 512  # streams of one peer at once, and of all
 LINGER_SECONDS = 5.0  # for the end of a stream that was answered
 
@@ -90,43 +86,3 @@ async def _until_answered(handling: Any) -> None:
         handler.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await handler
-
-
-def install() -> None:
-    """Have hivemind read and write its messages within these bounds, here and in forked processes."""
-    P2P.receive_protobuf = staticmethod(receive_protobuf)
-    P2P.send_raw_data = staticmethod(send_raw_data)
-
-
-async def receive_protobuf(kind: type[Message], reader: Any) -> tuple[Message | None, RPCError | None]:
-    """As hivemind's. Raises IncompleteReadError, as for a connection that broke, for what is too large or too slow."""
-    try:
-        async with asyncio.timeout(getattr(reader, "patience", None)):
-            marker = await reader.readexactly(1)
-        if marker not in (P2P.MESSAGE_MARKER, P2P.ERROR_MARKER):
-            raise TypeError("Invalid Protobuf message type")
-        async with asyncio.timeout(PIECE_SECONDS):
-            size = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), P2P.BYTEORDER)
-        if size > getattr(reader, "largest", MAX_ANSWER):
-            raise asyncio.IncompleteReadError(b"", size)
-        async with asyncio.timeout(PIECE_SECONDS * (1 + size / PIECE)):
-            data = await reader.readexactly(size)
-    except TimeoutError:
-        raise asyncio.IncompleteReadError(b"", None) from None
-    if marker == P2P.ERROR_MARKER:
-        reader.patience = None  # the other side has said all, and takes the answers
-        return None, RPCError.FromString(data)
-    return kind.FromString(data), None
-
-
-async def send_raw_data(data: bytes, writer: Any, *, chunk_size: int = PIECE) -> None:
-    """As hivemind's. Raises ConnectionError when the other side takes too little of it."""
-    writer.write(len(data).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
-    view = memoryview(data)
-    try:
-        for offset in range(0, max(1, len(view)), chunk_size):
-            writer.write(view[offset : offset + chunk_size])
-            async with asyncio.timeout(PIECE_SECONDS):
-                await writer.drain()
-    except TimeoutError:
-        raise ConnectionError("the other side takes nothing") from None

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.matchmaking import Participants
+from tt_cli.swarm.allreduce.round_plan import Participants
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import Straggler, StragglerDetector
 from tt_cli.swarm.records.consensus import STEPS_APART

@@ -20,7 +20,6 @@ the swarm much more than itself; and as many as lie about one member have one le
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -30,32 +29,7 @@ GAIN = 0.9  # of the time that a step takes with it: not more may be needed with
 BLAMELESS = 0.25  # of `next_chunk_timeout`: so long a member may hold a step up
 LARGEST_SHARE = 0.5  # of the samples that a member may have by its own word
 FIRST_STEPS, MOST_STEPS = 10, 640  # that one is left out
-TOLD = 3  # members that one may say it waited for
 REMEMBERED = 2 * MOST_STEPS  # steps for which it counts whom a late member named
-
-
-def beyond_most(ended: Mapping[str, float]) -> dict[str, float]:
-    """Member → seconds by which it ended later than half of the others did. ended: member → when, in seconds."""
-    late = {}
-    for one, at in ended.items():
-        others = sorted(each for other, each in ended.items() if other != one)
-        if others and at > others[(len(others) - 1) // 2]:
-            late[one] = at - others[(len(others) - 1) // 2]
-    return late
-
-
-def waits_to_tell(mine: Mapping[str, float]) -> dict[str, float]:
-    """The longest of them, for the others."""
-    longest = sorted(mine.items(), key=lambda item: -item[1])[:TOLD]
-    return {one: round(seconds, 1) for one, seconds in longest if seconds >= 1.0}
-
-
-def read_waits(said: object) -> dict[str, float]:
-    """What another member says that it waited for, the longest first; nothing where it says nonsense."""
-    if not isinstance(said, dict) or len(said) > TOLD:
-        return {}
-    numbers = {one: s for one, s in said.items() if isinstance(one, str) and isinstance(s, (int, float))}
-    return dict(sorted(((one, float(s)) for one, s in numbers.items() if 0 <= s < math.inf), key=lambda item: -item[1]))
 
 
 @dataclass(frozen=True)

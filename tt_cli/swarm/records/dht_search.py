@@ -10,48 +10,13 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Iterable
 from hashlib import blake2b
-from typing import Any
 
-import hivemind.dht.dht
-from hivemind.dht import DHTNode
-from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
-from hivemind.p2p import PeerID
 
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
 MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
-
-Found = Callable[[DHTID, list[DHTID], set[DHTID]], Awaitable[None]]
-
-
-class SearchNode(DHTNode):
-    """hivemind's, whose searches for nodes ask beside the key: there the same nodes are nearest, and nothing lies."""
-
-    async def find_nearest_nodes(
-        self, queries: Collection[DHTID], *args: Any, found_callback: Found | None = None, **more: Any
-    ) -> dict[DHTID, dict[DHTID, PeerID]]:
-        """As hivemind's."""
-        meant = {beside(query): query for query in queries}
-
-        async def found(query: DHTID, nearest: list[DHTID], visited: set[DHTID]) -> None:
-            assert found_callback is not None
-            await found_callback(meant[query], nearest, visited)
-
-        told = found if found_callback is not None else None
-        nearest = await super().find_nearest_nodes(meant, *args, found_callback=told, **more)
-        return {meant[query]: nodes for query, nodes in nearest.items()}
-
-
-def beside(key: DHTID) -> DHTID:
-    """The id that differs from this one in its last bit."""
-    return DHTID(int(key) ^ 1)
-
-
-def install() -> None:
-    """Have hivemind's DHT be such a node, here and in forked processes."""
-    hivemind.dht.dht.DHTNode = SearchNode
 
 
 class Checked(RecordValidatorBase):

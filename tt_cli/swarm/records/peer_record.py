@@ -109,11 +109,6 @@ def peers_key(identity: str) -> str:
     return f"{identity}_peers"
 
 
-def notice_key(identity: str) -> str:
-    """The DHT key of the organiser's notices: one subkey per number, and the signed text."""
-    return f"{identity}_notice"
-
-
 def history_key(identity: str) -> str:
     """The DHT key of the auxiliary peers' histories."""
     return f"{identity}_history"

@@ -21,13 +21,14 @@ from pydantic import ValidationError
 
 from tt_cli.identity.passes import InvalidPass, read_notice
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
+from tt_cli.swarm.membership.control_notices import notice_key
+from tt_cli.swarm.membership.dht_auth import MAX_LIFE
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
-from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, notice_key, peers_key
+from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, peers_key
 
 MAX_RECORD = 2**14  # bytes of one record, with its signature
 MAX_OWNER = 2**11  # of the key in a subkey
 MAX_SPREAD_NOTICE = 2**16  # of a notice that passes from peer to peer
-MAX_LIFE = 86400.0 + 600.0  # seconds: the longest `statistics_expiration`, and a record that is renewed as it was
 
 
 class RecordValidator(RecordValidatorBase):

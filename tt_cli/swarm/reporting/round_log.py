@@ -9,13 +9,12 @@ from typing import Any
 
 from tt_cli.supervisor.events import Emit, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.network.failures import classify
+from tt_cli.swarm.network.failures import classify, printable
 from tt_cli.swarm.participants.stragglers import Straggler
 from tt_cli.swarm.records.consensus import FAR_AHEAD
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.reporting.loss_spikes import LossSpikeDetector
 from tt_cli.swarm.shared_state import StepFacts
-from tt_cli.swarm.state.donor_stream import printable
 
 PHASES = ("encode", "matchmaking", "transfer", "reduce", "commit")  # of a round, as they are shown; "apply" follows
 LOOKED_BACK = 20  # rounds

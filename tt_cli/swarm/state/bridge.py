@@ -25,11 +25,11 @@ from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.reachability import DialBack
 from tt_cli.swarm.records.publisher import read_records
+from tt_cli.swarm.shared_memory import Passage, StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
 from tt_cli.swarm.state.client import STREAMS, Chunks, NoState, StateClient
 from tt_cli.swarm.state.donor_stream import connect_over
 from tt_cli.swarm.state.server import StateServer
-from tt_cli.swarm.state.state_buffer import Passage, StateBuffer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 __all__ = ["Chunks", "NoState", "StateBuffer", "StateBridge", "StateSource", "ReceivedState", "TreeReader", "take_over"]

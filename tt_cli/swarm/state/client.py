@@ -17,9 +17,10 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from tt_cli.errors import TTError
+from tt_cli.swarm.network.failures import printable
+from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.donor_stream import Connect, DonorRefused, DonorStream, answer_in, printable, request_of
-from tt_cli.swarm.state.state_buffer import StateBuffer
+from tt_cli.swarm.state.donor_stream import Connect, DonorRefused, DonorStream, answer_in, request_of
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 ATTEMPTS, PAUSE_SECONDS, LONGEST_PAUSE = 3, 0.5, 5.0

@@ -94,8 +94,3 @@ def answer_in(message: bytes) -> dict[str, Any]:
             case {"chunk": int(), "data": bytes(), **more} if not more:
                 return answer
     raise DonorRefused("it sent an answer of another form")
-
-
-def printable(words: str) -> str:
-    """One short line: a donor may have chosen some of these words, and a terminal will show them."""
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in words).split())[:200]

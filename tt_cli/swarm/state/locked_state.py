@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import torch
 
+from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import SharedState, StepFacts, Tree
 from tt_cli.swarm.state.bridge import ReceivedState
-from tt_cli.swarm.state.state_buffer import StateBuffer
 
 
 class LockedState:

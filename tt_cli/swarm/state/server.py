@@ -20,8 +20,8 @@ from hivemind.utils import get_logger
 
 from tt_cli.identity.passes import MAX_PASS
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted, shown_in
+from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.state_buffer import StateBuffer
 
 logger = get_logger(__name__)
 

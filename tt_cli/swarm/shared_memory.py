@@ -1,7 +1,8 @@
-"""Bytes that a peer's two processes share: the state on its way from the one that trains to the one that speaks.
+"""Memory that the processes of one peer share: bytes across a fork, and states between the trainer and the averager.
 
-A buffer is memory without a name (memfd): it is freed when the last process that holds it lets go of it, however that
-process ends, and no folder or its size limits it. Nothing here maps a file that another process may cut short.
+A `StateBuffer` is memory without a name (memfd): it is freed when the last process that holds it lets go of it,
+however that process ends, and no folder or its size limits it. Nothing here maps a file that another process may cut
+short.
 """
 
 from __future__ import annotations
@@ -12,6 +13,12 @@ import mmap
 import os
 import socket
 import weakref
+
+
+def shared_bytes(size: int) -> memoryview:
+    """Zeros that this process and those forked from it see alike. Not in /dev/shm, which is small in containers."""
+    return memoryview(mmap.mmap(-1, max(1, size)))[:size]
+
 
 _buffers: weakref.WeakSet[StateBuffer] = weakref.WeakSet()
 

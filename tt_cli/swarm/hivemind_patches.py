@@ -1,0 +1,196 @@
+"""Every change to hivemind at run time: one function and one reason each.
+
+They count in this process and in those forked from it. `apply` makes all that a DHT node and an averager need, before
+either starts; `add_codec` is for whoever encodes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any
+
+import hivemind.dht.dht
+import hivemind.dht.protocol
+from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped] # protobuf ships no types
+from hivemind.averaging.control import StepControl
+from hivemind.compression import CompressionBase, serialization
+from hivemind.dht import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.proto import runtime_pb2
+from hivemind.proto.p2pd_pb2 import RPCError
+from hivemind.utils import MPFuture
+from hivemind.utils.auth import AuthRole, AuthRPCWrapper
+
+from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
+
+MAX_ANSWER = 2**22  # bytes of one message; a chunk of a state with its manifest's limit is half of that
+PIECE, PIECE_SECONDS = 2**15, 60.0  # the slowest pace of a stream; many may share a slow line
+
+Found = Callable[[DHTID, list[DHTID], set[DHTID]], Awaitable[None]]
+
+
+def apply() -> None:
+    """Make all changes that a DHT node and an averager need."""
+    cancel_before_telling()
+    authorize_by_peer_id()
+    search_beside_the_key()
+    bound_messages()
+
+
+def cancel_before_telling() -> None:
+    """Have a step control count as cancelled before its averager hears of it.
+
+    The averager looks whether it is when it hears of it. Told first, it went on, and made a round that its trainer had
+    given up, and repeated in another group, while the other members stepped.
+    """
+    StepControl.cancel = _cancel
+
+
+def authorize_by_peer_id() -> None:
+    """Tell the DHT's authorizer which peer calls, and which is called: libp2p has proved it, and a pass names it.
+
+    hivemind's wrapper hands it neither, and expects a signature of each message instead.
+    """
+    hivemind.dht.protocol.AuthRPCWrapper = _AuthWrapper
+
+
+def search_beside_the_key() -> None:
+    """Have a search for the nodes nearest to a key bring nodes alone.
+
+    hivemind asks them for the key's value too: each peer that renewed its record was told the records of all others.
+    """
+    hivemind.dht.dht.DHTNode = _SearchNode
+
+
+def bound_messages() -> None:
+    """Give messages a largest size and a slowest pace: see `network/stream_limits.py`.
+
+    hivemind reads as many bytes as a message's header says, for as long as that takes.
+    """
+    P2P.receive_protobuf = staticmethod(_receive_protobuf)
+    P2P.send_raw_data = staticmethod(_send_raw_data)
+
+
+def add_codec(name: str, codec: CompressionBase) -> None:
+    """Let hivemind encode and decode with one more codec, the only one. Its own stay as they are.
+
+    hivemind looks the codec of a message up by the *name* of its number. The enumeration is compiled into it and cannot
+    be extended, but proto3 carries numbers that it has no name for: a name and an entry under it are all it takes.
+    """
+    if not isinstance(runtime_pb2.CompressionType, _CompressionTypes):
+        runtime_pb2.CompressionType = _CompressionTypes(runtime_pb2.CompressionType, name, codec.compression_type)
+    serialization._BASE_COMPRESSION_TYPES.setdefault(name, codec)
+
+
+_told_first = StepControl.cancel
+
+
+def _cancel(control: StepControl) -> bool:
+    MPFuture.cancel(control)
+    return bool(_told_first(control))
+
+
+class _AuthWrapper(AuthRPCWrapper):
+    """hivemind's wrapper of a node's methods, and the peer at the other end for the authorizer."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("rpc_"):
+            return object.__getattribute__(self, name)
+        authorizer = self._authorizer
+        if not isinstance(authorizer, DHTAuthorizer):
+            return super().__getattribute__(name)
+        method, stub = getattr(self._stub, name), self._stub
+        if self._role == AuthRole.SERVICER:
+
+            async def served(request: Any, context: P2PContext) -> Any:
+                return await authorizer.serve(stub, method, request, context)
+
+            return served
+
+        async def called(request: Any, **more: Any) -> Any:
+            return await authorizer.call(method, request, str(stub._peer), **more)
+
+        return called
+
+
+class _SearchNode(DHTNode):
+    """hivemind's node, whose searches ask beside the key: the same nodes are nearest there, and nothing lies."""
+
+    async def find_nearest_nodes(
+        self, queries: Collection[DHTID], *args: Any, found_callback: Found | None = None, **more: Any
+    ) -> dict[DHTID, dict[DHTID, PeerID]]:
+        """As hivemind's."""
+        meant = {beside(query): query for query in queries}
+
+        async def found(query: DHTID, nearest: list[DHTID], visited: set[DHTID]) -> None:
+            assert found_callback is not None
+            await found_callback(meant[query], nearest, visited)
+
+        told = found if found_callback is not None else None
+        nearest = await super().find_nearest_nodes(meant, *args, found_callback=told, **more)
+        return {meant[query]: nodes for query, nodes in nearest.items()}
+
+
+def beside(key: DHTID) -> DHTID:
+    """The id that differs from this one in its last bit."""
+    return DHTID(int(key) ^ 1)
+
+
+class _CompressionTypes(EnumTypeWrapper):
+    """hivemind's compression types, and one more."""
+
+    def __init__(self, known: EnumTypeWrapper, name: str, tag: int):
+        super().__init__(known.DESCRIPTOR)
+        self._name, self._tag = name, tag
+
+    def Name(self, number: int) -> str:
+        return self._name if number == self._tag else super().Name(number)
+
+    def Value(self, name: str) -> int:
+        return self._tag if name == self._name else super().Value(name)
+
+    def keys(self) -> list[str]:
+        return [*super().keys(), self._name]
+
+    def values(self) -> list[int]:
+        return [*super().values(), self._tag]
+
+    def items(self) -> list[tuple[str, int]]:
+        return [*super().items(), (self._name, self._tag)]
+
+
+async def _receive_protobuf(kind: type[Message], reader: Any) -> tuple[Message | None, RPCError | None]:
+    """As hivemind's. Raises IncompleteReadError, as for a connection that broke, for what is too large or too slow."""
+    try:
+        async with asyncio.timeout(getattr(reader, "patience", None)):
+            marker = await reader.readexactly(1)
+        if marker not in (P2P.MESSAGE_MARKER, P2P.ERROR_MARKER):
+            raise TypeError("Invalid Protobuf message type")
+        async with asyncio.timeout(PIECE_SECONDS):
+            size = int.from_bytes(await reader.readexactly(P2P.HEADER_LEN), P2P.BYTEORDER)
+        if size > getattr(reader, "largest", MAX_ANSWER):
+            raise asyncio.IncompleteReadError(b"", size)
+        async with asyncio.timeout(PIECE_SECONDS * (1 + size / PIECE)):
+            data = await reader.readexactly(size)
+    except TimeoutError:
+        raise asyncio.IncompleteReadError(b"", None) from None
+    if marker == P2P.ERROR_MARKER:
+        reader.patience = None  # the other side has said all, and takes the answers
+        return None, RPCError.FromString(data)
+    return kind.FromString(data), None
+
+
+async def _send_raw_data(data: bytes, writer: Any, *, chunk_size: int = PIECE) -> None:
+    """As hivemind's. Raises ConnectionError when the other side takes too little of it."""
+    writer.write(len(data).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
+    view = memoryview(data)
+    try:
+        for offset in range(0, max(1, len(view)), chunk_size):
+            writer.write(view[offset : offset + chunk_size])
+            async with asyncio.timeout(PIECE_SECONDS):
+                await writer.drain()
+    except TimeoutError:
+        raise ConnectionError("the other side takes nothing") from None
