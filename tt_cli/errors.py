@@ -17,3 +17,8 @@ class UsageError(TTError):
     """What the person asked for cannot be done as asked: a wrong name, flag, file or value."""
 
     exit_code = 2
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an exception says, the name of its class where it says nothing."""
+    return str(error).strip().split("\n")[0] or type(error).__name__

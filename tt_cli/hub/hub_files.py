@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, first_line
 
 TIMEOUT = 10  # seconds to wait for the Hub's first answer
 
@@ -53,21 +53,21 @@ def repository_files(repository: str, revision: str | None = None) -> tuple[str,
 
     try:
         with hub_errors(f"cannot look into {repository}{f' at {revision}' if revision else ''}"):
-            found = HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
+            info = HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
     except HubUnreachable as error:
         try:
-            repositories = [
-                one for one in scan_cache_dir().repos if (one.repo_type, one.repo_id) == ("model", repository)
+            cached = [
+                repo for repo in scan_cache_dir().repos if repo.repo_type == "model" and repo.repo_id == repository
             ]
         except CacheNotFound:
-            repositories = []
-        kept = [commit for one in repositories for commit in one.revisions]
+            cached = []
+        kept = [commit for repo in cached for commit in repo.revisions]
         kept = [commit for commit in kept if revision in (None, commit.commit_hash, *commit.refs)]
         if not kept:
             raise error from error.__cause__
         newest = max(kept, key=lambda commit: commit.last_modified)
         return newest.commit_hash, [str(file.file_path.relative_to(newest.snapshot_path)) for file in newest.files]
-    return found.sha or revision or "main", [file.rfilename for file in found.siblings or []]
+    return info.sha or revision or "main", [file.rfilename for file in info.siblings or []]
 
 
 @contextmanager
@@ -101,9 +101,8 @@ def hub_errors(action: str) -> Iterator[None]:
             raise UsageError(f"{action}: the Hub refuses access ({status}); run `tt login`") from error
         raise HubUnreachable(f"{action}: the Hub answered {status}; try again later") from error
     except (httpx.HTTPError, ConnectionError, TimeoutError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise HubUnreachable(
-            f"{action}: the Hugging Face Hub cannot be reached ({reason}); check the network and try again"
+            f"{action}: the Hugging Face Hub cannot be reached ({first_line(error)}); check the network and try again"
         ) from error
     except json.JSONDecodeError as error:
         words = "the answer is not the Hub's (a proxy, a network that wants a login?); check the network and try again"

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from tt_cli.data.build.journal import PROGRESS, SETTINGS, SHARDS, SUMS, FinishedShard, sums_of
 from tt_cli.data.shard_format import ShardFacts
 from tt_cli.errors import TTError, UsageError
-from tt_cli.hub.hub_files import HubUnreachable, hub_errors, quiet_and_bounded
-from tt_cli.hub.repository import CARD, RepositoryChanged, sending
+from tt_cli.hub.hub_files import HubUnreachable
+from tt_cli.hub.repository import CARD, RepositoryChanged, commit, open_repository, read_text, sending
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
@@ -31,6 +31,7 @@ GROUP = 20  # shards that are sent together: what a failure can cost
 TRIES = 6
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds before another try
 ANSWER_SECONDS = 300.0  # the Hub looks at every file of a commit
+MOST_SUMS_BYTES = 64 << 20  # of SHA256SUMS
 MOST_IN_CARD = 200  # shards that the card lists one by one
 
 Tell = Callable[[str], None]
@@ -120,8 +121,9 @@ def publish(encoded: EncodedFolder, name: str, licence: str, *, private: bool | 
 def _publish(encoded: EncodedFolder, name: str, licence: str, private: bool | None, action: str, tell: Tell) -> None:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    head, there = _look_into(name, private, action)
-    if SUMS in there and _text(name, head, action) == encoded.sums:
+    repository = open_repository(name, action, kind="dataset", private=private)
+    there = repository.files
+    if SUMS in there and read_text(repository, SUMS, action, MOST_SUMS_BYTES) == encoded.sums:
         tell(f"{name} has it already")
         return
     if SETTINGS not in there and any(file.startswith(f"{SHARDS}/") for file in there):
@@ -141,35 +143,7 @@ def _publish(encoded: EncodedFolder, name: str, licence: str, private: bool | No
     old = (file for file in there if file.startswith(f"{SHARDS}/") and file not in names)
     operations += [CommitOperationDelete(file) for file in sorted(old)]
     words = f"{encoded.counts['kept']:,} pictures as codes"
-    with sending(action, ANSWER_SECONDS):
-        HfApi().create_commit(name, operations, commit_message=words, repo_type="dataset", parent_commit=head)
-
-
-def _look_into(name: str, private: bool | None, action: str) -> tuple[str | None, frozenset[str]]:
-    """The newest commit of a data set and its files; it is made where it is missing."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    api = HfApi()
-    with quiet_and_bounded(), hub_errors(action):
-        try:
-            found = api.dataset_info(name)
-        except RepositoryNotFoundError:
-            api.create_repo(name, repo_type="dataset", private=private, exist_ok=True)
-            found = api.dataset_info(name)
-    return found.sha, frozenset(file.rfilename for file in found.siblings or [])
-
-
-def _text(name: str, head: str | None, action: str) -> str:
-    """SHA256SUMS as it is on the Hub, past the cache."""
-    from huggingface_hub import get_session, hf_hub_url
-    from huggingface_hub.utils import build_hf_headers, hf_raise_for_status  # type: ignore[attr-defined]
-
-    with quiet_and_bounded(), hub_errors(action):
-        url = hf_hub_url(name, SUMS, repo_type="dataset", revision=head)
-        answer = get_session().get(url, headers=build_hf_headers(), follow_redirects=True)
-        hf_raise_for_status(answer)
-    return answer.content.decode("utf-8", "replace")
+    commit(repository, operations, words, action, ANSWER_SECONDS)
 
 
 def card(encoded: EncodedFolder, name: str, licence: str) -> str:

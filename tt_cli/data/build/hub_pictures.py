@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Any
 
 from tt_cli.data.build.picture_sources import CAPTION, EMBEDDED, DamagedUnit, CaptionedPicture, picture_of
 from tt_cli.errors import UsageError
-from tt_cli.hub.hub_files import hub_errors
+from tt_cli.hub.dataset_errors import dataset_errors
 
 
 class HubSource:
@@ -47,25 +47,5 @@ class HubSource:
                 return
             yield picture_of(f"{self.units[unit]}:{number}", row, None)
 
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        import datasets.exceptions
-        import pyarrow
-
-        action = f"cannot read the data set {self._name}"
-        try:
-            with hub_errors(action):
-                try:  # within: some of these are OSErrors, which hub_errors takes for a full disk
-                    yield
-                except datasets.exceptions.DatasetNotFoundError as error:
-                    raise UsageError(
-                        f"{action}: the Hub has no such data set, or it is private; check the name or run `tt login`"
-                    ) from error
-                except (datasets.exceptions.DatasetsError, pyarrow.ArrowException) as error:
-                    raise DamagedUnit(f"{action}: {_first_line(error)}") from error
-        except ValueError as error:  # an unknown split
-            raise UsageError(f"{action}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+    def _reading(self) -> AbstractContextManager[None]:
+        return dataset_errors(f"cannot read the data set {self._name}", "the name", DamagedUnit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -16,7 +16,7 @@ from tt_cli.data.stream.plan import plan_of
 from tt_cli.data.stream.row_reader import ReadPlan, RowReader
 from tt_cli.data.stream.shard_locations import NoSplit
 from tt_cli.errors import TTError, UsageError
-from tt_cli.hub.hub_files import hub_errors
+from tt_cli.hub.dataset_errors import dataset_errors
 from tt_cli.run import RunConfig
 
 # Shards that fill the shuffle buffer side by side. The default opens ten before the first row; and with two or more,
@@ -133,29 +133,5 @@ def _open(run: RunConfig, split: str) -> Any:
     return datasets.load_dataset(run.data.name, revision=run.data.revision, split=split, streaming=True)
 
 
-@contextmanager
-def _reading(run: RunConfig) -> Iterator[None]:
-    """Turns what `datasets` raises while opening or reading into one line."""
-    import datasets.exceptions
-    import pyarrow
-
-    action = f"cannot read the data set {run.data.name}"
-    try:
-        with hub_errors(action):
-            try:
-                yield
-            except datasets.exceptions.DatasetNotFoundError as error:
-                raise UsageError(
-                    f"{action}: the Hub has no such data set, or it is private; check data.name and data.revision, "
-                    "or run `tt login`"
-                ) from error
-            except datasets.exceptions.DatasetsError as error:
-                raise TTError(f"{action}: {_first_line(error)}") from error
-            except pyarrow.ArrowException as error:
-                raise TTError(f"{action}: a file of it is damaged ({_first_line(error)})") from error
-    except ValueError as error:  # unknown split or configuration
-        raise UsageError(f"{action}: {_first_line(error)}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0] or type(error).__name__
+def _reading(run: RunConfig) -> AbstractContextManager[None]:
+    return dataset_errors(f"cannot read the data set {run.data.name}", "data.name and data.revision,")

@@ -1,0 +1,34 @@
+"""What `datasets` raises, as one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tt_cli.errors import TTError, UsageError, first_line
+from tt_cli.hub.hub_files import hub_errors
+
+
+@contextmanager
+def dataset_errors(action: str, check: str, damaged: type[TTError] = TTError) -> Iterator[None]:
+    """As `hub_errors`, of what `datasets` raises while it opens a data set or reads one.
+
+    check: what a person should look at where there is no such data set. damaged: raised where it cannot be read.
+    """
+    import datasets.exceptions
+    import pyarrow
+
+    try:
+        with hub_errors(action):
+            try:  # within: some of these are OSErrors, which hub_errors takes for a full disk
+                yield
+            except datasets.exceptions.DatasetNotFoundError as error:
+                raise UsageError(
+                    f"{action}: the Hub has no such data set, or it is private; check {check} or run `tt login`"
+                ) from error
+            except datasets.exceptions.DatasetsError as error:
+                raise damaged(f"{action}: {first_line(error)}") from error
+            except pyarrow.ArrowException as error:
+                raise damaged(f"{action}: a file of it is damaged ({first_line(error)})") from error
+    except ValueError as error:  # an unknown split or configuration
+        raise UsageError(f"{action}: {first_line(error)}") from error
