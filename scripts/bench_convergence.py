@@ -147,11 +147,11 @@ class Training:
             losses, plain = 0.0, {name: torch.zeros(shape) for name, shape in self.shared.shapes().items()}
             self.shared.copy_into(self.model)
             for member, (size, stream) in enumerate(zip(self.sizes, self._streams, strict=True)):
-                gradients, *parts = self._gradients(next(stream))
-                losses += parts[0] * size
+                gradients, loss, figures = self._gradients(next(stream))
+                losses += loss * size
                 if self._buffers:  # as a peer does it
                     accumulator = Accumulator(self._names)
-                    accumulator.add(gradients, size, *parts)
+                    accumulator.add(gradients, size, loss, figures)
                     accumulator.hold(self._buffers[member])
                 else:
                     for name, gradient in gradients.items():
@@ -167,15 +167,14 @@ class Training:
         """What the members average to."""
         return swarm_average(buffers, self.sizes, self.order, self.run.swarm.aggregation)
 
-    def _gradients(self, batch: Any) -> tuple[dict[str, torch.Tensor], float, float, float]:
-        """A member's mean gradient, and the three losses: total, text, image."""
+    def _gradients(self, batch: Any) -> tuple[dict[str, torch.Tensor], float, dict[str, float]]:
+        """A member's mean gradient, its loss and its figures."""
         for parameter in self.model.parameters():
             parameter.grad = None
         losses = self.model.loss(batch.text, batch.image)
         losses.total.backward()
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        total, text, image = (float(each.detach()) for each in (losses.total, losses.text, losses.image))
-        return gradients, total, text, image
+        return gradients, float(losses.total.detach()), losses.figures()
 
 
 def stream_seed(run: RunConfig, member: int) -> int:

@@ -43,7 +43,6 @@ import torch  # noqa: E402
 
 from scripts.lab.random_examples_trainer import RandomExamples  # noqa: E402
 from tt_cli.memory import Need, parse_size, shown, trainer_need  # noqa: E402
-from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.model.allocator import keep_freed_memory  # noqa: E402
 from tt_cli.peer.device import choose_device  # noqa: E402
 from tt_cli.peer.memory_budget import (  # noqa: E402
@@ -61,6 +60,7 @@ from tt_cli.supervisor.events import Choice, Event, Failure, Listening, Round  #
 from tt_cli.supervisor.host_memory import FamilyMemory, family_memory  # noqa: E402
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm  # noqa: E402
 from tt_cli.supervisor.processes import family_of  # noqa: E402
+from tt_cli.task import task_of  # noqa: E402
 
 OTHERS = {"churn": "scripts.lab.churn", "download": "scripts.lab.state_download"}
 QUICK_SECONDS, LOOK_SECONDS = 0.03, 1.0
@@ -203,12 +203,12 @@ def measure_probe(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
     told: list[Event] = []
     device = choose_device(args.device, run.model, told.append)
     room = check_room(run, device, None, args.memory)
-    model = Dalle(DalleConfig.from_run(run))
-    model.initialise(run.run.seed)
+    task = task_of(run)
+    model = task.new_model()
     model.to(device.torch_device)
     model.activation_budget = choose_activation_budget(run, device, room, told.append)
     memory = RoomMemory(run, device, room, model.activation_budget)
-    step = MicroStep(model, device, None, None)  # type: ignore[arg-type]
+    step = MicroStep(task, model, device, None, None)  # type: ignore[arg-type]
     compute = step.probe(RandomExamples(run, None, 0))  # type: ignore[arg-type]
     patient = kind_of(device) != "cpu"
     target = run.swarm.target_batch_size

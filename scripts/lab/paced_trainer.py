@@ -23,7 +23,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     class PacedMicroStep(trainer.MicroStep):
         """Waits out the rest of each micro-batch's time."""
 
-        def _backward(self, batch: Any) -> tuple[float, float, float]:
+        def _backward(self, batch: Any) -> tuple[float, dict[str, float]]:
             due = time.monotonic() + seconds
             losses = super()._backward(batch)
             orders.leave.wait(max(0.0, due - time.monotonic()))

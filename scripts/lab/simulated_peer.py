@@ -96,7 +96,7 @@ def train(
             copying += time.monotonic() - before
         device.compute(list(gradients.values()), add=False)
         before, used = time.monotonic(), time.thread_time()
-        collaboration.step(gradients, args.micro_batch, 1.0, 1.0, 1.0)
+        collaboration.step(gradients, args.micro_batch, 1.0, {"text_loss": 1.0, "image_loss": 1.0})
         in_step += time.monotonic() - before
         in_step_cpu += time.thread_time() - used
         if time.monotonic() > reported + REPORT_SECONDS:

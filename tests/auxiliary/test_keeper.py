@@ -20,6 +20,7 @@ from tt_cli.run import folders
 from tt_cli.supervisor.events import Event, Log, Saved, Synchronised
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState, StateBuffer
+from tt_cli.task import task_of
 
 RUN = small_run(**{"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16})
 
@@ -96,7 +97,7 @@ def test_without_a_state_it_hands_nothing_over(keeper: StateKeeper, told: list[E
 def test_a_models_size_counts_shared_weights_once_or_in_every_layer() -> None:
     """Layers that share weights are as many as layers that do not; all that is shared is there once."""
     shared, deep = small_run(**{"model.depth": 6}), small_run(**{"model.depth": 6, "model.shared_layer_groups": 8})
-    found, all_distinct = StateKeeper(shared, [].append).sizes(), StateKeeper(deep, [].append).sizes()
+    found, all_distinct = task_of(shared).sizes(), task_of(deep).sizes()
     assert all_distinct["effective"] == all_distinct["parameters"] == found["effective"]
     assert found["parameters"] == sum(one.numel() for one in Dalle(DalleConfig.from_run(shared)).parameters())
 

@@ -31,7 +31,7 @@ leaked: list[bytes] = []
 class ShortMicroStep(trainer.MicroStep):
     """Asks the real allocator for too much, amid the backward pass; or keeps memory."""
 
-    def _backward(self, batch: Batch) -> tuple[float, float, float]:
+    def _backward(self, batch: Batch) -> tuple[float, dict[str, float]]:
         losses = super()._backward(batch)
         if self.collaboration.epoch + 1 < mine.get("step", 10**9):
             return losses

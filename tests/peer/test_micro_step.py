@@ -9,13 +9,14 @@ import pytest
 import torch
 
 from tt_cli.data import ExampleStream, load_tokenizer
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model import Dalle
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.peer.trainer import MicroStep
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.compression.accumulator import Accumulator
+from tt_cli.task import task_of
 
 CPU = Device(torch.device("cpu"), "a CPU", None)
 
@@ -30,10 +31,10 @@ class Collaboration:
         self.about = SimpleNamespace(micro_batch=0)
         self.failure: BaseException | None = None
 
-    def step(self, gradients: Any, samples: int, *losses: float) -> bool:
+    def step(self, gradients: Any, samples: int, loss: float, figures: dict[str, float]) -> bool:
         if self.failure is not None:
             raise self.failure
-        self.sums.add(gradients, samples, *losses)
+        self.sums.add(gradients, samples, loss, figures)
         return True
 
 
@@ -48,10 +49,10 @@ def stream(run: RunConfig) -> ExampleStream:
 
 
 def made(run: RunConfig) -> tuple[MicroStep, Collaboration]:
-    model = Dalle(DalleConfig.from_run(run))
-    model.initialise(1)
+    task = task_of(run)
+    model = task.new_model()
     collaboration = Collaboration(model)
-    return MicroStep(model, CPU, collaboration, None), collaboration  # type: ignore[arg-type]
+    return MicroStep(task, model, CPU, collaboration, None), collaboration  # type: ignore[arg-type]
 
 
 def test_trying_out_counts_nothing(run: RunConfig, stream: ExampleStream) -> None:
@@ -69,7 +70,7 @@ def test_pieces_of_a_batch_sum_up_to_the_whole(run: RunConfig, stream: ExampleSt
     whole(batch)
 
     class Short(MicroStep):
-        def _backward(self, batch: Any) -> tuple[float, float, float]:
+        def _backward(self, batch: Any) -> tuple[float, dict[str, float]]:
             losses = super()._backward(batch)
             if len(batch.text) > 2:
                 torch.empty(1 << 60, dtype=torch.uint8)
@@ -79,7 +80,8 @@ def test_pieces_of_a_batch_sum_up_to_the_whole(run: RunConfig, stream: ExampleSt
     step.__class__ = Short
     MicroBatches(step, 8, lambda event: None)(batch)
     assert collaboration.sums.samples == 8 and collaboration.about.micro_batch == 2
-    assert collaboration.sums.new.total == pytest.approx(alone.sums.new.total, rel=1e-5)
+    assert collaboration.sums.new.loss == pytest.approx(alone.sums.new.loss, rel=1e-5)
+    assert collaboration.sums.new.figures == pytest.approx(alone.sums.new.figures, rel=1e-5)
     for name, expected in alone.sums._sums.items():
         torch.testing.assert_close(collaboration.sums._sums[name], expected, rtol=1e-3, atol=1e-5)
 

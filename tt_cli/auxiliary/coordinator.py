@@ -42,6 +42,7 @@ from tt_cli.swarm.network.dht_node import (
 )
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
+from tt_cli.task import task_of
 
 LOOK_SECONDS = 0.5
 AUX_LOOK_SECONDS = 3.0  # nothing waits for an auxiliary peer
@@ -97,7 +98,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         closing.callback(lease[1].forget)
         serve = _Service(run, emit, keeper, recorder, board, averager, steering, lease, identity.peer_id, opts.user)
         board.start()
-        recorder.put("model", keeper.sizes())
+        recorder.put("model", task_of(run).sizes())
         recorder.put("addresses", addresses)
         emit(Phase("waiting", "for trainers"))
         daemon = daemon_pid(dht)

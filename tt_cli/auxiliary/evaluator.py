@@ -26,8 +26,9 @@ from tt_cli.data import Example, Tokenizer, load_tokenizer
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
 from tt_cli.draw import Drawing, cut_prompts, draw, load_parameters, text_chunks
 from tt_cli.errors import TTError
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model import Dalle
 from tt_cli.run import RunConfig, folders
+from tt_cli.task import task_of
 from tt_cli.task.picture_codec import load_vqgan
 
 SEED = 0
@@ -126,7 +127,7 @@ class Evaluator:
             raise CheckpointError(f"{path} is of step {state.step} of the run {state.identity}")
         digest, parameters = state.digest(), state.parameters
         del state  # the optimizer's part is not needed
-        model = Dalle(DalleConfig.from_run(self._run))
+        model = task_of(self._run).unfilled_model()
         load_parameters(model, parameters, str(path))
         model.eval().requires_grad_(False)
         loss = self._heldout_loss(model, tokenizer)

@@ -5,16 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import torch
-
 from tt_cli.checkpoint import StateTree, TrainingState, find, newest, received_state, save, set_aside_after
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
-from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Log, Saved, Synchronised
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.state.bridge import NoState, ReceivedState, StateBridge, StateBuffer
+from tt_cli.task import task_of
 
 MIN_FETCH_SECONDS = 3.0
 SHARE_OF_TIME = 0.1  # of the auxiliary peer's time goes into fetching at most
@@ -32,10 +30,7 @@ class StateKeeper:
     def __init__(self, run: RunConfig, emit: Emit):
         self._run, self._emit = run, emit
         self._folder = folders.checkpoints(run)
-        with torch.device("meta"):
-            model = Dalle(DalleConfig.from_run(run))
-        self._weight_sets = [model.config.weight_set(layer) for layer in range(model.config.depth)]
-        self._shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+        self._shapes = task_of(run).shapes()
         self._held: tuple[StateTree, StateBuffer] | None = None
         self._fetch_again_at = 0.0
         found = newest(self._folder, run.identity, lambda words: emit(Log(words, "warning")), to_train=True)
@@ -51,17 +46,6 @@ class StateKeeper:
     def digest(self) -> str:
         """Of the state held, empty without one."""
         return self._held[0].digest if self._held else ""
-
-    def sizes(self) -> dict[str, int]:
-        """{"parameters": distinct ones, "effective": counted in every layer that uses them} of the run's model."""
-        found = {"parameters": 0, "effective": 0}
-        for name, shape in self._shapes.items():
-            room, _, rest = name.partition(".")
-            shared = room in ("attention", "feed_forward")
-            uses = self._weight_sets.count(int(rest.partition(".")[0])) if shared else 1
-            found["parameters"] += shape.numel()
-            found["effective"] += uses * shape.numel()
-        return found
 
     def _hold(self, path: Path, state: TrainingState) -> None:
         tree, buffer = state.tree(), StateBuffer.new()

@@ -161,12 +161,9 @@ def _keep_vqgan(state: dict[str, Tensor], out: Path, say: Callable[[str], None])
 
 def _empty_model(config: RunConfig) -> Dalle:
     """The run's model without values: its names and shapes."""
-    import torch
+    from tt_cli.task import task_of
 
-    from tt_cli.model import Dalle, DalleConfig
-
-    with torch.device("meta"):
-        return Dalle(DalleConfig.from_run(config))
+    return task_of(config).unfilled_model("meta")
 
 
 def _counted(tensors: dict[str, Tensor]) -> dict[str, int]:

@@ -21,9 +21,10 @@ from tt_cli.checkpoint import StateTree, is_checkpoint, load, newest, read_publi
 from tt_cli.data import load_tokenizer
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model import Dalle
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.run import RunConfig, folders
+from tt_cli.task import task_of
 from tt_cli.task.picture_codec import load_vqgan
 
 if TYPE_CHECKING:
@@ -97,10 +98,7 @@ def fetch_from_swarm(
     """
     from tt_cli.swarm.observer import Observer
 
-    with torch.device("meta"):
-        model = Dalle(DalleConfig.from_run(run))
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    read_tree = partial(StateTree.parse, identity=run.identity, shapes=shapes)
+    read_tree = partial(StateTree.parse, identity=run.identity, shapes=task_of(run).shapes())
     with Observer(run, peers) as observer:
         taken = observer.fetch_state(read_tree, lambda tree: tree.parameter_chunks, on_bytes)
     state = received_state(taken.tree, taken.chunks.whole(), run.to_toml(), parameters_only=True)
@@ -119,7 +117,7 @@ def load_models(source: WeightsSource, device: str = "auto") -> tuple[Dalle, Vqg
     where = torch.device("cuda" if gpu and device != "cpu" else "cpu")
     if where.type == "cpu":
         keep_freed_memory()
-    model = Dalle(DalleConfig.from_run(source.run))
+    model = task_of(source.run).unfilled_model()
     if source.published:
         model.load_published(source.parameters)
     else:

@@ -91,12 +91,12 @@ class LayerWeights(nn.Module):
 class Dalle(nn.Module):
     """Decoder over ``text_length + 1`` text positions (a start token first) and the codes of one picture.
 
-    A new model holds the weights of ``initialise(0)``, except on the meta device, where it holds none.
+    A new model holds the weights of ``initialise(seed)``; on the meta device, or where ``seed`` is None, it holds none.
     ``activation_budget`` (bytes, 0 at first) changes memory and speed of ``loss``, never its values: what a
     reversible trunk may keep for the backward pass. The rest is computed again; see reversible.keeping_plan.
     """
 
-    def __init__(self, config: DalleConfig) -> None:
+    def __init__(self, config: DalleConfig, *, seed: int | None = 0) -> None:
         super().__init__()
         self.config = config
         self.activation_budget = 0
@@ -117,8 +117,8 @@ class Dalle(nn.Module):
             for kind in {*config.attention_types, config.last_attention}
         }
         self.feed_forward_branch = FeedForwardBranch(config)
-        if not self.logits.weight.is_meta:
-            self.initialise(0)
+        if seed is not None and not self.logits.weight.is_meta:
+            self.initialise(seed)
 
     # -- weights ---
 

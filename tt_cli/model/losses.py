@@ -27,6 +27,10 @@ class Losses(NamedTuple):
     text: Tensor
     image: Tensor
 
+    def figures(self) -> dict[str, float]:
+        """Both cross-entropies by name, as numbers: it waits for the device."""
+        return {"text_loss": float(self.text.detach()), "image_loss": float(self.image.detach())}
+
 
 class Targets(NamedTuple):
     """Labels (b, n) int64; rows before text_rows choose among the first text_ids ids, the rest later ids."""

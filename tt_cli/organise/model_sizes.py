@@ -77,19 +77,11 @@ class Takes:
 
 def takes(run: RunConfig) -> Takes:
     """The account of a trainer of this run. Raises UsageError for a model that cannot be built."""
-    import torch
+    from tt_cli.task import task_of
 
-    from tt_cli.model import Dalle, DalleConfig
-
-    config = DalleConfig.from_run(run)
-    with torch.device("meta"):
-        model = Dalle(config)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    used = [weight for i in range(config.depth) for half in model.layer_weights(i) for weight in half]
-    once = {id(weight): weight.numel() for weight in used}
+    sizes = task_of(run).sizes()
     cpu, gpu = trainer_need(run, "cpu"), trainer_need(run, "cuda", itemsize=2)
-    effective = parameters - sum(once.values()) + sum(weight.numel() for weight in used)
-    return Takes(parameters, effective, cpu.host, gpu.device, gpu.host)
+    return Takes(sizes["parameters"], sizes["effective"], cpu.host, gpu.device, gpu.host)
 
 
 def nearest(dim: int, layers: int) -> Size:

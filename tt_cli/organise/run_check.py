@@ -23,11 +23,7 @@ from tt_cli.organise.recipe import HOME
 from tt_cli.run import RunConfig, load_run
 
 if TYPE_CHECKING:
-    import torch
-
     from tt_cli.data import Batch, Tokenizer
-    from tt_cli.model import Dalle
-    from tt_cli.peer.device import Device
 
 DATA_SECONDS = 120.0  # until the first example: a shuffle buffer is filled before
 ANSWER_SECONDS = 5.0
@@ -190,20 +186,21 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     """Forward, backward and the optimizer's step of one example, as a peer does them."""
     import torch
 
-    from tt_cli.model import Dalle, DalleConfig
     from tt_cli.optim import Lamb8bit, learning_rate
     from tt_cli.peer.device import choose_device
     from tt_cli.peer.memory_budget import check_host, check_room
+    from tt_cli.task import task_of
 
     check_host(run, wanted, None)
     device = choose_device(wanted, run.model, lambda event: None)
     check_room(run, device, None, None)
-    model = Dalle(DalleConfig.from_run(run))
-    model.initialise(run.run.seed)
+    task = task_of(run)
+    model = task.new_model()
     on_cpu = {name: parameter.detach() for name, parameter in model.named_parameters()}
     model.to(device.torch_device)
     started = time.monotonic()
-    before = _loss(model, batch, device)
+    with device.precision():
+        before = task.loss(model, batch, device.torch_device).total
     before.backward()
     gradients = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
     report = Lamb8bit(on_cpu, run.optimizer).step(gradients, learning_rate(run.schedule, 0))
@@ -211,14 +208,9 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(on_cpu[name])
-        after = float(_loss(model, batch, device))
+        with device.precision():
+            after = float(task.loss(model, batch, device.torch_device).total)
     if not (math.isfinite(after) and math.isfinite(report.update_norm)):
         raise TTError("the loss is not finite after one step: lower schedule.peak_lr, or raise optimizer.eps")
     words = f"one example on {device.name} in {device.dtype_name} took {seconds:.1f} s; its loss went from"
     return report, f"{words} {float(before.detach()):.3f} to {after:.3f}"
-
-
-def _loss(model: Dalle, batch: Batch, device: Device) -> torch.Tensor:
-    place = device.torch_device
-    with device.precision():
-        return model.loss(batch.text.to(place), batch.image.to(place)).total

@@ -17,7 +17,6 @@ from typing import Any
 
 from tt_cli import __version__
 from tt_cli.errors import TTError
-from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim import warm_up
 from tt_cli.peer.backup import Backups
@@ -36,6 +35,7 @@ from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import addresses_of, daemon_watched, start_dht, stop_dht
+from tt_cli.task import task_of
 
 ROLE = "assistant"
 LOOK_SECONDS = 1.0
@@ -105,10 +105,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
 def _state(run: RunConfig, emit: Emit) -> TrainedState:
     """The newest of this machine's checkpoints, else the run's first weights; the swarm's replaces it."""
-    model = Dalle(DalleConfig.from_run(run))
-    model.initialise(run.run.seed)
     backups = Backups(run, emit)  # the coordinator writes them
-    return TrainedState(run, model, backups.newest(), backups.newest)
+    return TrainedState(run, task_of(run).new_model(), backups.newest(), backups.newest)
 
 
 def _coordinator(file: Path, orders: Orders) -> list[str]:

@@ -136,6 +136,7 @@ class Logged:
                     "share": event.my_share,
                     "bytes/sent": event.bytes_sent,
                     "bytes/received": event.bytes_received,
+                    **event.figures,
                 }
             case events.Round():
                 self._latest |= {"round/received": event.received, "round/seconds": sum(event.seconds.values())}

@@ -15,7 +15,7 @@ import torch
 
 from tt_cli import __version__
 from tt_cli.data import Batch, ExampleStream, load_tokenizer
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model import Dalle
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.model.layers.fused import fusion
 from tt_cli.optim import implementation, warm_up
@@ -50,6 +50,8 @@ from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import addresses_of, daemon_watched, stop_dht
 from tt_cli.swarm.network.reachability import start_reachable_dht
+from tt_cli.task import task_of
+from tt_cli.task.dalle_task import DalleTask
 
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
@@ -100,8 +102,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     self_test(codec)
     tokenizer = load_tokenizer(run)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.home() / "compiled"))
-    model = Dalle(DalleConfig.from_run(run))
-    model.initialise(run.run.seed)
+    task = task_of(run)
+    model = task.new_model()
     with torch.no_grad():
         move_into_mapping(dict(model.named_parameters()))
     backups = Backups(run, emit)
@@ -171,7 +173,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         model.to(device.torch_device)
         if run.model.reversible:
             model.activation_budget = choose_activation_budget(run, device, room, emit)
-        step = MicroStep(model, device, collaboration, shared)
+        step = MicroStep(task, model, device, collaboration, shared)
         memory = RoomMemory(run, device, room, model.activation_budget)
         size = _choose_size(run, opts, step, memory, stream, emit)
         emit(Choice("elementwise kernels", *fusion.reason()))
@@ -223,7 +225,10 @@ def _write_backup(collaboration: Collaboration, backups: Backups, shared: Traine
 class MicroStep:
     """Forward and backward of one micro-batch, with the newest shared parameters."""
 
-    def __init__(self, model: Dalle, device: Device, collaboration: Collaboration, shared: TrainedState):
+    def __init__(
+        self, task: DalleTask, model: Dalle, device: Device, collaboration: Collaboration, shared: TrainedState
+    ):
+        self.task = task
         self.model, self.device, self.collaboration, self.shared = model, device, collaboration, shared
         self._parameters = dict(model.named_parameters())
 
@@ -233,9 +238,9 @@ class MicroStep:
         sums = Accumulator(list(self._parameters))
 
         def compute(size: int) -> None:
-            losses = self._backward(examples(size))
+            loss, figures = self._backward(examples(size))
             if all_finite(self.gradients()):
-                sums.add(self.gradients(), size, *losses)
+                sums.add(self.gradients(), size, loss, figures)
             if self.device.torch_device.type == "cuda":
                 torch.cuda.synchronize(self.device.torch_device)
 
@@ -249,9 +254,9 @@ class MicroStep:
         if self.collaboration.fresh:
             with self.collaboration.use_state():
                 self.shared.copy_into(self.model)
-        losses = self._backward(batch)
+        loss, figures = self._backward(batch)
         try:
-            return self.collaboration.step(self.gradients(), len(batch.text), *losses)
+            return self.collaboration.step(self.gradients(), len(batch.text), loss, figures)
         except (MemoryError, RuntimeError) as error:
             if is_out_of_memory(error):  # of the thread that makes rounds, which has ended
                 raise WorkerBroken(f"memory ran out in a round ({error})") from error
@@ -271,14 +276,13 @@ class MicroStep:
         """Of the last micro-batch, by name."""
         return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
-    def _backward(self, batch: Batch) -> tuple[float, float, float]:
+    def _backward(self, batch: Batch) -> tuple[float, dict[str, float]]:
         for parameter in self._parameters.values():
             parameter.grad = None
-        place = self.device.torch_device
         with self.device.precision():
-            losses = self.model.loss(batch.text.to(place), batch.image.to(place))
+            losses = self.task.loss(self.model, batch, self.device.torch_device)
         losses.total.backward()
-        return float(losses.total.detach()), float(losses.text.detach()), float(losses.image.detach())
+        return float(losses.total.detach()), losses.figures()
 
 
 def _train(

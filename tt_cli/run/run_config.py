@@ -32,7 +32,7 @@ from tt_cli.run.sections import (
 from tt_cli.run.toml import parse_toml, toml_value, wrong_value
 
 # Part of every identity: raise it when the same settings come to train differently.
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class RunConfig(Section):

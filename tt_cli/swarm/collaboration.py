@@ -33,7 +33,7 @@ from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import Participants
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.catch_up import CatchUp
-from tt_cli.swarm.compression.accumulator import Accumulator, LossSums, all_finite
+from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, all_finite
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.matchmaking import Matchmaker
 from tt_cli.swarm.membership.admission import membership_at
@@ -89,7 +89,7 @@ class Collaboration:
 
         self._throughput = Throughput()
         self._total_samples = self._rejected = self._rejected_in_row = 0
-        self._last_loss = LossSums()
+        self._last_loss = FigureSums()
         self._contributed = self._stood_by = False
 
         self._changed = threading.Condition()
@@ -156,9 +156,9 @@ class Collaboration:
         self.tell.phase("training", f"towards step {self.epoch + 1}")
 
     def step(
-        self, gradients: Mapping[str, torch.Tensor], samples: int, total: float, text: float, image: float
+        self, gradients: Mapping[str, torch.Tensor], samples: int, loss: float, figures: Mapping[str, float]
     ) -> bool:
-        """Count in the mean gradient of one micro-batch of `samples`, and its three losses.
+        """Count in the mean gradient of one micro-batch of `samples`, its mean loss and up to four figures by name.
 
         Returns False when any of it is not finite: it is then left out. Without delayed updates it returns only
         after a global step that is due. Raises what broke the background thread.
@@ -168,10 +168,10 @@ class Collaboration:
         if self._stood_by:
             self._stood_by = False
             self.tell.phase("training", f"towards step {self.epoch + 1}")
-        finite = math.isfinite(total) and all_finite(gradients)
+        finite = all(map(math.isfinite, (loss, *figures.values()))) and all_finite(gradients)
         if finite:
             self._rejected_in_row = 0
-            self._accumulator.add(gradients, samples, total, text, image)
+            self._accumulator.add(gradients, samples, loss, figures)
             self._throughput.add(samples)
             self._total_samples += samples
         else:
@@ -231,7 +231,8 @@ class Collaboration:
                 swarm_samples_per_second=swarm,
                 my_share=mine / swarm if swarm else 0.0,
                 eta=max(0, self._target - samples) / swarm if swarm else 0.0,
-                loss=recent.mean(recent.total),
+                loss=recent.mean_loss(),
+                figures=recent.mean_figures(),
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 rejected_micro_batches=self._rejected,
@@ -273,9 +274,8 @@ class Collaboration:
                 samples_per_second=self._throughput.per_second(),
                 total_samples=self._total_samples,
                 micro_batch=self.about.micro_batch,
-                loss=shown.mean(shown.total),
-                text_loss=shown.mean(shown.text),
-                image_loss=shown.mean(shown.image),
+                loss=shown.mean_loss(),
+                figures=shown.mean_figures(),
                 **self.tell.published(),
                 slow=list(self._company.slow)[:PUBLISHED],
                 bytes_sent=int(self.averager.traffic[0]),
@@ -352,7 +352,7 @@ class Collaboration:
                 self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
                 mine = self._accumulator.held
                 result, missed = self._gathering.average(
-                    members, mine.samples, mine.total, self._company.shunned, self._overtaken
+                    members, mine.samples, mine.loss, self._company.shunned, self._overtaken
                 )
                 self._company.ended(result, missed, view.records, self.epoch)
                 if result.complete:
@@ -411,7 +411,7 @@ class Collaboration:
         computing = self._target / max(self.board.view.samples_per_second(), 1e-9) if self._delayed else 0.0
         self.tell.left_out(self._company.stepped(self.epoch, result, computing))
         held = self._accumulator.held
-        samples, loss = (held.samples, held.mean(held.total)) if result is None else result.samples_and_loss()
+        samples, loss = (held.samples, held.mean_loss()) if result is None else result.samples_and_loss()
         self._last_loss = self._accumulator.release()
         self.tell.committed(
             self.epoch, result, samples, {**phases, "apply": stepped - before, "whole": stepped - started}

@@ -64,15 +64,11 @@ def judged(run: RunConfig, proof: bytes) -> str:
 
 def main(stream: BinaryIO) -> dict[str, str]:
     """Judge what comes in."""
-    import torch
-
-    from tt_cli.model import Dalle, DalleConfig
     from tt_cli.swarm.allreduce.messages import Accusation, NotProven, RoundRules, verify
+    from tt_cli.task import task_of
 
     run = RunConfig.from_toml(json.loads(stream.readline()), "the run file")
-    with torch.device("meta"):
-        model = Dalle(DalleConfig.from_run(run))
-    rules = RoundRules.of(run, {name: parameter.shape for name, parameter in model.named_parameters()})
+    rules = RoundRules.of(run, task_of(run).shapes())
     try:
         return {"guilty": verify(Accusation.read(stream.read(MOST_PROOF)), rules)}
     except NotProven as error:

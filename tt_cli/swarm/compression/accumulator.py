@@ -1,10 +1,10 @@
-"""This peer's gradients and losses on their way into a round."""
+"""This peer's gradients, and the loss and the figures that go with them, on their way into a round."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -12,37 +12,37 @@ from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientB
 
 
 @dataclass
-class LossSums:
-    """Losses times samples, summed over what was accumulated."""
+class FigureSums:
+    """The loss and the named figures of what was accumulated, each times its samples."""
 
     samples: int = 0
-    total: float = 0.0
-    text: float = 0.0
-    image: float = 0.0
+    loss: float = 0.0
+    figures: dict[str, float] = field(default_factory=dict)  # replaced as a whole: two threads read it
 
-    def add(self, samples: int, total: float, text: float, image: float) -> None:
-        """Count in the mean losses of one micro-batch."""
-        self.samples += samples
-        self.total += total * samples
-        self.text += text * samples
-        self.image += image * samples
+    def add(self, samples: int, loss: float, figures: Mapping[str, float]) -> None:
+        """Count in the means of one micro-batch."""
+        self.merge(FigureSums(samples, loss * samples, {name: value * samples for name, value in figures.items()}))
 
-    def merge(self, other: LossSums) -> None:
+    def merge(self, other: FigureSums) -> None:
         """Count in all that another one counted."""
         self.samples += other.samples
-        self.total += other.total
-        self.text += other.text
-        self.image += other.image
+        self.loss += other.loss
+        added = {name: self.figures.get(name, 0.0) + value for name, value in other.figures.items()}
+        self.figures = self.figures | added
 
-    def mean(self, value: float) -> float | None:
-        """`value` per sample; None before the first."""
-        return value / self.samples if self.samples else None
+    def mean_loss(self) -> float | None:
+        """Per sample; None before the first."""
+        return self.loss / self.samples if self.samples else None
+
+    def mean_figures(self) -> dict[str, float]:
+        """Per sample; none before the first."""
+        return {name: value / self.samples for name, value in self.figures.items()}
 
 
 class Accumulator:
     """Sums of gradients on the device; the part that a round under way averages is held apart.
 
-    new: losses of what was accumulated since the last `hold`. held: losses of the gradient in the round, empty when
+    new: figures of what was accumulated since the last `hold`. held: figures of the gradient in the round, empty when
     there is none. names: the order in which gradients travel. Safe to use from two threads.
     """
 
@@ -50,21 +50,23 @@ class Accumulator:
         self._names = list(names)
         self._sums: dict[str, torch.Tensor] = {}
         self._lock = threading.Lock()
-        self.new, self.held = LossSums(), LossSums()
+        self.new, self.held = FigureSums(), FigureSums()
 
     @property
     def samples(self) -> int:
         """Samples that wait for the next step, held ones too."""
         return self.held.samples + self.new.samples
 
-    def add(self, gradients: Mapping[str, torch.Tensor], samples: int, *losses: float) -> None:
-        """Count in the mean gradient of one micro-batch, and its three losses (total, text, image)."""
+    def add(
+        self, gradients: Mapping[str, torch.Tensor], samples: int, loss: float, figures: Mapping[str, float]
+    ) -> None:
+        """Count in the mean gradient of one micro-batch, its loss and its figures."""
         with self._lock:
             if not self._sums:
                 self._sums = {name: torch.zeros_like(gradients[name]) for name in self._names}
             new = [gradients[name] for name in self._names]
             torch._foreach_add_(list(self._sums.values()), new, alpha=float(samples))
-            self.new.add(samples, *losses)
+            self.new.add(samples, loss, figures)
 
     def hold(self, local: GradientBuffer) -> None:
         """Move all into `local` as a mean; what comes now is for the next step.
@@ -72,11 +74,11 @@ class Accumulator:
         Raises ValueError where the sums are not finite: they are dropped then, and `local` holds zeros.
         """
         with self._lock:
-            self.held, self.new = self.new, LossSums()
+            self.held, self.new = self.new, FigureSums()
             try:
                 self._encode(local)
             except ValueError:
-                self.held = LossSums()
+                self.held = FigureSums()
                 self._clear()
                 self._encode(local)
                 raise
@@ -98,18 +100,18 @@ class Accumulator:
                 for name, tensor in DecodedGradients(local).items():
                     self._sums[name].add_(tensor.to(self._sums[name].device), alpha=float(self.held.samples))
                 self.new.merge(self.held)
-            self.held = LossSums()
+            self.held = FigureSums()
 
     def forget(self) -> None:
         """What was accumulated belongs to a state that is given up."""
         with self._lock:
-            self.held, self.new = LossSums(), LossSums()
+            self.held, self.new = FigureSums(), FigureSums()
             self._clear()
 
-    def release(self) -> LossSums:
-        """The gradient held has entered a step. Returns its losses."""
+    def release(self) -> FigureSums:
+        """The gradient held has entered a step. Returns its figures."""
         with self._lock:
-            released, self.held = self.held, LossSums()
+            released, self.held = self.held, FigureSums()
             return released
 
 

@@ -22,6 +22,8 @@ Count = Annotated[int, Field(ge=0, le=10**12)]
 Named = Annotated[list[Text], Field(max_length=8)]
 PassText = Annotated[str, StringConstraints(max_length=MAX_PASS)]
 Loss = Annotated[float, Field(allow_inf_nan=False, ge=-1e39, le=1e39)]  # any fp32; weighted means stay finite
+FigureName = Annotated[str, StringConstraints(max_length=24, pattern=r"^[a-z][a-z0-9_]*$")]
+Figures = Annotated[dict[FigureName, Loss], Field(max_length=4)]
 
 
 class PeerRecord(BaseModel):
@@ -30,8 +32,9 @@ class PeerRecord(BaseModel):
     epoch: global steps its parameters have seen. digest: of its parameters and optimizer state at that epoch;
     peers of one epoch and unlike digests never average together. samples: accumulated towards the next step.
     role: "trainer", "assistant" (takes part in rounds, computes nothing) or "aux" (an auxiliary peer without a state
-    yet has the digest ""). loss: mean training loss of its last step, None before the first. resynced_chunks: chunks of
-    its state that it had to take again at the same step, because they differed from the others'. left: the peer said
+    yet has the digest ""). loss: mean training loss of its last step, None before the first. figures: what else the
+    task measures, means by name. resynced_chunks: chunks of its state that it had to take again at the same step,
+    because they differed from the others'. left: the peer said
     goodbye. vote: it takes part in the swarm's steps and has been in touch since the last one, see `records.consensus`.
     pass_text: its pass, in a closed run. clipped: peer ids of those whose gradients it saw clipped again and again.
     accused: of those against whom it has a proof. slow: of those that hold the others up for longer than their samples
@@ -54,8 +57,7 @@ class PeerRecord(BaseModel):
     total_samples: Count
     micro_batch: Count = 0
     loss: Loss | None = None
-    text_loss: Loss | None = None
-    image_loss: Loss | None = None
+    figures: Figures = {}
     round: Text = ""
     bytes_sent: Count = 0
     bytes_received: Count = 0
