@@ -16,7 +16,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -72,7 +71,7 @@ def measured(count: int, steps: int, repeats: int) -> dict[str, float]:
     run, chance = load_run("dalle"), random.Random(count)
     records, history = made_records(count, 1204, chance), HistoryRecord(steps=[])
     snapshot: SwarmSnapshot = take_snapshot(run, records, history, NOW)
-    before = replace(snapshot, epoch=1203, peers=snapshot.peers[:-1])
+    before = snapshot.model_copy(update={"epoch": 1203, "peers": snapshot.peers[:-1]})
     scene = Scene(
         run="dalle",
         identity=run.identity,

@@ -22,6 +22,11 @@ IDENTITY = "emoji-1a2b3c4d"
 Serve = Callable[..., str]
 
 
+def history(step: list[Any], loss: list[Any], **more: Any) -> dict[str, Any]:
+    others = {name: [1] * len(step) for name in ("time", "peers", "samples_per_second")}
+    return {"step": step, "loss": loss, **others, "last_step": step[-1], "total": len(step), **more}
+
+
 def answers(**changes: Any) -> dict[str, Any]:
     """What a page answers, by the end of the path."""
     now = {**snapshot().to_json(), "age_s": 1.0}
@@ -29,7 +34,7 @@ def answers(**changes: Any) -> dict[str, Any]:
     leader = {"user": "ada", "samples": 300, "seconds": 7200.0, "peers": 2, "share": 0.75, "last_seen": 1000.0}
     return {
         "snapshot": now,
-        "history": {"step": [1, 2, 5], "time": [1, 2, 3], "loss": [6.0, None, 5.0], "last_step": 5, "total": 3},
+        "history": history([1, 5], [6.0, 5.0]),
         "activity": {"time": [1.0, 31.0], "trainers": [1, 2.5], "samples_per_second": [10.0, 20.0]},
         "leaderboard": {"window": "ever", "rows": [leader]},
         "rounds": {"rows": [{"step": 2, "time": 2.0, "words": "later"}, {"step": 1, "time": 1.0, "words": "first"}]},
@@ -85,8 +90,7 @@ def test_the_newest_steps_come_unthinned(serve: Serve) -> None:
             asked.append(f"{what} {query}")
             return super()._get(what, **query)
 
-    history = {"step": [1, 9000], "loss": [6.0, 5.0], "last_step": 9000}
-    with Noting(serve(answers(history=history)), IDENTITY) as page:
+    with Noting(serve(answers(history=history([1, 9000], [6.0, 5.0]))), IDENTITY) as page:
         page.past()
     assert asked[:2] == ["history {'points': 1000}", "history {'points': 1000, 'first': 8001}"]
 
@@ -107,13 +111,17 @@ def test_the_age_of_a_snapshot_does_not_hang_on_the_pages_clock(serve: Serve, mo
         ("snapshot", [1], "with no object"),
         ("snapshot", {"epoch": 1}, "in another form: 'run': Field required"),
         ("snapshot", b'{"epoch": NaN}', "in another form"),
-        ("history", {"step": [1, 2], "loss": [1.0]}, "its columns have unlike lengths"),
-        ("history", b'{"step": [1], "loss": [Infinity]}', "in another form: 'loss.0'"),
-        ("history", {"step": [-1], "loss": [1.0]}, "in another form: 'step.0'"),
-        ("history", {"step": [0] * 30_000, "loss": [0.0] * 30_000}, "should have at most 20000 items"),
+        ("history", history([1, 2], [1.0]), "its columns have unlike lengths"),
+        ("history", history([1], [float("inf")]), "in another form: 'loss.0'"),
+        ("history", history([-1], [1.0]), "in another form: 'step.0'"),
+        ("history", history([0] * 30_000, [0.0] * 30_000), "should have at most 20000 items"),
         ("activity", {"time": [1], "trainers": ["many"], "samples_per_second": [1]}, "in another form: 'trainers.0'"),
-        ("leaderboard", {"rows": [{"user": "ada", "samples": 1}]}, "in another form: 'rows.0.seconds'"),
-        ("leaderboard", {"rows": {}}, "in another form: 'rows'"),
+        (
+            "leaderboard",
+            {"window": "x", "rows": [{"user": "ada", "samples": 1}]},
+            "in another form: 'rows.0.seconds'",
+        ),
+        ("leaderboard", {"window": "day", "rows": {}}, "in another form: 'rows'"),
     ],
     ids=range(13),
 )
@@ -168,7 +176,7 @@ def test_the_page_of_an_aux_peer_on_this_machine(left: str | bytes | None, found
 
 
 def test_the_past_and_the_rounds_come_onto_the_screen(serve: Serve, tmp_path: Path) -> None:
-    rounds = {"rows": [{"time": 1.0, "words": EVIL}]}
+    rounds = {"rows": [{"step": 1, "time": 1.0, "words": EVIL}]}
     url = serve(answers(rounds=rounds))
     with Page(url, IDENTITY) as page:
         watch = watch_of(page.snapshot, tmp_path, page=page)

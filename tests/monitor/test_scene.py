@@ -73,7 +73,7 @@ def test_without_an_aux_peers_records_the_leaders_are_those_who_are_here() -> No
         trainer(user="helper", role="aux", total_samples=10**9),
     ]
     first, second = leaders_now(snapshot(peers=peers, time=NOW))
-    assert (first.user, first.samples, first.seconds, first.peers, first.share) == ("ada", 300, None, 2, 0.75)
+    assert (first.user, first.samples, first.seconds, first.peers, first.share) == ("ada", 300, 0.0, 2, 0.75)
     assert first.last_seen == NOW - 1.0
     assert second.user == TRAINER.peer_id
     assert [row.name for row in leader_rows([first, second], NOW)] == ["ada", "…9A2r1C"]

@@ -6,13 +6,16 @@ import json
 import time
 from pathlib import Path
 
+from swarm.made import record
+
 from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, SeenPeer, database_url
 from tt_cli.run import load_run
+from tt_cli.swarm.records.snapshot import take_snapshot
 
 RUN = load_run("emoji")
 
 
-def record(folder: Path, *, steps: int) -> None:
+def write_history(folder: Path, *, steps: int) -> None:
     """Have the folder's history.db go up to `steps`, with one trainer, a checkpoint, and one of its two pictures."""
     (folder / "pictures").mkdir(parents=True, exist_ok=True)
     store = HistoryWriter(database_url(folder), RUN.identity)
@@ -22,40 +25,10 @@ def record(folder: Path, *, steps: int) -> None:
         made = MadeStep(step, 0, began + 20.0 * step, 7.0 - step / steps, 1, 25.0, f"step {step} made by 1 peer")
         store.record_step(made, [SeenPeer("peer-a", "<b>ada</b>", "trainer", "cpu", 512 * step)], 512)
         store.record_activity(began + 20.0 * step, step, 1, 25.0, [], 512)
-    peer = {
-        "peer_id": "peer-a",
-        "user": "<b>ada</b>",
-        "role": "trainer",
-        "device": "cpu",
-        "client_mode": True,
-        "epoch": steps,
-        "lag": 0,
-        "samples_per_second": 25.0,
-        "share": 1.0,
-        "samples": 3,
-        "total_samples": 512 * steps,
-        "loss": 6.0,
-        "round": "",
-        "clipped_by": 0,
-        "accused_by": 0,
-        "slow_by": 0,
-    }
-    snapshot = {
-        "run": RUN.run.name,
-        "identity": RUN.identity,
-        "time": time.time(),
-        "epoch": steps,
-        "total_steps": RUN.schedule.total_steps,
-        "target_batch_size": 512,
-        "samples": 3,
-        "samples_per_second": 25.0,
-        "eta_s": 20.0,
-        "loss": 6.0,
-        "holders": 1,
-        "agreeing": 1,
-        "trainers": 1,
-        "peers": [peer],
-    }
+    given = {"client_mode": True, "samples": 3, "samples_per_second": 25.0, "total_samples": 512 * steps, "loss": 6.0}
+    peer = record("peer-a", user="<b>ada</b>", device="cpu", epoch=steps, time=time.time(), **given)
+    snapshot = take_snapshot(RUN, [peer], None, time.time()).to_json()
+    del snapshot["history"]
     store.put("snapshot", json.dumps(snapshot), time.time())
     store.put("addresses", json.dumps(["/ip4/203.0.113.7/tcp/31337/p2p/QmSY4bsZ"]), time.time())
     store.add_checkpoint(steps, time.time(), "d" * 64, 1_000_000)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
-from tests.web.recorded import RUN, record
+from tests.web.recorded import RUN, write_history
 from tests.web.standin import HOSTILE, MadeRun, Standin
 from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import database_url
@@ -355,7 +355,7 @@ def test_without_scripts_it_tells_how_to_join(browser: Browser, served: Standin)
 def test_the_real_server_tells_of_a_step(context: BrowserContext, tmp_path: Path) -> None:
     """The process that `tt aux-peer` starts, over a history as it records it."""
     folder = folders.run_folder(RUN)
-    record(folder, steps=30)
+    write_history(folder, steps=30)
     heard: SimpleQueue[str] = SimpleQueue()
 
     def show(event: Event) -> None:
@@ -372,7 +372,7 @@ def test_the_real_server_tells_of_a_step(context: BrowserContext, tmp_path: Path
         expect(page.locator("#leaders .who").first).to_have_text("<b>ada</b>")
         expect(page.locator("#facts")).to_contain_text("600")
         expect(page.locator("#foot-state")).to_have_text("Live.")
-        record(folder, steps=31)
+        write_history(folder, steps=31)
         expect(page.locator("#f-step")).to_have_text("31")
         expect(page.locator("#readout")).to_contain_text("Step 31")
 
@@ -430,7 +430,7 @@ def test_the_calculator_answers_as_the_command_does(context: BrowserContext, ser
 
 
 def test_an_export_works_under_any_path(context: BrowserContext, tmp_path: Path) -> None:
-    record(tmp_path / "run", steps=300)
+    write_history(tmp_path / "run", steps=300)
     reader = HistoryReader(database_url(tmp_path / "run"))
     answers = Answers(reader, RUN, "emoji", calculator=Tables(RUN, "emoji"))
     export(answers, tmp_path / "run" / "pictures", tmp_path / "www" / "some" / "where")

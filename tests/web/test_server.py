@@ -20,11 +20,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from schemathesis import GenerationMode
+from swarm.made import record
 
 from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
 from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import load_run
+from tt_cli.swarm.records.snapshot import take_snapshot
 from tt_cli.web import web_app as room
 from tt_cli.web.notebooks import NAMES, notebook
 from tt_cli.web.queries import Answers
@@ -32,18 +34,9 @@ from tt_cli.web.step_columns import kept
 from tt_cli.web.web_app import make_app
 
 RUN = load_run("emoji")
-PEER = {
-    "peer_id": "a",
-    "user": "<b>ada</b>",
-    "role": "trainer",
-    "client_mode": True,
-    "samples_per_second": 4.0,
-    "clipped_by": 1,
-    "accused_by": 0,
-    "slow_by": 0,
-}
-SNAPSHOT = {"time": 1005.0, "epoch": 5, "samples_per_second": 4.0, "agreeing": 1, "holders": 1, "loss": 2.5}
-SNAPSHOT |= {"trainers": 1, "peers": [PEER]}
+PEER = record("a", user="<b>ada</b>", client_mode=True, samples_per_second=4.0, loss=2.5, time=1000.0)
+SNAPSHOT = take_snapshot(RUN, [PEER], None, 1005.0).to_json()
+del SNAPSHOT["history"]
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.web.recorded import RUN, record
+from tests.web.recorded import RUN, write_history
 from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import database_url
 from tt_cli.errors import TTError, UsageError
@@ -37,7 +37,7 @@ def answer(out: Path, name: str) -> Any:
 
 
 def test_every_answer_is_a_file_and_the_page_knows(tmp_path: Path) -> None:
-    record(tmp_path / "run", steps=25)
+    write_history(tmp_path / "run", steps=25)
     out = tmp_path / "deep" / "site"
     written = exported(tmp_path / "run", out)
     assert written.step == 25 and written.pictures == 1 and written.files == len([*out.rglob("*.*")])
@@ -58,18 +58,18 @@ def test_every_answer_is_a_file_and_the_page_knows(tmp_path: Path) -> None:
 
 
 def test_an_earlier_export_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    record(tmp_path / "run", steps=3)
+    write_history(tmp_path / "run", steps=3)
     out = tmp_path / "site"
     exported(tmp_path / "run", out)
     (out / "api" / "left-over.json").write_text("{}")
-    record(tmp_path / "run", steps=4)
+    write_history(tmp_path / "run", steps=4)
     assert exported(tmp_path / "run", out).step == 4
     assert not (out / "api" / "left-over.json").exists()
     assert sorted(file.name for file in tmp_path.iterdir() if file.name.startswith(".")) == []
 
 
 def test_what_is_no_export_is_left_alone(tmp_path: Path) -> None:
-    record(tmp_path / "run", steps=3)
+    write_history(tmp_path / "run", steps=3)
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.jpg").write_bytes(b"a")
     (tmp_path / "file").write_text("")
@@ -80,7 +80,7 @@ def test_what_is_no_export_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_failure_leaves_the_earlier_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record(tmp_path / "run", steps=3)
+    write_history(tmp_path / "run", steps=3)
     out = tmp_path / "site"
     exported(tmp_path / "run", out)
 
@@ -99,7 +99,7 @@ def test_the_command(tt: Tt, tmp_path: Path) -> None:
     nothing = tt("site", "export", "emoji", "site")
     assert nothing.returncode == 1
     assert nothing.stderr == "tt: this machine has recorded nothing of run emoji: `tt aux-peer emoji` does\n"
-    record(folders.run_folder(RUN), steps=5)
+    write_history(folders.run_folder(RUN), steps=5)
     done = tt("site", "export", "emoji", "site")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{tmp_path / 'site'}: step 5, 1 picture, ")

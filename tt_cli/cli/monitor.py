@@ -174,7 +174,7 @@ def _seconds(text: str) -> float:
 
 
 def _schema() -> str:
-    from tt_cli.monitor.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
+    from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
 
     width = max(map(len, [*SNAPSHOT_FIELDS, *PEER_FIELDS])) + 2
     lines = ["--json prints one object:"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tt_cli.monitor.snapshot import PeerView, SwarmSnapshot
+from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.format import clean, loss_value, plural, short_digest
 from tt_cli.terminal.swarm_lines import peer_name
 

@@ -8,10 +8,11 @@ from typing import Generic, TypeVar
 
 from rich.text import Text
 
-from tt_cli.monitor.scene import SILENT, Leader, Scene, middle_speed, remarks
-from tt_cli.monitor.snapshot import PeerView
+from tt_cli.monitor.scene import SILENT, Scene, middle_speed, remarks
+from tt_cli.swarm.records.snapshot import PeerView
 from tt_cli.terminal.format import NONE, clean, duration, fit, percent, rate, short_id
 from tt_cli.terminal.swarm_lines import peer_name
+from tt_cli.web.schemas import Leader
 
 Row = TypeVar("Row")
 
@@ -129,11 +130,11 @@ def leader_rows(leaders: Sequence[Leader], now: float) -> list[LeaderRow]:
 
 
 def _compute(row: LeaderRow) -> str:
-    return duration(row.leader.seconds)
+    return duration(row.leader.seconds or None)
 
 
 def _seen(row: LeaderRow) -> str:
-    return NONE if row.leader.last_seen is None else f"{duration(row.now - row.leader.last_seen)} ago"
+    return f"{duration(row.now - row.leader.last_seen)} ago"
 
 
 LEADER_COLUMNS: Sequence[SortableColumn[LeaderRow]] = (
@@ -156,14 +157,14 @@ LEADER_COLUMNS: Sequence[SortableColumn[LeaderRow]] = (
         right=True,
         falls=True,
     ),
-    SortableColumn("compute time", 12, 14, 8, _compute, lambda row: row.leader.seconds or 0.0, right=True, falls=True),
+    SortableColumn("compute time", 12, 14, 8, _compute, lambda row: row.leader.seconds, right=True, falls=True),
     SortableColumn(
         "share", 5, 5, 7, lambda row: percent(row.leader.share), lambda row: row.leader.share, right=True, falls=True
     ),
     SortableColumn(
         "peers", 5, 7, 4, lambda row: f"{row.leader.peers:,}", lambda row: row.leader.peers, right=True, falls=True
     ),
-    SortableColumn("seen", 10, 16, 5, _seen, lambda row: row.leader.last_seen or 0.0, right=True, falls=True),
+    SortableColumn("seen", 10, 16, 5, _seen, lambda row: row.leader.last_seen, right=True, falls=True),
 )
 
 

@@ -6,11 +6,12 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tt_cli.monitor.snapshot import PeerView, SwarmSnapshot
 from tt_cli.supervisor.slot import SeenSlot
+from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.format import duration, loss_value, plural, rate, short_digest
 from tt_cli.terminal.live_view import clock
 from tt_cli.terminal.swarm_lines import Curve
+from tt_cli.web.schemas import Leader
 
 SLOW = 0.25
 """Of the speed of the trainer in the middle: who is slower is said to be slow."""
@@ -24,18 +25,6 @@ class Active(NamedTuple):
     time: float
     trainers: float
     samples_per_second: float
-
-
-@dataclass(frozen=True)
-class Leader:
-    """What one user gave. seconds: of compute time, None where nobody recorded it. last_seen: Unix time or None."""
-
-    user: str
-    samples: int
-    seconds: float | None
-    peers: int
-    share: float
-    last_seen: float | None
 
 
 @dataclass(frozen=True)
@@ -151,5 +140,7 @@ def leaders_now(snapshot: SwarmSnapshot) -> list[Leader]:
     for user, peers in samples.items():
         given = sum(peer.total_samples for peer in peers)
         seen = snapshot.time - min(peer.age_s for peer in peers)
-        rows.append(Leader(user, given, None, len(peers), given / whole if whole else 0.0, seen))
+        share = given / whole if whole else 0.0
+        row = Leader(user=user, samples=given, seconds=0.0, peers=len(peers), share=share, last_seen=seen)
+        rows.append(row)
     return sorted(rows, key=lambda row: (-row.samples, row.user))

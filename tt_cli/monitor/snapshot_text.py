@@ -9,7 +9,7 @@ from typing import TextIO
 
 from rich.text import Text
 
-from tt_cli.monitor.snapshot import PeerView, SwarmSnapshot
+from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.format import (
     clean,
     duration,

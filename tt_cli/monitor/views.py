@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tt_cli.monitor.scene import Active, Scene, flops_words
-from tt_cli.monitor.snapshot import SwarmSnapshot
 from tt_cli.monitor.snapshot_text import one_truth
+from tt_cli.swarm.records.snapshot import SwarmSnapshot
 from tt_cli.terminal.chart import area_chart, line_chart
 from tt_cli.terminal.format import (
     bar,

@@ -12,8 +12,8 @@ from tt_cli.errors import TTError
 from tt_cli.monitor.changes import changes, first_words
 from tt_cli.monitor.page_client import Page, Past
 from tt_cli.monitor.scene import EVER, Active, Scene, leaders_now
-from tt_cli.monitor.snapshot import SwarmSnapshot
 from tt_cli.supervisor.slot import SeenSlot, look_at, slots_in
+from tt_cli.swarm.records.snapshot import SwarmSnapshot
 from tt_cli.terminal.format import clean, duration, plural
 
 PAST_SECONDS = 10.0  # between two questions for the past

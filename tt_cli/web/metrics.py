@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
+from pydantic.fields import FieldInfo
 
 from tt_cli.errors import TTError
+from tt_cli.swarm.records.snapshot import PeerView
 from tt_cli.web.live_updates import Live
 from tt_cli.web.queries import Answers, NothingYet
+from tt_cli.web.schemas import Snapshot
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-_OF_SNAPSHOT = {
-    "epoch": ("tt_step", "Global steps done"),
-    "total_steps": ("tt_total_steps", "Global steps of the whole run"),
-    "samples": ("tt_samples_towards_step", "Samples accumulated by the swarm towards the next step"),
-    "target_batch_size": ("tt_target_batch_size", "Samples that make one global step"),
-    "samples_per_second": ("tt_samples_per_second", "Of all trainers together"),
-    "loss": ("tt_loss", "Median training loss of the trainers' last steps"),
-    "trainers": ("tt_trainers", "Training peers"),
-    "holders": ("tt_state_holders", "Peers that have a state of this step"),
-    "agreeing": ("tt_state_agreeing", "Those of them that hold the digest of the majority"),
-    "resynced_chunks": ("tt_resynced_chunks", "Chunks of state that peers took again, as they differed"),
-    "age_s": ("tt_snapshot_age_seconds", "Age of what is told here of the swarm"),
-}
 
 
 class Metrics:
@@ -55,10 +46,29 @@ class Metrics:
             yield GaugeMetricFamily("tt_database_up", "Whether the history answers", isinstance(error, NothingYet))
             return
         yield GaugeMetricFamily("tt_database_up", "Whether the history answers", 1)
-        for key, (name, words) in _OF_SNAPSHOT.items():
-            if isinstance(value := snapshot.get(key), int | float):
-                yield GaugeMetricFamily(name, words, value)
+        for name, field in Snapshot.model_fields.items():
+            if isinstance(value := snapshot.get(name), int | float) and name != "time":
+                yield GaugeMetricFamily(metric_name(name, field), field.description or "", value)
         peers = snapshot["peers"]
         yield GaugeMetricFamily("tt_aux_peers", "Auxiliary peers", sum(peer["role"] == "aux" for peer in peers))
         behind = sum(peer["client_mode"] for peer in peers)
         yield GaugeMetricFamily("tt_client_mode_peers", "Peers that others cannot dial", behind)
+        yield from _of_peers(peers)
+
+
+def _of_peers(peers: list[dict[str, Any]]) -> Iterator[Metric]:
+    """Least, middle and most of each figure of the peers: as many lines for ten of them as for ten thousand."""
+    for name, field in PeerView.model_fields.items():
+        values = sorted(float(peer[name]) for peer in peers if isinstance(peer.get(name), int | float))
+        if not values:
+            continue
+        family = GaugeMetricFamily(f"tt_peer_{name}", field.description or "", labels=["of"])
+        for of, place in (("least", 0), ("middle", len(values) // 2), ("most", -1)):
+            family.add_metric([of], values[place])
+        yield family
+
+
+def metric_name(name: str, field: FieldInfo) -> str:
+    """The name of a figure of the swarm."""
+    declared = field.json_schema_extra
+    return str(declared.get("metric", f"tt_{name}")) if isinstance(declared, dict) else f"tt_{name}"

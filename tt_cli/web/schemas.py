@@ -1,10 +1,25 @@
-"""The forms of the answers, for the description at /openapi.json. Times are Unix seconds."""
+"""The forms of the answers: described at /openapi.json, and checked by `tt monitor --from`. Times are Unix seconds.
+
+Their numbers and lists are bounded: whoever reads an answer need not believe that it comes from a page.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tt_cli.swarm.records.peer_record import Loss
+from tt_cli.swarm.records.snapshot import SwarmNow
+
+MOST_ROWS = 20_000
+MAX_TEXT = 300  # characters
+
+Rows = Field(max_length=MOST_ROWS)
+Number = Annotated[float, Field(allow_inf_nan=False, ge=-1e15, le=1e15)]
+Positive = Annotated[Number, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=10**15)]
+Words = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 class Form(BaseModel):
@@ -60,53 +75,58 @@ class Run(Form):
     checkpoints_at: str | None
 
 
-class Snapshot(BaseModel):
+class Snapshot(SwarmNow):
     """The swarm as it was `age_s` seconds ago: the fields of `tt monitor --json` without the history."""
 
-    model_config = ConfigDict(extra="allow")
-
-    time: float
-    age_s: float
-    epoch: int
-    peers: list[dict[str, Any]]
+    age_s: Positive = Field(json_schema_extra={"metric": "tt_snapshot_age_seconds"})
 
 
-class Steps(Form):
+class Columns(Form):
+    """Lists of equal length."""
+
+    @model_validator(mode="after")
+    def _equal(self) -> Self:
+        if len({len(column) for column in vars(self).values() if isinstance(column, list)}) > 1:
+            raise ValueError("its columns have unlike lengths")
+        return self
+
+
+class Steps(Columns):
     """Columns of equal length; last_step and total are of all that is recorded."""
 
-    step: list[int]
-    time: list[float]
-    loss: list[float]
-    peers: list[int]
-    samples_per_second: list[float]
-    last_step: int
-    total: int
+    step: Annotated[list[Count], Rows]
+    time: Annotated[list[Number], Rows]
+    loss: Annotated[list[Loss], Rows]
+    peers: Annotated[list[Count], Rows]
+    samples_per_second: Annotated[list[Number], Rows]
+    last_step: Count
+    total: Count
 
 
-class Activity(Form):
+class Activity(Columns):
     """Columns of equal length, a row about every 30 seconds."""
 
-    time: list[float]
-    trainers: list[float]
-    samples_per_second: list[float]
+    time: Annotated[list[Number], Rows]
+    trainers: Annotated[list[Positive], Rows]
+    samples_per_second: Annotated[list[Number], Rows]
 
 
 class Leader(Form):
-    """One user, or one peer without. seconds: of computing. share: of all samples, 0 to 1."""
+    """One user, or one peer without. seconds: of computing, 0 where nobody recorded it. share: of all samples."""
 
-    user: str
-    samples: int
-    seconds: float
-    peers: int
-    share: float
-    last_seen: float
+    user: Words
+    samples: Count
+    seconds: Positive
+    peers: Count
+    share: Number
+    last_seen: Number
 
 
 class Leaderboard(Form):
     """Who gave how much, most first."""
 
     window: str
-    rows: list[Leader]
+    rows: Annotated[list[Leader], Rows]
 
 
 class Peer(Form):
@@ -156,15 +176,15 @@ class Checkpoints(Form):
 class Round(Form):
     """One averaging round in words."""
 
-    step: int
-    time: float
-    words: str
+    step: Count
+    time: Number
+    words: Words
 
 
 class Rounds(Form):
     """Newest last."""
 
-    rows: list[Round]
+    rows: Annotated[list[Round], Rows]
 
 
 class Figure(Form):

@@ -27,7 +27,6 @@ from tt_cli.web.queries import Answers, NothingYet, Window
 from tt_cli.web.response_cache import Cache, Encoded, respond, takes_gzip
 
 RETRY_SECONDS = 5
-MOST_POINTS = 20_000
 DAY_SECONDS = 86400
 HEADERS = {
     "Content-Security-Policy": (
@@ -42,7 +41,7 @@ HEADERS = {
 }
 PICTURE = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,150}\.(png|jpg|webp)"
 
-Points = Annotated[int, Query(ge=10, le=MOST_POINTS)]
+Points = Annotated[int, Query(ge=10, le=schemas.MOST_ROWS)]
 StepNumber = Annotated[int | None, Query(ge=0, lt=2**53)]
 
 

@@ -3,31 +3,87 @@
 The record lies under `<run identity>_peers`, one subkey per signing key, and expires by itself. Every DHT node
 of the run refuses records of another form, records that their owner did not sign (hivemind's
 `RSASignatureValidator`), records that speak for a peer id other than their key's, and in a closed run those without a
-pass for it. What a record claims is believed within bounds: see view.py and plausible.py.
+pass for it. What a record claims is believed within bounds: see consensus.py and claim_limits.py.
+
+A figure of a peer is declared once, as a field of `PeerFigures` with `figure(...)`: what it means, its label and its
+unit. `tt monitor --json`, the tables of the terminal, the page's answers and their description at /openapi.json, and
+the metrics take it from there.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from tt_cli.identity.passes import MAX_PASS
 
+MAX_NUMBER = 1e12
 Text = Annotated[str, StringConstraints(max_length=80)]
 Hex = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
-Finite = Annotated[float, Field(ge=0.0, allow_inf_nan=False, le=1e12)]
+Finite = Annotated[float, Field(ge=0.0, allow_inf_nan=False, le=MAX_NUMBER)]
 Count = Annotated[int, Field(ge=0, le=10**12)]
 Named = Annotated[list[Text], Field(max_length=8)]
 PassText = Annotated[str, StringConstraints(max_length=MAX_PASS)]
+Role = Annotated[str, StringConstraints(pattern=r"^(trainer|assistant|aux)$")]
 Loss = Annotated[float, Field(allow_inf_nan=False, ge=-1e39, le=1e39)]  # any fp32; weighted means stay finite
 FigureName = Annotated[str, StringConstraints(max_length=24, pattern=r"^[a-z][a-z0-9_]*$")]
 Figures = Annotated[dict[FigureName, Loss], Field(max_length=4)]
 
 
-class PeerRecord(BaseModel):
-    """One peer's own account of itself.
+Unit = Literal["text", "digest", "link", "count", "per second", "share", "seconds", "loss", "yes or no", "figures"]
+"""What a screen needs to know to write a value: link is a boolean, true for a peer that others cannot dial."""
+
+
+def figure(
+    meaning: str,
+    label: str = "",
+    unit: Unit = "count",
+    *,
+    cells: tuple[int, int] | None = None,
+    keep: int = 0,
+    **more: Any,
+) -> Any:
+    """The declaration of a field that every screen shows.
+
+    meaning: its JSON type and what it says. label: before its value, and above its column. cells: least and most of its
+    column, where they are not those of its unit. keep: columns with the smallest are left out first. more: its default,
+    and `metric`, its name for Prometheus where that is not `tt_` and the field's.
+    """
+    shown = {"label": label, "unit": unit, "cells": list(cells or ()), "keep": keep, "metric": more.pop("metric", "")}
+    return Field(description=meaning, json_schema_extra={name: value for name, value in shown.items() if value}, **more)
+
+
+class PeerFigures(BaseModel):
+    """The figures that a peer tells of itself and every screen shows."""
+
+    model_config = ConfigDict(frozen=True)
+
+    peer_id: Text = figure("text", "peer id", "text")
+    user: Text = figure("text: Hugging Face user, empty where the run asks for none", "user", "text", default="")
+    role: Role = figure('"trainer", "assistant" or "aux"', "role", "text", cells=(7, 9), keep=3)
+    device: Text = figure("text", "device", "text", cells=(10, 28), keep=2, default="")
+    client_mode: bool = figure("boolean: others cannot dial this peer", "link", "link", keep=5)
+    epoch: Count = figure("integer: global steps that its parameters have seen", "step")
+    samples_per_second: Finite = figure("number", "samples/s", "per second", keep=9)
+    samples: Count = figure("integer: accumulated towards the next step", "samples")
+    total_samples: Count = figure("integer: since it first joined", "in all")
+    loss: Loss | None = figure("number or null: of its last step", "loss", "loss", default=None)
+    figures: Figures = figure("object: at most four named numbers of what is trained", "figures", "figures", default={})
+    round: Text = figure(
+        "text: its last averaging round in words", "last round", "text", cells=(16, 60), keep=1, default=""
+    )
+    digest: Hex = figure("text: of its parameters and optimizer state, empty before it has any", "digest", "digest")
+    resynced_chunks: Count = figure(
+        "integer: chunks of its state that it took again, as they differed from the others' at one step",
+        "resynced",
+        default=0,
+    )
+
+
+class PeerRecord(PeerFigures):
+    """One peer's own account of itself: its figures, and what the swarm's other members need to know of it.
 
     epoch: global steps its parameters have seen. digest: of its parameters and optimizer state at that epoch;
     peers of one epoch and unlike digests never average together. samples: accumulated towards the next step.
@@ -44,25 +100,11 @@ class PeerRecord(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    peer_id: Text
-    role: Annotated[str, StringConstraints(pattern=r"^(trainer|assistant|aux)$")]
-    user: Text = ""
     version: Text = ""
-    device: Text = ""
-    client_mode: bool
-    epoch: Count
-    digest: Hex
-    samples: Count
-    samples_per_second: Finite
-    total_samples: Count
     micro_batch: Count = 0
-    loss: Loss | None = None
-    figures: Figures = {}
-    round: Text = ""
     bytes_sent: Count = 0
     bytes_received: Count = 0
     rejected_micro_batches: Count = 0
-    resynced_chunks: Count = 0
     left: bool = False
     vote: bool = False
     clipped: Named = []
