@@ -15,7 +15,7 @@ from swarm.made import record
 
 from tt_cli.peer.health import watchdog as room
 from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
-from tt_cli.peer.health.watchdog import LEAST_USUAL, Heard, ProgressWatchdog
+from tt_cli.peer.health.watchdog import LEAST_USUAL, ObservedEmit, ProgressWatchdog, usual_step
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Download, Event, Log, Phase, Progress, Round, Step, Trouble
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
@@ -208,35 +208,37 @@ class Clock:
 
 def test_what_was_heard_tells_what_is_usual_and_what_grows() -> None:
     clock, told = Clock(), list[Event]()
-    heard = Heard(told.append, clock)
+    heard = ObservedEmit(told.append, clock)
+    heard.state.enter("training", "", clock.now)
     for epoch in range(1, 6):
         clock.now += 20
         heard(Step(epoch, 1.0, 1e-3, 1.0, "aa"))
-    assert heard.usual_step() == 20
+    assert usual_step(heard.state) == 20
     progress: dict[str, Any] = {"epoch": 5, "peers": 2, "my_samples": 1, "my_samples_per_second": 1.0, "my_share": 1.0}
     heard(
         Progress(samples=10, target_samples=100, swarm_samples_per_second=2.0, eta=1.0, loss=None, **_bytes, **progress)
     )
-    assert heard.usual_step() == 50, "the swarm has become slower"
+    assert usual_step(heard.state) == 50, "the swarm has become slower"
     clock.now += 7
     heard(
         Progress(samples=10, target_samples=100, swarm_samples_per_second=0.0, eta=1.0, loss=None, **_bytes, **progress)
     )
-    assert heard.usual_step() == 20 and heard.grown_at == 100.0
+    assert usual_step(heard.state) == 20 and heard.state.samples_grew_at == 100.0
     heard(Download(5, 10))
     clock.now += 3
     heard(Download(5, 10))
-    assert heard.bytes_at == 107.0
+    assert heard.state.download_grew_at == 107.0
     for _ in range(2):
         heard(Round(6, "failed", "round repeated: ben did not come", [], 0.0, 1, {}))
-    assert (heard.failed_rounds, heard.problem) == (2, "ben did not come")
+    assert heard.state.failed_rounds == 2
     heard(Round(6, "committed", "step 6 made with ben", [], 1.0, 1, {}))
-    assert heard.failed_rounds == 0
+    assert heard.state.failed_rounds == 0
     assert len(told) == 12, "everything was passed on"
-    fresh = Heard(told.append, clock)
-    assert fresh.usual_step() == math.inf, "nobody knows yet"
+    fresh = ObservedEmit(told.append, clock)
+    assert usual_step(fresh.state) == math.inf, "nobody knows yet"
+    fresh.state.enter("training", "", clock.now)
     fresh(Step(6, 1.0, 1e-3, 1.0, "aa"))
-    assert fresh.usual_step() == LEAST_USUAL
+    assert usual_step(fresh.state) == LEAST_USUAL
 
 
 _bytes: dict[str, Any] = {"bytes_sent": 0, "bytes_received": 0}
@@ -259,7 +261,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     clock, told = Clock(), list[Event]()
     clock.now = 1000.0
     monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=clock, time=time.time))
-    heard = Heard(told.append, clock)
+    heard = ObservedEmit(told.append, clock)
     view = SwarmState.of([record("a"), record("b", user="ben")])
     collaboration = SimpleNamespace(
         peer_id="a",

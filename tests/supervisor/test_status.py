@@ -26,7 +26,7 @@ def folded(*happened: e.Event) -> PeerState:
     status = new_status("emoji", "emoji-1a2b3c4d", "trainer", 600, "0.2")
     status.started, status.pid, status.log = NOW - 7500, 4711, "/home/anna/peer.log"
     for event in happened:
-        status.fold(event)
+        status.apply(event)
     return status
 
 
@@ -84,8 +84,8 @@ def test_a_paused_one_shows_no_speed_and_counts_bytes_of_all_its_workers() -> No
         "emoji · paused for 5 s · until 23:00 (--hours 23:00-07:00)",
         "  step      12 of 600 · loss 3.250",
     ]
-    status.fold(e.Phase("starting", at=NOW - 4))
-    status.fold(progress(NOW - 3, bytes_sent=500, bytes_received=0))
+    status.apply(e.Phase("starting", at=NOW - 4))
+    status.apply(progress(NOW - 3, bytes_sent=500, bytes_received=0))
     assert (status.bytes_sent, status.bytes_received) == (1_000_500, 2_000_000)
     assert status.until is None
 
@@ -94,7 +94,7 @@ def test_a_state_on_its_way() -> None:
     download = e.Download(12_000_000, 48_000_000, 3, 5e6, 7.0, at=NOW - 5)
     status = folded(e.Phase("syncing", "taking over step 11", at=NOW - 9), download)
     assert "  state     12.0 MB of 48.0 MB taken over, 25 %" in shown(status)
-    status.fold(e.Phase("training", "towards step 12", at=NOW - 4))
+    status.apply(e.Phase("training", "towards step 12", at=NOW - 4))
     assert status.download_received is None
 
 
@@ -143,7 +143,7 @@ def test_the_file_comes_back_as_it_was_and_never_half_written(tmp_path: Path) ->
     status.write(file)
     again = read_status(file)
     assert again is not None
-    assert again == status.model_copy(update={"eta": None})
+    assert again.model_dump() == status.model_copy(update={"eta": None}).model_dump()
     assert file.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["peer.json"]
 
@@ -160,4 +160,5 @@ def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
     status = folded()
     status.write(file)
     file.write_text(file.read_text().replace("{", '{"invented_later": [1],', 1))
-    assert read_status(file) == status
+    again = read_status(file)
+    assert again is not None and again.model_dump() == status.model_dump()

@@ -21,7 +21,7 @@ from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim import warm_up
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.health.lifelines import Lifelines
-from tt_cli.peer.health.watchdog import Heard, ProgressWatchdog
+from tt_cli.peer.health.watchdog import ObservedEmit, ProgressWatchdog
 from tt_cli.peer.published_states import newest_published, ways_back
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders
@@ -58,7 +58,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Take part until it is asked to leave."""
     opts = AssistOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
-    emit = heard = Heard(report := AssistReport(emit))
+    emit = observed = ObservedEmit(report := AssistReport(emit))
     orders.hold = "it assists"  # the watch expects no micro-batches
     if run.swarm.compression == "linear8":
         linear8.warm_up()
@@ -80,7 +80,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             identity,
             shared,
             About(role=ROLE, user=opts.user, version=__version__),
-            heard,
+            emit,
             client_mode=False,
             published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
             initial_peers=beside,
@@ -91,7 +91,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         closing.callback(collaboration.close)
         keep_freed_memory()
         marker = folders.run_folder(run) / "assistant-restarted-when-stuck"
-        stuck = closing.enter_context(ProgressWatchdog(run, collaboration, heard, orders, marker, lambda: None))
+        stuck = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, lambda: None))
         collaboration.synchronise()
         report.tell(Log(f"assists from step {collaboration.epoch}, at {', '.join(addresses_of(dht))}"))
         lifelines = Lifelines(collaboration)

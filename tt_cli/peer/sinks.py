@@ -10,6 +10,7 @@ is dropped, and the first failure is told and ends the logging.
 from __future__ import annotations
 
 import importlib.util
+import math
 import queue
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import Any, Protocol, Self
 from tt_cli.errors import UsageError
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor import events
+from tt_cli.supervisor.peer_state import PeerState, new_status
 
 KINDS = ("tensorboard", "wandb", "trackio")
 MOST_DUE = 1000  # steps that wait for a sink that is slow
@@ -107,7 +109,7 @@ class Logged:
 
     def __init__(self, screen: EventSink, open: Callable[[], Sink]):
         self._screen, self._open = screen, open
-        self._latest: dict[str, float] = {}
+        self._state = new_status("", "", "trainer", 0, "")
         self._due: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MOST_DUE)
         self._thread = threading.Thread(target=self._write, daemon=True)
 
@@ -127,25 +129,9 @@ class Logged:
     def show(self, event: events.Event) -> None:
         """Take one event; never waits for the sink."""
         self._screen.show(event)
-        match event:
-            case events.Progress():
-                self._latest |= {
-                    "peers": event.peers,
-                    "samples per second/swarm": event.swarm_samples_per_second,
-                    "samples per second/mine": event.my_samples_per_second,
-                    "share": event.my_share,
-                    "bytes/sent": event.bytes_sent,
-                    "bytes/received": event.bytes_received,
-                    **event.figures,
-                }
-            case events.Round():
-                self._latest |= {"round/received": event.received, "round/seconds": sum(event.seconds.values())}
-            case events.Step():
-                values = {"learning rate": event.learning_rate, "gradient norm": event.gradient_norm, **self._latest}
-                if event.loss is not None:
-                    values["loss"] = event.loss
-                if self._thread.is_alive() and not self._due.full():
-                    self._due.put_nowait((event.epoch, values))
+        self._state.apply(event)
+        if isinstance(event, events.Step) and self._thread.is_alive() and not self._due.full():
+            self._due.put_nowait((event.epoch, _figures(event, self._state)))
 
     def _write(self) -> None:
         try:
@@ -156,3 +142,23 @@ class Logged:
         except Exception as error:  # three libraries, the disk and the network have no common error
             reason = str(error).strip().split("\n")[0] or type(error).__name__
             self._screen.show(events.Log(f"logging has ended, training goes on: {reason}", "warning"))
+
+
+def _figures(step: events.Step, state: PeerState) -> dict[str, float]:
+    """What is known at a step, by name; without what is not known yet."""
+    made = state.round
+    known = {
+        "loss": step.loss,
+        "learning rate": step.learning_rate,
+        "gradient norm": step.gradient_norm,
+        "peers": state.peers,
+        "samples per second/swarm": state.swarm_samples_per_second,
+        "samples per second/mine": state.samples_per_second,
+        "share": state.share,
+        "bytes/sent": None if state.peers is None else state.bytes_sent,
+        "bytes/received": None if state.peers is None else state.bytes_received,
+        "round/received": None if made is None else made.received,
+        "round/seconds": None if made is None else math.fsum(made.seconds.values()),
+        **state.figures,
+    }
+    return {name: value for name, value in known.items() if value is not None}

@@ -23,7 +23,7 @@ from tt_cli.peer.backup import Backups
 from tt_cli.peer.device import Device, choose_device
 from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.peer.health.memory_watch import MemoryWatch
-from tt_cli.peer.health.watchdog import Heard, ProgressWatchdog
+from tt_cli.peer.health.watchdog import ObservedEmit, ProgressWatchdog
 from tt_cli.peer.memory_budget import RoomMemory, check_host, check_room, choose_activation_budget
 from tt_cli.peer.micro_batch import (
     BatchSettings,
@@ -86,7 +86,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Train until the run is done or the supervisor says so."""
     opts = TrainerOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
-    emit = heard = Heard(emit)
+    emit = observed = ObservedEmit(emit)
     emit(Phase("starting", "loading the model and the data"))
     check_host(run, opts.device, opts.memory)
     if opts.threads:
@@ -181,7 +181,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         emit(Phase("syncing", "looking for the swarm's state"))
         save = partial(_write_backup, collaboration, backups, shared)
         marker = folders.run_folder(run) / "restarted-when-stuck"
-        stuck = closing.enter_context(ProgressWatchdog(run, collaboration, heard, orders, marker, save))
+        stuck = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, save))
         collaboration.synchronise()
         batches = MicroBatches(step, size, emit)
         watch = MemoryWatch(

@@ -54,10 +54,10 @@ class Control:
 
     # ---------------------------------------------------------------- for the supervisor
 
-    def fold(self, event: Event) -> None:
+    def apply(self, event: Event) -> None:
         """Take one event into what is known."""
         with self._lock:
-            self.status.fold(event)
+            self.status.apply(event)
             if isinstance(event, Phase) or time.monotonic() > self._written + WRITE_SECONDS:
                 self._write()
 

@@ -12,6 +12,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+STEPPED = ("committed", "alone")
+"""Outcomes of rounds after which a step is made."""
+
 
 @dataclass(frozen=True)
 class Event:

@@ -272,7 +272,7 @@ class _Supervision:
         if isinstance(event, Phase) and event.phase != "paused":
             self._shown_pause = None
         if self._control is not None:
-            self._control.fold(event)
+            self._control.apply(event)
         try:
             if not self._unseen:
                 self._screen.show(event)

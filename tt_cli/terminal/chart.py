@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from tt_cli.terminal.format import BRAILLE, DRAWABLE
+from tt_cli.supervisor.peer_state import LARGEST_LOSS
+from tt_cli.terminal.format import BRAILLE
 
 Points = Sequence[tuple[float, float]]
 """(x, y), x rising."""
@@ -33,7 +34,7 @@ def line_chart(points: Points, width: int, height: int, *, log: bool = False, st
 
     No line where there is nothing to draw or no room. On a logarithmic axis what is not above 0 is left out.
     """
-    points = [(x, y) for x, y in points if math.isfinite(x) and abs(y) < DRAWABLE and (y > 0 or not log)]
+    points = [(x, y) for x, y in points if math.isfinite(x) and abs(y) < LARGEST_LOSS and (y > 0 or not log)]
     rows, columns = height - 1, 2 * (width - LABEL - 1)
     if not points or width < LEAST[0] or height < LEAST[1]:
         return []
@@ -66,7 +67,7 @@ def area_chart(points: Points, width: int, height: int, *, style: str = "cyan") 
 
     A low chart is filled, for its few dots would be lost.
     """
-    points = [(x, y) for x, y in points if math.isfinite(x) and 0 <= y < DRAWABLE]
+    points = [(x, y) for x, y in points if math.isfinite(x) and 0 <= y < LARGEST_LOSS]
     rows, columns = height - 1, 2 * (width - LABEL - 1)
     if len(points) < 2 or width < LEAST[0] or height < LEAST[1]:
         return []

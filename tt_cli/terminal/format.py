@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
+from tt_cli.supervisor.peer_state import LARGEST_LOSS
+
 SPARKS = "▁▂▃▄▅▆▇█"
 BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 """The bit of each dot in a Unicode braille pattern: four rows of two columns."""
 NONE = "–"
-DRAWABLE = 1e9
-"""Larger values are no losses; they would flatten every curve, and their sums may overflow."""
 PHASE_STYLES: Mapping[str, str] = {
     "starting": "blue",
     "syncing": "blue",
@@ -28,7 +28,7 @@ PHASE_STYLES: Mapping[str, str] = {
     "waiting": "yellow",
     "paused": "yellow",
     "leaving": "magenta",
-    "finished": "dim",
+    "ended": "dim",
     "failed": "bold red",
 }
 LEVEL_STYLES: Mapping[str, str] = {"info": "", "warning": "yellow", "error": "red"}
@@ -96,7 +96,7 @@ def plural(count: int, word: str) -> str:
 
 def thin(values: Sequence[float], buckets: int) -> list[float]:
     """At most `buckets` drawable values: the means of equal stretches of `values`, in order."""
-    finite = [value for value in values if abs(value) < DRAWABLE]
+    finite = [value for value in values if abs(value) < LARGEST_LOSS]
     if len(finite) <= buckets:
         return finite
     edges = [round(i * len(finite) / buckets) for i in range(buckets + 1)]
@@ -128,7 +128,7 @@ def plot(points: Sequence[tuple[int, float]], width: int, height: int) -> list[T
 
     Values are placed by step and joined by straight lines. Returns no row without a point.
     """
-    points = [(step, value) for step, value in points if abs(value) < DRAWABLE]
+    points = [(step, value) for step, value in points if abs(value) < LARGEST_LOSS]
     label = 7
     columns = 2 * (width - label - 1)
     if not points or columns < 4 or height < 1:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Literal, TextIO
+from typing import Literal, Self, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -97,3 +99,36 @@ class LiveView:
         stream.write("\x1b[H\x1b[2J" + "".join(f"{line}\n" for line in self._above))
         stream.write("\n" * max(0, self._height - 1))
         stream.flush()
+
+
+class LiveScreen:
+    """What shows events in the form that its stream can take; a context manager. Subclasses draw it in `frame`.
+
+    stream: standard output by default. plain, json: force that form.
+    """
+
+    def __init__(self, *, plain: bool = False, json: bool = False, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stdout
+        self.mode = output_mode(self.stream, plain=plain, json=json)
+        self.lock = threading.Lock()  # of what `frame` draws
+        self.live: LiveView | None = None
+
+    def __enter__(self) -> Self:
+        if self.mode == "live":
+            self.live = LiveView(self.stream, self._locked_frame).__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        live, self.live = self.live, None
+        if live is not None:
+            live.__exit__(kind, error, trace)
+
+    def frame(self, width: int, height: int) -> list[Text]:
+        """Draw it as at most `height` lines of at most `width` cells."""
+        raise NotImplementedError
+
+    def _locked_frame(self, width: int, height: int) -> list[Text]:
+        with self.lock:
+            return self.frame(width, height)

@@ -11,8 +11,8 @@ from typing import Any
 
 from rich.text import Text
 
+from tt_cli.supervisor.peer_state import LARGEST_LOSS
 from tt_cli.terminal.format import (
-    DRAWABLE,
     NONE,
     Column,
     bar,
@@ -71,7 +71,7 @@ def _room(width: int, words: str) -> int:
 
 def loss_line(curve: Curve, width: int) -> Text:
     """The loss as a sparkline with its last, least and largest value."""
-    values = [value for _, value in curve if abs(value) < DRAWABLE]
+    values = [value for _, value in curve if abs(value) < LARGEST_LOSS]
     if not values:
         return labelled("loss", (NONE, "dim"), width=width)
     words = f"  last {loss_value(values[-1])}  min {loss_value(min(values))}  max {loss_value(max(values))}"

@@ -1,23 +1,20 @@
 """The screen of one worker: `tt join`, and `tt aux-peer`, whose events carry snapshots of the swarm.
 
 On a terminal a live view; elsewhere one plain line for each thing worth telling; with `json` the events
-themselves. The state is `peer.view.View`; here it is only drawn.
+themselves. The state is a `PeerState`; here it is only drawn.
 """
 
 from __future__ import annotations
 
 import math
-import sys
-import threading
 import time
 from collections import deque
-from contextlib import ExitStack
-from types import TracebackType
 from typing import TextIO
 
 from rich.text import Text
 
 from tt_cli.supervisor import events
+from tt_cli.supervisor.peer_state import PeerState, new_status
 from tt_cli.terminal.format import (
     LEVEL_STYLES,
     NONE,
@@ -35,8 +32,8 @@ from tt_cli.terminal.format import (
     short_digest,
     short_id,
 )
-from tt_cli.terminal.live_view import LiveView, clock, output_mode, write_line
-from tt_cli.terminal.peer_view import LogLine, WorkerView, download_words, join_line
+from tt_cli.terminal.live_view import LiveScreen, clock, write_line
+from tt_cli.terminal.log_lines import LogLine, LogLines, download_words, join_line
 from tt_cli.terminal.swarm_lines import loss_line, next_step_bar, steps_bar, swarm_lines
 
 HINT = "Ctrl-C leaves cleanly; again at once"
@@ -45,12 +42,12 @@ _DRAWN = ("phase", "step", "progress", "swarm", "listening", "download")
 """Lines whose content the live view draws anyway: they do not go into its log."""
 
 
-class Screen:
-    """Shows the events of one worker; a context manager. `show` may be called from any thread.
+class Screen(LiveScreen):
+    """Shows the events of one worker. `show` may be called from any thread.
 
     title: the command and run, such as "tt join emoji". identity: the run's. join_run: the run as others
-    name it; where it is given, the line with which others join through this peer is shown. plain, json:
-    force that form. A `Failure` is not printed as a line: the command line says it on stderr.
+    name it; where it is given, the line with which others join through this peer is shown. A `Failure` is not printed
+    as a line: the command line says it on stderr.
     """
 
     def __init__(
@@ -64,44 +61,30 @@ class Screen:
         json: bool = False,
         stream: TextIO | None = None,
     ) -> None:
-        self.mode = output_mode(stream or sys.stdout, plain=plain, json=json)
-        self.view = WorkerView(total_steps)
+        super().__init__(plain=plain, json=json, stream=stream)
+        self.state = new_status(title, identity, "trainer", total_steps, "")
         self._titles, self._join_run = (title, identity), join_run
-        self._stream = stream or sys.stdout
-        self._log: deque[LogLine] = deque(maxlen=LOG_LINES)
-        self._lock = threading.Lock()
-        self._live: LiveView | None = None
-        self._open = ExitStack()
-
-    def __enter__(self) -> Screen:
-        if self.mode == "live":
-            self._live = self._open.enter_context(LiveView(self._stream, self._frame))
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live = None
-        self._open.close()
+        self._lines, self._log = LogLines(), deque[LogLine](maxlen=LOG_LINES)
 
     def show(self, event: events.Event) -> None:
         """Take one event in and, where it is worth telling, tell it."""
         invitation = None
         if isinstance(event, events.Listening) and self._join_run is not None and not event.client_mode:
-            invitation = join_line(self._join_run, event.addresses)
-        with self._lock:
-            lines = self.view.fold(event)
+            invitation = join_line(self._join_run, [clean(address) for address in event.addresses])
+        with self.lock:
+            self.state.apply(event)
+            lines = self._lines.of(event, self.state)
             self._keep([line for line in lines if line.word not in _DRAWN])
             if self.mode == "json":
-                write_line(self._stream, event.to_json())
+                write_line(self.stream, event.to_json())
             elif self.mode == "plain":
                 if invitation is not None:
                     lines.append(LogLine(event.at, "join", invitation))
                 for line in lines:
                     if line.word != "failure":
-                        write_line(self._stream, f"{clock(line.at)} {line}")
-        if self._live is not None and invitation is not None:
-            self._live.print_above(invitation)
+                        write_line(self.stream, f"{clock(line.at)} {line}")
+        if self.live is not None and invitation is not None:
+            self.live.print_above(invitation)
 
     def _keep(self, lines: list[LogLine]) -> None:
         if any(line.word == "saved" for line in lines):  # only the newest checkpoint matters
@@ -109,25 +92,25 @@ class Screen:
                 self._log.remove(old)
         self._log.extend(lines)
 
-    def _frame(self, width: int, height: int) -> list[Text]:
-        with self._lock:
-            return draw(self.view, list(self._log), self._titles, width, height, now=time.time())
+    def frame(self, width: int, height: int) -> list[Text]:
+        """The live view."""
+        return draw(self.state, list(self._log), self._titles, width, height, now=time.time())
 
 
 def draw(
-    view: WorkerView, log: list[LogLine], titles: tuple[str, str], width: int, height: int, *, now: float
+    state: PeerState, log: list[LogLine], titles: tuple[str, str], width: int, height: int, *, now: float
 ) -> list[Text]:
     """The live view of one worker as at most `height` lines of at most `width` cells.
 
     titles: what stands at the left and at the right of the first line. now: Unix seconds.
     """
     top = left_right(Text(titles[0], style="bold"), Text(titles[1], style="dim"), width)
-    head = [top, phase_line(view, now, width)]
-    if view.swarm is not None:
+    head = [top, phase_line(state, now, width)]
+    if state.swarm is not None:
         room = max(3, height - len(head) - 3 - min(len(log), max(2, height // 6)))
-        body = swarm_lines(view.swarm, view.losses(), width, room)
+        body = swarm_lines(state.swarm, state.losses(), width, room)
     else:
-        body = _peer_lines(view, now, width)
+        body = _peer_lines(state, now, width)
     return page(head, body, log, width, height)
 
 
@@ -143,13 +126,12 @@ def page(head: list[Text], body: list[Text], log: list[LogLine], width: int, hei
     return lines if len(lines) <= height else [*lines[: height - 1], *foot]
 
 
-def phase_line(view: WorkerView, now: float, width: int) -> Text:
+def phase_line(state: PeerState, now: float, width: int) -> Text:
     """The phase in its colour, how long it has lasted, and why."""
-    text = Text(view.phase, style=PHASE_STYLES.get(view.phase, "bold"))
-    if view.phase_since is not None:
-        text.append(f" for {duration(now - view.phase_since)}", style="dim")
-    if view.reason:
-        text.append(f" · {view.reason}")
+    text = Text(clean(state.state), style=PHASE_STYLES.get(state.state, "bold"))
+    text.append(f" for {duration(now - state.since)}", style="dim")
+    if state.reason:
+        text.append(f" · {clean(state.reason)}")
     return fit(text, width)
 
 
@@ -159,57 +141,51 @@ def log_line(line: LogLine, width: int) -> Text:
     return fit(text, width)
 
 
-def _peer_lines(view: WorkerView, now: float, width: int) -> list[Text]:
-    progress = view.progress
-    lines = [loss_line(view.losses(), width)]
-    if view.download is not None:
-        words = f" {download_words(view.download)}"
-        done = view.download.received / max(1, view.download.total)
+def _peer_lines(state: PeerState, now: float, width: int) -> list[Text]:
+    lines = [loss_line(state.losses(), width)]
+    if state.download is not None:
+        words = f" {download_words(state.download)}"
+        done = state.download.received / max(1, state.download.total)
         room = max(4, min(60, width - 10 - max(40, len(words))))
         lines.append(labelled("state", bar(done, room, "blue"), words, width=width))
-    elif progress is not None:
-        lines.append(next_step_bar(progress.samples, progress.target_samples, view.eta(now), width))
+    elif state.samples is not None and state.target_samples is not None:
+        lines.append(next_step_bar(state.samples, state.target_samples, state.seconds_to_step(now), width))
     else:
         lines.append(labelled("next step", bar(0, max(4, min(60, width - 50))), width=width))
-    lines.append(steps_bar(view.epoch or 0, view.total_steps, view.steps_seconds_left(), width))
+    lines.append(steps_bar(state.step or 0, state.total_steps, state.steps_seconds_left(), width))
     lines.append(Text(""))
-    if progress is not None:
-        lines += [
-            labelled(
-                "swarm",
-                (plural(progress.peers, "peer"), "bold"),
-                f" · {rate(progress.swarm_samples_per_second)} samples/s",
-                width=width,
-            ),
-            labelled(
+    if state.samples is not None:
+        figures: list[tuple[str, list[str | tuple[str, str]]]] = [
+            ("swarm", [(plural(state.peers or 0, "peer"), "bold"), f" · {_rate(state.swarm_samples_per_second)}"]),
+            (
                 "this peer",
-                (f"{rate(progress.my_samples_per_second)} samples/s", "bold"),
-                f" · {percent(progress.my_share)} of the swarm",
-                f" · {plural(progress.my_samples, 'sample')} so far",
-                width=width,
+                [
+                    (_rate(state.samples_per_second), "bold"),
+                    f" · {percent(state.share or 0.0)} of the swarm · {plural(state.my_samples, 'sample')} so far",
+                ],
             ),
-            labelled(
-                "traffic",
-                f"sent {byte_count(progress.bytes_sent)} · received {byte_count(progress.bytes_received)}",
-                width=width,
-            ),
+            ("traffic", [f"sent {byte_count(state.bytes_sent)} · received {byte_count(state.bytes_received)}"]),
         ]
-        if progress.rejected_micro_batches:
-            words = f"{plural(progress.rejected_micro_batches, 'micro-batch')} thrown away: not finite"
-            lines.append(labelled("rejected", (words, "yellow"), width=width))
-    if view.troubles:
-        counts = ", ".join(f"{clean(what)} {count:,}" for what, count in sorted(view.troubles.items()))
+        if state.rejected_micro_batches:
+            words = f"{plural(state.rejected_micro_batches, 'micro-batch')} thrown away: not finite"
+            figures.append(("rejected", [(words, "yellow")]))
+        lines += [labelled(label, *parts, width=width) for label, parts in figures]
+    if state.troubles:
+        counts = ", ".join(f"{clean(what)} {trouble.count:,}" for what, trouble in sorted(state.troubles.items()))
         lines.append(labelled("troubles", (counts, "yellow"), width=width))
-    lines.append(labelled("averaging", *_round_words(view, width - 10), width=width))
-    lines.append(labelled("weights", _weights_words(view), width=width))
+    lines.append(labelled("averaging", *_round_words(state.round, width - 10), width=width))
+    lines.append(labelled("weights", _weights_words(state), width=width))
     return lines
 
 
-def _round_words(view: WorkerView, room: int) -> list[str | tuple[str, str]]:
-    made = view.round
+def _rate(samples: float | None) -> str:
+    return f"{rate(samples or 0.0)} samples/s"
+
+
+def _round_words(made: events.Round | None, room: int) -> list[str | tuple[str, str]]:
     if made is None:
         return [(NONE, "dim")]
-    bad = made.outcome not in ("committed", "alone") or bool(made.rejected)
+    bad = made.outcome not in events.STEPPED or bool(made.rejected)
     words = clean(made.words) or clean(made.outcome)
     parts = [f"{clean(part)} {value:.1f} s" for part, value in made.seconds.items() if part != "whole"]
     whole = made.seconds.get("whole", math.fsum(made.seconds.values()))
@@ -219,10 +195,10 @@ def _round_words(view: WorkerView, room: int) -> list[str | tuple[str, str]]:
     return [(words, "yellow" if bad else "green"), (seconds if made.seconds else "", "dim")]
 
 
-def _weights_words(view: WorkerView) -> str:
-    words = f"digest {short_digest(view.digest)}"
-    if view.saved is not None:
-        words += f" · step {view.saved:,} saved"
-    if view.peer_id:
-        words += f" · peer {short_id(view.peer_id)}" + (" (client mode)" if view.client_mode else "")
+def _weights_words(state: PeerState) -> str:
+    words = f"digest {short_digest(state.digest)}"
+    if state.saved_step is not None:
+        words += f" · step {state.saved_step:,} saved"
+    if state.peer_id:
+        words += f" · peer {short_id(state.peer_id)}" + (" (client mode)" if state.client_mode else "")
     return words

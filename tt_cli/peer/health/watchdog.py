@@ -15,25 +15,14 @@ from typing import TypeVar
 
 from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import (
-    Download,
-    Emit,
-    Event,
-    Failure,
-    Log,
-    Progress,
-    Round,
-    Step,
-    Synchronised,
-    Trouble,
-)
+from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Trouble
+from tt_cli.supervisor.peer_state import KEPT_STEPS, PeerState, new_status
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network.connectivity import Connectivity
 
 LOOK_SECONDS = 1.0
 ASK_SECONDS, CALM_SECONDS = 5.0, 120.0  # between two rounds of pings: when something is suspicious, when not
-KEPT_STEPS = 16
 RESTART_SECONDS = 1800.0  # between two restarts
 END_SECONDS = 30.0  # for the training thread to see that this process shall end
 BACKUP_SECONDS = 60.0
@@ -43,61 +32,31 @@ FIRST_BATCH = 60.0  # seconds of a micro-batch, before there was one
 Item = TypeVar("Item")
 
 
-class Heard:
-    """An Emit that passes events on and remembers of them what tells whether the peer goes on."""
+class ObservedEmit:
+    """An Emit that passes events on, and applies them to `state`, whose times are of a clock that nobody sets.
+
+    Phases are not applied: what a stuck peer shows is not what it does. The watchdog asks for those.
+    """
 
     def __init__(self, emit: Emit, clock: Callable[[], float] = time.monotonic):
         self._emit, self._clock = emit, clock
-        now = clock()
-        self.step_at, self.steps = now, deque[float](maxlen=KEPT_STEPS)
-        self.samples, self.grown_at, self.target, self.rate = 0, now, 1, 0.0
-        self.download: Download | None = None
-        self.bytes_at = now
-        self.failed_rounds, self.problem = 0, ""
+        self.state = new_status("", "", "trainer", 0, "")
+        self.state.since = self.state.samples_grew_at = self.state.download_grew_at = clock()
 
     def __call__(self, event: Event, /) -> None:
-        """Remember, pass on."""
-        self._remember(event)
+        """Apply, pass on."""
+        if not isinstance(event, Phase):
+            self.state.apply(event, self._clock())
         self._emit(event)
 
-    def pass_on(self, event: Event) -> None:
-        """Pass an event on that says nothing new about the training."""
-        self._emit(event)
 
-    def _remember(self, event: Event) -> None:
-        now = self._clock()
-        match event:
-            case Step() | Synchronised():
-                if isinstance(event, Step):
-                    self.steps.append(now - self.step_at)
-                self.step_at = self.grown_at = now
-                self.failed_rounds, self.samples = 0, 0
-            case Progress():
-                if event.samples > self.samples:
-                    self.grown_at = now
-                self.samples, self.target = event.samples, event.target_samples
-                self.rate = event.swarm_samples_per_second
-            case Download():
-                if self.download is None or event.received != self.download.received:
-                    self.bytes_at = now
-                self.download = event
-            case Round():
-                failed = event.outcome == "failed"
-                self.failed_rounds = self.failed_rounds + 1 if failed else 0
-                self.problem = event.words.removeprefix("round repeated: ") if failed else ""
-
-    def begin_phase(self, before: str) -> None:
-        """Nothing has come yet of a state that is asked for now; who has just arrived is not late with a step."""
-        self.download, self.bytes_at = None, self._clock()
-        if before in ("", "starting", "syncing"):
-            self.step_at = self.grown_at = self.bytes_at
-
-    def usual_step(self) -> float:
-        """Seconds that a step should take: as the newest ones, or as the swarm's speed promises."""
-        if not (self.steps or self.rate):
-            return math.inf  # nobody knows yet
-        newest = statistics.median(self.steps) if self.steps else 0.0
-        return max(LEAST_USUAL, newest, self.target / self.rate if self.rate else 0.0)
+def usual_step(state: PeerState) -> float:
+    """Seconds that a step should take: as the newest ones, or as the swarm's speed promises."""
+    rate, target = state.swarm_samples_per_second, state.target_samples
+    if not (state.step_seconds or rate):
+        return math.inf  # nobody knows yet
+    newest = statistics.median(state.step_seconds) if state.step_seconds else 0.0
+    return max(LEAST_USUAL, newest, target / rate if rate and target else 0.0)
 
 
 class ProgressWatchdog:
@@ -110,16 +69,15 @@ class ProgressWatchdog:
         self,
         run: RunConfig,
         collaboration: Collaboration,
-        heard: Heard,
+        observed: ObservedEmit,
         orders: Orders,
         marker: Path,
         save: Callable[[], None],
     ):
-        self._collaboration, self._heard, self._orders = collaboration, heard, orders
+        self._collaboration, self._observed, self._orders = collaboration, observed, orders
         self._marker, self._save, self._me = marker, save, collaboration.peer_id
         self._patience = run.swarm.matchmaking_time + run.swarm.averaging_timeout
         self._reading, self._batch_at, self._batches = False, 0.0, deque[float](maxlen=KEPT_STEPS)
-        self._phase, self._phase_at = "", 0.0
         self._had_others = self._lost = False
         self._contact: Connectivity | None = None
         self._asked_at = time.monotonic() - CALM_SECONDS + 20.0
@@ -173,26 +131,24 @@ class ProgressWatchdog:
             self._treat(diagnose(facts))
 
     def _facts(self) -> PeerFacts:
-        heard, collaboration, now = self._heard, self._collaboration, time.monotonic()
+        state, collaboration, now = self._observed.state, self._collaboration, time.monotonic()
         view = collaboration.board.view
         trainers = [record for record in view.records if record.averages]
-        if self._phase != (phase := collaboration.tell.now.phase):
-            heard.begin_phase(self._phase)
-            self._phase, self._phase_at = phase, now
+        state.enter((phase := collaboration.tell.now).phase, phase.reason, now)
         others = sum(record.peer_id != collaboration.peer_id for record in trainers)
         self._count_others(others)
-        download = heard.download
+        download = state.download
         trains = collaboration.about.role == "trainer"  # an assistant is often alone
         return PeerFacts(
-            phase=phase,
-            since_phase=now - self._phase_at,
-            since_step=now - heard.step_at,
-            usual_step=heard.usual_step(),
+            phase=state.state,
+            since_phase=now - state.since,
+            since_step=now - (state.since if state.began_step_at is None else state.began_step_at),
+            usual_step=usual_step(state),
             patience=self._patience,
-            samples=heard.samples,
-            target=heard.target,
-            samples_per_second=heard.rate,
-            since_growth=now - heard.grown_at,
+            samples=state.samples_seen,
+            target=state.target_samples or 1,
+            samples_per_second=state.swarm_samples_per_second or 0.0,
+            since_growth=now - state.samples_grew_at,
             reading=self._reading,
             held=bool(self._orders.hold or self._collaboration.paused),
             since_batch=now - self._batch_at if self._batch_at else 0.0,
@@ -200,9 +156,9 @@ class ProgressWatchdog:
             since_read=now - collaboration.board.read_at,
             since_pulse=now - float(collaboration.averager.pulse[0]),
             download=(download.received, download.total, download.bytes_per_second) if download else None,
-            since_bytes=now - heard.bytes_at,
-            failed_rounds=heard.failed_rounds,
-            problem=heard.problem,
+            since_bytes=now - state.download_grew_at,
+            failed_rounds=state.failed_rounds,
+            problem=state.last_round.removeprefix("round repeated: "),
             missing=tuple(collaboration.missing()),
             alone=not others and trains,
             lost_company=self._lost and trains,
@@ -231,7 +187,7 @@ class ProgressWatchdog:
         if before is not None and before.stuck and (found is None or not found.stuck):
             self._collaboration.tell.stuck("")
             words = f"goes on after {seconds(time.monotonic() - began)}; it was: {before.words}"
-            self._heard.pass_on(Log(words))
+            self._observed(Log(words))
         if found is None or remedy is None:
             return
         if remedy == Remedy.RESTART and self._restarted_lately():
@@ -241,10 +197,10 @@ class ProgressWatchdog:
 
     def _tell(self, found: Diagnosis, remedy: Remedy) -> None:
         if found.what == "slow":
-            self._heard.pass_on(Log(found.words))
+            self._observed(Log(found.words))
             return
         remedies = "; ".join(filter(None, (f"it {remedy}", found.advice)))
-        self._heard.pass_on(Trouble(found.what, found.words, remedies))
+        self._observed(Trouble(found.what, found.words, remedies))
         if found.stuck:
             self._collaboration.tell.stuck(found.words)
 
@@ -278,5 +234,5 @@ class ProgressWatchdog:
         saving = threading.Thread(target=self._save, daemon=True)  # what hangs may hold the state
         saving.start()
         saving.join(BACKUP_SECONDS)
-        self._heard.pass_on(Failure(words, WorkerBroken.exit_code))
+        self._observed(Failure(words, WorkerBroken.exit_code))
         os._exit(WorkerBroken.exit_code)

@@ -13,12 +13,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from peer.happened import ID, LAN, LOOPBACK, SIZES, TITLES, TRAINING, made, progress, stepped, swarm
 from rich.cells import cell_len
+from terminal.happened import ID, LAN, LOOPBACK, SIZES, TITLES, TRAINING, made, progress, stepped, swarm
 
 from tt_cli.supervisor import events as e
+from tt_cli.supervisor.peer_state import CURVE, PeerState, new_status
 from tt_cli.terminal import worker_screen
-from tt_cli.terminal.peer_view import CURVE, WorkerView, best_address, join_line
+from tt_cli.terminal.log_lines import LogLine, LogLines, best_address, join_line
 from tt_cli.terminal.worker_screen import Screen
 
 
@@ -134,42 +135,47 @@ def test_a_stream_of_few_characters_gets_question_marks() -> None:
     assert raw.getvalue() == b"00:00:00 log          Zo?\n"
 
 
-def folded(happened: list[e.Event]) -> WorkerView:
-    view = WorkerView(2000)
+def applied(happened: list[e.Event]) -> PeerState:
+    return told(happened)[0]
+
+
+def told(happened: list[e.Event]) -> tuple[PeerState, list[LogLine]]:
+    state, lines, log = new_status("", "", "trainer", 2000, ""), LogLines(), []
     for event in happened:
-        view.fold(event)
-    return view
+        state.apply(event)
+        log += lines.of(event, state)
+    return state, log
 
 
 def test_what_the_events_add_up_to() -> None:
-    view = folded(TRAINING[:-2])
-    assert (view.epoch, view.digest, view.saved, view.peer_id) == (14, "3fa9c1d2aa55", 14, ID)
+    view = applied(TRAINING[:-2])
+    assert (view.step, view.digest, view.saved_step, view.peer_id) == (14, "3fa9c1d2aa55", 14, ID)
     assert view.curve == [(12, 3.25), (14, 3.0)]
     assert list(view.step_seconds) == pytest.approx([10.4, 13.6, 8.0])
     assert view.steps_seconds_left() == pytest.approx((2000 - 14) * 32 / 3)
-    assert view.eta(40.0) is None  # its last progress gave no time
-    assert not view.ended and folded(TRAINING).ended
+    assert view.seconds_to_step(40.0) is None  # its last progress gave no time
+    assert not view.ended and applied(TRAINING).ended
 
 
 def test_the_time_to_the_next_step_runs_down() -> None:
-    view = folded([progress(100.0, eta=10.0)])
-    assert [view.eta(now) for now in (100.0, 104.0, 120.0, 90.0)] == [10.0, 6.0, 0.0, 10.0]
+    view = applied([progress(100.0, eta=10.0)])
+    assert [view.seconds_to_step(now) for now in (100.0, 104.0, 120.0, 90.0)] == [10.0, 6.0, 0.0, 10.0]
 
 
 def test_the_step_being_made_is_the_last_of_the_curve() -> None:
-    view = folded([stepped(1.0, 12, 3.25), progress(2.0, epoch=12, loss=3.0)])
+    view = applied([stepped(1.0, 12, 3.25), progress(2.0, epoch=12, loss=3.0)])
     assert view.losses() == [(12, 3.25), (13, 3.0)]
-    view.fold(stepped(3.0, 13, 2.9))
+    view.apply(stepped(3.0, 13, 2.9))
     assert view.losses() == [(12, 3.25), (13, 2.9)]
 
 
 def test_a_worker_started_again_is_not_one_long_step() -> None:
-    view = folded([stepped(1.0, 1), e.Phase("starting", at=500.0), e.Phase("training", at=900.0), stepped(905.0, 2)])
+    view = applied([stepped(1.0, 1), e.Phase("starting", at=500.0), e.Phase("training", at=900.0), stepped(905.0, 2)])
     assert list(view.step_seconds) == [5.0]
 
 
 def test_an_endless_curve_is_thinned_where_it_is_old() -> None:
-    view = folded([stepped(float(i), i) for i in range(1, 3 * CURVE)])
+    view = applied([stepped(float(i), i) for i in range(1, 3 * CURVE)])
     steps = [step for step, _ in view.curve]
     assert len(steps) <= CURVE and steps == sorted(set(steps))
     assert steps[0] < 4 and steps[-100:] == list(range(3 * CURVE - 100, 3 * CURVE))
@@ -178,9 +184,7 @@ def test_an_endless_curve_is_thinned_where_it_is_old() -> None:
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("count", [0, 1, 6, 8, 17, len(TRAINING)])
 def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -> None:
-    view, log = WorkerView(2000), []
-    for event in TRAINING[:count]:
-        log += view.fold(event)
+    view, log = told(TRAINING[:count])
     lines = worker_screen.draw(view, log, TITLES, width, height, now=50.0)
     assert len(lines) <= height
     assert max(cell_len(line.plain) for line in lines) <= width
@@ -190,17 +194,15 @@ def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("peers", [0, 3, 60])
 def test_the_view_of_an_auxiliary_peer_fits(width: int, height: int, peers: int) -> None:
-    view = folded([e.Snapshot(swarm(40, peers), at=1.0)])
-    log = view.fold(e.Log("陈" * 200, at=1.0)) * 20
+    view, log = told([e.Snapshot(swarm(40, peers), at=1.0), *[e.Log("陈" * 200, at=1.0)] * 20])
     lines = worker_screen.draw(view, log, ("tt aux-peer emoji", "e" * 60), width, height, now=50.0)
     assert len(lines) <= height
     assert max(cell_len(line.plain) for line in lines) <= width
 
 
 def test_the_view_of_a_training_peer() -> None:
-    view, log = WorkerView(2000), []
-    for event in TRAINING[:13]:
-        log += [line for line in view.fold(event) if line.word in ("choice", "contributed")]
+    view, log = told(TRAINING[:13])
+    log = [line for line in log if line.word in ("choice", "contributed")]
     lines = [line.plain.rstrip() for line in worker_screen.draw(view, log, TITLES, 80, 24, now=21.0)]
     assert lines == [
         "tt join emoji                                                     emoji-1a2b3c4d",
@@ -283,14 +285,14 @@ PAUSED: list[e.Event] = [
 
 
 def test_a_paused_peer_says_why_and_until_when_and_shows_no_speed() -> None:
-    view = folded(PAUSED)
+    view = applied(PAUSED)
     lines = [line.plain.rstrip() for line in worker_screen.draw(view, [], TITLES, 80, 24, now=82.0)]
     assert lines[1] == "paused for 1 min 00 s · until 23:00 (--hours 23:00-07:00)"
     assert not [line for line in lines if "samples/s" in line or " in " in line]
     assert shown(PAUSED).splitlines()[-1] == "00:00:22 phase        paused: until 23:00 (--hours 23:00-07:00)"
-    view.fold(e.Phase("training", "towards step 13", at=90.0))
-    view.fold(progress(91.0))
-    assert view.progress is not None and list(view.step_seconds) == []
+    view.apply(e.Phase("training", "towards step 13", at=90.0))
+    view.apply(progress(91.0))
+    assert view.samples is not None and list(view.step_seconds) == []
 
 
 DOWNLOAD: list[e.Event] = [
@@ -302,7 +304,7 @@ DOWNLOAD: list[e.Event] = [
 
 
 def test_a_state_on_its_way_has_a_bar_and_now_and_then_a_line() -> None:
-    lines = worker_screen.draw(folded(DOWNLOAD[:2]), [], TITLES, 100, 24, now=5.0)
+    lines = worker_screen.draw(applied(DOWNLOAD[:2]), [], TITLES, 100, 24, now=5.0)
     assert "state     ━━━" in lines[4].plain
     assert lines[4].plain.endswith(" 12.0 MB of 34.0 MB from 3 donors at 5.0 MB/s, 4 s left")
     assert shown(DOWNLOAD).splitlines()[1:] == [
@@ -310,8 +312,8 @@ def test_a_state_on_its_way_has_a_bar_and_now_and_then_a_line() -> None:
         "00:00:40 download     30.0 MB of 34.0 MB from 1 donor at 1.0 MB/s, 4 s left",
     ]
     taken = e.Synchronised(11, "QmWjTgY4Hjbz8pQ4kYNa2r1C", "77b0aa", 2.5, 34_000_000, chunks=33, at=41.0)
-    assert folded([*DOWNLOAD, taken]).download is None
-    assert folded([*DOWNLOAD, e.Phase("waiting", "for a donor", at=41.0)]).download is None
+    assert applied([*DOWNLOAD, taken]).download is None
+    assert applied([*DOWNLOAD, e.Phase("waiting", "for a donor", at=41.0)]).download is None
 
 
 TROUBLES: list[e.Event] = [
@@ -326,13 +328,13 @@ def test_troubles_are_told_and_counted() -> None:
         "00:00:02 trouble      peer …2r1C went away",
         "00:00:03 trouble      this machine's clock is 5 s ahead: set it by NTP",
     ]
-    lines = [line.plain for line in worker_screen.draw(folded(TROUBLES), [], TITLES, 80, 24, now=5.0)]
+    lines = [line.plain for line in worker_screen.draw(applied(TROUBLES), [], TITLES, 80, 24, now=5.0)]
     assert "troubles  clock 2, state download 1" in lines
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("happened", [PAUSED, DOWNLOAD, [*TRAINING, *TROUBLES]])
 def test_these_views_fit_too(happened: list[e.Event], width: int, height: int) -> None:
-    lines = worker_screen.draw(folded(happened), [], TITLES, width, height, now=50.0)
+    lines = worker_screen.draw(applied(happened), [], TITLES, width, height, now=50.0)
     assert len(lines) <= height
     assert max(cell_len(line.plain) for line in lines) <= width

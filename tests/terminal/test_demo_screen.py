@@ -7,8 +7,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from peer.happened import SIZES, TITLES, TRAINING, made, progress, stepped, swarm
 from rich.cells import cell_len
+from terminal.happened import SIZES, TITLES, TRAINING, made, progress, stepped, swarm
 
 from tt_cli.supervisor import events as e
 from tt_cli.terminal.demo_screen import DemoScreen, DemoView, draw
@@ -60,7 +60,7 @@ def test_what_the_demo_says_itself() -> None:
     with DemoScreen("tt demo", "emoji-1a2b3c4d", 120, stream=stream) as one:
         one.say("cleo joins now")
     assert stream.getvalue()[8:] == " demo   cleo joins now\n"
-    assert one.view.views == {}
+    assert one.view.states == {}
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
@@ -68,7 +68,7 @@ def test_the_view_of_the_demo_fits(width: int, height: int) -> None:
     view = DemoView(120)
     for event in TRAINING:
         for name in ("aux", "anna", "ben", "a-name-that-is-very-long"):
-            view.fold(name, event)
+            view.apply(name, event)
         lines = draw(view, TITLES, width, height, now=50.0)
         assert len(lines) <= height
         assert max(cell_len(line.plain) for line in lines) <= width
@@ -76,11 +76,11 @@ def test_the_view_of_the_demo_fits(width: int, height: int) -> None:
 
 def test_the_view_of_the_demo() -> None:
     view = DemoView(120)
-    view.fold("aux", e.Snapshot(swarm(12), at=5.0))
-    view.fold("aux", e.Phase("serving", "the newest state is kept", at=5.0))
+    view.apply("aux", e.Snapshot(swarm(12), at=5.0))
+    view.apply("aux", e.Phase("serving", "the newest state is kept", at=5.0))
     for event in TRAINING[:13]:
-        view.fold("anna", event)
-    view.fold("cleo", e.Phase("syncing", "taking over step 12", at=16.0))
+        view.apply("anna", event)
+    view.apply("cleo", e.Phase("syncing", "taking over step 12", at=16.0))
     lines = [line.plain.rstrip() for line in draw(view, TITLES, 80, 24, now=20.0)]
     assert lines[2:10] == [
         "loss      ▄  last 3.250  min 3.250  max 3.250",
