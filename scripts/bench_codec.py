@@ -50,6 +50,7 @@ from hivemind.compression import (  # noqa: E402
 from hivemind.proto import runtime_pb2  # noqa: E402
 
 from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
+from tt_cli.kernel_choice import Implementation  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
 from tt_cli.swarm.compression import linear8  # noqa: E402
@@ -109,7 +110,7 @@ def arithmetic(name: str) -> Iterator[None]:
     """Within it linear8 is portable where `name` says so."""
     chosen = linear8.implementation
     if name == "portable":
-        portable = linear8.Implementation(linear8.PortableLinear8(), "portable", "asked for")
+        portable = Implementation(linear8.PortableLinear8(), "portable", "asked for")
         linear8.implementation = lambda: portable  # type: ignore[assignment]
     try:
         yield
@@ -152,7 +153,7 @@ def times(repetitions: int) -> dict[str, tuple[float, float, float]]:
 def measure(quick: bool) -> dict[str, Any]:
     """All figures by key."""
     add_codec(NAME, Linear8())
-    linear8.warm_up()
+    linear8.implementation()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
     best = times(15 if quick else 100)

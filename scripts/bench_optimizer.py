@@ -53,8 +53,7 @@ from torch import Tensor  # noqa: E402
 from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.optim import Lamb8bit, implementation, learning_rate, warm_up  # noqa: E402
-from tt_cli.optim.kernels import LambKernels  # noqa: E402
-from tt_cli.optim.lamb_portable import PortableLamb  # noqa: E402
+from tt_cli.optim.kernels import LambKernels, PortableLamb  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
 from tt_cli.run.sections import OptimizerPart  # noqa: E402
 

@@ -56,7 +56,7 @@ from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
-from tt_cli.swarm.compression.linear8 import warm_up
+from tt_cli.swarm.compression.linear8 import implementation
 from tt_cli.swarm.compression.partition import Partition
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht
@@ -134,7 +134,7 @@ class OurPeer:
 
     def __init__(self, number: int, host: str, folder: Path, initial_peers: Sequence[str]):
         run = bench_run()
-        warm_up()
+        implementation()
         me = claim_identity(folder, "trainer")
         self.dht = start_dht(run, me, initial_peers=initial_peers, host=host)
         self.address = addresses_of(self.dht)[0]

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from optim.settings import Settings, normal
 from torch import Tensor
 
-from tt_cli.optim import Lamb8bit, NonFiniteGradient, kernel_choice
+from tt_cli.optim import Lamb8bit, NonFiniteGradient
+from tt_cli.optim import kernels as kernels_module
 from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map, parts
+from tt_cli.optim.kernels import LambStep, PortableLamb
 from tt_cli.optim.lamb_numba import NumbaLamb
-from tt_cli.optim.lamb_portable import PortableLamb
 
+STEP = LambStep(clip_factor=1.0, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.0)
 KERNELS = (PortableLamb(), NumbaLamb())
 TINY = 1.4e-45  # the smallest denormal number of fp32
 
@@ -159,9 +161,7 @@ def test_a_tiny_second_moment_beside_a_large_one_makes_no_large_update(
     for step in range(8):
         update = torch.full((4096,), rare if step == 0 else 0.0)
         update[0] = 1.0
-        kernels.moments_and_update(
-            torch.zeros(4096), update, first, second, clip_factor=1.0, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.0
-        )
+        kernels.moments_and_update(torch.zeros(4096), update, first, second, STEP)
         assert int(first.codes.min()) > 127 or step, "the first moments do not read as 0"
         assert int(second.codes.min()) >= 1
         assert float(update[1:].abs().max()) <= 0.5
@@ -173,10 +173,7 @@ def test_a_block_of_zeros_reads_as_zeros(kernels: PortableLamb | NumbaLamb) -> N
     gradient = torch.zeros(128)
     gradient[64] = 1.0
     for _ in range(2):
-        kernels.moments_and_update(
-            torch.zeros(128), gradient.clone(), first, second,
-            clip_factor=1.0, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.0,
-        )  # fmt: skip
+        kernels.moments_and_update(torch.zeros(128), gradient.clone(), first, second, STEP)
     for moment in (first, second):
         values = torch.ones(64)
         moment.read(0, values, torch.empty(2, 64))
@@ -186,13 +183,13 @@ def test_a_block_of_zeros_reads_as_zeros(kernels: PortableLamb | NumbaLamb) -> N
 @pytest.fixture
 def no_memory() -> Iterator[None]:
     """Each test chooses anew."""
-    kernel_choice.implementation.cache_clear()
+    kernels_module.implementation.cache_clear()
     yield
-    kernel_choice.implementation.cache_clear()
+    kernels_module.implementation.cache_clear()
 
 
 def test_chooses_the_compiled_one_where_numba_is(no_memory: None) -> None:
-    chosen = kernel_choice.implementation()
+    chosen = kernels_module.implementation()
     assert (chosen.name, type(chosen.kernels)) == ("compiled", NumbaLamb)
     assert "agree with torch to the last bit" in chosen.reason
 
@@ -206,8 +203,8 @@ class OneBitOff(NumbaLamb):
 
 
 def test_passes_over_kernels_that_differ_in_one_bit(no_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_choice, "_compiled", OneBitOff)
-    chosen = kernel_choice.implementation()
+    monkeypatch.setattr(kernels_module, "_compiled", OneBitOff)
+    chosen = kernels_module.implementation()
     assert (chosen.name, type(chosen.kernels)) == ("portable", PortableLamb)
     assert chosen.reason == "the compiled kernels compute other bytes here (parameter)"
 

@@ -17,7 +17,7 @@ from optim.settings import Settings, normal
 from tt_cli.optim import Lamb8bit
 
 if sys.argv[1] == "portable":
-    from tt_cli.optim.lamb_portable import PortableLamb as Kernels
+    from tt_cli.optim.kernels import PortableLamb as Kernels
 else:
     from tt_cli.optim.lamb_numba import NumbaLamb as Kernels
 print(torch.backends.cpu.get_cpu_capability())

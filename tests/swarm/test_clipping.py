@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from optim.settings import normal
 from swarm.rounds import CODEC
 
+from tt_cli.kernel_choice import Implementation
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce import centered_clip as clipping
 from tt_cli.swarm.allreduce.aggregation import average_part
@@ -191,7 +192,7 @@ def test_how_much_is_looked_at_together_changes_no_byte(monkeypatch: pytest.Monk
 
 
 def test_what_runs_here_is_compiled() -> None:
-    assert type(clipping.implementation()).__name__ == "NumbaClip"
+    assert type(clipping.implementation().kernels).__name__ == "NumbaClip"
 
 
 def attacked(seed: int) -> list[ReceivedPart]:
@@ -206,7 +207,8 @@ def test_threads_and_kernels_change_no_byte(threads: int, monkeypatch: pytest.Mo
     try:
         torch.set_num_threads(threads)
         compiled = [average_part(CODEC, "centered_clip", attacked(seed), ELEMENTS, True) for seed in range(6)]
-        monkeypatch.setattr(clipping, "implementation", PortableClip)
+        chosen = Implementation(PortableClip(), "portable", "")
+        monkeypatch.setattr(clipping, "implementation", lambda: chosen)
         portable = [average_part(CODEC, "centered_clip", attacked(seed), ELEMENTS, True) for seed in range(6)]
     finally:
         torch.set_num_threads(before)

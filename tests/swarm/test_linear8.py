@@ -26,6 +26,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tt_cli.kernel_choice import Implementation
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.codec import NAME, TAG, Linear8
 from tt_cli.swarm.compression.linear8 import (
@@ -33,7 +34,6 @@ from tt_cli.swarm.compression.linear8 import (
     LARGEST,
     PIECE,
     SMALLEST,
-    Implementation,
     PortableLinear8,
     add_decoded,
     check,
@@ -201,13 +201,14 @@ def test_memory_of_another_kind_is_refused() -> None:
 WRITES = """
 import hashlib, sys
 import numpy as np, torch
+from tt_cli.kernel_choice import Implementation
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.linear8 import add_decoded, decode, encode
 if sys.argv[3] == "portable":
     from tt_cli.swarm.compression.linear8 import PortableLinear8 as Kernels
 else:
     from tt_cli.swarm.compression.linear8_numba import NumbaLinear8 as Kernels
-chosen = linear8.Implementation(Kernels(), "", "")
+chosen = Implementation(Kernels(), "", "")
 linear8.implementation = lambda: chosen
 random = np.random.default_rng(5)
 torch.set_num_threads(int(sys.argv[1]))

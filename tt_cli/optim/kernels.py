@@ -1,12 +1,40 @@
-"""What an implementation of the optimizer's arithmetic must do: `portable.py` and `compiled.py`, of equal bytes."""
+"""The arithmetic of a LAMB step: what kernels must do, the portable ones, and the choice of those that run here.
+
+`PortableLamb` and `lamb_numba.py` give the same bytes; see `tt_cli/kernel_choice.py`. Only separate elementwise
+multiplications, additions, divisions and roots, which IEEE 754 fixes to the last bit: `add_(alpha=)`, `addcmul_`,
+`addcdiv_` and `lerp_` may fuse a multiplication with an addition on some processors and must not be used here, nor
+torch's `sqrt_`, which does not always round correctly. The portable kernels work on chunks of 256Ki elements: a step
+needs about 8 MiB at any size.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+import functools
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, Protocol
 
+import numpy
+import torch
 from torch import Tensor
 
+from tt_cli.kernel_choice import Implementation, choose
 from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
+from tt_cli.optim.sums import SquareSum, add_in_order
+
+CHUNK = 2**18  # elements; a multiple of every block size
+
+
+class LambStep(NamedTuple):
+    """The numbers of one step on one tensor. decay: of its weights, 0 where it is free of that."""
+
+    clip_factor: float
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float
 
 
 class LambKernels(Protocol):
@@ -21,12 +49,7 @@ class LambKernels(Protocol):
         gradient: Tensor,
         first: BlockwiseMoment | PlainMoment,
         second: BlockwiseMoment | PlainMoment,
-        *,
-        clip_factor: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        decay: float,
+        step: LambStep,
     ) -> tuple[float, float]:
         """Update both moments; `gradient` becomes u = m / (sqrt(v) + eps) + decay * parameter.
 
@@ -35,3 +58,133 @@ class LambKernels(Protocol):
 
     def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
         """parameter -= scale * update. The update's memory is free to be overwritten."""
+
+
+class PortableLamb:
+    """`LambKernels` with torch, for every machine; one buffer of 28 bytes per element of a chunk."""
+
+    def __init__(self) -> None:
+        self._sum = SquareSum(CHUNK)
+        self._work = torch.empty(5, CHUNK, dtype=torch.float32)
+
+    def squares(self, values: Tensor, total: float) -> float:
+        for chunk in values.split(CHUNK):
+            total = add_in_order(total, self._sum.blocks(chunk))
+        return total
+
+    def moments_and_update(
+        self,
+        parameter: Tensor,
+        gradient: Tensor,
+        first: BlockwiseMoment | PlainMoment,
+        second: BlockwiseMoment | PlainMoment,
+        step: LambStep,
+    ) -> tuple[float, float]:
+        clip_factor, beta1, beta2, eps, decay = step
+        parameter_squares = update_squares = 0.0
+        for start in range(0, parameter.numel(), CHUNK):
+            p = parameter[start : start + CHUNK]
+            g = gradient[start : start + CHUNK]
+            m, v, work, *_ = self._work[:, : p.numel()]
+            scratch = self._work[3:]
+            first.read(start, m, scratch)
+            second.read(start, v, scratch)
+            g.mul_(clip_factor)
+            m.mul_(beta1).add_(torch.mul(g, 1 - beta1, out=work))
+            v.mul_(beta2).add_(torch.mul(g, g, out=work).mul_(1 - beta2))
+            first.write(start, m, scratch)
+            second.write(start, v, scratch)
+            numpy.sqrt(v.numpy(), out=v.numpy())
+            torch.div(m, v.add_(eps), out=g)
+            if decay:
+                g.add_(torch.mul(p, decay, out=work))
+            parameter_squares = add_in_order(parameter_squares, self._sum.blocks(p))
+            update_squares = add_in_order(update_squares, self._sum.blocks(g))
+        return parameter_squares, update_squares
+
+    def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
+        for p, u in zip(parameter.split(CHUNK), update.split(CHUNK), strict=True):
+            p.sub_(u.mul_(scale))
+
+
+@functools.cache
+def implementation() -> Implementation[LambKernels]:
+    """The kernels of this machine. The first call loads or compiles them and tests them."""
+    return choose(PortableLamb(), _compiled, _differences)
+
+
+def warm_up() -> None:
+    """Compile or load what a step needs, and import bitsandbytes, which hivemind's own 8-bit codec needs.
+
+    Call before any fork: later it delays a round.
+    """
+    implementation()
+    with _quiet_import():
+        try:
+            import bitsandbytes.functional  # noqa: F401
+        except (ImportError, OSError, RuntimeError):
+            pass  # whoever needs it says so
+
+
+def _compiled() -> LambKernels:
+    from tt_cli.optim.lamb_numba import NumbaLamb
+
+    return NumbaLamb()
+
+
+def _differences(compiled: LambKernels) -> list[str]:
+    """What differs after two steps of a few blocks, the last one short; all else is equal byte for byte."""
+    names = ("parameter", "update", "first moment", "second moment", "first scale", "second scale", "norms")
+    portable = PortableLamb()
+    differing = set()
+    for count, blockwise in ((3 * 4096 + 1234, True), (5000, False)):
+        steps = zip(_two_steps(compiled, count, blockwise), _two_steps(portable, count, blockwise), strict=True)
+        for ours, theirs in steps:
+            tensors = zip(names, ours, theirs, strict=True)
+            differing |= {name for name, a, b in tensors if a.numpy().tobytes() != b.numpy().tobytes()}
+    return [name for name in names if name in differing]
+
+
+def _two_steps(kernels: LambKernels, count: int, blockwise: bool) -> Iterator[list[Tensor]]:
+    """After each step: parameter, update, both moments with their scales (none if plain), norms."""
+    draws = numpy.random.Generator(numpy.random.PCG64(count))
+    scales = numpy.exp(draws.normal(0, 4, count))  # eight decades within a block
+
+    def values(scale: float) -> Tensor:
+        return torch.from_numpy((draws.standard_normal(count) * scales * scale).astype(numpy.float32))
+
+    first, second = (
+        BlockwiseMoment(count, block_size=4096, signed=signed) if blockwise else PlainMoment(count)
+        for signed in (True, False)
+    )
+    parameter = values(0.02)
+    for _ in range(2):
+        update = values(1e-3)
+        update[:: count // 7] = 0
+        gradient_squares = kernels.squares(update, 0.0)
+        norms = kernels.moments_and_update(
+            parameter, update, first, second, LambStep(clip_factor=0.3, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.045)
+        )
+        state = [update.clone()]
+        kernels.subtract(parameter, update, 1e-3)
+        for moment in (first, second):
+            state.append(moment.codes.clone() if isinstance(moment, BlockwiseMoment) else moment.values.clone())
+        for moment in (first, second):
+            state.append(moment.absmax.clone() if isinstance(moment, BlockwiseMoment) else torch.empty(0))
+        yield [parameter.clone(), *state, torch.tensor([gradient_squares, *norms], dtype=torch.float64)]
+
+
+@contextmanager
+def _quiet_import() -> Iterator[None]:
+    """Hide what importing bitsandbytes says about things that its CPU kernels do not need."""
+    loggers = [logging.getLogger("bitsandbytes.cextension"), logging.getLogger("bitsandbytes.backends.cpu.ops")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)  # "no prebuilt binary for CUDA x, loading y instead", "failed to load …"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r".*torch\.jit\.script_method.*", DeprecationWarning)
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

@@ -4,8 +4,8 @@ Notable:
 - the update is the one of "Training Transformers Together" (arXiv:2207.03481): the gradients of all tensors
   are clipped together, there is no bias correction, weight decay is part of the update that the trust ratio
   scales, and only names that end in "bias" are free of it;
-- the arithmetic is in `portable.py` (torch) and `compiled.py` (numba): two implementations of `Kernels` that give
-  the same bytes, so that a run may mix them. `choice.py` picks one;
+- the arithmetic is in `kernels.py` (torch) and `lamb_numba.py` (numba): two implementations of `LambKernels` that give
+  the same bytes, so that a run may mix them;
 - the update is kept in the gradient's memory until the norms that its scale needs are known.
 """
 
@@ -21,9 +21,7 @@ from torch import Tensor
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
-from tt_cli.optim.kernel_choice import implementation
-from tt_cli.optim.kernels import LambKernels
-from tt_cli.optim.lamb_portable import CHUNK
+from tt_cli.optim.kernels import CHUNK, LambKernels, LambStep, implementation
 
 LARGEST = torch.finfo(torch.float32).max
 
@@ -79,8 +77,8 @@ class Lamb8bit:
     """LAMB over `parameters`: names to contiguous fp32 tensors on the CPU, updated in place.
 
     `settings` is the optimizer part of a run file. Moments of tensors of `min_8bit_size` elements and more
-    are stored in 8 bits, in blocks of `block_size`; the others in fp32. `kernels` replaces the implementation
-    that `choice.py` picks for this machine; the results are the same. Raises ValueError for unsuitable tensors.
+    are stored in 8 bits, in blocks of `block_size`; the others in fp32. `kernels` replaces those that are
+    chosen for this machine; the results are the same. Raises ValueError for unsuitable tensors.
     """
 
     def __init__(
@@ -122,16 +120,9 @@ class Lamb8bit:
         parameter_squares = update_squares = 0.0
         for name, parameter in self._parameters.items():
             p, g = parameter.detach().view(-1), gradients[name].detach().view(-1)
-            p_squares, u_squares = self._kernels.moments_and_update(
-                p,
-                g,
-                *self._moments[name],
-                clip_factor=clip_factor,
-                beta1=self.settings.beta1,
-                beta2=self.settings.beta2,
-                eps=self.settings.eps,
-                decay=0.0 if name.endswith("bias") else self.settings.weight_decay,
-            )
+            decay = 0.0 if name.endswith("bias") else self.settings.weight_decay
+            step = LambStep(clip_factor, self.settings.beta1, self.settings.beta2, self.settings.eps, decay)
+            p_squares, u_squares = self._kernels.moments_and_update(p, g, *self._moments[name], step)
             # an infinite scale would turn the zeros of a tiny update into NaN
             scale = min(lr * self._trust(math.sqrt(p_squares), math.sqrt(u_squares)), LARGEST)
             self._kernels.subtract(p, g, scale)

@@ -1,7 +1,7 @@
 # mypy: disable-error-code="untyped-decorator"
 """The arithmetic of a LAMB step in compiled loops over blocks that stay in the processor's cache; needs numba.
 
-Gives the bytes of `portable.py`: the same IEEE operations on each element in the same order, nothing fused or
+Gives the bytes of `PortableLamb`: the same IEEE operations on each element in the same order, nothing fused or
 reordered (numba does neither unless asked to), and the sums of `sums.py` with their order of additions.
 
 Notable:
@@ -13,26 +13,31 @@ Notable:
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import numpy
-from numba import njit
+from numba import njit, types
 from torch import Tensor
 
 from tt_cli.optim.blockwise import LEAST_SQUARE, BlockwiseMoment, PlainMoment, dynamic_map, parts
+from tt_cli.optim.kernels import LambStep
 from tt_cli.optim.sums import SUM_BLOCK
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
-F, I, B, D = "float32[::1]", "int32[::1]", "uint8[::1]", "float64[::1]"  # noqa: E741
+F, I, B, D = (  # noqa: E741
+    types.Array(kind, 1, "C") for kind in (types.float32, types.int32, types.uint8, types.float64)
+)
+TABLE = types.Array(types.float32, 2, "C")
 
 
-@njit(f"void({F}, {B}, float32, {F})", **OPTIONS)
+@njit(types.void(F, B, types.float32, F), **OPTIONS)
 def _decode(values, codes, absmax, out):  # type: ignore[no-untyped-def]
     for i in range(codes.size):
         out[i] = values[codes[i]] * absmax
 
 
-@njit(f"float32({F})", **OPTIONS)
+@njit(types.float32(F), **OPTIONS)
 def _absmax(x):  # type: ignore[no-untyped-def]
     bits = x.view(numpy.int32)
     largest = numpy.zeros(1, numpy.int32)
@@ -43,7 +48,7 @@ def _absmax(x):  # type: ignore[no-untyped-def]
     return largest.view(numpy.float32)[0]
 
 
-@njit(f"void({F}, float32, float32[:, ::1], {I})", **OPTIONS)
+@njit(types.void(F, types.float32, TABLE, I), **OPTIONS)
 def _parts(x, absmax, decades, out):  # type: ignore[no-untyped-def]
     """`Parts.part` of |x| / absmax: the slope, offset and last part of the last limit that is not above."""
     limits, slopes, offsets, lasts = decades[0], decades[1], decades[2], decades[3]
@@ -89,13 +94,13 @@ def _parts(x, absmax, decades, out):  # type: ignore[no-untyped-def]
         out[i] = numpy.int32(min(y * slope + offset, last))
 
 
-@njit(f"void({I}, {B})", **OPTIONS)
+@njit(types.void(I, B), **OPTIONS)
 def _unsigned_codes(part, codes):  # type: ignore[no-untyped-def]
     for i in range(codes.size):
         codes[i] = numpy.uint8(max(part[i], numpy.int32(LEAST_SQUARE)))
 
 
-@njit(f"void({F}, {I}, {B})", **OPTIONS)
+@njit(types.void(F, I, B), **OPTIONS)
 def _signed_codes(x, part, codes):  # type: ignore[no-untyped-def]
     """127 is zero; there is a code for 1, none for -1."""
     for i in range(codes.size):
@@ -104,20 +109,20 @@ def _signed_codes(x, part, codes):  # type: ignore[no-untyped-def]
         codes[i] = numpy.uint8(down if x[i] < numpy.float32(0) else up)
 
 
-@njit(f"void({F}, {F}, float32, float32, float32)", **OPTIONS)
+@njit(types.void(F, F, types.float32, types.float32, types.float32), **OPTIONS)
 def _first_moment(g, m, clip, beta, rest):  # type: ignore[no-untyped-def]
     for i in range(g.size):
         m[i] = m[i] * beta + (g[i] * clip) * rest
 
 
-@njit(f"void({F}, {F}, float32, float32, float32)", **OPTIONS)
+@njit(types.void(F, F, types.float32, types.float32, types.float32), **OPTIONS)
 def _second_moment(g, v, clip, beta, rest):  # type: ignore[no-untyped-def]
     for i in range(g.size):
         clipped = g[i] * clip
         v[i] = v[i] * beta + (clipped * clipped) * rest
 
 
-@njit(f"void({F}, {F}, {F}, {F}, float32, float32)", **OPTIONS)
+@njit(types.void(F, F, F, F, types.float32, types.float32), **OPTIONS)
 def _update(m, v, p, u, eps, decay):  # type: ignore[no-untyped-def]
     if decay == numpy.float32(0):
         for i in range(u.size):
@@ -127,7 +132,7 @@ def _update(m, v, p, u, eps, decay):  # type: ignore[no-untyped-def]
             u[i] = m[i] / (numpy.sqrt(v[i]) + eps) + p[i] * decay
 
 
-@njit(f"float64({F}, {D})", **OPTIONS)
+@njit(types.float64(F, D), **OPTIONS)
 def _folded(x, sums):  # type: ignore[no-untyped-def]
     """The sum of squares of 4096 elements, folded in halves; the first four folds of each element at once."""
     for i in range(256):
@@ -164,7 +169,7 @@ def _folded(x, sums):  # type: ignore[no-untyped-def]
     return sums[0]
 
 
-@njit(f"float64({F}, float64, {F}, {D})", **OPTIONS)
+@njit(types.float64(F, types.float64, F, D), **OPTIONS)
 def _squares(x, total, padded, sums):  # type: ignore[no-untyped-def]
     whole = x.size // 4096 * 4096
     for start in range(0, whole, 4096):
@@ -176,15 +181,45 @@ def _squares(x, total, padded, sums):  # type: ignore[no-untyped-def]
     return total
 
 
-BLOCKWISE = f"""UniTuple(float64, 2)({F}, {F}, {B}, {F}, {B}, {F}, int64, {F}, {F}, float32[:, ::1], float32[:, ::1],
-    float32, float32, float32, float32, float32, float32, float32, {F}, {F}, {I}, {F}, {D})"""
+class Rates(NamedTuple):
+    """The numbers of one step as fp32; rest1, rest2: 1 - beta1, 1 - beta2."""
+
+    clip: numpy.float32
+    beta1: numpy.float32
+    rest1: numpy.float32
+    beta2: numpy.float32
+    rest2: numpy.float32
+    eps: numpy.float32
+    decay: numpy.float32
 
 
-@njit(BLOCKWISE, **OPTIONS)
-def _blockwise(  # type: ignore[no-untyped-def]
-    p, g, m_codes, m_absmax, v_codes, v_absmax, block_size, m_map, v_map, m_parts, v_parts,
-    clip, beta1, rest1, beta2, rest2, eps, decay, m_work, v_work, part, padded, sums,
-):  # fmt: skip
+class Moment(NamedTuple):
+    """One moment in blocks: its codes and their scales, the values of codes, and `Parts.table`."""
+
+    codes: numpy.ndarray
+    absmax: numpy.ndarray
+    values: numpy.ndarray
+    decades: numpy.ndarray
+
+
+class Scratch(NamedTuple):
+    """Memory for one block: both moments and their parts, (block_size,); the last two for `_squares`."""
+
+    first: numpy.ndarray
+    second: numpy.ndarray
+    part: numpy.ndarray
+    padded: numpy.ndarray
+    sums: numpy.ndarray
+
+
+RATES = types.NamedUniTuple(types.float32, 7, Rates)
+MOMENT = types.NamedTuple([B, F, F, TABLE], Moment)
+SCRATCH = types.NamedTuple([F, F, I, F, D], Scratch)
+TWO_SUMS = types.UniTuple(types.float64, 2)
+
+
+@njit(TWO_SUMS(F, F, MOMENT, MOMENT, types.int64, RATES, SCRATCH), **OPTIONS)
+def _blockwise(p, g, first, second, block_size, rates, scratch):  # type: ignore[no-untyped-def]
     p_squares = 0.0
     u_squares = 0.0
     span = max(block_size, 4096)
@@ -193,57 +228,52 @@ def _blockwise(  # type: ignore[no-untyped-def]
         for start in range(outer, end, block_size):
             stop = min(start + block_size, end)
             block = start // block_size
-            m, v = m_work[: stop - start], v_work[: stop - start]
-            _decode(m_map, m_codes[start:stop], m_absmax[block], m)
-            _first_moment(g[start:stop], m, clip, beta1, rest1)
+            m, v, part = scratch.first[: stop - start], scratch.second[: stop - start], scratch.part[: stop - start]
+            _decode(first.values, first.codes[start:stop], first.absmax[block], m)
+            _first_moment(g[start:stop], m, rates.clip, rates.beta1, rates.rest1)
             absmax = _absmax(m)
-            m_absmax[block] = absmax
+            first.absmax[block] = absmax
             divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
-            _parts(m, divisor, m_parts, part[: stop - start])
-            _signed_codes(m, part, m_codes[start:stop])
-            _decode(v_map, v_codes[start:stop], v_absmax[block], v)
-            _second_moment(g[start:stop], v, clip, beta2, rest2)
+            _parts(m, divisor, first.decades, part)
+            _signed_codes(m, part, first.codes[start:stop])
+            _decode(second.values, second.codes[start:stop], second.absmax[block], v)
+            _second_moment(g[start:stop], v, rates.clip, rates.beta2, rates.rest2)
             absmax = _absmax(v)
-            v_absmax[block] = absmax
+            second.absmax[block] = absmax
             divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
-            _parts(v, divisor, v_parts, part[: stop - start])
-            _unsigned_codes(part, v_codes[start:stop])
-            _update(m, v, p[start:stop], g[start:stop], eps, decay)
-        p_squares = _squares(p[outer:end], p_squares, padded, sums)
-        u_squares = _squares(g[outer:end], u_squares, padded, sums)
+            _parts(v, divisor, second.decades, part)
+            _unsigned_codes(part, second.codes[start:stop])
+            _update(m, v, p[start:stop], g[start:stop], rates.eps, rates.decay)
+        p_squares = _squares(p[outer:end], p_squares, scratch.padded, scratch.sums)
+        u_squares = _squares(g[outer:end], u_squares, scratch.padded, scratch.sums)
     return p_squares, u_squares
 
 
-PLAIN = f"""UniTuple(float64, 2)({F}, {F}, {F}, {F},
-    float32, float32, float32, float32, float32, float32, float32, {F}, {D})"""
+@njit(TWO_SUMS(F, F, F, F, RATES, SCRATCH), **OPTIONS)
+def _plain(p, g, m, v, rates, scratch):  # type: ignore[no-untyped-def]
+    _first_moment(g, m, rates.clip, rates.beta1, rates.rest1)
+    _second_moment(g, v, rates.clip, rates.beta2, rates.rest2)
+    _update(m, v, p, g, rates.eps, rates.decay)
+    p_squares = _squares(p, 0.0, scratch.padded, scratch.sums)
+    return p_squares, _squares(g, 0.0, scratch.padded, scratch.sums)
 
 
-@njit(PLAIN, **OPTIONS)
-def _plain(p, g, m, v, clip, beta1, rest1, beta2, rest2, eps, decay, padded, sums):  # type: ignore[no-untyped-def]
-    _first_moment(g, m, clip, beta1, rest1)
-    _second_moment(g, v, clip, beta2, rest2)
-    _update(m, v, p, g, eps, decay)
-    return _squares(p, 0.0, padded, sums), _squares(g, 0.0, padded, sums)
-
-
-@njit(f"void({F}, {F}, float32)", **OPTIONS)
+@njit(types.void(F, F, types.float32), **OPTIONS)
 def _subtract(p, u, scale):  # type: ignore[no-untyped-def]
     for i in range(p.size):
         p[i] = p[i] - u[i] * scale
 
 
 class NumbaLamb:
-    """`tt_cli.optim.kernels.Kernels` with numba; its scratch memory is 12 bytes per element of one block."""
+    """`LambKernels` with numba; its scratch memory is 12 bytes per element of one block."""
 
     def __init__(self) -> None:
-        self._padded = numpy.zeros(SUM_BLOCK, dtype=numpy.float32)
-        self._sums = numpy.zeros(256, dtype=numpy.float64)
-        self._work: dict[int, tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]] = {}
-        self._maps = tuple(dynamic_map(signed).numpy() for signed in (True, False))
-        self._parts = tuple(parts(signed).table() for signed in (True, False))
+        self._scratch_of = functools.cache(_scratch)
+        self._tables = tuple((dynamic_map(signed).numpy(), parts(signed).table()) for signed in (True, False))
 
     def squares(self, values: Tensor, total: float) -> float:
-        return float(_squares(values.numpy(), total, self._padded, self._sums))
+        scratch = self._scratch_of(0)
+        return float(_squares(values.numpy(), total, scratch.padded, scratch.sums))
 
     def moments_and_update(
         self,
@@ -251,32 +281,26 @@ class NumbaLamb:
         gradient: Tensor,
         first: BlockwiseMoment | PlainMoment,
         second: BlockwiseMoment | PlainMoment,
-        *,
-        clip_factor: float,
-        beta1: float,
-        beta2: float,
-        eps: float,
-        decay: float,
+        step: LambStep,
     ) -> tuple[float, float]:
-        rates = [numpy.float32(x) for x in (clip_factor, beta1, 1 - beta1, beta2, 1 - beta2, eps, decay)]
+        clip, beta1, beta2, eps, decay = step
+        rates = Rates(*(numpy.float32(x) for x in (clip, beta1, 1 - beta1, beta2, 1 - beta2, eps, decay)))
         p, g = parameter.numpy(), gradient.numpy()
         if isinstance(first, PlainMoment) or isinstance(second, PlainMoment):
             assert isinstance(first, PlainMoment) and isinstance(second, PlainMoment)
-            moments = first.values.numpy(), second.values.numpy()
-            p_squares, u_squares = _plain(p, g, *moments, *rates, self._padded, self._sums)
+            sums = _plain(p, g, first.values.numpy(), second.values.numpy(), rates, self._scratch_of(0))
         else:
-            arrays = [tensor.numpy() for x in (first, second) for tensor in (x.codes, x.absmax)]
-            p_squares, u_squares = _blockwise(
-                p, g, *arrays, first.block_size, *self._maps, *self._parts, *rates,
-                *self._scratch(first.block_size), self._padded, self._sums,
-            )  # fmt: skip
-        return float(p_squares), float(u_squares)
-
-    def _scratch(self, block_size: int) -> tuple[numpy.ndarray, numpy.ndarray, numpy.ndarray]:
-        if block_size not in self._work:
-            floats = numpy.zeros((2, block_size), dtype=numpy.float32)
-            self._work[block_size] = floats[0], floats[1], numpy.zeros(block_size, dtype=numpy.int32)
-        return self._work[block_size]
+            moments = (
+                Moment(moment.codes.numpy(), moment.absmax.numpy(), *tables)
+                for moment, tables in zip((first, second), self._tables, strict=True)
+            )
+            sums = _blockwise(p, g, *moments, first.block_size, rates, self._scratch_of(first.block_size))
+        return float(sums[0]), float(sums[1])
 
     def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
         _subtract(parameter.numpy(), update.numpy(), numpy.float32(scale))
+
+
+def _scratch(block_size: int) -> Scratch:
+    first, second, padded = (numpy.zeros(size, dtype=numpy.float32) for size in (block_size, block_size, SUM_BLOCK))
+    return Scratch(first, second, numpy.zeros(block_size, numpy.int32), padded, numpy.zeros(256, numpy.float64))

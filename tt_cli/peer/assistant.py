@@ -61,7 +61,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     emit = observed = ObservedEmit(report := AssistReport(emit))
     orders.hold = "it assists"  # the watch expects no micro-batches
     if run.swarm.compression == "linear8":
-        linear8.warm_up()
+        linear8.implementation()
     warm_up()
     self_test(codec_of(run))
     shared = _state(run, emit)

@@ -93,8 +93,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         torch.set_num_threads(opts.threads)
     codec = codec_of(run)
     if run.swarm.compression == "linear8":
-        linear8.warm_up()  # before the fork: the averager would load numba in the middle of a round
-        kernels = linear8.implementation()
+        kernels = linear8.implementation()  # before the fork: the averager would load it in the middle of a round
         emit(Choice("gradient codec", f"linear8, {kernels.name}", kernels.reason))
     warm_up()
     arithmetic = implementation()

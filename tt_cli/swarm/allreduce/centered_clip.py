@@ -15,8 +15,8 @@ member's part enters whole when it is near the centre, and shortened to a radius
   others: whose product with the centre, but for its own share in it, is negative, and further from the usual than
   OPPOSED times what is usual. A gradient with its sign flipped is no further away than its noise, but that it shows.
 - The same bytes on every CPU: medians are taken of whole numbers, differences are single fp32 operations, squares are
-  exact in float64, and their sums are made in a fixed order. `Portable` does it with numpy, `clipping_compiled.py`
-  with numba; `implementation` picks one as linear8's does.
+  exact in float64, and their sums are made in a fixed order. `PortableClip` does it with numpy,
+  `centered_clip_numba.py` compiled; see `tt_cli/kernel_choice.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from tt_cli.swarm.compression import linear8
+from tt_cli.kernel_choice import Implementation, choose
 from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.compression.partition import TensorPart
 
@@ -206,7 +206,7 @@ def _look(
 
     products: is filled with their products with the centre, and the centre's with itself.
     """
-    kernels, elements, members = implementation(), centre.numel(), len(contributions)
+    kernels, elements, members = implementation().kernels, centre.numel(), len(contributions)
     heavy = None if votes is None else np.array(votes, np.int64)
     squares, along = np.zeros((members, LANES)), np.zeros((0 if products is None else members + 1, LANES))
     piece = max(PIECE, TOGETHER // members // PIECE * PIECE)  # whole blocks of every codec
@@ -272,7 +272,7 @@ class ClipKernels(Protocol):
 
 
 class PortableClip:
-    """`Kernels` with numpy, for every machine."""
+    """`ClipKernels` with numpy, for every machine."""
 
     def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
         for start in range(0, rows.shape[1], COLUMNS):
@@ -334,33 +334,31 @@ def exchanges(rows: int) -> tuple[tuple[int, int], ...]:
 
 
 @functools.cache
-def implementation() -> ClipKernels:
-    """The compiled kernels where they come to the portable ones' bytes on this machine, else those."""
-    if linear8.implementation().name != "compiled":
-        return PortableClip()
-    try:
-        from tt_cli.swarm.allreduce.centered_clip_numba import NumbaClip
-
-        compiled = NumbaClip()
-        return compiled if _agree(compiled) else PortableClip()
-    except Exception:  # numba, LLVM and the disk have no common error; linear8 tells what is wrong with numba
-        return PortableClip()
+def implementation() -> Implementation[ClipKernels]:
+    """The kernels of this machine. Call it once before any fork: loading or compiling them later delays a round."""
+    return choose(PortableClip(), _compiled, _differences)
 
 
-def _agree(compiled: ClipKernels) -> bool:
-    draws = np.random.Generator(np.random.PCG64(9))
+def _compiled() -> ClipKernels:
+    from tt_cli.swarm.allreduce.centered_clip_numba import NumbaClip
+
+    return NumbaClip()
+
+
+def _differences(compiled: ClipKernels) -> list[str]:
+    draws, differing = np.random.Generator(np.random.PCG64(9)), set[str]()
     for members in (3, 4, 10):
         rows = (draws.standard_t(3, (members, 2 * LANES + 77)) * 10.0 ** draws.uniform(-38, 37)).astype(np.float32)
         rows[1, :200], rows[2, :200] = 0.0, -0.0
         votes = draws.integers(1, VOTES, members)
-        found = []
+        results = []
         for kernels in (PortableClip(), compiled):
             middle = np.empty(rows.shape[1], np.float32)
             kernels.median(rows, votes, middle)
-            sums, products, alone = (np.ones((count, LANES)) for count in (members, members + 1, members))
-            kernels.add_sums(rows, middle, sums, products)
+            squares, products, alone = (np.ones((count, LANES)) for count in (members, members + 1, members))
+            kernels.add_sums(rows, middle, squares, products)
             kernels.add_sums(rows, middle, alone, np.ones((0, LANES)))
-            found.append(b"".join(each.tobytes() for each in (middle, sums, products, alone)))
-        if found[0] != found[1]:
-            return False
-    return True
+            results.append([array.tobytes() for array in (middle, squares, products, alone)])
+        names = zip(("medians", "squares", "products", "squares"), *results, strict=True)
+        differing |= {name for name, ours, theirs in names if ours != theirs}
+    return sorted(differing)

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""CenteredClip's medians and distances in compiled loops; needs numba. Gives the bytes of `clipping.Portable`.
+"""CenteredClip's medians and distances in compiled loops; needs numba. Gives the bytes of `PortableClip`.
 
 Notable:
 - some columns at a time, so that what is sorted stays in the fastest cache;
@@ -96,7 +96,7 @@ def _add_sums(rows, centre, squares, products):  # type: ignore[no-untyped-def]
 
 
 class NumbaClip:
-    """`tt_cli.swarm.allreduce.centered_clip.Kernels` with numba."""
+    """`ClipKernels` with numba."""
 
     def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
         pairs = np.array(exchanges(len(rows)), np.int64).reshape(-1, 2)

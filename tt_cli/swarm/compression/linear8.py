@@ -9,24 +9,20 @@ near enough to normal that evenly spaced values lose less, and they need no tabl
   even; no scale is so small that it mattered whether a CPU flushes denormal numbers to zero.
 - Whatever is not finite shows in the blocks' maxima, and what a message decodes to is finite when its scales are: no
   further pass over the elements is needed.
-- Two implementations give the same bytes: `Portable` here, with torch and numpy, and `linear8_compiled.py`, with numba.
-  `implementation` picks one: the compiled one must come to the portable one's bytes on this very machine.
+- Two implementations give the same bytes: `PortableLinear8` with torch and numpy, and `linear8_numba.py`; see
+  `tt_cli/kernel_choice.py`.
 """
 
 from __future__ import annotations
 
 import functools
-import os
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from tt_cli.run import folders
+from tt_cli.kernel_choice import Implementation, choose
 
-INSTALL = "pip install 'tt-cli[numba]'"
 Buffer = bytes | bytearray | memoryview
 
 BLOCK = 256  # elements
@@ -108,7 +104,7 @@ class Linear8Kernels(Protocol):
 
 
 class PortableLinear8:
-    """`Kernels` with torch and numpy, for every machine."""
+    """`Linear8Kernels` with torch and numpy, for every machine."""
 
     def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:
         elements, count = values.numel(), _blocks(values.numel())
@@ -134,46 +130,13 @@ class PortableLinear8:
             accumulator[here].add_(decoded.mul_(float(weight)))
 
 
-@dataclass(frozen=True)
-class Implementation:
-    """What encodes and decodes: its name, "compiled" or "portable", and the reason for people."""
-
-    kernels: Linear8Kernels
-    name: str
-    reason: str
-
-
 @functools.cache
-def implementation() -> Implementation:
-    """The fastest arithmetic that is right on this machine. The first call loads or compiles it and tests it."""
-    try:
-        compiled = _compiled()
-        faults = _differences(compiled)
-    except ImportError as error:
-        missing = error.name == "numba"
-        return _portable(f"numba is not installed: {INSTALL}" if missing else f"numba cannot be used: {_line(error)}")
-    except Exception as error:  # numba, LLVM and the disk have no common error
-        return _portable(f"compiling failed: {_line(error)}")
-    if faults:
-        return _portable(f"the compiled kernels compute other bytes here ({', '.join(faults)})")
-    return Implementation(compiled, "compiled", "numba is installed, and its kernels agree with torch to the last bit")
-
-
-def warm_up() -> None:
-    """Compile or load what a round needs. Call before any fork: later it delays a round."""
-    implementation()
-
-
-def _portable(reason: str) -> Implementation:
-    return Implementation(PortableLinear8(), "portable", reason)
+def implementation() -> Implementation[Linear8Kernels]:
+    """The kernels of this machine. Call it once before any fork: loading or compiling them later delays a round."""
+    return choose(PortableLinear8(), _compiled, _differences)
 
 
 def _compiled() -> Linear8Kernels:
-    """Numba's kernels. Their machine code is kept beside the package, or in this user's folder if that is read-only."""
-    from numba import config
-
-    if not (os.access(Path(__file__).parent, os.W_OK) or config.CACHE_DIR):
-        config.CACHE_DIR = str(folders.home() / "compiled")
     from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 
     return NumbaLinear8()
@@ -204,10 +167,6 @@ def _differences(compiled: Linear8Kernels) -> list[str]:
         if theirs.numpy().tobytes() != ours.numpy().tobytes():
             differing.add(name)
     return sorted(differing)
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""linear8 in compiled loops, one pass over the elements; needs numba. Gives the bytes of `linear8.Portable`.
+"""linear8 in compiled loops, one pass over the elements; needs numba. Gives the bytes of `linear8.PortableLinear8`.
 
 Notable:
 - the same fp32 operations on each element, nothing fused or reordered (numba does neither unless asked to);
@@ -91,7 +91,7 @@ def _add(received, accumulator, weight):  # type: ignore[no-untyped-def]
 
 
 class NumbaLinear8:
-    """`linear8.Kernels` with numba. It holds nothing: any number of threads may use it at once."""
+    """`Linear8Kernels` with numba. It holds nothing: any number of threads may use it at once."""
 
     def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:
         return bool(_encode(values.numpy(), out))

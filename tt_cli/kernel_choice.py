@@ -1,0 +1,63 @@
+"""The choice between compiled and portable kernels, and its reason.
+
+All members of a run hold the same bytes, so kernels that differ in one bit are of no use: numba's are taken where they
+come to the portable ones' bytes on this very machine. The portable ones, with torch and numpy, always run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from tt_cli.run import folders
+
+INSTALL = "pip install 'tt-cli[numba]'"
+
+Kernels = TypeVar("Kernels")
+
+
+@dataclass(frozen=True)
+class Implementation(Generic[Kernels]):
+    """The kernels that run here: their name, "compiled" or "portable", and the reason for people."""
+
+    kernels: Kernels
+    name: str
+    reason: str
+
+
+def choose(
+    portable: Kernels, load: Callable[[], Kernels], differences: Callable[[Kernels], list[str]]
+) -> Implementation[Kernels]:
+    """The fastest kernels that are right on this machine; compiling or loading and testing them takes a moment.
+
+    load: imports numba's kernels. differences: names what they compute differently from the portable ones.
+    """
+    try:
+        _keep_machine_code()
+        compiled = load()
+        faults = differences(compiled)
+    except ImportError as error:
+        missing = error.name == "numba"
+        reason = f"numba is not installed: {INSTALL}" if missing else f"numba cannot be used: {_line(error)}"
+        return Implementation(portable, "portable", reason)
+    except Exception as error:  # numba, LLVM and the disk have no common error
+        return Implementation(portable, "portable", f"compiling failed: {_line(error)}")
+    if faults:
+        reason = f"the compiled kernels compute other bytes here ({', '.join(faults)})"
+        return Implementation(portable, "portable", reason)
+    return Implementation(compiled, "compiled", "numba is installed, and its kernels agree with torch to the last bit")
+
+
+def _keep_machine_code() -> None:
+    """Have numba keep it beside the package, or in this user's folder where that is read-only."""
+    from numba import config
+
+    if not (os.access(Path(__file__).parent, os.W_OK) or config.CACHE_DIR):
+        config.CACHE_DIR = str(folders.home() / "compiled")
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]
