@@ -124,7 +124,7 @@ def requests(port: int, paths: list[str]) -> list[float]:
     connection, spent = http.client.HTTPConnection("127.0.0.1", port, timeout=60), []
     for path in paths:
         started = time.perf_counter()
-        connection.request("GET", path, headers={"Accept-Encoding": "gzip"})
+        connection.request("GET", path, headers={"Accept-Encoding": "gzip, br"})
         answer = connection.getresponse()
         content = answer.read()
         spent.append(1e3 * (time.perf_counter() - started))

@@ -28,6 +28,7 @@ from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import load_run
 from tt_cli.swarm.records.snapshot import take_snapshot
 from tt_cli.web import web_app as room
+from tt_cli.web.index_html import STATIC
 from tt_cli.web.notebooks import NAMES, notebook
 from tt_cli.web.queries import Answers
 from tt_cli.web.step_columns import kept
@@ -161,6 +162,44 @@ def test_answers_are_compressed_known_again_and_safe(filled: Path) -> None:
     for answer in (first, again, *asked(answers, filled, "/", "/health", "/nothing", "/api/history?points=x")):
         for name, value in room.HEADERS.items():
             assert answer.headers[name] == value
+
+
+@pytest.mark.parametrize(
+    ("accepted", "coding"),
+    [
+        ("gzip, deflate, br, zstd", "br"),
+        ("br;q=0.5, gzip", "gzip"),
+        ("br;q=0, gzip;q=0.1", "gzip"),
+        ("*", "br"),
+        ("*;q=0.2, br;q=0", "gzip"),
+        ("GZIP", "gzip"),
+        ("deflate", None),
+        ("br;q=0, *;q=0", None),
+        ("identity, br;q=0.5", None),
+        ("br;q=5, gzip;q=x, ;;;", None),
+        ("", None),
+    ],
+)
+def test_the_coding_is_the_one_that_the_client_likes_best(filled: Path, accepted: str, coding: str | None) -> None:
+    answers = answers_in(filled)
+    plain = asked(answers, filled, *(paths := ("/api/run", "/", "/page.js")), accept_encoding="identity")
+    for answer, alike in zip(asked(answers, filled, *paths, accept_encoding=accepted), plain, strict=True):
+        assert answer.headers.get("content-encoding") == coding
+        assert "Accept-Encoding" in answer.headers["vary"]
+        assert answer.content == alike.content and answer.headers["etag"] == alike.headers["etag"]
+        assert (int(answer.headers["content-length"]) < 0.6 * len(answer.content)) == (coding is not None)
+
+
+def test_the_pages_files(filled: Path) -> None:
+    script, style, page, whole, missing = asked(
+        answers_in(filled), filled, "/page.js", "/page.css", "/", "/index.html", "/page.py"
+    )
+    assert "javascript" in script.headers["content-type"] and style.headers["content-type"].startswith("text/css")
+    assert script.content == (STATIC / "page.js").read_bytes()
+    assert page.text == whole.text and "tt join emoji" in page.text
+    assert (missing.status_code, missing.json()) == (404, {"detail": "Not Found"})
+    again = asked(answers_in(filled), filled, "/page.js", if_none_match=script.headers["etag"])[0]
+    assert (again.status_code, again.content) == (304, b"")
 
 
 def test_the_page_and_its_pictures(filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -90,7 +90,11 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
 
 def _read_ahead(answers: Answers) -> None:
-    """A long history takes a second to read: before the first who asks."""
+    """Compress the page's files and read the history, which takes a second if it is long: before the first who asks."""
+    from tt_cli.web.index_html import STATIC
+    from tt_cli.web.web_app import page_files
+
+    page_files(STATIC)
     with contextlib.suppress(DatabaseDown):
         answers.history.look()
 

@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 
 from tt_cli.errors import TTError
 from tt_cli.swarm.records.snapshot import PeerView
-from tt_cli.web.live_updates import Live
+from tt_cli.web.live_updates import LiveUpdates
 from tt_cli.web.queries import Answers, NothingYet
 from tt_cli.web.schemas import Snapshot
 
@@ -21,7 +21,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 class Metrics:
     """All that is told, gathered when it is asked for."""
 
-    def __init__(self, answers: Answers, live: Live):
+    def __init__(self, answers: Answers, live: LiveUpdates):
         self._answers, self._live = answers, live
         self._registry = CollectorRegistry()
         self._registry.register(self)

@@ -5,6 +5,8 @@ that the database does not answer or that the coordinator has not looked yet, wi
 """
 
 # No `from __future__ import annotations`: FastAPI resolves the annotations of the functions inside `make_app`.
+import functools
+import mimetypes
 import re
 from collections.abc import Callable, Hashable
 from pathlib import Path
@@ -14,17 +16,15 @@ from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from starlette.datastructures import MutableHeaders
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tt_cli.database import DatabaseDown
 from tt_cli.web import notebooks, schemas
 from tt_cli.web.index_html import STATIC, index_html
-from tt_cli.web.live_updates import MOST_CLIENTS, EventStream, Live
+from tt_cli.web.live_updates import MOST_CLIENTS, EventStream, LiveUpdates
 from tt_cli.web.metrics import CONTENT_TYPE, Metrics
 from tt_cli.web.queries import Answers, NothingYet, Window
-from tt_cli.web.response_cache import Cache, Encoded, respond, takes_gzip
+from tt_cli.web.response_cache import CODINGS, FILE_QUALITY, Representation, ResponseCache, accepted_coding, respond
 
 RETRY_SECONDS = 5
 DAY_SECONDS = 86400
@@ -49,14 +49,14 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     """The page of one run. pictures: the folder of those that were drawn."""
     app = FastAPI(title="tt", version="1", docs_url=None, redoc_url=None)
     app.add_middleware(SafeHeaders)
-    live, cache = Live(answers), Cache()
+    live, cache = LiveUpdates(answers), ResponseCache()
     metrics = Metrics(answers, live)
     app.add_exception_handler(DatabaseDown, _not_now)
     app.add_exception_handler(NothingYet, _nothing_yet)
     app.add_exception_handler(RequestValidationError, _malformed)
 
     def cached(request: Request, key: Hashable, seconds: float, make: Callable[[], Any]) -> Response:
-        return respond(request, cache.get(key, seconds, lambda: Encoded.of(make())))
+        return respond(request, cache.get(key, seconds, lambda: Representation.of_json(make())))
 
     def described(form: type[Any], *, parameters: bool = False, missing: str = "") -> dict[str, Any]:
         problems = {
@@ -73,15 +73,14 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
             },
         }
 
-    @app.get("/api/run", **described(schemas.Run))
-    def run(request: Request) -> Response:
-        """What the run is and how to join it."""
-        return cached(request, "run", 5.0, answers.run)
+    def publish(name: str, form: type[Any], seconds: float, make: Callable[[], Any], description: str) -> None:
+        def answer(request: Request) -> Response:
+            return cached(request, name, seconds, make)
 
-    @app.get("/api/snapshot", **described(schemas.Snapshot))
-    def snapshot(request: Request) -> Response:
-        """The swarm now."""
-        return cached(request, "snapshot", 1.0, answers.snapshot)
+        app.get(f"/api/{name}", name=name, description=description, **described(form))(answer)
+
+    publish("run", schemas.Run, 5.0, answers.run, "The run, and how to join it.")
+    publish("snapshot", schemas.Snapshot, 1.0, answers.snapshot, "The swarm now.")
 
     @app.get("/api/history", **described(schemas.Steps, parameters=True))
     def history(request: Request, points: Points = 1000, first: StepNumber = None, last: StepNumber = None) -> Response:
@@ -104,40 +103,25 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
         """Who gave how much."""
         return cached(request, ("leaderboard", window), 10.0, lambda: answers.leaderboard(window))
 
-    @app.get("/api/peers", **described(schemas.Peers))
-    def peers(request: Request) -> Response:
-        """Everybody who has been seen."""
-        return cached(request, "peers", 10.0, answers.peers)
-
-    @app.get("/api/checkpoints", **described(schemas.Checkpoints))
-    def checkpoints(request: Request) -> Response:
-        """Checkpoints, and what was drawn from them."""
-        return cached(request, "checkpoints", 5.0, answers.checkpoints)
-
-    @app.get("/api/rounds", **described(schemas.Rounds))
-    def rounds(request: Request) -> Response:
-        """The newest averaging rounds."""
-        return cached(request, "rounds", 2.0, answers.rounds)
-
-    @app.get("/api/figures", **described(schemas.Figures))
-    def figures(request: Request) -> Response:
-        """This run's own numbers for the five challenges."""
-        return cached(request, "figures", 10.0, answers.figures)
+    publish("peers", schemas.Peers, 10.0, answers.peers, "Everybody who has been seen.")
+    publish("checkpoints", schemas.Checkpoints, 5.0, answers.checkpoints, "Checkpoints, and what was drawn from them.")
+    publish("rounds", schemas.Rounds, 2.0, answers.rounds, "The newest averaging rounds.")
+    publish("figures", schemas.Figures, 10.0, answers.figures, "This run's own numbers for the five challenges.")
 
     @app.get("/api/calculator", **described(schemas.Table, parameters=True, missing="no such model"))
     def calculator(request: Request, model: Annotated[str, Query(max_length=40)] = "run") -> Response:
         """What training takes of memory: all answers for one model, of which the page shows what is asked."""
-        known = answers.calculator
-        if known is None or model not in known.names:
-            return _problem(404, "no such model" if known else "this page has no calculator")
-        return cached(request, ("calculator", model), DAY_SECONDS, lambda: known.table(model))
+        tables = answers.calculator
+        if tables is None or model not in tables.names:
+            return _problem(404, "no such model" if tables else "this page has no calculator")
+        return cached(request, ("calculator", model), DAY_SECONDS, lambda: tables.table(model))
 
     @app.get("/api/events", include_in_schema=False)
     async def events(request: Request) -> Any:
         """What is new, as server-sent events."""
         if live.clients >= MOST_CLIENTS:
             return _problem(503, "too many follow live updates: ask again and again instead", 60)
-        return EventStream(live, takes_gzip(request))
+        return EventStream(live, accepted_coding(request, "gzip") == "gzip")
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def numbers() -> Response:
@@ -147,8 +131,8 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     @app.get("/health", response_model=None, responses={200: {"model": schemas.Health}, 503: {"model": schemas.Health}})
     def health() -> Response:
         """Whether everything works, and what does not."""
-        found = answers.health()
-        return JSONResponse(found, 200 if found["status"] == "ok" else 503, {"Cache-Control": "no-store"})
+        report = answers.health()
+        return JSONResponse(report, 200 if report["status"] == "ok" else 503, {"Cache-Control": "no-store"})
 
     @app.get("/pictures/{name}", include_in_schema=False)
     def picture(name: str) -> Response:
@@ -173,11 +157,29 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
             return PlainTextResponse(
                 "The page has not been built: scripts/build_page builds it. The answers are under /api.\n"
             )
-        page = cache.get("index", 5.0, lambda: Encoded.of_bytes(index_html(answers.run()).encode()))
+        page = cache.get("index", 5.0, lambda: Representation(index_html(answers.run()).encode()))
         return respond(request, page, "text/html; charset=utf-8")
 
-    app.mount("/", GZipMiddleware(StaticFiles(directory=STATIC, check_dir=False), minimum_size=1000))
+    @app.api_route("/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+    def asset(request: Request, name: str) -> Response:
+        """One of the files that the page loads."""
+        if name not in page_files(STATIC):
+            return _problem(404, "Not Found")
+        if name == "index.html":
+            return index(request)
+        return respond(request, page_files(STATIC)[name], mimetypes.guess_type(name)[0] or "text/plain")
+
     return app
+
+
+@functools.cache
+def page_files(folder: Path) -> dict[str, Representation]:
+    """The built page's files by name, compressed as well as can be."""
+    files = {file.name: Representation(file.read_bytes(), FILE_QUALITY) for file in folder.glob("*")}
+    for coding in CODINGS:
+        for file in files.values():
+            file.encoded(coding)
+    return files
 
 
 class SafeHeaders:
