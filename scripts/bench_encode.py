@@ -77,7 +77,8 @@ def ours(folder: Path, out: Path, vqgan: Vqgan, run: RunConfig, device: torch.de
     encoder = encoding.PictureEncoder(vqgan.to(device), device, run.vqgan.codebook_size)
     batch, _ = encoding.choose_batch(device, run.vqgan.pixels)
     fields = encoding.fields_of(encoding.first_picture(source))
-    done = encoding.encode(source, run, encoder, journal, fields=fields, batch=batch, workers=workers)
+    job = encoding.EncodingJob(source, run, fields=fields, batch=batch, workers=workers)
+    done = encoding.encode(job, encoder, journal)
     journal.close()
     return done.counts["kept"]
 

@@ -17,12 +17,13 @@ import numpy as np
 import pytest
 from data.rows import row, run_on
 
+from tt_cli.data.build import decoder_pool
 from tt_cli.data.build import encoder as encoding
-from tt_cli.data.build.encoder import WorkShare, encode, fields_of, first_picture, reason_against, settings
+from tt_cli.data.build.encoder import EncodingJob, WorkShare, encode, fields_of, first_picture, reason_against
 from tt_cli.data.build.journal import Journal, agree_on
 from tt_cli.data.build.picture_decoding import Decoded, Undecodable
 from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit
-from tt_cli.data.examples import RowFilter
+from tt_cli.data.examples import RowFilter, RowRules
 from tt_cli.data.shard_format import CONTAINERS, read_rows
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, load_run
@@ -86,7 +87,7 @@ class InProcess:
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> RunConfig:
-    monkeypatch.setattr(encoding, "_Decoders", InProcess)
+    monkeypatch.setattr(encoding, "DecoderPool", InProcess)
     return run_on("any")
 
 
@@ -100,12 +101,11 @@ def do(
     **how: Any,
 ) -> encoding.EncodingProgress:
     """What the command does."""
-    how.setdefault("column", "code")
-    fields = fields_of(first_picture(source))
-    agree_on(out, settings(run, source, part, how["column"], container, fields))
+    job = EncodingJob(source, run, part, fields=fields_of(first_picture(source)), **how)
+    agree_on(out, job.settings(container))
     journal = Journal(out, part.index, container, target)
     try:
-        return encode(source, run, encoder, journal, part=part, fields=fields, **how)
+        return encode(job, encoder, journal)
     finally:
         journal.close()
 
@@ -286,12 +286,13 @@ def test_what_was_encoded_is_not_encoded_again(tmp_path: Path, run: RunConfig) -
 
     journal = Journal(tmp_path, 0, ".parquet")
     with pytest.raises(TTError, match="the GPU is gone"):
-        encode(Units(MIXED), run, some, journal, batch=4)
+        encode(EncodingJob(Units(MIXED), run), some, journal)
     journal.close()
     journal = Journal(tmp_path, 0, ".parquet")
     assert [one["caption"] for one in journal.rows] == [f"row {i}" for i in range(12)]
     again: list[int] = []
-    encode(Units(MIXED), run, lambda pixels: (again.extend(pixels[:, 0, 0, 0].tolist()), encoder(pixels))[1], journal)
+    job = EncodingJob(Units(MIXED), run)
+    encode(job, lambda pixels: (again.extend(pixels[:, 0, 0, 0].tolist()), encoder(pixels))[1], journal)
     journal.close()
     assert [*seen, *again] == [*range(20), *range(30, 50)]
 
@@ -347,15 +348,17 @@ def test_a_full_disk_is_one_line_and_work_goes_on_after_it(tmp_path: Path, run: 
     ],
 )
 def test_the_filters_are_those_of_training(changes: dict[str, Any]) -> None:
-    assert reason_against(picture(1, **changes), run_on("any")) == RowFilter(run_on("any")).reason(row(**changes))
+    assert reason_against(picture(1, **changes), RowRules.of(run_on("any"))) == RowFilter(run_on("any")).reason(
+        row(**changes)
+    )
 
 
 def test_more_reasons() -> None:
-    run = run_on("any")
-    assert reason_against(picture(1, caption="a\ud800b"), run) == "not_utf8"
-    assert reason_against(picture(1, content=None), run) == "missing"
-    assert reason_against(picture(1, original_width=0), run) is None, "the picture itself will say"
-    lenient = run_on("any", min_caption_length=0, max_aspect_ratio=9.0, nsfw_allowed=["NSFW"])
+    rules = RowRules.of(run_on("any"))
+    assert reason_against(picture(1, caption="a\ud800b"), rules) == "not_utf8"
+    assert reason_against(picture(1, content=None), rules) == "missing"
+    assert reason_against(picture(1, original_width=0), rules) is None, "the picture itself will say"
+    lenient = RowRules.of(run_on("any", min_caption_length=0, max_aspect_ratio=9.0, nsfw_allowed=["NSFW"]))
     assert reason_against(picture(1, caption="x", NSFW="NSFW", original_width=4000), lenient) is None
 
 
@@ -367,12 +370,13 @@ def test_a_picture_that_kills_its_process_is_listed(tmp_path: Path, monkeypatch:
 
     file = io.BytesIO()
     Image.new("RGB", (40, 40), (200, 0, 0)).save(file, "PNG")
-    monkeypatch.setattr(encoding, "decode", dying_decode)
+    monkeypatch.setattr(decoder_pool, "decode", dying_decode)
     pictures = [picture(i, content=b"die" if i in (3, 4) else file.getvalue()) for i in range(10)]
     run = load_run("emoji")
     agree_on(tmp_path, {})
     journal = Journal(tmp_path, 0, ".parquet")
-    progress = encode(Units(pictures), run, lambda pixels: pixels[:, :8, :8, 0] * 0 + 5, journal, workers=2)
+    job = EncodingJob(Units(pictures), run, workers=2)
+    progress = encode(job, lambda pixels: pixels[:, :8, :8, 0] * 0 + 5, journal)
     journal.close()
     assert progress.counts == {"seen": 10, "kept": 8, "broken": 2}
     assert captions_in(tmp_path) == [f"row {i}" for i in range(10) if i not in (3, 4)]

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -195,11 +196,11 @@ def _encode(args: argparse.Namespace) -> int:
     config = load_run(args.run)
     device = _device(args.device)
     source = open_source(args.source, split=args.split, revision=args.revision)
-    part = encoding.WorkShare(*args.shard)
-    column = args.column or config.data.code_column
     fields = encoding.fields_of(encoding.first_picture(source))
-    journal.agree_on(args.out, encoding.settings(config, source, part, column, args.container, fields))
-    work = journal.Journal(args.out, part.index, f".{args.container}")
+    column = args.column or config.data.code_column
+    job = encoding.EncodingJob(source, config, encoding.WorkShare(*args.shard), column, fields)
+    journal.agree_on(args.out, job.settings(args.container))
+    work = journal.Journal(args.out, job.share.index, f".{args.container}")
     try:
         encoder = encoding.PictureEncoder(load_vqgan(config).to(device), device, config.vqgan.codebook_size)
         batch, reason = encoding.choose_batch(device, config.vqgan.pixels)
@@ -207,19 +208,9 @@ def _encode(args: argparse.Namespace) -> int:
             batch, reason = args.batch, f"{args.batch} pictures at a time, as --batch says"
         workers = args.workers or (max(1, min(16, encoding.cores() - 1)) if device.type != "cpu" else 1)
         tell = _teller(args.json, f"{device}; {reason}; {plural(workers, 'worker')} to decode them")
-        done = encoding.encode(
-            source,
-            config,
-            encoder,
-            work,
-            part=part,
-            column=column,
-            fields=fields,
-            batch=batch,
-            workers=workers,
-            tell=lambda progress: tell("progress", progress),
-        )
-        journal.write_sums(args.out, part.count)
+        job = replace(job, batch=batch, workers=workers)
+        done = encoding.encode(job, encoder, work, lambda progress: tell("progress", progress))
+        journal.write_sums(args.out, job.share.count)
         tell("done", done)
         return 0
     finally:

@@ -6,6 +6,7 @@ than all the rest of reading. Only rows with something odd about them are looked
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
@@ -67,12 +68,12 @@ class ColumnRows(Sequence[Row]):
         if codes is None or captions is None:
             return None
         least = rules.min_caption_length if rules.filtered else 1
-        passed = np.array([bool(one) and len(one) >= least and not one.isspace() for one in captions], dtype=bool)
+        passed = np.array([bool(text) and len(text) >= least and not text.isspace() for text in captions], dtype=bool)
         if rules.filtered:
-            for more in (self._labelled(rules), self._shaped(rules)):
-                if more is None:
+            for fits in (self._labelled(rules), self._shaped(rules)):
+                if fits is None:
                     return None
-                passed &= more
+                passed &= fits
         return captions, codes, passed
 
     def _column(self, name: str) -> Any:
@@ -148,9 +149,41 @@ def column_values(column: Any) -> list[Any]:
         ]
 
 
-def text_or_bytes(value: bytes) -> str | bytes:
+def column_batches(table: Any, columns: Sequence[str], size: int, skip: int) -> Iterator[ColumnRows]:
+    """The rows of a pyarrow ParquetFile from number `skip` on, up to `size` at a time. columns: that are read."""
+    for group in range(table.num_row_groups):
+        rows = table.metadata.row_group(group).num_rows
+        if skip >= rows:
+            skip -= rows
+            continue
+        for batch in table.iter_batches(batch_size=size, row_groups=[group], columns=columns):
+            if skip < batch.num_rows:
+                yield ColumnRows(batch.slice(skip))
+            skip -= min(skip, batch.num_rows)
+
+
+def text_or_bytes(value: bytes, encoding: str = "utf-8") -> str | bytes:
     """As text; as it is where it is not UTF-8."""
     try:
-        return value.decode("utf-8")
+        return value.decode(encoding)
     except UnicodeDecodeError:
         return value
+
+
+def unescaped(text: str) -> str | bytes:
+    """Text that was decoded with "surrogateescape" as the bytes that it was, where those are not UTF-8."""
+    if text.isascii():
+        return text
+    strange = [character for character in text if "\ud800" <= character <= "\udfff"]
+    if not strange or not all("\udc80" <= character <= "\udcff" for character in strange):
+        return text
+    return text_or_bytes(text.encode("utf-8", "surrogateescape"))
+
+
+def json_object(text: str) -> Row:
+    """A JSON object; an empty one for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,16 +68,20 @@ class Counts:
 
     @property
     def dropped(self) -> int:
-        return sum(getattr(self, field.name) for field in fields(self)) - self.kept
+        return self.problems().total()
 
     def add(self, other: Mapping[str, int]) -> None:
         """Add counts by field name."""
         for name, count in other.items():
             setattr(self, name, getattr(self, name) + count)
 
+    def problems(self) -> Counter[str]:
+        """Rows that were left out, by why."""
+        return Counter({name: count for name, count in vars(self).items() if name != "kept" and count})
+
     def in_words(self) -> str:
         """Such as "12 rows: kept 10, nsfw 2"."""
-        parts = [f"{field.name} {getattr(self, field.name)}" for field in fields(self) if getattr(self, field.name)]
+        parts = [f"{name} {count}" for name, count in vars(self).items() if count]
         return f"{self.kept + self.dropped} rows: {', '.join(parts) or 'none'}".replace("_", " ")
 
 
@@ -107,16 +111,35 @@ class RowRules:
             nsfw_allowed=tuple(data.nsfw_allowed),
         )
 
+    def against_caption(self, caption: Any) -> str | None:
+        """The field of `Counts` that tells why a caption is no good, None if it is."""
+        if not isinstance(caption, str) or not caption.strip():
+            return "no_caption" if caption is None or isinstance(caption, str) else "not_utf8"
+        if not caption.isascii() and not _is_utf8(caption):
+            return "not_utf8"
+        return "short_caption" if self.filtered and len(caption) < self.min_caption_length else None
+
+    def against_shape(self, width: Any, height: Any) -> str | None:
+        """As `against_caption`, of the sides of a picture in pixels."""
+        sides = (width or 0, height or 0)
+        if not all(isinstance(side, (int, float)) for side in sides):
+            return "wrong_type"
+        return None if min(sides) > 0 and max(sides) <= self.max_aspect_ratio * min(sides) else "aspect_ratio"
+
 
 class RowFilter:
-    """Tells rows that may be trained on from those that may not, and counts both."""
+    """Tells rows that may be trained on from those that may not, and counts both.
 
-    def __init__(self, run: RunConfig | RowRules) -> None:
+    hopeless: bad rows one after the other after which the data set is said to be unusable (HOPELESS).
+    """
+
+    def __init__(self, run: RunConfig | RowRules, hopeless: float | None = None) -> None:
         self.rules = run if isinstance(run, RowRules) else RowRules.of(run)
         self.codebook_size = self.rules.codebook_size
         self.nsfw_allowed = frozenset(self.rules.nsfw_allowed)
         self.counts = Counts()
         self._width = {name: column_bytes(name, self.rules.codes, self.codebook_size) for name in CODE_COLUMNS}
+        self._hopeless = HOPELESS if hopeless is None else hopeless
         self._in_vain = 0  # rows since the last that `sift` or `collate` kept
 
     def reason(self, row: Mapping[str, Any]) -> str | None:
@@ -125,25 +148,18 @@ class RowFilter:
         Codes out of range are found by `collate`, for many rows at once. Width and height of 0, and a label of None,
         are unlike their absence: the data set has the column, and this row fails it.
         """
-        caption = row.get("caption")
-        if not isinstance(caption, str) or not caption.strip():
-            return "no_caption" if caption is None or isinstance(caption, str) else "not_utf8"
+        if (reason := self.rules.against_caption(row.get("caption"))) is not None:
+            return reason
         if self._column(row) is None:
             return "code_width"
-        if not caption.isascii() and not _is_utf8(caption):
-            return "not_utf8"
-        if not self.rules.filtered:
-            return None
-        if len(caption) < self.rules.min_caption_length:
-            return "short_caption"
-        if "NSFW" in row:
+        if self.rules.filtered and "NSFW" in row:
             label = row["NSFW"]
             if label is not None and not isinstance(label, str):
                 return "wrong_type"
             if label not in self.nsfw_allowed:
                 return "nsfw"
-        if "original_width" in row and "original_height" in row:
-            return self._shape(row["original_width"], row["original_height"])
+        if self.rules.filtered and "original_width" in row and "original_height" in row:
+            return self.rules.against_shape(row["original_width"], row["original_height"])
         return None
 
     def __call__(self, rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
@@ -157,7 +173,7 @@ class RowFilter:
                 continue
             self.counts.add({reason: 1})
             in_vain += 1
-            if in_vain == HOPELESS:
+            if in_vain >= self._hopeless:
                 raise self.unusable()
 
     def sift(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -220,7 +236,7 @@ class RowFilter:
 
     def _look(self, seen: int, kept: bool) -> None:
         self._in_vain = 0 if kept else self._in_vain + seen
-        if self._in_vain >= HOPELESS:
+        if self._in_vain >= self._hopeless:
             raise self.unusable()
 
     def _column(self, row: Mapping[str, Any]) -> str | None:
@@ -229,14 +245,6 @@ class RowFilter:
             return CODE
         if isinstance(code := row.get(PACKED), bytes) and len(code) == self._width[PACKED]:
             return PACKED
-        return None
-
-    def _shape(self, width: Any, height: Any) -> str | None:
-        sides = (width or 0, height or 0)
-        if not all(isinstance(side, (int, float)) for side in sides):
-            return "wrong_type"
-        if min(sides) <= 0 or not max(sides) <= self.rules.max_aspect_ratio * min(sides):
-            return "aspect_ratio"
         return None
 
 

@@ -33,12 +33,11 @@ from typing import Any, BinaryIO
 
 from tt_cli.atomic_write import atomic_file
 from tt_cli.data.codes import CODE_COLUMNS
-from tt_cli.data.columns import ColumnRows, Row, text_or_bytes
-from tt_cli.errors import TTError
+from tt_cli.data.columns import SIZES, Row, column_batches, json_object, text_or_bytes, unescaped
+from tt_cli.errors import TTError, first_line
 
 CONTAINERS = (".parquet", ".tar", ".jsonl.br")
 TEXTS = ("caption", "NSFW")
-SIZES = ("original_width", "original_height")
 COLUMNS = (*TEXTS, *SIZES, *CODE_COLUMNS)
 TARGET_BYTES = 10_000_000  # of a shard, before Brotli takes a tenth or a fifth off
 BATCH_ROWS = 512
@@ -124,16 +123,7 @@ def _read_parquet(file: BinaryIO, name: str, skip: int) -> Iterator[Sequence[Row
     with _damage(name):
         shard = pyarrow.parquet.ParquetFile(file, page_checksum_verification=True)
         columns = _parquet_columns(shard.schema_arrow, name)
-    for group in range(shard.num_row_groups):
-        rows = shard.metadata.row_group(group).num_rows
-        if skip >= rows:
-            skip -= rows
-            continue
-        with _damage(name):
-            for batch in shard.iter_batches(batch_size=BATCH_ROWS, row_groups=[group], columns=columns):
-                if skip < batch.num_rows:
-                    yield ColumnRows(batch.slice(skip))
-                skip -= min(skip, batch.num_rows)
+        yield from column_batches(shard, columns, BATCH_ROWS, skip)
 
 
 def _parquet_columns(schema: Any, name: str) -> list[str]:
@@ -207,16 +197,11 @@ def _lines(stream: Any, name: str) -> Iterator[bytes]:
 
 def _parsed(line: bytes) -> Row:
     """What is understood of a line: nothing of what is no JSON object."""
-    try:
-        found = json.loads(line.decode("utf-8", "surrogateescape"))
-    except (ValueError, RecursionError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-    row: Row = {column: found[column] for column in COLUMNS if column in found}
+    known = json_object(line.decode("utf-8", "surrogateescape"))
+    row: Row = {column: known[column] for column in COLUMNS if column in known}
     for column in TEXTS:
         if isinstance(text := row.get(column), str) and not text.isascii():
-            row[column] = text_or_bytes(text.encode("utf-8", "surrogateescape")) if _escaped(text) else text
+            row[column] = unescaped(text)
     for column in CODE_COLUMNS:
         if isinstance(row.get(column), str):
             try:
@@ -224,12 +209,6 @@ def _parsed(line: bytes) -> Row:
             except ValueError:  # stays text, which is no code
                 continue
     return row
-
-
-def _escaped(text: str) -> bool:
-    """Whether there are bytes in it that were not UTF-8, and nothing else of the kind."""
-    strange = [character for character in text if "\ud800" <= character <= "\udfff"]
-    return bool(strange) and all("\udc80" <= character <= "\udcff" for character in strange)
 
 
 def _as_json(row: Mapping[str, Any]) -> str:
@@ -378,7 +357,7 @@ _WRITERS: dict[str, Callable[[Path, Sequence[Mapping[str, Any]]], None]] = {
 
 @contextmanager
 def _damage(name: str) -> Iterator[None]:
-    """Turns what the libraries raise over a damaged file into one line."""
+    """Raise what the libraries raise over a damaged file as one line."""
     import tarfile
 
     import pyarrow
@@ -386,5 +365,5 @@ def _damage(name: str) -> Iterator[None]:
     try:
         yield
     except (pyarrow.ArrowException, tarfile.TarError, OSError, EOFError, UnicodeDecodeError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise TTError(f"the shard {name} cannot be read to its end ({reason}); fetch or make it again") from error
+        words = f"the shard {name} cannot be read to its end ({first_line(error)}); fetch or make it again"
+        raise TTError(words) from error

@@ -6,24 +6,24 @@ import base64
 import html
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tt_cli.data.codes import CODE_COLUMNS, column_bytes, from_column
+from tt_cli.data.codes import CODE_COLUMNS
 from tt_cli.data.columns import Row
+from tt_cli.data.examples import RowFilter, RowRules
 from tt_cli.data.build.journal import SETTINGS, SHARDS
-from tt_cli.data.shard_format import CONTAINERS, container_of, read_rows
+from tt_cli.data.shard_format import CONTAINERS, container_of, read_batches
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
 from tt_cli.run.sections import VqganPart
-from tt_cli.terminal.format import byte_count, plural
-
-BARS = "▁▂▃▄▅▆▇█"
+from tt_cli.terminal.format import SPARKS, byte_count, plural
 
 
 @dataclass
@@ -113,64 +113,37 @@ def inspect(files: Sequence[Path], run: RunConfig, samples: int, seed: int) -> I
     Raises UsageError where no row has codes.
     """
     rng = np.random.default_rng(seed)
-    found = Inspection("", run.vqgan.codebook_size, used=np.zeros(run.vqgan.codebook_size, np.int64))
-    taken = 0
+    result = Inspection("", run.vqgan.codebook_size, used=np.zeros(run.vqgan.codebook_size, np.int64))
+    row_filter = RowFilter(replace(RowRules.of(run), filtered=False), hopeless=math.inf)
     for file in files:
-        found.shards += 1
-        found.bytes += file.stat().st_size
-        for chunk in _chunks(file, found):
-            captions, codes = _good(chunk, run, found)
-            found.used += np.bincount(codes.ravel(), minlength=found.codebook_size)
-            for caption, one in zip(captions, codes, strict=True):
-                found.caption_characters += len(caption)
-                taken += 1
-                place = len(found.samples) if len(found.samples) < samples else int(rng.integers(taken))
+        result.shards += 1
+        result.bytes += file.stat().st_size
+        for batch in _batches(file, result):
+            result.rows += len(batch)
+            result.column = result.column or next((column for column in CODE_COLUMNS if column in batch[0]), "")
+            captions, codes, _ = row_filter.sift(batch)
+            result.used += np.bincount(codes.ravel(), minlength=result.codebook_size)
+            result.caption_characters += sum(map(len, captions))
+            first = row_filter.counts.kept - len(captions)
+            for taken, example in enumerate(zip(captions, codes, strict=True), first + 1):
+                place = len(result.samples) if len(result.samples) < samples else int(rng.integers(taken))
                 if place < samples:
-                    found.samples[place : place + 1] = [(caption, one)]
-    if not found.column and not found.damaged:
+                    result.samples[place : place + 1] = [example]
+    if not result.column and not result.damaged:
         raise UsageError(f"the shards have no column {' or '.join(CODE_COLUMNS)}")
-    return found
+    result.problems = row_filter.counts.problems()
+    return result
 
 
-def _chunks(path: Path, found: Inspection, size: int = 512) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
+def _batches(path: Path, result: Inspection) -> Iterator[Sequence[Row]]:
+    """The rows of a shard as far as it can be read."""
     try:
         with path.open("rb") as file:
-            for row in read_rows(file, path.name):
-                chunk.append(row)
-                if len(chunk) == size:
-                    yield chunk
-                    chunk = []
+            yield from read_batches(file, path.name)
     except OSError as error:
-        found.damaged.append(f"cannot read {path}: {error.strerror or error}")
+        result.damaged.append(f"cannot read {path}: {error.strerror or error}")
     except TTError as error:
-        found.damaged.append(str(error))
-    yield chunk
-
-
-def _good(rows: Sequence[Row], run: RunConfig, found: Inspection) -> tuple[list[str], np.ndarray]:
-    """Captions and codes (b, n) of the rows that could be trained on; the others are counted."""
-    found.rows += len(rows)
-    count = run.vqgan.grid**2
-    captions: list[str] = []
-    strings: list[bytes] = []
-    for row in rows:
-        column = next((column for column in CODE_COLUMNS if column in row), "")
-        found.column = found.column or column
-        caption, code = row.get("caption"), row.get(found.column) if found.column else None
-        width = column_bytes(found.column, count, found.codebook_size)
-        if not isinstance(caption, str) or not caption.strip():
-            found.problems["no_caption"] += 1
-        elif not isinstance(code, bytes) or len(code) != width:
-            found.problems["code_width"] += 1
-        else:
-            captions.append(caption)
-            strings.append(code)
-    codes = from_column(found.column, strings, count, found.codebook_size)
-    good = np.all((codes >= 0) & (codes < found.codebook_size), axis=1)
-    if not good.all():
-        found.problems["code_range"] += int((~good).sum())
-    return [caption for caption, fine in zip(captions, good, strict=True) if fine], codes[good]
+        result.damaged.append(str(error))
 
 
 def as_text(found: Inspection) -> str:
@@ -183,7 +156,7 @@ def as_text(found: Inspection) -> str:
         f"{facts['bytes_per_row']:,.1f} bytes a row",
         f"codes: {facts['codes_used']:,} of {found.codebook_size:,} are used, "
         f"{facts['bits_per_code']:.2f} bits each (column {found.column})",
-        "".join(BARS[min(7, 8 * count // (most + 1))] for count in bins),
+        "".join(SPARKS[8 * count // (most + 1)] for count in bins),
         f"captions: {facts['caption_characters']:,.1f} characters on average",
     ]
     lines += [f"not to be trained on, {key.replace('_', ' ')}: {count:,}" for key, count in found.problems.items()]

@@ -133,19 +133,10 @@ def _square(picture: Image.Image, side: int) -> Image.Image:
 
 def _turned(picture: Image.Image, orientation: int) -> Image.Image:
     """As EXIF says that it is to be looked at."""
-    from PIL import Image
+    from PIL import ImageOps
 
-    turns = Image.Transpose
-    methods = {
-        2: turns.FLIP_LEFT_RIGHT,
-        3: turns.ROTATE_180,
-        4: turns.FLIP_TOP_BOTTOM,
-        5: turns.TRANSPOSE,
-        6: turns.ROTATE_270,
-        7: turns.TRANSVERSE,
-        8: turns.ROTATE_90,
-    }
-    return picture.transpose(methods[orientation]) if orientation in methods else picture
+    picture.getexif()[_ORIENTATION] = orientation  # which converting and resizing may have lost
+    return ImageOps.exif_transpose(picture)
 
 
 def end_with(process: int) -> None:

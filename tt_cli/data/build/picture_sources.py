@@ -18,17 +18,17 @@ Notable:
 from __future__ import annotations
 
 import csv
-import json
-import os
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from tt_cli.data.columns import ColumnRows
+from tt_cli.data.columns import column_batches, json_object, text_or_bytes, unescaped
+from tt_cli.data.folder_walk import files_below
 from tt_cli.data.shard_format import LARGEST_MEMBER, tar_samples
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, first_line
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2")
 TABLES = (".parquet", ".jsonl", ".csv")
@@ -96,7 +96,7 @@ def open_source(name: str, *, split: str = "train", revision: str | None = None)
 
 
 def _folder(path: Path) -> PictureSource:
-    files = walk(path)
+    files = files_below(path, lambda error: _unreadable(path, error))
     if tars := [file for file in files if file.suffix.lower() == ".tar"]:
         return TarSource(tars)
     for ending in TABLES:
@@ -108,35 +108,10 @@ def _folder(path: Path) -> PictureSource:
     return FolderSource(path, pictures)
 
 
-def walk(folder: Path) -> list[Path]:
-    """All files under a folder, links followed, each folder entered once, in the order of their paths.
-
-    Raises UsageError where the folder itself cannot be read; others that cannot are passed over.
-    """
-    found: list[Path] = []
-    entered: set[tuple[int, int]] = set()
-    waiting = [folder]
-    while waiting:
-        here = waiting.pop()
-        try:
-            status = here.stat()
-            entries = list(os.scandir(here))
-        except OSError as error:
-            if here == folder:
-                raise UsageError(f"cannot read the folder {folder}: {error.strerror or error}") from error
-            continue
-        if (status.st_dev, status.st_ino) in entered:
-            continue
-        entered.add((status.st_dev, status.st_ino))
-        for entry in entries:
-            if entry.name.startswith("."):
-                continue
-            try:
-                folder_too = entry.is_dir()
-            except OSError:  # a link to itself
-                folder_too = False
-            (waiting if folder_too else found).append(Path(entry.path))
-    return sorted(found)
+def _unreadable(path: Path, error: OSError) -> None:
+    """Raise UsageError where the folder itself cannot be read; others that cannot are passed over."""
+    if error.filename == str(path):
+        raise UsageError(f"cannot read the folder {path}: {error.strerror or error}") from error
 
 
 class FolderSource:
@@ -155,17 +130,9 @@ class FolderSource:
 def _caption_beside(path: Path) -> str | bytes | None:
     try:
         with path.with_suffix(".txt").open("rb") as file:
-            return decoded_text(file.read(LARGEST_MEMBER).strip())
+            return text_or_bytes(file.read(LARGEST_MEMBER).strip(), "utf-8-sig")
     except OSError:
         return None
-
-
-def decoded_text(text: bytes) -> str | bytes:
-    """As UTF-8, or as it is where it is something else."""
-    try:
-        return text.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        return text
 
 
 class TarSource:
@@ -186,16 +153,10 @@ class TarSource:
     @staticmethod
     def _picture(path: Path, members: Mapping[str, bytes]) -> CaptionedPicture:
         name = f"{path.name}/{members[''].decode('utf-8', 'replace')}"
-        row: Any = {}
-        if "json" in members:
-            try:
-                row = json.loads(members["json"])
-            except (ValueError, RecursionError):
-                row = {}
-        row = dict(row) if isinstance(row, dict) else {}
+        row = json_object(members.get("json", b"").decode("utf-8", "surrogateescape"))
         if "txt" in members:
             row = {key: value for key, value in row.items() if key.lower() not in CAPTION}
-            row["caption"] = decoded_text(members["txt"].strip())
+            row["caption"] = text_or_bytes(members["txt"].strip(), "utf-8-sig")
         content = next((members[kind] for kind in members if f".{kind}" in PICTURES), None)
         return picture_of(name, {**row, "image": content}, None)
 
@@ -230,32 +191,11 @@ def _rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
         lines = (line.decode("utf-8", "surrogateescape") for line in file)
         if path.suffix.lower() == ".csv":
             csv.field_size_limit(LARGEST_MEMBER)
-            rows: Iterator[Any] = csv.DictReader(_without_mark(lines))
+            rows: Iterator[Any] = csv.DictReader(line.removeprefix("\ufeff") for line in lines)
         else:
-            rows = (_json_row(line) for line in lines)
-        for number, row in enumerate(rows):
-            if number >= skip:
-                yield {str(key): _unescaped(value) for key, value in row.items()}
-
-
-def _without_mark(lines: Iterator[str]) -> Iterator[str]:
-    for line in lines:
-        yield line.removeprefix("\ufeff")
-
-
-def _json_row(line: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return row if isinstance(row, dict) else {}
-
-
-def _unescaped(value: Any) -> Any:
-    """Text that was not UTF-8 as the bytes that it was."""
-    if isinstance(value, str) and any("\udc80" <= character <= "\udcff" for character in value):
-        return value.encode("utf-8", "surrogateescape")
-    return value
+            rows = map(json_object, lines)
+        for row in itertools.islice(rows, skip, None):
+            yield {str(key): unescaped(value) if isinstance(value, str) else value for key, value in row.items()}
 
 
 def _parquet_rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
@@ -264,15 +204,8 @@ def _parquet_rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
     with pyarrow.parquet.ParquetFile(path) as table:
         wanted = {*CAPTION, *EMBEDDED, *BESIDE, *(name for names in FIELDS.values() for name in names)}
         columns = [name for name in table.schema_arrow.names if name.lower() in wanted]
-        for group in range(table.num_row_groups):
-            rows = table.metadata.row_group(group).num_rows
-            if skip >= rows:
-                skip -= rows
-                continue
-            for batch in table.iter_batches(batch_size=64, row_groups=[group], columns=columns):
-                part = batch.slice(min(skip, batch.num_rows))
-                skip -= min(skip, batch.num_rows)
-                yield from ColumnRows(part)
+        for batch in column_batches(table, columns, 64, skip):
+            yield from batch
 
 
 def picture_of(name: str, row: Mapping[str, Any], folder: Path | None) -> CaptionedPicture:
@@ -323,5 +256,4 @@ def _damaged_unit(path: Path) -> Iterator[None]:
     except DamagedUnit:
         raise
     except (TTError, pyarrow.ArrowException, csv.Error, OSError, UnicodeDecodeError) as error:
-        reason = str(error).strip().split("\n")[0] or type(error).__name__
-        raise DamagedUnit(f"{path} cannot be read to its end: {reason}") from error
+        raise DamagedUnit(f"{path} cannot be read to its end: {first_line(error)}") from error

@@ -7,7 +7,6 @@ in every copy. Failures are words for a person: `ShardProblem` for what may pass
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
+from tt_cli.data.folder_walk import files_below
 from tt_cli.data.shard_format import container_of
 from tt_cli.data.stream.transfer import PATIENCE, Came, ShardProblem, fetch, text_at
 from tt_cli.errors import UsageError
@@ -109,9 +109,10 @@ class Folder:
         if not self.place.is_dir():
             raise UsageError(f"{where}: there is no such folder; check data.name and data.location")
         try:
-            names = list(self._names())
+            files = files_below(self.place, _raise)
         except OSError as error:
             raise UsageError(f"{where}: {error.filename or self.place}: {error.strerror or error}") from error
+        names = [file.relative_to(self.place).as_posix() for file in files if container_of(file.name)]
         return [Shard(name) for name in of_split(names, split, str(self.place))]
 
     def open(self, shard: Shard) -> BinaryIO:
@@ -121,22 +122,9 @@ class Folder:
         except OSError as error:
             raise ShardProblem(error.strerror or str(error), lasting=True) from error
 
-    def _names(self) -> Iterable[str]:
-        seen: set[tuple[int, int]] = set()
 
-        def unreadable(error: OSError) -> None:
-            raise error
-
-        for folder, below, files in os.walk(self.place, followlinks=True, onerror=unreadable):
-            status = os.stat(folder)
-            if (status.st_dev, status.st_ino) in seen:  # a loop of links
-                below.clear()
-                continue
-            seen.add((status.st_dev, status.st_ino))
-            below[:] = sorted(name for name in below if not name.startswith("."))
-            for name in files:
-                if container_of(name) and not name.startswith("."):
-                    yield Path(folder, name).relative_to(self.place).as_posix()
+def _raise(error: OSError) -> None:
+    raise error
 
 
 class Address:

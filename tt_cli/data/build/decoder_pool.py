@@ -1,0 +1,97 @@
+"""Pictures decoded by worker processes, in the order in which they are asked for.
+
+A worker process that a picture kills is replaced, and the picture is found by decoding those in question one at a time.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from tt_cli.data.build.journal import Place
+from tt_cli.data.build.picture_decoding import Decoded, Undecodable, decode, end_with
+from tt_cli.data.build.picture_sources import CaptionedPicture
+
+Chosen = tuple[Place, CaptionedPicture | None, str | Undecodable | None]
+"""The place after a picture, the picture, and why it is left out without being decoded: None if it is not."""
+
+Result = tuple[Place, CaptionedPicture | None, Decoded | Undecodable | str]
+"""The place after a picture, the picture, and its pixels, or what is wrong with the file, or why it is left out."""
+
+
+class DecoderPool:
+    """A context manager over `workers` processes that decode pictures to squares of `side` pixels."""
+
+    def __init__(self, workers: int, side: int):
+        self._workers, self._side = workers, side
+        self._pool = self._new(workers)
+
+    def __enter__(self) -> DecoderPool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    @staticmethod
+    def _new(workers: int) -> ProcessPoolExecutor:
+        import multiprocessing
+
+        # A server that has loaded what is needed forks the workers: it knows no threads and no GPU.
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tt_cli.data.build.picture_decoding", "PIL.Image"])
+        return ProcessPoolExecutor(workers, mp_context=context, initializer=end_with, initargs=(os.getpid(),))
+
+    def __call__(self, chosen: Iterator[Chosen], ahead: int) -> Iterator[Result]:
+        """The result of each picture; at most `ahead` of them are decoded before their turn."""
+        waiting: deque[tuple[Place, CaptionedPicture | None, str | Undecodable | Future[Decoded | Undecodable]]]
+        waiting = deque()
+        for place, picture, reason in chosen:
+            waiting.append((place, picture, reason if reason is not None else self._asked(picture, waiting)))
+            if len(waiting) >= ahead:
+                yield self._answered(waiting)
+        while waiting:
+            yield self._answered(waiting)
+
+    def _asked(self, picture: CaptionedPicture | None, waiting: deque[Any]) -> Future[Decoded | Undecodable]:
+        assert picture is not None and picture.content is not None
+        try:
+            return self._pool.submit(decode, picture.content, self._side)
+        except BrokenProcessPool:
+            self._replace(waiting)
+            return self._pool.submit(decode, picture.content, self._side)
+
+    def _answered(self, waiting: deque[Any]) -> Result:
+        place, picture, result = waiting.popleft()
+        if not isinstance(result, Future):
+            return place, picture, result
+        try:
+            return place, picture, result.result()
+        except BrokenProcessPool:
+            waiting.appendleft((place, picture, result))
+            self._replace(waiting)
+            return self._answered(waiting)
+
+    def _replace(self, waiting: deque[Any]) -> None:
+        """A process has died, and the pool with it: decode what is not done one at a time, to find who did it."""
+        self._pool.shutdown(cancel_futures=True)
+        alone = self._new(1)
+        for index, (place, picture, result) in enumerate(waiting):
+            if not isinstance(result, Future) or _succeeded(result):
+                continue
+            try:
+                answer = alone.submit(decode, picture.content, self._side).result()
+            except BrokenProcessPool:
+                answer = Undecodable("broken", "decoding it ends the process")
+                alone.shutdown()
+                alone = self._new(1)
+            waiting[index] = (place, picture, answer)
+        alone.shutdown()
+        self._pool = self._new(self._workers)
+
+
+def _succeeded(future: Future[Any]) -> bool:
+    return future.done() and not future.cancelled() and future.exception() is None
