@@ -111,7 +111,7 @@ def test_two_checkpoints_are_measured_and_drawn_from(tiny: Tiny, folder: Path, o
     text = tiny.tokenizer.encode([example.caption for example in examples])
     image = torch.stack([torch.from_numpy(example.codes.astype("int64")) for example in examples])
     with torch.no_grad():
-        expected = tiny.model.loss(text, image).total.item()
+        expected = tiny.decoder.loss(text, image).total.item()
     assert second["heldout_loss"] == pytest.approx(expected, rel=1e-6) != first["heldout_loss"]
     mark = str(second["digest"])[:8]
     named = [("red apple", f"00000013-{mark}-1.png"), ("sailboat", f"00000013-{mark}-0.png")]
@@ -203,7 +203,7 @@ def test_what_is_gone_or_taken_back_meanwhile_leaves_no_row(
 def test_without_the_vqgans_weights_the_loss_is_measured_alone(opened: Open) -> None:
     run, told = WITHOUT_WEIGHTS, list[str]()
     plain = Tiny.new(RUN)
-    Tiny(run, plain.model, plain.vqgan, plain.tokenizer).save(folders.checkpoints(run), 3)
+    Tiny(run, plain.decoder, plain.vqgan, plain.tokenizer).save(folders.checkpoints(run), 3)
     assert opened(run, told).look()
     (row,) = rows(run)
     assert row["heldout_loss"] is not None and row["pictures"] == []
@@ -214,7 +214,7 @@ def test_without_the_vqgans_weights_the_loss_is_measured_alone(opened: Open) -> 
 def test_with_nothing_to_tell_it_waits_all_the_same(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MOST_EXAMPLES", 0)
     run, plain = WITHOUT_WEIGHTS, Tiny.new(RUN)
-    tiny, evaluator = Tiny(run, plain.model, plain.vqgan, plain.tokenizer), opened(WITHOUT_WEIGHTS)
+    tiny, evaluator = Tiny(run, plain.decoder, plain.vqgan, plain.tokenizer), opened(WITHOUT_WEIGHTS)
     for step, due in ((3, True), (4, False), (13, True), (8, True)):  # the last after an order to go back
         for old in folders.checkpoints(run).iterdir():
             old.unlink()
@@ -231,7 +231,7 @@ def test_of_data_elsewhere_the_split_that_nobody_trains_on_is_measured(opened: O
 
     run, told = RUN.replaced({"data.source": "files", "data.location": str(tmp_path)}), list[str]()
     tiny, heldout = Tiny.new(RUN), builtin.examples("emoji", "heldout")[:20]
-    tiny = Tiny(run, tiny.model, tiny.vqgan, tiny.tokenizer)
+    tiny = Tiny(run, tiny.decoder, tiny.vqgan, tiny.tokenizer)
     write("train", builtin.examples("emoji")[:20])
     tiny.save(folders.checkpoints(run), 3)
     assert opened(run, told).look()
@@ -244,7 +244,7 @@ def test_of_data_elsewhere_the_split_that_nobody_trains_on_is_measured(opened: O
     text = tiny.tokenizer.encode([example.caption for example in heldout])
     with torch.no_grad():
         image = torch.stack([torch.from_numpy(example.codes.astype("int64")) for example in heldout])
-        expected = tiny.model.loss(text, image).total.item()
+        expected = tiny.decoder.loss(text, image).total.item()
     assert rows(run)[1]["heldout_loss"] == pytest.approx(expected, rel=1e-5)
 
 

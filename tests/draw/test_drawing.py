@@ -7,16 +7,18 @@ import subprocess
 import sys
 from collections import deque
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from draw.tiny import Tiny
 
-from tt_cli.draw import Drawing, cut_prompts, draw, recall
+from tt_cli.draw import Drawing, DrawingSettings, cut_prompts, draw, recall
 from tt_cli.draw.draw_batches import PromptSlice, free_memory, memory_limit, next_batch
 from tt_cli.draw.drawing import candidate_noise
 from tt_cli.errors import TTError, UsageError
+from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
 from tt_cli.model.sampling.generation import StepDecoder
 from tt_cli.task.picture_codec import decode_pictures
@@ -30,8 +32,10 @@ def tiny() -> Tiny:
     return Tiny.new()
 
 
-def draw_with(tiny: Tiny, prompts: list[str], **options: object) -> list[Drawing]:
-    return draw(tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer, prompts, **options)  # type: ignore[arg-type]
+def draw_with(tiny: Tiny, prompts: list[str], **options: Any) -> list[Drawing]:
+    sampling = Sampling(**{name: options.pop(name) for name in vars(Sampling()) if name in options})
+    told = {name: options.pop(name) for name in ("on_progress", "on_message") if name in options}
+    return draw(tiny, prompts, DrawingSettings(sampling=sampling, **options), **told)
 
 
 def codes(drawings: list[Drawing]) -> list[list[int]]:
@@ -79,13 +83,13 @@ def test_memory_bounds_the_batch(tiny: Tiny) -> None:
         r"batch 12: [\d.]+ [KM]iB of [\d.]+ [MG]iB \(50% of the [\d.]+ [MG]iB free in memory\); float32: ", said[0]
     )
     said.clear()
-    enough_for_five = drawing_bytes(tiny.model, 1, 5, torch.float32)
+    enough_for_five = drawing_bytes(tiny.decoder, 1, 5, torch.float32)
     bounded = draw_with(tiny, ["red apple"], samples=12, top_k=16, memory=enough_for_five, on_message=said.append)
     assert [line.split(":")[0] for line in said] == ["batch 4"]  # three even batches, not 5, 5 and 2
     assert "iB (as asked)" in said[0]
     assert codes(bounded) == codes(drawn)
     with pytest.raises(UsageError, match="drawing one picture takes .* more than the .* it may take; allow more"):
-        draw_with(tiny, ["red apple"], memory=drawing_bytes(tiny.model, 1, 1, torch.float32) - 1)
+        draw_with(tiny, ["red apple"], memory=drawing_bytes(tiny.decoder, 1, 1, torch.float32) - 1)
 
 
 def test_parts_are_whole_prompts_or_even_pieces_of_one() -> None:
@@ -159,19 +163,17 @@ import resource
 from pathlib import Path
 import torch
 from draw.tiny import Tiny, tiny_run
-from tt_cli.draw import draw
+from tt_cli.draw import DrawingSettings, draw
 
 torch.set_num_threads(1)
 # The column layer's cache is one tensor of 4 MiB for each picture: 64 of them are refused at once.
 wide = {"model.heads": 64, "model.dim_head": 128, "model.attention_types": ["axial_col"]}
 tiny = Tiny.new(tiny_run().replaced({**wide, "model.last_attention": "axial_row"}))
-draw(tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer, ["red apple"], samples=1)  # all code is loaded now
+draw(tiny, ["red apple"], DrawingSettings(samples=1))  # all code is loaded now
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + (250 << 20), resource.RLIM_INFINITY))
 said = []
-drawings = draw(
-    tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer, ["red apple"], samples=64, memory=1 << 40, on_message=said.append
-)
+drawings = draw(tiny, ["red apple"], DrawingSettings(samples=64, memory=1 << 40), on_message=said.append)
 print("\\n".join(said))
 print(len(drawings), "pictures,", len({drawing.codes.tobytes() for drawing in drawings}), "different")
 """
@@ -237,12 +239,12 @@ def test_says_which_prompts_are_cut(tiny: Tiny) -> None:
 
 def test_a_model_that_learned_its_pictures_by_heart_draws_them() -> None:
     tiny = Tiny.new()
-    before, _ = recall(tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer)
+    before, _ = recall(tiny)
     tiny.train(40)
-    after, drawings = recall(tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer, seed=1)
+    after, drawings = recall(tiny, seed=1)
     assert (before.total, after.total) == (4, 4)
     assert before.right <= 2
     assert after.right == 4
     assert len({drawing.prompt for drawing in drawings}) == 4
-    few, _ = recall(tiny.run, tiny.model, tiny.vqgan, tiny.tokenizer, captions=2)
+    few, _ = recall(tiny, captions=2)
     assert few.total == 2

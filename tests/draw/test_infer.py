@@ -248,7 +248,7 @@ def test_a_checkpoint_of_another_run_is_refused(run_file: str, tiny: Tiny, capsy
 
 
 def test_parameters_that_do_not_fit_are_refused(home: Path, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    other = Tiny(tiny_run(subset=3).replaced({"model.ff_mult": 2}), tiny.model, tiny.vqgan, tiny.tokenizer)
+    other = Tiny(tiny_run(subset=3).replaced({"model.ff_mult": 2}), tiny.decoder, tiny.vqgan, tiny.tokenizer)
     path = other.save(home / "other", 1)
     fails(["red apple", "--checkpoint", str(path)], 1, "does not fit the run file inside it", capsys)
 

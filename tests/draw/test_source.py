@@ -62,7 +62,7 @@ def test_published_weights_draw_what_the_checkpoint_draws(
 ) -> None:
     own = tiny.save(here / "own", 5)
     assert infer("--checkpoint", str(own), "--out", "first", capsys=capsys)[0] == 0
-    published = {name: tensor.clone() for name, tensor in tiny.model.export_published().items()}
+    published = {name: tensor.clone() for name, tensor in tiny.decoder.export_published().items()}
     torch.save({"state_dict": published}, here / "published.pt")
     save_file(published, here / "published.safetensors")
     for number, name in enumerate(("published.pt", "published.safetensors")):
@@ -78,7 +78,7 @@ def test_published_weights_draw_what_the_checkpoint_draws(
 def test_published_weights_that_cannot_be_used_are_one_line(
     here: Path, tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    published = tiny.model.export_published()
+    published = tiny.decoder.export_published()
     torch.save(published, here / "published.pt")
     torch.save({**published, "harm": Harm()}, here / "harm.pt")
     (here / "bare.pt").write_bytes(pickle.dumps(Harm(), protocol=2))

@@ -8,8 +8,9 @@ from pathlib import Path
 import torch
 
 from tt_cli.checkpoint import TrainingState, save
-from tt_cli.data import Tokenizer, load_tokenizer, subset_examples
-from tt_cli.model import Dalle, DalleConfig, Vqgan
+from tt_cli.data import load_tokenizer, subset_examples
+from tt_cli.draw import DrawingModels
+from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, load_run
 from tt_cli.task.picture_codec import load_vqgan
 
@@ -27,14 +28,9 @@ def tiny_run(subset: int = 4) -> RunConfig:
     )
 
 
-@dataclass
-class Tiny:
-    """A run and what draws for it."""
-
-    run: RunConfig
-    model: Dalle
-    vqgan: Vqgan
-    tokenizer: Tokenizer
+@dataclass(frozen=True)
+class Tiny(DrawingModels):
+    """A run and what draws for it, made and trained here."""
 
     @classmethod
     def new(cls, run: RunConfig | None = None) -> Tiny:
@@ -46,13 +42,13 @@ class Tiny:
         examples = subset_examples(self.run)
         text = self.tokenizer.encode([example.caption for example in examples])
         image = torch.stack([torch.from_numpy(example.codes.astype("int64")) for example in examples])
-        optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-2)
+        optimizer = torch.optim.Adam(self.decoder.parameters(), lr=1e-2)
         for _ in range(steps):
             optimizer.zero_grad()
-            self.model.loss(text, image).total.backward()
+            self.decoder.loss(text, image).total.backward()
             optimizer.step()
 
     def save(self, folder: Path, step: int) -> Path:
-        parameters = {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+        parameters = {name: parameter.detach() for name, parameter in self.decoder.named_parameters()}
         state = TrainingState(step, parameters, {}, self.run.to_toml(), self.run.identity)
         return save(folder, state, keep=10)

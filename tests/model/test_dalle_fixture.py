@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from model import published_fixture as fixture
+from model.slow_drawing import generate
 from torch import Tensor
 
 from tt_cli.model.layers import attention
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.published_names import published_names
+from tt_cli.model.sampling.code_choice import Sampling
 
 MODES = pytest.mark.parametrize("mode", ["reversible", "sequential"])
 PATHS = pytest.mark.parametrize("dense_positions", [0, 1000], ids=["structured", "dense"])
@@ -89,7 +91,7 @@ def test_losses_and_gradients(mode: str, dense_positions: int, budget: int, monk
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no cache"])
 def test_greedy_codes(mode: str, cache: bool) -> None:
     dalle = fixture.model(reversible=mode == "reversible")
-    codes = dalle.generate(fixture.text(), top_k=1, cache=cache)
+    codes = generate(dalle, fixture.text(), Sampling(top_k=1), cache=cache)
     assert torch.equal(codes, fixture.tensors()[f"{mode}.greedy"].long())
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model.slow_drawing import WholeDecoder, generate
 from model.test_dalle_reference import configs, example, randomised
 
 from tt_cli.errors import UsageError
@@ -13,7 +14,7 @@ from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.layers.projection import Projection, has_onednn_linear
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
-from tt_cli.model.sampling.generation import StepDecoder, WholeDecoder, draw_codes
+from tt_cli.model.sampling.generation import StepDecoder, draw_codes
 from tt_cli.model.sampling.kv_cache import Caches
 
 SMALL = DalleConfig(32, 6, 2, 16, 20, 6, 4, 24)
@@ -60,15 +61,23 @@ def test_a_prompts_pictures_share_its_text() -> None:
 def test_samples_lie_next_to_each_other() -> None:
     dalle = randomised(SMALL, 9)
     text, image = example(SMALL, 9)
-    greedy = dalle.generate(text, samples=2, top_k=1)
-    assert torch.equal(greedy, dalle.generate(text, top_k=1).repeat_interleave(2, dim=0))
+    greedy = generate(dalle, text, Sampling(top_k=1), samples=2)
+    assert torch.equal(greedy, generate(dalle, text, Sampling(top_k=1)).repeat_interleave(2, dim=0))
     prime = image[:, :5].repeat_interleave(2, dim=0)
     drawn = [
-        dalle.generate(text, samples=2, top_k=1, prime=prime, cache=cache, generator=torch.Generator().manual_seed(1))
+        generate(
+            dalle,
+            text,
+            Sampling(top_k=1),
+            samples=2,
+            prime=prime,
+            cache=cache,
+            generator=torch.Generator().manual_seed(1),
+        )
         for cache in (True, False)
     ]
     assert torch.equal(*drawn)
-    free = dalle.generate(text, samples=2, generator=torch.Generator().manual_seed(1))
+    free = generate(dalle, text, samples=2, generator=torch.Generator().manual_seed(1))
     assert len({tuple(row) for row in free.tolist()}) == 4
 
 
@@ -96,8 +105,8 @@ def test_a_decoder_draws_again() -> None:
 def test_many_prompts_run_through_the_trunk_in_turns() -> None:
     dalle = randomised(SMALL, 12)
     text = torch.randint(1, SMALL.text_vocab, (9, SMALL.text_length), generator=torch.Generator().manual_seed(0))
-    together = dalle.generate(text, top_k=1)
-    assert torch.equal(together, torch.cat([dalle.generate(row[None], top_k=1) for row in text]))
+    together = generate(dalle, text, Sampling(top_k=1))
+    assert torch.equal(together, torch.cat([generate(dalle, row[None], Sampling(top_k=1)) for row in text]))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -143,11 +152,10 @@ def test_same_codes_with_and_without_cache(primed: int) -> None:
     dalle = randomised(SMALL, 1)
     text, image = example(SMALL, 1)
     drawn = [
-        dalle.generate(
+        generate(
+            dalle,
             text,
-            temperature=0.9,
-            top_k=8,
-            top_p=0.9,
+            Sampling(0.9, 8, 0.9),
             generator=torch.Generator().manual_seed(5),
             cache=cache,
             prime=image[:, :primed],
@@ -167,7 +175,7 @@ def test_autocast_draws_with_and_without_cache() -> None:
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert StepDecoder(dalle, 1).caches.attention[0].image.dtype == torch.bfloat16
         for cache in (True, False):
-            codes = dalle.generate(text, cache=cache)
+            codes = generate(dalle, text, cache=cache)
             assert 0 <= codes.min() <= codes.max() < SMALL.image_vocab
 
 
@@ -189,7 +197,7 @@ def test_a_seed_repeats_the_drawing() -> None:
     text, _ = example(SMALL, 3)
 
     def draw(seed: int) -> torch.Tensor:
-        return dalle.generate(text, generator=torch.Generator().manual_seed(seed))
+        return generate(dalle, text, generator=torch.Generator().manual_seed(seed))
 
     assert torch.equal(draw(1), draw(1))
     assert not torch.equal(draw(1), draw(2))
@@ -198,24 +206,24 @@ def test_a_seed_repeats_the_drawing() -> None:
 def test_rows_are_different_prompts() -> None:
     dalle = randomised(SMALL, 4)
     text, _ = example(SMALL, 4)
-    together = dalle.generate(text, top_k=1)
+    together = generate(dalle, text, Sampling(top_k=1))
     assert not torch.equal(together[0], together[1])
     for row in range(2):
-        assert torch.equal(dalle.generate(text[row : row + 1], top_k=1)[0], together[row])
+        assert torch.equal(generate(dalle, text[row : row + 1], Sampling(top_k=1))[0], together[row])
 
 
 def test_on_token_counts_the_codes() -> None:
     dalle = Dalle(SMALL)
     text, image = example(SMALL, 5)
     seen: list[int] = []
-    dalle.generate(text, prime=image[:, :3], on_token=seen.append)
+    generate(dalle, text, prime=image[:, :3], on_token=seen.append)
     assert seen == list(range(4, SMALL.image_positions + 1))
 
 
 def test_drawing_keeps_no_graph() -> None:
     dalle = Dalle(SMALL)
     text, _ = example(SMALL, 6)
-    assert not dalle.generate(text).requires_grad
+    assert not generate(dalle, text).requires_grad
     dalle.loss(*example(SMALL, 6)).total.backward()  # the tables that drawing made serve training too
 
 
@@ -258,6 +266,6 @@ def test_bad_requests() -> None:
         ({"top_p": 1.5}, "top-p is 1.5"),
     ):
         with pytest.raises(UsageError, match=words):
-            dalle.generate(text, **wrong)
+            Sampling(**wrong)
     with pytest.raises(ValueError, match=r"prime has shape \(1, 16\), expected \(2, 0..16\)"):
-        dalle.generate(text, prime=image[:1])
+        generate(dalle, text, prime=image[:1])

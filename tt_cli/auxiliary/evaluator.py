@@ -24,9 +24,18 @@ from tt_cli.auxiliary.history.writer import PICTURES, HistoryWriter
 from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of
 from tt_cli.data import Example, Tokenizer, load_tokenizer
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
-from tt_cli.draw import Drawing, cut_prompts, draw, load_parameters, text_chunks
+from tt_cli.draw import (
+    Drawing,
+    DrawingModels,
+    DrawingSettings,
+    cut_prompts,
+    draw,
+    load_parameters,
+    text_chunks,
+)
 from tt_cli.errors import TTError
 from tt_cli.model import Dalle
+from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.run import RunConfig, folders
 from tt_cli.task import task_of
 from tt_cli.task.picture_codec import load_vqgan
@@ -162,18 +171,9 @@ class Evaluator:
             self._alive(f"draws from step {step}, {done / total:.0%} done")
 
         try:
-            return draw(
-                self._run,
-                model,
-                load_vqgan(self._run),
-                tokenizer,
-                self._prompts,
-                samples=1,
-                temperature=TEMPERATURE,
-                top_p=TOP_P,
-                seed=SEED,
-                on_progress=progress,
-            )
+            models = DrawingModels(self._run, model, load_vqgan(self._run), tokenizer)
+            settings = DrawingSettings(samples=1, sampling=Sampling(TEMPERATURE, top_p=TOP_P), seed=SEED)
+            return draw(models, self._prompts, settings, on_progress=progress)
         except TTError as error:
             self._tell(f"no pictures are drawn: {error}", "warning")
             return []

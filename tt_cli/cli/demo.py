@@ -83,25 +83,17 @@ def _tell_training(result: DemoResult, say: Callable[[str], None]) -> None:
 def _draw(
     config: RunConfig, result: DemoResult, args: argparse.Namespace, folder: Path, say: Callable[[str], None]
 ) -> int:
-    from tt_cli.draw import draw, find_checkpoint, load_models, recall, save_drawings
+    from tt_cli.draw import DrawingSettings, draw, find_checkpoint, load_models, recall, save_drawings
+    from tt_cli.model.sampling.code_choice import Sampling
 
     started = time.monotonic()
     source = find_checkpoint(config, result.checkpoint)
-    model, vqgan, tokenizer = load_models(source, "cpu")
+    models = load_models(source, "cpu")
     with _progress("Drawing", args) as on_progress:
-        score, known = recall(config, model, vqgan, tokenizer, captions=SCORED, seed=args.seed, on_progress=on_progress)
+        score, known = recall(models, captions=SCORED, seed=args.seed, on_progress=on_progress)
         prompts = args.prompt or [drawing.prompt for drawing in known[:PROMPTS]]
-        drawings = draw(
-            config,
-            model,
-            vqgan,
-            tokenizer,
-            prompts,
-            samples=SAMPLES,
-            top_p=0.9,
-            seed=args.seed,
-            on_progress=on_progress,
-        )
+        settings = DrawingSettings(SAMPLES, Sampling(top_p=0.9), args.seed)
+        drawings = draw(models, prompts, settings, on_progress=on_progress)
     facts = {"run": config.identity, "step": source.step, "seed": args.seed}
     paths, sheet = save_drawings(drawings, folder / "pictures", {name: str(value) for name, value in facts.items()})
     seconds = result.seconds + time.monotonic() - started

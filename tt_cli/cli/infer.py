@@ -128,10 +128,10 @@ def run(args: argparse.Namespace) -> int:
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
 
     from tt_cli import __version__
-    from tt_cli.draw import cut_prompts, draw, load_models, output_folder, save_drawings
-    from tt_cli.model.sampling.code_choice import check_sampling
+    from tt_cli.draw import DrawingSettings, cut_prompts, draw, load_models, output_folder, save_drawings
+    from tt_cli.model.sampling.code_choice import Sampling
 
-    check_sampling(args.temperature, args.top_k, args.top_p)
+    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.temperature_first)
     say = _say_nothing if args.json else lambda line: write_line(sys.stdout, line)
 
     def warn(line: str) -> None:
@@ -141,23 +141,25 @@ def run(args: argparse.Namespace) -> int:
     step = "unknown step" if source.step is None else f"step {source.step}"
     say(f"Checkpoint: {step} of run {source.run.identity} ({source.reason})")
     say(f"            {source.origin}")
-    model, vqgan, tokenizer = load_models(source, args.device)
-    clip = _clip(args, next(model.parameters()).device)
-    for prompt, read in cut_prompts(tokenizer, prompts).items():
-        length = tokenizer.text_length
+    models = load_models(source, args.device)
+    clip = _clip(args, next(models.decoder.parameters()).device)
+    for prompt, read in cut_prompts(models.tokenizer, prompts).items():
+        length = models.tokenizer.text_length
         warn(f'of "{prompt}" the model reads only the first {length} tokens: "{read}"')
-    settings = {name: getattr(args, name) for name in ("temperature", "top_k", "top_p", "temperature_first")}
-    facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": args.candidates, **settings}
+    facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": args.candidates}
+    facts |= vars(sampling)
     if clip is not None:
         facts |= {"keep": args.keep or args.candidates, "clip": clip.name}
     with output_folder(args.out, source.run.run.name) as folder:
         started = time.monotonic()
         with _progress("Drawing", "tokens") as on_progress:
             drawings = draw(
-                source.run, model, vqgan, tokenizer, prompts,
-                samples=args.candidates, seed=seed, batch=args.batch, memory=args.memory, on_progress=on_progress,
-                on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"), **settings,
-            )  # fmt: skip
+                models,
+                prompts,
+                DrawingSettings(args.candidates, sampling, seed, args.batch, args.memory),
+                on_progress=on_progress,
+                on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"),
+            )
         seconds = time.monotonic() - started
         drawn, tokens = len(drawings), sum(len(drawing.codes) for drawing in drawings)
         similarities = None

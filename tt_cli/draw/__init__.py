@@ -4,7 +4,7 @@ clip.py (ranking) is imported by whoever ranks: transformers is optional.
 """
 
 from tt_cli.draw.contact_sheet import contact_sheet
-from tt_cli.draw.drawing import Drawing, cut_prompts, draw
+from tt_cli.draw.drawing import Drawing, DrawingModels, DrawingSettings, cut_prompts, draw
 from tt_cli.draw.neighbours import NeighbourScore, nearest_neighbour_score
 from tt_cli.draw.picture_files import output_folder, save_drawings, text_chunks
 from tt_cli.draw.preview import preview, way_to_show
@@ -13,6 +13,8 @@ from tt_cli.draw.weights_source import WeightsSource, fetch_from_swarm, find_che
 
 __all__ = [
     "Drawing",
+    "DrawingModels",
+    "DrawingSettings",
     "NeighbourScore",
     "WeightsSource",
     "contact_sheet",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
 
@@ -48,60 +48,70 @@ class Drawing:
     picture: np.ndarray  # (H, W, 3) uint8
 
 
+@dataclass(frozen=True)
+class DrawingModels:
+    """All that draws for a run: its decoder, its VQGAN and its tokenizer."""
+
+    run: RunConfig
+    decoder: Dalle
+    vqgan: Vqgan
+    tokenizer: Tokenizer
+
+
+@dataclass(frozen=True)
+class DrawingSettings:
+    """The candidates of each prompt, and the means to draw them."""
+
+    samples: int = 4  # candidates for each prompt
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    batch: int | None = None  # pictures side by side at most
+    memory: int | None = None  # bytes to draw in; None: a share of what is free
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise UsageError(f"samples is {self.samples}; it must be 1 or more")
+
+
 def draw(
-    run: RunConfig,
-    model: Dalle,
-    vqgan: Vqgan,
-    tokenizer: Tokenizer,
+    models: DrawingModels,
     prompts: Sequence[str],
+    settings: DrawingSettings,
     *,
-    samples: int = 4,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    temperature_first: bool = False,
-    seed: int = 0,
-    batch: int | None = None,
-    memory: int | None = None,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
     on_message: Callable[[str], None] = lambda line: None,
 ) -> list[Drawing]:
-    """Draw `samples` candidates for each prompt, in the order of the prompts.
+    """Draw the candidates for each prompt, in the order of the prompts.
 
-    As many candidates are drawn side by side as fit into `memory` bytes (default: a share of what is free), at most
-    `batch`. Where memory runs out all the same, the batch is halved and what was drawn is kept. On GPUs that can,
-    matrix products run in bfloat16. `on_message` is told what was chosen and why, `on_progress` gets the numbers of
-    codes drawn and to draw; the first falls back when a batch is begun again.
+    As many are drawn side by side as fit into the memory. Where it runs out all the same, the batch is halved and what
+    was drawn is kept. On GPUs that can, matrix products run in bfloat16. `on_message` is told what was chosen and why,
+    `on_progress` gets the numbers of codes drawn and to draw; the first falls back when a batch is begun again.
 
-    A picture depends on seed, prompt, index and sampling (see Sampling) alone, not on what is drawn beside it; rounding
-    can make a rare exception when the batch changes, see draw_codes. `top_k` = 0 and `top_p` = 1 switch these filters
-    off. Raises UsageError for an empty prompt, sampling settings out of range or a `memory` that not one picture fits
-    into, TTError where memory runs out with a single picture.
+    A picture depends on seed, prompt, index and sampling alone, not on what is drawn beside it; rounding can make a
+    rare exception when the batch changes, see draw_codes. Raises UsageError for an empty prompt or for memory that not
+    one picture fits into, TTError where memory runs out with a single picture.
     """
-    if samples < 1:
-        raise UsageError(f"samples is {samples}; it must be 1 or more")
     if any(not prompt.strip() for prompt in prompts):
         raise UsageError("a prompt is empty; say what to draw")
     if not prompts:
         return []
-    sampling = Sampling(temperature, top_k, top_p, temperature_first)
-    model.eval()
+    model, samples = models.decoder.eval(), settings.samples
     device = next(model.parameters()).device
-    limit = memory_limit(device, memory)
-    drawer = _Drawer(model, tokenizer.encode(prompts).to(device), sampling, limit, on_progress, on_message)
+    limit = memory_limit(device, settings.memory)
+    text = models.tokenizer.encode(prompts).to(device)
+    drawer = _Drawer(model, text, settings.sampling, limit, on_progress, on_message)
 
     def noise(part: PromptSlice) -> list[np.ndarray]:
         return [
-            candidate_noise(seed, prompts[part.place], index, run.vqgan.grid**2)
+            candidate_noise(settings.seed, prompts[part.place], index, models.run.vqgan.grid**2)
             for index in range(part.first, part.first + part.count)
         ]
 
-    codes = drawer.draw(samples, noise, batch)
+    codes = drawer.draw(samples, noise, settings.batch).reshape(len(prompts) * samples, -1)
     del drawer  # its caches' memory is free for decoding
-    pictures = _decode(vqgan, codes.reshape(len(prompts) * samples, -1), limit)
-    listed = [(prompt, index) for prompt in prompts for index in range(samples)]
-    flat = codes.reshape(len(listed), -1)
-    return [Drawing(*who, row, picture) for who, row, picture in zip(listed, flat, pictures, strict=True)]
+    candidates = [(prompt, index) for prompt in prompts for index in range(samples)]
+    pictures = _decode(models.vqgan, codes, limit)
+    return [Drawing(*which, row, picture) for which, row, picture in zip(candidates, codes, pictures, strict=True)]
 
 
 def cut_prompts(tokenizer: Tokenizer, prompts: Sequence[str]) -> dict[str, str]:

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tt_cli.data import subset_examples
-from tt_cli.draw.drawing import Drawing, draw
+from tt_cli.draw.drawing import Drawing, DrawingModels, DrawingSettings, draw
 from tt_cli.draw.neighbours import NeighbourScore, nearest_neighbour_score
+from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.task.picture_codec import decode_pictures
-
-if TYPE_CHECKING:
-    from tt_cli.data import Tokenizer
-    from tt_cli.model import Dalle, Vqgan
-    from tt_cli.run import RunConfig
 
 
 def recall(
-    run: RunConfig,
-    model: Dalle,
-    vqgan: Vqgan,
-    tokenizer: Tokenizer,
+    models: DrawingModels,
     *,
     captions: int = 64,
     seed: int = 0,
@@ -34,19 +26,10 @@ def recall(
     It counts the drawings whose nearest neighbour among all training pictures, as decoded from their
     codes, is their own.
     """
-    examples = subset_examples(run)
+    examples = subset_examples(models.run)
     chosen = np.random.default_rng(seed).permutation(len(examples))[:captions].tolist()
-    drawings = draw(
-        run,
-        model,
-        vqgan,
-        tokenizer,
-        [examples[place].caption for place in chosen],
-        samples=1,
-        top_k=1,
-        seed=seed,
-        on_progress=on_progress,
-    )
-    pictures = decode_pictures(vqgan, np.stack([example.codes for example in examples]).astype(np.int64))
+    settings = DrawingSettings(samples=1, sampling=Sampling(top_k=1), seed=seed)
+    drawings = draw(models, [examples[place].caption for place in chosen], settings, on_progress=on_progress)
+    pictures = decode_pictures(models.vqgan, np.stack([example.codes for example in examples]).astype(np.int64))
     score = nearest_neighbour_score(np.stack([drawing.picture for drawing in drawings]), chosen, pictures)
     return score, drawings

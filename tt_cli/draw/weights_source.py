@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tt_cli.checkpoint import StateTree, is_checkpoint, load, newest, read_published, received_state
 from tt_cli.data import load_tokenizer
+from tt_cli.draw.drawing import DrawingModels
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.model import Dalle
@@ -29,8 +30,6 @@ from tt_cli.task.picture_codec import load_vqgan
 
 if TYPE_CHECKING:
     from tt_cli.checkpoint import TrainingState
-    from tt_cli.data import Tokenizer
-    from tt_cli.model import Vqgan
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 _STEP = re.compile(r"(?:.*/)?step-(\d{8,15})\.safetensors")
@@ -105,7 +104,7 @@ def fetch_from_swarm(
     return _source(state, f"peer {taken.donors[0]}", "handed over by the swarm")
 
 
-def load_models(source: WeightsSource, device: str = "auto") -> tuple[Dalle, Vqgan, Tokenizer]:
+def load_models(source: WeightsSource, device: str = "auto") -> DrawingModels:
     """The decoder with the checkpoint's parameters, and the VQGAN and the tokenizer of its run.
 
     `device` is "cpu", "cuda" or "auto" (a GPU where there is one). Raises UsageError when there is no GPU
@@ -122,7 +121,8 @@ def load_models(source: WeightsSource, device: str = "auto") -> tuple[Dalle, Vqg
         model.load_published(source.parameters)
     else:
         load_parameters(model, source.parameters, source.origin)
-    return model.to(where).eval(), load_vqgan(source.run).to(where), load_tokenizer(source.run)
+    decoder, vqgan = model.to(where).eval(), load_vqgan(source.run).to(where)
+    return DrawingModels(source.run, decoder, vqgan, load_tokenizer(source.run))
 
 
 def load_parameters(model: Dalle, parameters: Mapping[str, Tensor], origin: str) -> None:

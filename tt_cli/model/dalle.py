@@ -10,7 +10,7 @@ Notable:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import cast
 
 import numpy as np
@@ -24,7 +24,6 @@ from tt_cli.model.layers.blocks import AttentionBranch, FeedForwardBranch, layer
 from tt_cli.model.layers.rotary import RotaryTable
 from tt_cli.model.losses import Losses, Targets, split_cross_entropy
 from tt_cli.model.published_names import export_published, load_published
-from tt_cli.model.sampling.generation import generate
 from tt_cli.model.training import training_losses
 
 _START_ID = 0
@@ -198,28 +197,6 @@ class Dalle(nn.Module):
             )
         w = config.loss_image_weight
         return Losses((text_loss + w * image_loss) / (1 + w), text_loss, image_loss)
-
-    # -- drawing ---
-
-    def generate(
-        self,
-        text: Tensor,
-        *,
-        samples: int = 1,
-        temperature: float = 1.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        temperature_first: bool = False,
-        generator: torch.Generator | None = None,
-        cache: bool = True,
-        prime: Tensor | None = None,
-        on_token: Callable[[int], None] | None = None,
-    ) -> Tensor:
-        """Draw image codes (p * samples, image_size**2) int64 for text (p, text_length); see generation.generate."""
-        return generate(
-            self, text, samples=samples, temperature=temperature, top_k=top_k, top_p=top_p,
-            temperature_first=temperature_first, generator=generator, cache=cache, prime=prime, on_token=on_token,
-        )  # fmt: skip
 
     # -- the parts of the network, shared by training and drawing ---
 

@@ -15,16 +15,6 @@ from torch import Tensor
 from tt_cli.errors import UsageError
 
 
-def check_sampling(temperature: float, top_k: int, top_p: float) -> None:
-    """Raise UsageError for a temperature, top-k or top-p that has no meaning."""
-    if not 0 < temperature < float("inf"):
-        raise UsageError(f"temperature is {temperature}; it must be above 0 (for the likeliest codes use top-k 1)")
-    if top_k < 0:
-        raise UsageError(f"top-k is {top_k}; it must be 0 (off) or more")
-    if not 0 < top_p <= 1:
-        raise UsageError(f"top-p is {top_p}; it must be above 0 and at most 1 (off)")
-
-
 @dataclass(frozen=True)
 class Sampling:
     """How a code is chosen; the defaults follow the model's probabilities.
@@ -40,7 +30,13 @@ class Sampling:
     temperature_first: bool = False
 
     def __post_init__(self) -> None:
-        check_sampling(self.temperature, self.top_k, self.top_p)
+        if not 0 < self.temperature < float("inf"):
+            hint = "it must be above 0 (for the likeliest codes use top-k 1)"
+            raise UsageError(f"temperature is {self.temperature}; {hint}")
+        if self.top_k < 0:
+            raise UsageError(f"top-k is {self.top_k}; it must be 0 (off) or more")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"top-p is {self.top_p}; it must be above 0 and at most 1 (off)")
 
     def probabilities(self, logits: Tensor) -> Tensor:
         """What is drawn from, for logits (b, V): (b, V) float32, 0 for codes that the filters drop."""

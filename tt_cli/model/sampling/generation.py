@@ -2,7 +2,7 @@
 
 The text (and given first codes) runs through the trunk once for each prompt. After that a step feeds one code of
 every picture: its keys and values join the caches, and the query sees the text region plus its own row, column or
-window (see cache). The codes are those of the slow way.
+window (see cache). The codes are those that the whole trunk, run anew for each of them, would give.
 """
 
 from __future__ import annotations
@@ -28,35 +28,6 @@ if TYPE_CHECKING:
 PROMPTS_AT_ONCE = 4
 
 
-def generate(
-    dalle: Dalle,
-    text: Tensor,
-    *,
-    samples: int = 1,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
-    temperature_first: bool = False,
-    generator: torch.Generator | None = None,
-    cache: bool = True,
-    prime: Tensor | None = None,
-    on_token: Callable[[int], None] | None = None,
-) -> Tensor:
-    """Draw codes (b, image_size**2) int64 for captions text (p, text_length) int64.
-
-    There are ``samples`` pictures of each caption, those of one caption next to each other: b = p * samples.
-    ``prime`` (b, m) int64 fixes the first m codes. ``on_token`` is called with the number of codes known so far after
-    each new one, on a GPU after each row. The same arguments and generator state give the same codes on the same
-    machine; see Sampling for how they are chosen. Raises UsageError for sampling settings out of range.
-    """
-    sampling = Sampling(temperature, top_k, top_p, temperature_first)
-    rows = len(text) * samples
-    shape = (rows, dalle.config.image_positions)
-    noise = torch.rand(shape, generator=generator, device=text.device, dtype=torch.float64)
-    decoder = StepDecoder(dalle, len(text), samples) if cache else WholeDecoder(dalle, samples)
-    return draw_codes(decoder, text, noise, sampling, prime=prime, on_token=on_token)
-
-
 class CodeByCode(Protocol):
     """What draw_codes draws with."""
 
@@ -77,7 +48,10 @@ def draw_codes(
     prime: Tensor | None = None,
     on_token: Callable[[int], None] | None = None,
 ) -> Tensor:
-    """Codes (b, N) int64 for noise (b, N): each code is chosen by its number in [0, 1); see generate.
+    """Draw codes (b, N) int64 for captions text (p, text_length) int64, b a multiple of p, in raster order.
+
+    Each code is chosen by its number in [0, 1) of noise (b, N), see Sampling. ``prime`` (b, m) int64 fixes the first m
+    codes. ``on_token`` is called with the number of codes known so far after each new one, on a GPU after each row.
 
     A picture depends on its caption, its noise and its prime alone, but for rounding: matrix products of another
     number of rows add in another order, and where a number falls between a code's two borders the other code is
@@ -106,28 +80,6 @@ def draw_codes(
         if on_token is not None:
             on_token(position + 1)
     return codes
-
-
-class WholeDecoder:
-    """The slow way, without a cache: everything runs through the trunk again for each code."""
-
-    def __init__(self, dalle: Dalle, samples: int = 1) -> None:
-        self.dalle, self.samples = dalle, samples
-
-    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
-        """See CodeByCode."""
-        self.text = text.repeat_interleave(self.samples, dim=0)
-        self.codes = self.text.new_empty(len(self.text), 0) if prime is None else prime
-        return self._logits()
-
-    def step(self, code: Tensor, position: int) -> Tensor:
-        """See CodeByCode."""
-        self.codes = torch.cat([self.codes[:, :position], code[:, None]], dim=1)
-        return self._logits()
-
-    def _logits(self) -> Tensor:
-        dalle = self.dalle
-        return image_logits(dalle, dalle.trunk(dalle.embed(dalle.ids(self.text, self.codes)))[:, -1])
 
 
 class _Branch(NamedTuple):

@@ -1,0 +1,51 @@
+"""Drawing without a cache, which tests compare with, and codes drawn from a generator's numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tt_cli.model import Dalle
+from tt_cli.model.sampling.code_choice import Sampling
+from tt_cli.model.sampling.generation import StepDecoder, draw_codes, image_logits
+
+
+class WholeDecoder:
+    """The slow way: everything runs through the trunk again for each code."""
+
+    def __init__(self, dalle: Dalle, samples: int = 1) -> None:
+        self.dalle, self.samples = dalle, samples
+
+    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
+        """See CodeByCode."""
+        self.text = text.repeat_interleave(self.samples, dim=0)
+        self.codes = self.text.new_empty(len(self.text), 0) if prime is None else prime
+        return self._logits()
+
+    def step(self, code: Tensor, position: int) -> Tensor:
+        """See CodeByCode."""
+        self.codes = torch.cat([self.codes[:, :position], code[:, None]], dim=1)
+        return self._logits()
+
+    def _logits(self) -> Tensor:
+        dalle = self.dalle
+        return image_logits(dalle, dalle.trunk(dalle.embed(dalle.ids(self.text, self.codes)))[:, -1])
+
+
+def generate(
+    dalle: Dalle,
+    text: Tensor,
+    sampling: Sampling | None = None,
+    *,
+    samples: int = 1,
+    generator: torch.Generator | None = None,
+    cache: bool = True,
+    **options: Any,
+) -> Tensor:
+    """Codes (p * samples, n) for text (p, text_length), with or without a cache; options: draw_codes'."""
+    shape = (len(text) * samples, dalle.config.image_positions)
+    noise = torch.rand(shape, generator=generator, device=text.device, dtype=torch.float64)
+    decoder = StepDecoder(dalle, len(text), samples) if cache else WholeDecoder(dalle, samples)
+    return draw_codes(decoder, text, noise, sampling or Sampling(), **options)
