@@ -28,10 +28,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.lab.process_watch import ProcessWatch
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Contribution, Round, Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
-from tt_cli.supervisor.processes import ProcessWatch, family_of
+from tt_cli.supervisor.processes import family_of
 
 WAIT = 300.0
 NAMES = ("anna", "ben", "cleo")

@@ -15,12 +15,13 @@ from pathlib import Path
 import pytest
 from data.rows import numbered, run_on, write
 
+from scripts.lab.process_watch import ProcessWatch
 from tt_cli.data.stream.plan import plan_of
 from tt_cli.data.stream.prefetch import LENGTHS, Chunk, Prefetch
 from tt_cli.data.stream.prefetch_process import Frames
 from tt_cli.data.stream.row_reader import ReadPlan
 from tt_cli.errors import TTError, UsageError
-from tt_cli.supervisor.processes import ProcessWatch, alive
+from tt_cli.supervisor.processes import alive
 
 
 @pytest.fixture

@@ -17,10 +17,11 @@ import pytest
 from draw.tiny import Tiny
 from end_to_end.conftest import WAIT, last_step, tiny_run, wait_for_step
 
+from scripts.lab.process_watch import ProcessWatch
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Finished, Log, Saved, Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm
-from tt_cli.supervisor.processes import ProcessWatch, family_of
+from tt_cli.supervisor.processes import family_of
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "Running"]

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from end_to_end.conftest import WAIT, last_step, tiny_run, wait_for_step
 
+from scripts.lab.process_watch import ProcessWatch
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import (
     Contribution,
@@ -27,7 +28,7 @@ from tt_cli.supervisor.events import (
     from_json,
 )
 from tt_cli.supervisor.local_swarm import EventType, LocalSwarm
-from tt_cli.supervisor.processes import ProcessWatch, children_of, family_of
+from tt_cli.supervisor.processes import children_of, family_of
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
 Tt = Callable[..., subprocess.CompletedProcess[str]]

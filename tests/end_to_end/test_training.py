@@ -12,6 +12,7 @@ import pytest
 import torch
 from end_to_end.conftest import WAIT, assert_agreed, committed, digests, last_step, tiny_run, wait_for_step
 
+from scripts.lab.process_watch import ProcessWatch
 from tt_cli.checkpoint import load
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import (
@@ -26,7 +27,7 @@ from tt_cli.supervisor.events import (
     Synchronised,
 )
 from tt_cli.supervisor.local_swarm import LocalSwarm
-from tt_cli.supervisor.processes import ProcessWatch, family_of
+from tt_cli.supervisor.processes import family_of
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
 

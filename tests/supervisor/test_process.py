@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from supervisor.acting import ENVIRONMENT, WAIT, all_events, next_event, start_actor, start_boss
 
+from scripts.lab.process_watch import ProcessWatch
 from tt_cli.errors import TTError
 from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Step
-from tt_cli.supervisor.processes import ProcessWatch
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
 from tt_cli.supervisor.worker_process import Worker
 

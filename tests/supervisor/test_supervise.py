@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from supervisor.acting import WAIT, next_event, start_actor, start_boss
 
+from scripts.lab.process_watch import ProcessWatch
 from tt_cli.supervisor import supervise as room
 from tt_cli.supervisor.events import Event, Finished, Log, Phase
-from tt_cli.supervisor.processes import ProcessWatch
 from tt_cli.supervisor.supervise import Failed, supervise
 from tt_cli.supervisor.worker_process import Worker
 

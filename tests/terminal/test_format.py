@@ -14,7 +14,6 @@ from tt_cli.terminal.format import (
     clean,
     duration,
     loss_value,
-    plot,
     rate,
     short_id,
     sparkline,
@@ -88,28 +87,6 @@ def test_a_bar_is_as_wide_as_asked(fraction: float) -> None:
 def test_a_bar_shows_its_fraction() -> None:
     assert bar(0.5, 4).plain == "━━──"
     assert bar(0.625, 4).plain == "━━╸─"
-
-
-def test_a_plot_falls_where_the_values_fall() -> None:
-    rows = plot([(1, 4.0), (2, 3.0), (3, 2.0), (4, 1.0)], 16, 4)
-    assert [row.plain for row in rows] == [
-        "  4.000 ⠑⢄      ",
-        "          ⠑⢄    ",
-        "            ⠑⢄  ",
-        "  1.000       ⠑⢄",
-        "        step 1 4",
-    ]
-
-
-def test_a_plot_of_one_value_or_of_equal_ones_is_level() -> None:
-    level = ["                ", "  2.000 ⠉⠉⠉⠉⠉⠉⠉⠉", "        step 1 9"]
-    assert [row.plain for row in plot([(1, 2.0), (9, 2.0)], 16, 2)] == level
-    assert [row.plain for row in plot([(5, 2.0)], 16, 1)] == ["  2.000 ⠄       ", "        step 5"]
-
-
-@pytest.mark.parametrize("points", [[], [(1, math.nan)], [(1, 1e300)]])
-def test_a_plot_without_points_takes_no_room(points: list[tuple[int, float]]) -> None:
-    assert plot(points, 40, 3) == []
 
 
 def test_a_table_leaves_out_what_is_least_needed() -> None:

@@ -1,14 +1,15 @@
-"""Processes of this machine (Linux): children, ends, who is left; and the memory that this one does not need."""
+"""Processes of this machine (Linux): which live, which descend from which; and the memory that this one does not need.
+
+psutil would tell the same, by reading every process of the machine: 11 ms for a family among 142 processes, where the
+kernel's own list of children takes 0.7 ms, and peers ask every three seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import gc
-import os
-import select
 import sys
-import time
 from pathlib import Path
 
 
@@ -47,27 +48,3 @@ def keep_objects_shared() -> None:
     """
     gc.collect()
     gc.freeze()
-
-
-class ProcessWatch:
-    """Holds on to processes, so that their ends can be awaited even when their numbers are used again."""
-
-    def __init__(self, pids: set[int]):
-        self._open: dict[int, int] = {}
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                self._open[os.pidfd_open(pid)] = pid
-
-    def left_after(self, seconds: float) -> set[int]:
-        """Wait for all to end; returns those that still live after `seconds`. Call it once."""
-        poll, deadline = select.poll(), time.monotonic() + seconds
-        waiting = dict(self._open)
-        for descriptor in waiting:
-            poll.register(descriptor, select.POLLIN)
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for descriptor, _ in poll.poll(left * 1000):
-                poll.unregister(descriptor)
-                del waiting[descriptor]
-        for descriptor in self._open:
-            os.close(descriptor)
-        return set(waiting.values())

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from tt_cli.supervisor.peer_state import LARGEST_LOSS
-from tt_cli.terminal.format import BRAILLE
 
+BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
+"""The bit of each dot in a Unicode braille pattern: four rows of two columns."""
 Points = Sequence[tuple[float, float]]
 """(x, y), x rising."""
 Ticks = list[tuple[float, str]]

@@ -1,4 +1,4 @@
-"""The pieces that every screen of `tt` is drawn with: numbers in words, sparkline, plot, bar, table.
+"""The pieces that every screen of `tt` is drawn with: numbers in words, sparkline, bar, table.
 
 Everything is pure: values in, `rich.text.Text` of at most the given width out. Strings that came over the
 network go through `clean`, so that no peer can move another person's cursor.
@@ -16,8 +16,6 @@ from rich.text import Text
 from tt_cli.supervisor.peer_state import LARGEST_LOSS
 
 SPARKS = "▁▂▃▄▅▆▇█"
-BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
-"""The bit of each dot in a Unicode braille pattern: four rows of two columns."""
 NONE = "–"
 PHASE_STYLES: Mapping[str, str] = {
     "starting": "blue",
@@ -121,55 +119,6 @@ def bar(fraction: float, width: int, style: str = "cyan") -> Text:
     text = Text("━" * (halves // 2) + "╸" * (halves % 2), style=style)
     text.append("─" * (width - halves // 2 - halves % 2), style="bright_black")
     return text
-
-
-def plot(points: Sequence[tuple[int, float]], width: int, height: int) -> list[Text]:
-    """(step, value) points as a braille curve: `height` rows and one row of step numbers below.
-
-    Values are placed by step and joined by straight lines. Returns no row without a point.
-    """
-    points = [(step, value) for step, value in points if abs(value) < LARGEST_LOSS]
-    label = 7
-    columns = 2 * (width - label - 1)
-    if not points or columns < 4 or height < 1:
-        return []
-    first, last = points[0][0], points[-1][0]
-    span = max(1, last - first)
-    low, high = min(value for _, value in points), max(value for _, value in points)
-    by_column: dict[int, list[float]] = {}
-    for step, value in points:
-        by_column.setdefault((step - first) * (columns - 1) // span, []).append(value)
-    dots = 4 * height
-    grid = [[0] * (columns // 2) for _ in range(height)]
-    before: tuple[int, int] | None = None
-    for column in sorted(by_column):
-        value = math.fsum(by_column[column]) / len(by_column[column])
-        row = round((dots - 1) * (high - value) / (high - low)) if high > low else dots // 2
-        for x, y in _joined(before or (column, row), (column, row)):
-            grid[y // 4][x // 2] |= BRAILLE[y % 4][x % 2]
-        before = (column, row)
-    labels = [""] * height
-    if high > low:
-        labels[-1] = loss_value(low)
-    labels[0 if high > low else height // 2] = loss_value(high)
-    rows = [
-        Text(f"{name:>{label}} ", style="dim").append(
-            "".join(chr(0x2800 + cell) if cell else " " for cell in cells), style="cyan"
-        )
-        for name, cells in zip(labels, grid, strict=True)
-    ]
-    left, right = f"step {first:,}", f"{last:,}"
-    axis = " " * (label + 1) + left
-    if first != last:
-        axis += right.rjust(width - len(axis))
-    return [*rows, fit(Text(axis, style="dim"), width)]
-
-
-def _joined(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
-    """The dots of a straight line between two dots, both with it."""
-    (x0, y0), (x1, y1) = start, end
-    count = max(x1 - x0, abs(y1 - y0), 1)
-    return [(x0 + round(i * (x1 - x0) / count), y0 + round(i * (y1 - y0) / count)) for i in range(count + 1)]
 
 
 def fit(text: Text, width: int) -> Text:

@@ -12,6 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from tt_cli.supervisor.peer_state import LARGEST_LOSS
+from tt_cli.terminal.chart import line_chart
 from tt_cli.terminal.format import (
     NONE,
     Column,
@@ -22,7 +23,6 @@ from tt_cli.terminal.format import (
     labelled,
     loss_value,
     percent,
-    plot,
     plural,
     rate,
     short_digest,
@@ -143,7 +143,7 @@ def swarm_lines(swarm: Mapping[str, Any], curve: Curve, width: int, height: int)
     curve_rows = min(12, rest - min(len(peers) + 1, 8) - 3)
     lines = [*head]
     if curve_rows >= 3 and len(curve) > 1:
-        lines += [Text(""), *plot(curve, width, curve_rows)]
+        lines += [Text(""), *line_chart(curve, width, curve_rows + 1)]
     else:
         lines.insert(1, loss_line(curve, width))
     if len(lines) + 2 < height:
