@@ -30,7 +30,8 @@ from sqlalchemy import create_engine, insert
 
 from tt_cli.auxiliary.history.schema import activity, hours, peers, steps
 from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
-from tt_cli.auxiliary.web_process import WebOptions, web_part
+from tt_cli.auxiliary.parts import WEB_PAGE
+from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor.events import Event, Log
 from tt_cli.web.index_html import STATIC
@@ -210,7 +211,7 @@ def main() -> None:
         os.environ["TT_HOME"] = home
         fill(folders.run_folder(RUN), count)
         options = WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0)
-        with web_part(options, "", Path(home) / "web.log", show), sync_playwright() as playwright:
+        with WEB_PAGE.watched(vars(options), Path(home) / "web.log", show), sync_playwright() as playwright:
             url = heard.get(timeout=60)
             browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
             visit(browser, url)  # the server reads the history, the browser its own files

@@ -30,7 +30,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tt_cli.auxiliary.history.writer import FILE, HistoryWriter, MadeStep, SeenPeer, database_url
+from tt_cli.auxiliary.history.writer import FILE, HistoryWriter, MadeStep, database_url
 from tt_cli.auxiliary.recorder import RunRecorder
 from tt_cli.run import load_run
 from tt_cli.supervisor.reporter import die_with_parent
@@ -62,13 +62,13 @@ def write(folder: Path) -> None:
     die_with_parent()
     ahead, record_step = threading.Semaphore(3), HistoryWriter.record_step
 
-    def told(store: HistoryWriter, made: MadeStep, seen: list[SeenPeer], target: int) -> None:
+    def told(store: HistoryWriter, made: MadeStep, seen: list[PeerRecord], target: int) -> None:
         record_step(store, made, seen, target)
         os.write(1, f"{made.step}\n".encode())
         ahead.release()
 
     HistoryWriter.record_step = told  # type: ignore[method-assign, assignment]
-    recorder = RunRecorder(RUN, folder, database_url(folder), lambda line, level: print(line, file=sys.stderr))
+    recorder = RunRecorder(RUN, database_url(folder), lambda line, level: print(line, file=sys.stderr))
     for step in itertools.count(recorder.step + 1):
         ahead.acquire()
         recorder.record(view(step))

@@ -27,8 +27,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from sqlalchemy import create_engine, insert
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from tt_cli.auxiliary.history.schema import steps
 from tt_cli.auxiliary.history.writer import DATABASE, HistoryWriter, MadeStep, database_url
 from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.run import folders, load_run
@@ -43,11 +46,12 @@ REQUESTS = 20
 Figures = dict[str, Any]
 
 
-def fill(store: HistoryWriter) -> None:
+def fill(url: str) -> None:
     """A history of so many steps."""
     row = {"undone": 0, "era": 0, "trainers": 20, "samples": 512, "samples_per_second": 40.0}
     rows = [{**row, "step": n, "time": 1e9 + 12.0 * n, "loss": 8 / n**0.1 + n % 97 / 500} for n in range(1, STEPS + 1)]
-    store.add_steps(rows, "bench")
+    with create_engine(url).begin() as connection:
+        connection.execute(insert(steps), rows)
 
 
 def snapshot(step: int, peers: int, now: float) -> str:
@@ -139,7 +143,7 @@ def measure(clients: int, peers: int, seconds: float) -> Figures:
     with tempfile.TemporaryDirectory() as name:
         os.environ["TT_HOME"] = name
         store = HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity)
-        fill(store)
+        fill(database_url(folders.run_folder(RUN)))
         options = vars(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0))
         worker = Worker("tt_cli.auxiliary.web_process", options, Path(name) / "log", {DATABASE: ""})
         try:

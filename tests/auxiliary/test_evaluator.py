@@ -20,10 +20,10 @@ from tt_cli.auxiliary.evaluator_process import (
     GENERAL_PROMPTS,
     SamplesOptions,
     checked_prompts,
-    evaluator_part,
 )
 from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
+from tt_cli.auxiliary.parts import EVALUATOR
 from tt_cli.checkpoint import load
 from tt_cli.data import Example, builtin
 from tt_cli.data.shard_format import write_shard
@@ -313,7 +313,7 @@ def test_its_process_is_started_again_and_does_nothing_twice(
             assert news.wait_for(lambda: any(words in line for line in lines), 60), lines
 
     options = SamplesOptions(RUN.to_toml(), 10, ["owl"])
-    with evaluator_part(options, "", tmp_path / "evaluator.log", show) as part:
+    with EVALUATOR.watched(vars(options), tmp_path / "evaluator.log", show) as part:
         wait("step 3: held-out loss")
         before = rows(), files(folder)
         assert part._worker is not None

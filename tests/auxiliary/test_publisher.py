@@ -20,7 +20,7 @@ from peer.states import small_run
 from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.auxiliary.lease import LeaseFile
-from tt_cli.auxiliary.publisher_process import PublisherOptions
+from tt_cli.auxiliary.publisher import PublisherOptions
 from tt_cli.checkpoint import TrainingState, save
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.peer.trained_state import TrainedState
@@ -67,7 +67,7 @@ class Publishing:
     ):
         options = asdict(PublisherOptions(run.to_toml(), every=every, again=0.05, look=0.05))
         environment = {**hub.environment(home), **({"HF_TOKEN": token} if token else {})}
-        self.worker = Worker("tt_cli.auxiliary.publisher_process", options, home / "publisher.log", environment)
+        self.worker = Worker("tt_cli.auxiliary.publisher", options, home / "publisher.log", environment)
         self.told: list[str] = []
 
     def __enter__(self) -> Self:

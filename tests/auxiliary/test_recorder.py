@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import sqlite3
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from auxiliary.test_store import add_steps
 from swarm.made import record
 
 from tt_cli.auxiliary import recorder as room
@@ -58,7 +58,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Open]:
     made: list[RunRecorder] = []
 
     def open_one(told: Told | None = None, folder: Path = tmp_path) -> RunRecorder:
-        made.append(RunRecorder(RUN, folder, database_url(folder), told or Told()))
+        made.append(RunRecorder(RUN, database_url(folder), told or Told()))
         return made[-1]
 
     yield open_one
@@ -132,23 +132,10 @@ def test_the_wildest_records_that_may_be_published_leave_it_finite(opened: Open)
     assert opened().step == 5
 
 
-def test_what_earlier_versions_wrote_is_read_once(opened: Open, tmp_path: Path) -> None:
-    good = '{"step": 2, "loss": 2.5, "time": 1000.0, "peers": 3, "samples_per_second": 5.0, "users": []}'
-    lines = ["", "null", "[]", '"x"', "{}", '{"step": "many", "loss": 1, "time": 1}', good]
-    lines += [good.replace("2.5", bad) for bad in ("NaN", "Infinity", "null", "1e999")]
-    lines += [good.replace("2,", bad) for bad in ("-1,", "1e999,", "NaN,")]
-    lines += [good.replace("2,", "3,"), '{"back_to": 2, "order": 7, "time": 1.0}', '{"step": 4, "loss": 2.']
-    (tmp_path / "steps.jsonl").write_text("\n".join(lines))
-    assert opened().history().steps == [(2, 2.5, 1000.0)]
-    assert HistoryReader(database_url(tmp_path)).steps_after(0) == [(2, 1000.0, 2.5, 3, 5.0)]
-    (tmp_path / "steps.jsonl").write_text(good.replace("2,", "5,") + "\n")
-    assert opened().step == 2
-
-
 @pytest.mark.parametrize("steps", [255, 256, 257, 1000, 5111])
 def test_a_long_history_is_thinned_evenly_and_the_last_step_stays(steps: int, opened: Open, tmp_path: Path) -> None:
-    lines = [json.dumps({"step": step, "loss": 2.5, "time": 1000.0 + step}) for step in range(1, steps + 1)]
-    (tmp_path / "steps.jsonl").write_text("\n".join(lines) + "\n")
+    HistoryWriter(database_url(tmp_path), RUN.identity).close()
+    add_steps(database_url(tmp_path), steps)
     history = opened().history()
     kept = [step for step, _, _ in history.steps]
     assert len(kept) == min(steps, HISTORY_STEPS)
@@ -258,7 +245,7 @@ def told(store, made, seen, target):
     print("step", made.step, flush=True)
     committed.release()
 HistoryWriter.record_step = told
-recorder = RunRecorder(RUN, folder, database_url(folder), print)
+recorder = RunRecorder(RUN, database_url(folder), print)
 for step in itertools.count(recorder.step + 1):
     committed.acquire()
     recorder.record(view(step, total_samples=10 * step))

@@ -6,12 +6,16 @@ import sqlite3
 from pathlib import Path
 
 import pytest
+from sqlalchemy import create_engine, insert
+from swarm.made import record
 
 from tt_cli.auxiliary.history import writer as room
 from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, OtherDatabase, SeenPeer, database_url, sane
+from tt_cli.auxiliary.history.schema import steps
+from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, OtherDatabase, database_url, sane
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import UsageError
+from tt_cli.swarm.records.peer_record import PeerRecord
 
 RUN = "emoji-12345678"
 
@@ -20,8 +24,15 @@ def made(step: int, at: float | None = None, *, era: int = 0, loss: float = 2.5,
     return MadeStep(step, era, 1000.0 + step if at is None else at, loss, 2, 40.0, words)
 
 
-def seen(peer: str, total: int, user: str = "", role: str = "trainer") -> SeenPeer:
-    return SeenPeer(peer, user, role, "cpu", total)
+def seen(peer: str, total: int, user: str = "", role: str = "trainer") -> PeerRecord:
+    return record(peer, user=user, role=role, device="cpu", total_samples=total)
+
+
+def add_steps(url: str, count: int) -> None:
+    """Steps from 1 on, as if they had been recorded."""
+    row = {"undone": 0, "era": 0, "loss": 2.5, "trainers": 1, "samples": 0, "samples_per_second": 1.0}
+    with create_engine(url).begin() as connection:
+        connection.execute(insert(steps), [{**row, "step": step, "time": float(step)} for step in range(1, count + 1)])
 
 
 def open_both(url: str) -> tuple[HistoryWriter, HistoryReader]:
@@ -141,8 +152,7 @@ def test_a_database_of_somebody_else_is_refused_in_one_line(tmp_path: Path) -> N
 def test_a_damaged_file_is_set_aside_and_what_can_be_read_stays(whole: bool, tmp_path: Path) -> None:
     url, told = database_url(tmp_path), list[str]()
     store = HistoryWriter(url, RUN)
-    row = {"undone": 0, "era": 0, "time": 1.0, "loss": 2.0, "trainers": 1, "samples": 0, "samples_per_second": 1.0}
-    store.add_steps([{**row, "step": step} for step in range(1, 5001)], "many")
+    add_steps(url, 5000)
     store.close()
     file = tmp_path / "history.db"
     content = bytearray(file.read_bytes())
@@ -172,14 +182,6 @@ def test_what_is_told_after_the_file_was_replaced_is_in_the_new_one(tmp_path: Pa
     coordinator.begin_anew()
     other.tell_part("publisher", "waits")
     assert [row["words"] for row in HistoryReader(database_url(tmp_path)).parts()] == ["waits"]
-
-
-def test_steps_from_elsewhere_come_once(tmp_path: Path) -> None:
-    store = HistoryWriter(database_url(tmp_path), RUN)
-    row = {"undone": 0, "step": 1, "era": 0, "time": 1.0, "loss": 2.0, "trainers": 1, "samples": 0}
-    rows = [{**row, "samples_per_second": 1.0}]
-    assert store.add_steps(rows, "steps.jsonl") and not store.add_steps(rows, "steps.jsonl")
-    assert store.losses() == [(1, 2.0, 1.0)]
 
 
 def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:

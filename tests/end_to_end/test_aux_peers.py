@@ -17,7 +17,7 @@ from tt_cli.supervisor.local_swarm import LocalSwarm
 PARTS = {
     "tt_cli.auxiliary.web_process": "the web page is at",
     "tt_cli.auxiliary.evaluator_process": "measures checkpoints every",
-    "tt_cli.auxiliary.publisher_process": "checkpoints go to acme/run",
+    "tt_cli.auxiliary.publisher": "checkpoints go to acme/run",
     "tt_cli.peer.assistant": "assists from step",
 }
 COORDINATOR = "tt_cli.auxiliary"

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from auxiliary.test_store import seen
 from end_to_end.conftest import tiny_run
 from monitor.made import EVIL, snapshot, trainer
 
 from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, SeenPeer, database_url
+from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.run import load_run
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 from tt_cli.supervisor.local_swarm import LocalSwarm
@@ -80,15 +81,15 @@ def page(tmp_path: Path) -> Iterator[str]:
         store.record_step(
             MadeStep(step, 0, at, 3.0 + 60.0 / (step + 10), 2, 25.0, f"step {step} made with bob"),
             [
-                SeenPeer("peer-a", "ada", "trainer", "cpu", 500 * step),
-                SeenPeer("peer-b", EVIL, "trainer", "cpu", 12 * step),
+                seen("peer-a", 500 * step, "ada"),
+                seen("peer-b", 12 * step, EVIL),
             ],
             512,
         )
         store.record_activity(at, step, 2 + step // 20, 25.0, [], 512)
     peers = [trainer(user="ada", epoch=STEPS), trainer(user=EVIL, peer_id="peer-b", epoch=STEPS, clipped_by=2)]
-    seen = snapshot(run="emoji", identity=RUN.identity, epoch=STEPS, total_steps=600, trainers=2, peers=peers, time=now)
-    store.put("snapshot", json.dumps(seen.to_json()), now)
+    last = snapshot(run="emoji", identity=RUN.identity, epoch=STEPS, total_steps=600, trainers=2, peers=peers, time=now)
+    store.put("snapshot", json.dumps(last.to_json()), now)
     store.close()
     reader = HistoryReader(url)
     server = HttpServer(make_app(Answers(reader, RUN, "emoji"), tmp_path), HttpOptions("127.0.0.1", 0, "--web-port"))

@@ -6,9 +6,10 @@ import json
 import time
 from pathlib import Path
 
+from auxiliary.test_store import seen
 from swarm.made import record
 
-from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, SeenPeer, database_url
+from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.run import load_run
 from tt_cli.swarm.records.snapshot import take_snapshot
 
@@ -23,7 +24,7 @@ def write_history(folder: Path, *, steps: int) -> None:
     known = store.losses()
     for step in range(len(known) + 1, steps + 1):
         made = MadeStep(step, 0, began + 20.0 * step, 7.0 - step / steps, 1, 25.0, f"step {step} made by 1 peer")
-        store.record_step(made, [SeenPeer("peer-a", "<b>ada</b>", "trainer", "cpu", 512 * step)], 512)
+        store.record_step(made, [seen("peer-a", 512 * step, "<b>ada</b>")], 512)
         store.record_activity(began + 20.0 * step, step, 1, 25.0, [], 512)
     given = {"client_mode": True, "samples": 3, "samples_per_second": 25.0, "total_samples": 512 * steps, "loss": 6.0}
     peer = record("peer-a", user="<b>ada</b>", device="cpu", epoch=steps, time=time.time(), **given)

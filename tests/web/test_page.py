@@ -19,7 +19,8 @@ from tests.web.recorded import RUN, write_history
 from tests.web.standin import HOSTILE, MadeRun, Standin
 from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import database_url
-from tt_cli.auxiliary.web_process import WebOptions, web_part
+from tt_cli.auxiliary.parts import WEB_PAGE
+from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.memory import shown
 from tt_cli.memory.answer_tables import Tables
 from tt_cli.memory.question import CalculatorQuestion, report
@@ -363,7 +364,7 @@ def test_the_real_server_tells_of_a_step(context: BrowserContext, tmp_path: Path
             for address in re.findall(r"http://\S+", event.message):
                 heard.put(address)
 
-    with web_part(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0), "", tmp_path / "web.log", show):
+    with WEB_PAGE.watched(vars(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0)), tmp_path / "web.log", show):
         page = context.new_page()
         page.goto(heard.get(timeout=240))
         expect(page.get_by_role("heading", level=1)).to_have_text("Draws emoji from their names")

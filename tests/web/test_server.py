@@ -15,7 +15,7 @@ import nbformat
 import numpy as np
 import pytest
 import schemathesis
-from auxiliary.test_store import made, seen
+from auxiliary.test_store import add_steps, made, seen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -285,10 +285,8 @@ def test_thinning_keeps_both_ends_and_all_extremes_of_the_loss(loss: Any, points
 
 
 def test_a_hundred_thousand_steps_are_thinned_at_once(tmp_path: Path) -> None:
-    store = HistoryWriter(database_url(tmp_path), RUN.identity)
-    row = {"undone": 0, "era": 0, "loss": 2.0, "trainers": 1, "samples": 0, "samples_per_second": 1.0}
-    store.add_steps([{**row, "step": step, "time": float(step)} for step in range(1, 100_001)], "many")
-    store.close()
+    HistoryWriter(database_url(tmp_path), RUN.identity).close()
+    add_steps(database_url(tmp_path), 100_000)
     answers = answers_in(tmp_path)
     assert answers.steps(1000)["total"] == 100_000
     started = time.perf_counter()

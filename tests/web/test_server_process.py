@@ -19,7 +19,8 @@ from auxiliary.test_store import made
 from fastapi import FastAPI
 
 from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
-from tt_cli.auxiliary.web_process import WebOptions, web_part
+from tt_cli.auxiliary.parts import WEB_PAGE
+from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.errors import TTError
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor import side_process as room
@@ -106,7 +107,7 @@ def test_it_tells_all_what_is_new_and_comes_back_when_killed(tmp_path: Path, mon
     store.record_step(made(1), [], 100)
     store.put("snapshot", snapshot(1.0), time.time())
     options = WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0)
-    with web_part(options, "", tmp_path / "web.log", shown) as part:
+    with WEB_PAGE.watched(vars(options), tmp_path / "web.log", shown) as part:
         port = shown.port()
         clients = [Events(port, coding) for coding in ("gzip", "identity", "gzip, br")]
         for client in clients:
@@ -140,7 +141,9 @@ def test_a_port_in_use_is_one_line_and_tried_again(tmp_path: Path, monkeypatch: 
     shown = Shown()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        part = web_part(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", port), "", tmp_path / "web.log", shown)
+        part = WEB_PAGE.watched(
+            vars(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", port)), tmp_path / "web.log", shown
+        )
         with part:
             shown.wait("the web page does not start: cannot listen on 127.0.0.1 port")
             worker = part._worker

@@ -71,7 +71,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     identity = claim_identity(folder, "aux")
     keeper = StateKeeper(run, emit)
     database = database_url(folder, os.environ.get(DATABASE, ""))
-    recorder = RunRecorder(run, folder, database, lambda words, level: emit(Log(words, level)))
+    recorder = RunRecorder(run, database, lambda words, level: emit(Log(words, level)))
     emit(Phase("starting", "joining the DHT"))
     dht = _join(run, identity, opts, emit)
     with ExitStack() as closing:

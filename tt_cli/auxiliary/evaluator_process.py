@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import DATABASE, HistoryWriter, database_url
+from tt_cli.auxiliary.history.writer import HistoryWriter
 from tt_cli.auxiliary.lease import LeaseFile
+from tt_cli.auxiliary.parts import leave_at_once, run_of
 from tt_cli.database import Database, DatabaseDown
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor.events import Emit, Event, Log
+from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.supervisor.side_process import SideProcess
 
 NICE = 10
 LOOK_SECONDS = 5.0
@@ -69,29 +67,18 @@ def checked_prompts(run: RunConfig, given: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(given))
 
 
-def evaluator_part(options: SamplesOptions, database: str, log: Path, show: Callable[[Event], None]) -> SideProcess:
-    """The evaluator, watched; without it the rest goes on. database: its URL, "" for the file in the run's folder."""
-    # One thread: the coordinator beside it must answer in time.
-    environment = {DATABASE: database, "OMP_NUM_THREADS": "1"}
-    module = "tt_cli.auxiliary.evaluator_process"
-    return SideProcess("the evaluator", module, asdict(options), log, show, needed=False, environment=environment)
-
-
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """The worker process: evaluate what is new until it is asked to leave."""
     os.nice(NICE)
     from tt_cli.auxiliary.evaluator import Evaluator, use_one_thread
 
     use_one_thread()
-    opts = SamplesOptions(**options)
-    run = RunConfig.from_toml(opts.run, "the run file")
+    opts, (run, database) = SamplesOptions(**options), run_of(options)
     folder = folders.run_folder(run)
-    database = database_url(folder, os.environ.get(DATABASE, ""))
     lease = LeaseFile(folder) if Database(database, "the history").file is None else None
     store, reader = HistoryWriter(database, run.identity, mends=False), HistoryReader(database)
     teller = _Teller(emit, store)
-    # A drawing may take minutes, and ending in the midst of one loses nothing else.
-    threading.Thread(target=lambda: orders.leave.wait() and os._exit(0), daemon=True).start()
+    leave_at_once(orders)
     evaluator = Evaluator(run, folder, store, reader, opts.every, opts.prompts, teller.log, teller.part)
     emit(Log(f"measures checkpoints every {opts.every} steps, and draws from them: {', '.join(opts.prompts)}"))
     while True:

@@ -12,15 +12,17 @@ Notable:
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tt_cli.auxiliary.history.reader import HistoryReader
 from tt_cli.auxiliary.history.writer import HistoryWriter
 from tt_cli.auxiliary.lease import LeaseFile
+from tt_cli.auxiliary.parts import leave_at_once, run_of
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import HubUnreachable, hub_errors
 from tt_cli.hub.repository import CARD, Repository, RepositoryChanged, commit, read_text
@@ -28,6 +30,8 @@ from tt_cli.run import RunConfig, folders
 from tt_cli.run.checkpoint_names import Head, name_of, outdated, read_head, step_in
 from tt_cli.run.model_card import card, with_checkpoints
 from tt_cli.run.run_source import RUN_FILE, run_repository
+from tt_cli.supervisor.events import Emit, Log
+from tt_cli.supervisor.reporter import Orders, run_worker
 
 KEPT = 5  # the newest checkpoints; older ones too, ever fewer the older they are
 ANSWER_SECONDS = 120.0  # for one of the Hub's answers: it looks at a large file before it gives one
@@ -40,6 +44,35 @@ TOLD_SECONDS = 30.0
 
 Tell = Callable[[str, str], None]
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PublisherOptions:
+    """What is handed to the process, beside the run (TOML text). Times in seconds, see Publisher.
+
+    The Hub's token stays where Hugging Face's tools keep it; the database's URL is in the environment.
+    """
+
+    run: str
+    every: float = 1800.0
+    again: float = 30.0
+    look: float = 5.0
+
+
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """The worker process: look until it is asked to leave, in the middle of sending too: a commit is whole or not at all."""
+    opts, (run, database) = PublisherOptions(**options), run_of(options)
+    os.nice(10)  # hashing and sending wait for the rest
+    leave_at_once(orders)
+
+    def tell(words: str, level: str) -> None:
+        emit(Log(words, level))
+
+    publisher = Publisher(run, PublishingHistory(database, run, tell), tell, opts.every, opts.again)
+    emit(Log(f"checkpoints go to {run.checkpoints.repository} on the Hub"))
+    while not orders.leave.is_set():
+        publisher.look()
+        orders.leave.wait(opts.look)
 
 
 class Publisher:
@@ -366,3 +399,7 @@ def _with_fix(error: UsageError) -> str:
         return str(error)
     fix = "a `tt login` with a token that may write there is noticed, a new HF_TOKEN needs a new start"
     return f"{str(error).removesuffix('; run `tt login`')}; {fix}; --no-publish leaves the Hub alone"
+
+
+if __name__ == "__main__":
+    sys.exit(run_worker(main))

@@ -14,10 +14,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Literal
 
-from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, SeenPeer
+from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep
 from tt_cli.database import DatabaseDamaged, DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
@@ -31,29 +30,26 @@ AGAIN_SECONDS = 5.0
 MOST_DUE = 20_000  # writes that wait for the database
 ORDER_SECONDS = 12.0  # for an organiser's order to be written: as long as SQLite waits for a lock, and a moment
 CLOSE_SECONDS = 5.0
-OLD_FILE = "steps.jsonl"  # what earlier versions wrote
 
 Kind = Literal["step", "activity", "other"]  # the first two write down the peers
-Write = Callable[
-    [HistoryWriter, list[SeenPeer], int], None
-]  # with the peers since the last write, and steps since then
+Write = Callable[[HistoryWriter, list[PeerRecord], int], None]
+"""Takes the peers seen since the last write, and the steps made since then."""
 
 
 class RunRecorder:
     """Of one run, into the database at this URL. tell: takes a line and "info", "warning" or "error".
 
-    folder: where earlier versions left steps.jsonl. Raises OtherDatabase, for a database that is not this run's.
-    All methods are for one thread.
+    Raises OtherDatabase, for a database that is not this run's. All methods are for one thread.
     """
 
-    def __init__(self, run: RunConfig, folder: Path, url: str, tell: Callable[[str, str], None]):
-        self._run, self._folder, self._url, self._tell = run, folder, url, tell
+    def __init__(self, run: RunConfig, url: str, tell: Callable[[str, str], None]):
+        self._run, self._url, self._tell = run, url, tell
         self._lock = threading.Lock()
         self._due: deque[tuple[Kind, Write]] = deque()
         self._due_steps = 0  # of them of steps
         self._order: tuple[int, threading.Event] | None = None  # that is to be written, and whether it has been
         self._latest: dict[str, tuple[str, float]] = {}  # key of Store.put → value, time
-        self._seen: dict[tuple[str, str], SeenPeer] = {}
+        self._seen: dict[tuple[str, str], PeerRecord] = {}
         self._steps: list[tuple[int, float, float]] = []
         self._news, self._leaving = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None  # made later: a process that is forked here must not inherit it
@@ -77,10 +73,7 @@ class RunRecorder:
         """One look at the swarm. True when it shows a new step whose loss is known."""
         now, trainers = time.time(), [record for record in view.records if record.role == "trainer"]
         with self._lock:
-            for one in view.records:
-                self._seen[one.peer_id, one.user] = SeenPeer(
-                    one.peer_id, one.user, one.role, one.device, one.total_samples
-                )
+            self._seen |= {(record.peer_id, record.user): record for record in view.records}
         at_step = [r for r in trainers if r.epoch == view.epoch and r.loss is not None]
         speed, target = view.samples_per_second(), self._run.swarm.target_batch_size
         new = view.epoch > self.step and bool(at_step)
@@ -95,7 +88,7 @@ class RunRecorder:
             self._recorded_at = now
             count, towards = sum(not record.left for record in trainers), max(self.step, view.epoch) + 1
 
-            def activity(store: HistoryWriter, seen: list[SeenPeer], steps: int) -> None:
+            def activity(store: HistoryWriter, seen: list[PeerRecord], steps: int) -> None:
                 store.record_activity(now, towards, count, speed, seen, target * steps)
 
             self._write("activity", activity)
@@ -116,7 +109,7 @@ class RunRecorder:
             written = threading.Event()
             self._order = order, written
 
-            def back(store: HistoryWriter, seen: list[SeenPeer], steps: int) -> None:
+            def back(store: HistoryWriter, seen: list[PeerRecord], steps: int) -> None:
                 store.go_back(step, order)
                 written.set()
 
@@ -211,13 +204,12 @@ class RunRecorder:
                 if self._due and self._due[0] is due:
                     self._drop()
                 if due[0] != "other":
-                    self._seen = {peer: one for peer, one in self._seen.items() if seen.get(peer) != one}
+                    self._seen = {peer: record for peer, record in self._seen.items() if seen.get(peer) is not record}
 
     def _open(self) -> HistoryWriter:
-        """The database, with what it and earlier versions' file know. Raises DatabaseDown, OtherDatabase."""
+        """The database, with what it knows. Raises DatabaseDown, OtherDatabase."""
         store = HistoryWriter(self._url, self._run.identity, lambda words: self._tell(words, "warning"))
         try:
-            store.add_steps(earlier_steps(self._folder / OLD_FILE), OLD_FILE)
             known = {step: (step, loss, at) for step, loss, at in store.losses()}
         except TTError:
             store.close()
@@ -242,30 +234,3 @@ def _round_of(at_step: list[PeerRecord]) -> str:
         return ""
     teller = max(telling, key=lambda record: record.samples_per_second)
     return f"{teller.user or teller.peer_id[-6:]}: {teller.round}"
-
-
-def earlier_steps(file: Path) -> list[dict[str, Any]]:
-    """The steps in a steps.jsonl, as rows of `steps`; damaged lines, and those taken back, are left out."""
-    rows: list[dict[str, Any]] = []
-    era = 0
-    try:
-        lines = file.read_bytes().decode("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            row = json.loads(line)
-            if "back_to" in row:
-                rows, era = [step for step in rows if step["step"] <= int(row["back_to"])], int(row.get("order", 0))
-                continue
-            (step, loss, at) = HistoryRecord(steps=[(int(row["step"]), float(row["loss"]), float(row["time"]))]).steps[
-                0
-            ]
-            numbers = {
-                "trainers": int(row.get("peers", 0)),
-                "samples_per_second": float(row.get("samples_per_second", 0)),
-            }
-        except (ValueError, KeyError, TypeError, OverflowError):
-            continue
-        rows.append({"undone": 0, "step": step, "era": era, "time": at, "loss": loss, "samples": 0, **numbers})
-    return rows

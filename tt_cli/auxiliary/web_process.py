@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import DATABASE, PICTURES, database_url
+from tt_cli.auxiliary.history.writer import PICTURES
+from tt_cli.auxiliary.parts import run_of
 from tt_cli.database import DatabaseDown
-from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor.events import Emit, Event, Log
+from tt_cli.run import folders
+from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.supervisor.side_process import SideProcess
 
 if TYPE_CHECKING:
     from tt_cli.web.queries import Answers
@@ -43,30 +40,15 @@ class WebOptions:
     port: int | None = None
 
 
-def web_part(options: WebOptions, database: str, log: Path, show: Callable[[Event], None]) -> SideProcess:
-    """The page, watched; without it the rest goes on. database: its URL, or "" for the file in the run's folder."""
-    environment = {DATABASE: database}
-    return SideProcess(
-        "the web page",
-        "tt_cli.auxiliary.web_process",
-        asdict(options),
-        log,
-        show,
-        needed=False,
-        environment=environment,
-    )
-
-
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """The worker process: serve until it is asked to leave."""
     from tt_cli.memory.answer_tables import Tables
     from tt_cli.web.queries import Answers
     from tt_cli.web.web_app import make_app
 
-    opts = WebOptions(**options)
-    run = RunConfig.from_toml(opts.run, "the run file")
+    opts, (run, database) = WebOptions(**options), run_of(options)
     folder = folders.run_folder(run)
-    reader = HistoryReader(database_url(folder, os.environ.get(DATABASE, "")))
+    reader = HistoryReader(database)
     answers = Answers(reader, run, opts.name, calculator=Tables(run, opts.name))
     app = make_app(answers, folder / PICTURES)
     port, more_ports = (PORT, MORE_PORTS) if opts.port is None else (opts.port, 0)

@@ -16,7 +16,8 @@ from tt_cli.cli.join import add_network_arguments, add_screen_arguments, checked
 if TYPE_CHECKING:
     from tt_cli.auth.authority.authority_process import AuthorityPart
     from tt_cli.auxiliary.evaluator_process import SamplesOptions
-    from tt_cli.auxiliary.publisher_process import PublisherOptions
+    from tt_cli.auxiliary.parts import Part
+    from tt_cli.auxiliary.publisher import PublisherOptions
     from tt_cli.run import RunConfig
     from tt_cli.terminal.worker_screen import Screen
 
@@ -110,11 +111,10 @@ def run(args: argparse.Namespace) -> int:
     """Supervise an auxiliary peer's process until the user ends it."""
     from tt_cli import __version__
     from tt_cli.auth.peer_admission import Admission
-    from tt_cli.auxiliary.evaluator_process import evaluator_part
     from tt_cli.auxiliary.history.writer import DATABASE, database_url
-    from tt_cli.auxiliary.publisher_process import publisher_part
+    from tt_cli.auxiliary.parts import EVALUATOR, PUBLISHER, WEB_PAGE
     from tt_cli.auxiliary.standby import Standby
-    from tt_cli.auxiliary.web_process import WebOptions, web_part
+    from tt_cli.auxiliary.web_process import WebOptions
     from tt_cli.database import Database
     from tt_cli.errors import UsageError
     from tt_cli.run import folders, load_run, name_for_others
@@ -161,6 +161,9 @@ def run(args: argparse.Namespace) -> int:
         admitted.attach(worker)
         return worker
 
+    def beside(part: Part, log: str, opts: object) -> AbstractContextManager[object]:
+        return nullcontext() if opts is None else part.watched(vars(opts), slot.folder / log, screen.show, database)
+
     def assistant() -> AbstractContextManager[None]:
         return _assistant(config, args, options, slot.folder / "assistant.log", screen)
 
@@ -174,9 +177,9 @@ def run(args: argparse.Namespace) -> int:
             plain=args.plain,
             json=args.json,
         ) as screen,
-        nullcontext() if args.no_web else web_part(page, database, slot.folder / "web.log", screen.show),
-        evaluator_part(samples, database, slot.folder / "evaluator.log", screen.show) if samples else nullcontext(),
-        publisher_part(publish, database, slot.folder / "publisher.log", screen.show) if publish else nullcontext(),
+        beside(WEB_PAGE, "web.log", None if args.no_web else page),
+        beside(EVALUATOR, "evaluator.log", samples),
+        beside(PUBLISHER, "publisher.log", publish),
         _authority(config, args, slot.folder / "authority.log", screen) if args.authority else nullcontext(),
         Admission(config, identity_name(slot), tell, here=True) as admitted,
         assistant() if args.assist else nullcontext(),
@@ -209,7 +212,7 @@ def _minutes(text: str) -> float:
 def _publishing(config: RunConfig, args: argparse.Namespace) -> tuple[PublisherOptions | None, str]:
     """What the publisher is to do, None without one; and a line about what could be and is not."""
     from tt_cli.auth.account import token_source
-    from tt_cli.auxiliary.publisher_process import PublisherOptions
+    from tt_cli.auxiliary.publisher import PublisherOptions
     from tt_cli.errors import UsageError
 
     repository = config.checkpoints.repository
@@ -243,13 +246,7 @@ def _assistant(
 ) -> Iterator[None]:
     """The assistant, with a pass of its own where the run asks for one. beside: the coordinator's options."""
     from tt_cli.auth.peer_admission import Admission
-    from tt_cli.auxiliary.assistant_process import (
-        ASSISTANT,
-        AssistantOptions,
-        announced_beside,
-        assistant_part,
-        port_beside,
-    )
+    from tt_cli.auxiliary.parts import ASSISTANT, ASSISTANT_KEY, announced_beside, port_beside
     from tt_cli.supervisor.events import Log
 
     def tell(line: str, level: str) -> None:
@@ -257,9 +254,9 @@ def _assistant(
 
     port = port_beside(beside["port"]) if args.assist_port is None else args.assist_port
     announce = announced_beside(args.announce, port)
-    with Admission(config, ASSISTANT, tell, here=True) as admitted:
-        options = AssistantOptions(config.to_toml(), args.host, port, announce, admitted.user)
-        with assistant_part(options, log, screen.show) as part:
+    with Admission(config, ASSISTANT_KEY, tell, here=True) as admitted:
+        options = {"run": config.to_toml(), "host": args.host, "port": port, "announce": announce}
+        with ASSISTANT.watched({**options, "user": admitted.user}, log, screen.show) as part:
             admitted.attach(part)
             yield
 

@@ -36,6 +36,7 @@ from tt_cli.auxiliary.history.schema import (
 )
 from tt_cli.database import Database, DatabaseDamaged, DatabaseDown
 from tt_cli.errors import TTError, UsageError
+from tt_cli.swarm.records.peer_record import PeerRecord
 
 FILE = "history.db"
 DATABASE = "TT_DATABASE"  # in the environment: its URL, which may hold a password
@@ -67,17 +68,6 @@ class MadeStep:
     trainers: int
     samples_per_second: float
     words: str = ""
-
-
-@dataclass(frozen=True)
-class SeenPeer:
-    """One peer as its record tells: see PeerRecord."""
-
-    peer_id: str
-    user: str
-    role: str
-    device: str
-    total_samples: int
 
 
 def database_url(folder: Path, named: str = "") -> str:
@@ -174,7 +164,7 @@ class HistoryWriter:
             query = select(steps.c.step, steps.c.loss, steps.c.time).where(steps.c.undone == 0).order_by(steps.c.step)
             return [(row.step, row.loss, row.time) for row in connection.execute(query)]
 
-    def record_step(self, made: MadeStep, seen: Sequence[SeenPeer], target: int) -> None:
+    def record_step(self, made: MadeStep, seen: Sequence[PeerRecord], target: int) -> None:
         """A step that was made, and what its peers gave since they were last seen. target: samples of a step.
 
         A step that the database has already, also from another recorder, stays as it is.
@@ -192,18 +182,8 @@ class HistoryWriter:
                 words = sane(made.words, 200)
                 connection.execute(self._insert(rounds).values(step=made.step, time=made.time, words=words))
 
-    def add_steps(self, rows: Iterable[dict[str, Any]], mark: str) -> bool:
-        """Steps (columns of `steps`) from elsewhere, once: False where the mark says that it has been done."""
-        with self._database.transaction() as connection:
-            marked = self._insert(about).values(key=mark, value="done").on_conflict_do_nothing()
-            if connection.execute(marked.returning(about.c.key)).first() is None:
-                return False
-            if rows := list(rows):
-                connection.execute(self._insert(steps).on_conflict_do_nothing(), rows)
-        return True
-
     def record_activity(
-        self, at: float, step: int, trainers: int, samples_per_second: float, seen: Sequence[SeenPeer], target: int
+        self, at: float, step: int, trainers: int, samples_per_second: float, seen: Sequence[PeerRecord], target: int
     ) -> None:
         """How many train now, towards which step, and what its peers gave since they were last seen."""
         with self._database.transaction() as connection:
@@ -231,13 +211,13 @@ class HistoryWriter:
         query = select(func.max(steps.c.step)).where(steps.c.undone == 0, steps.c.step < before)
         return int(connection.execute(query).scalar_one() or 0)
 
-    def _credit(self, connection: Connection, step: int, seen: Sequence[SeenPeer], at: float, most: int) -> None:
+    def _credit(self, connection: Connection, step: int, seen: Sequence[PeerRecord], at: float, most: int) -> None:
         """Add what each peer's total grew by; `most` is the most that one may have for this step."""
         if not seen:
             return
         # In one order and there before they are locked: two recorders wait for each other, and see the same.
-        clean = dict(sorted(((sane(one.peer_id, 128), sane(one.user, 80)), one) for one in seen))
-        keys = list(clean)
+        records = {(sane(record.peer_id, 128), sane(record.user, 80)): record for record in seen}
+        keys = sorted(records)
         new = {"samples": 0, "seconds": 0.0, "told": 0, "progressed": at, "first_seen": at, "last_seen": at}
         rows = [{**new, "peer_id": peer_id, "user": user, "role": "", "device": ""} for peer_id, user in keys]
         connection.execute(self._insert(peers).on_conflict_do_nothing(), rows)
@@ -250,21 +230,23 @@ class HistoryWriter:
         columns = (contributions.c.peer_id, contributions.c.user, contributions.c.samples)
         credited = {(row.peer_id, row.user): row.samples for row in connection.execute(select(*columns).where(of_step))}
         written, given = [], []
-        for key, one in clean.items():
-            before, counts = known[key], one.role == "trainer"
-            # A total that shrank is of a peer that began anew.
-            growth = one.total_samples - (before.told if one.total_samples >= before.told else 0)
+        for key in keys:
+            record = records[key]
+            before, trains, total = known[key], record.role == "trainer", record.total_samples
+            growth = total - (
+                before.told if total >= before.told else 0
+            )  # one that shrank is of a peer that began anew
             since = at - before.progressed
             gift: dict[str, Any] = {
                 "peer_id": key[0],
                 "user": key[1],
-                "samples": max(0, min(growth, most - credited.get(key, 0))) if counts else 0,
-                "seconds": since if counts and growth > 0 and 0.0 < since <= GAP_SECONDS else 0.0,
+                "samples": max(0, min(growth, most - credited.get(key, 0))) if trains else 0,
+                "seconds": since if trains and growth > 0 and 0.0 < since <= GAP_SECONDS else 0.0,
             }
             if gift["samples"] or gift["seconds"]:
                 given.append(gift)
-            told = {"told": one.total_samples, "progressed": at if growth > 0 else before.progressed}
-            described = {"role": one.role, "device": sane(one.device, 80), "first_seen": at, "last_seen": at}
+            told = {"told": total, "progressed": at if growth > 0 else before.progressed}
+            described = {"role": record.role, "device": sane(record.device, 80), "first_seen": at, "last_seen": at}
             written.append({**gift, **described, **told})
         self._add(connection, peers, written, replaced=("role", "device", "last_seen", "told", "progressed"))
         self._add(connection, contributions, [{**row, "undone": 0, "step": step} for row in given])

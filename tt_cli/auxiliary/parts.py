@@ -1,0 +1,67 @@
+"""The processes beside the coordinator: each is handed its options, is watched, and may end without the others.
+
+A part is a module with `main(options, emit, orders)` that `run_worker` calls. It knows the run's folder and its history,
+whose URL, with its password, is in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tt_cli.auxiliary.history.writer import DATABASE, database_url
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.events import Event
+from tt_cli.supervisor.reporter import Orders
+from tt_cli.supervisor.side_process import SideProcess
+
+NO_THREADS = {"OMP_NUM_THREADS": "1"}  # the coordinator on the same machine must answer in time
+
+
+@dataclass(frozen=True)
+class Part:
+    """One kind of process. name: begins what is told of it. environment: what it needs there beside the database."""
+
+    name: str
+    module: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def watched(
+        self, options: Mapping[str, Any], log: Path, show: Callable[[Event], None], database: str = ""
+    ) -> SideProcess:
+        """The process, to be entered. database: the history's URL, "" for the file in the run's folder."""
+        environment = {DATABASE: database, **self.environment}
+        return SideProcess(self.name, self.module, dict(options), log, show, needed=False, environment=environment)
+
+
+WEB_PAGE = Part("the web page", "tt_cli.auxiliary.web_process")
+EVALUATOR = Part("the evaluator", "tt_cli.auxiliary.evaluator_process", NO_THREADS)
+PUBLISHER = Part("the publisher", "tt_cli.auxiliary.publisher", {"HF_HUB_DISABLE_PROGRESS_BARS": "1"})
+ASSISTANT_KEY = "assistant"  # the name of its key file
+ASSISTANT = Part("the assistant", "tt_cli.peer.assistant", NO_THREADS)
+
+
+def run_of(options: Mapping[str, Any]) -> tuple[RunConfig, str]:
+    """The run that a part is for, and the URL of its history."""
+    run = RunConfig.from_toml(options["run"], "the run file")
+    return run, database_url(folders.run_folder(run), os.environ.get(DATABASE, ""))
+
+
+def leave_at_once(orders: Orders) -> None:
+    """End the process when it is asked to leave, whatever it does then: for what may take minutes and can be redone."""
+    threading.Thread(target=lambda: orders.leave.wait() and os._exit(0), daemon=True).start()
+
+
+def port_beside(coordinator: int) -> int:
+    """The assistant's port: the one after the coordinator's; any free one where that has any."""
+    return coordinator + 1 if 0 < coordinator < 65535 else 0
+
+
+def announced_beside(announced: Sequence[str], port: int) -> list[str]:
+    """The coordinator's announced addresses with the assistant's port; none where that is not known beforehand."""
+    return [re.sub(r"/tcp/\d+", f"/tcp/{port}", address) for address in announced] if port else []
