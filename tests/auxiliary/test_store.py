@@ -31,8 +31,10 @@ def seen(peer: str, total: int, user: str = "", role: str = "trainer") -> PeerRe
 def add_steps(url: str, count: int) -> None:
     """Steps from 1 on, as if they had been recorded."""
     row = {"undone": 0, "era": 0, "loss": 2.5, "trainers": 1, "samples": 0, "samples_per_second": 1.0}
-    with create_engine(url).begin() as connection:
+    engine = create_engine(url)
+    with engine.begin() as connection:
         connection.execute(insert(steps), [{**row, "step": step, "time": float(step)} for step in range(1, count + 1)])
+    engine.dispose()
 
 
 def open_both(url: str) -> tuple[HistoryWriter, HistoryReader]:

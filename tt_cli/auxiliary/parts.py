@@ -1,7 +1,7 @@
 """The processes beside the coordinator: each is handed its options, is watched, and may end without the others.
 
-A part is a module with `main(options, emit, orders)` that `run_worker` calls. It knows the run's folder and its history,
-whose URL, with its password, is in the environment.
+A part is a module with `main(options, emit, orders)` that `run_worker` calls. It knows the run's folder and its
+history, whose URL, with its password, is in the environment.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ class PublisherOptions:
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
-    """The worker process: look until it is asked to leave, in the middle of sending too: a commit is whole or not at all."""
+    """The worker process: look until it is asked to leave, also while it sends: a commit is whole or not there."""
     opts, (run, database) = PublisherOptions(**options), run_of(options)
     os.nice(10)  # hashing and sending wait for the rest
     leave_at_once(orders)

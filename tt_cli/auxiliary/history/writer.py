@@ -233,9 +233,7 @@ class HistoryWriter:
         for key in keys:
             record = records[key]
             before, trains, total = known[key], record.role == "trainer", record.total_samples
-            growth = total - (
-                before.told if total >= before.told else 0
-            )  # one that shrank is of a peer that began anew
+            growth = total - (before.told if total >= before.told else 0)  # it shrinks where a peer began anew
             since = at - before.progressed
             gift: dict[str, Any] = {
                 "peer_id": key[0],
