@@ -54,7 +54,8 @@ from scripts.lab.text_stream import Stream, readable, write_shard  # noqa: E402
 from tt_cli.errors import TTError, UsageError  # noqa: E402
 from tt_cli.memory import CUDA_ON_DEVICE, Place, parse_size, shown  # noqa: E402
 from tt_cli.memory.architectures import Architecture  # noqa: E402
-from tt_cli.memory.calculator import USABLE, Answer, CalculatorOptions, reckon, smallest_change  # noqa: E402
+from tt_cli.memory.calculator import Answer, CalculatorOptions, reckon, smallest_change  # noqa: E402
+from tt_cli.memory.gpus import USABLE  # noqa: E402
 from tt_cli.memory.question import largest_that_fits  # noqa: E402
 from tt_cli.supervisor.host_memory import family_memory, host_memory  # noqa: E402
 

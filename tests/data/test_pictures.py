@@ -148,7 +148,7 @@ class Payload:
 
 def test_a_checkpoint_with_code_in_it_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     torch.save({"state_dict": {}, "callbacks": Payload(tmp_path / "witness")}, tmp_path / "last.ckpt")
-    with pytest.raises(TTError, match="hold more than tensors and are not opened"):
+    with pytest.raises(TTError, match="holds more than tensors .* and is not opened"):
         load_vqgan(hub_run(monkeypatch, tmp_path / "last.ckpt"))
     assert not (tmp_path / "witness").exists()
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from tt_cli.memory.activations import activations
-from tt_cli.memory.decoder_shape import DecoderShape
+from tt_cli.memory.activations import _padded_length, activations
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.layers.reversible import Half, keeping_plan
 from tt_cli.run import load_run
@@ -29,11 +28,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def decoder(config: DalleConfig) -> DecoderShape:
-    """The same shape as the memory model sees it."""
-    return DecoderShape(**{field.name: getattr(config, field.name) for field in fields(DecoderShape)})
 
 
 def allocated(model: Dalle, b: int, dtype: torch.dtype | None) -> int:
@@ -83,36 +77,30 @@ def test_a_step_takes_what_the_account_says(
     model = Dalle(config)
     model.activation_budget = budget
     itemsize = 4 if dtype is None else dtype.itemsize
-    said, seen = activations(decoder(config), b, itemsize, budget, "cpu"), allocated(model, b, dtype)
+    said, seen = activations(config, b, itemsize, budget, "cpu"), allocated(model, b, dtype)
     assert said.total == pytest.approx(seen, rel=0.05, abs=0.75 * MIB)
     assert said.kept <= budget
 
 
 def test_without_a_reversible_trunk_it_is_an_estimate() -> None:
     model = Dalle(replace(EMOJI, reversible=False))
-    assert activations(decoder(model.config), 8, 4, 0, "cpu").total == pytest.approx(
-        allocated(model, 8, None), rel=0.15
-    )
+    assert activations(model.config, 8, 4, 0, "cpu").total == pytest.approx(allocated(model, 8, None), rel=0.15)
 
 
 @pytest.mark.parametrize("config", [EMOJI, LONG, replace(LONG, conv_kernel=3, tied_embeddings=False, depth=2)])
 def test_the_shape_without_torch_is_the_model_s(config: DalleConfig) -> None:
     with torch.device("meta"):
         model = Dalle(config)
-    shape = decoder(config)
-    assert sorted(shape.sizes()) == sorted(parameter.numel() for parameter in model.parameters())
-    assert shape.flops_per_sample() == config.flops_per_sample()
+    assert sorted(config.tensor_sizes) == sorted(parameter.numel() for parameter in model.parameters())
     pattern = model.attention_branches[config.last_attention].pattern
-    assert shape.padded_length == pattern.padded_length(config.sequence_length)
+    assert _padded_length(config) == pattern.padded_length(config.sequence_length)
     parts = (model.attention, model.feed_forward)
     shared = sum(parameter.numel() for part in parts for parameter in part.parameters())
-    assert shape.weight_sets * sum(shape.set_sizes) == shared
-
-
-def test_the_built_in_runs_have_their_models_shapes() -> None:
-    for name in ("emoji", "dalle"):
-        run = load_run(name)
-        assert DecoderShape.from_run(run) == decoder(DalleConfig.from_run(run))
+    assert config.weight_sets * sum(config.set_sizes) == shared
+    used = [tensor for i in range(config.depth) for branch in model.layer_weights(i) for tensor in branch]
+    distinct = {id(tensor): tensor for tensor in used}
+    again = sum(tensor.numel() for tensor in used) - sum(tensor.numel() for tensor in distinct.values())
+    assert config.effective_parameters == sum(config.tensor_sizes) + again
 
 
 @pytest.mark.parametrize("budget", [0, 10**5, 3 * 10**6, 10**7, 10**10])
@@ -129,11 +117,11 @@ def test_what_is_kept_is_what_the_trunk_plans(budget: int, dtype: torch.dtype) -
     ]
     plan = keeping_plan(layers, x, dtype, budget)
     kept = sum(sizes[level] for sizes, level in zip(each, plan, strict=True))
-    assert activations(decoder(LONG), 2, dtype.itemsize, budget, "cpu").kept == kept
+    assert activations(LONG, 2, dtype.itemsize, budget, "cpu").kept == kept
 
 
 def test_more_examples_and_larger_budgets_take_more() -> None:
-    totals = [activations(decoder(LONG), b, 4, 10**9, "cuda").total for b in (1, 2, 4, 8, 16)]
+    totals = [activations(LONG, b, 4, 10**9, "cuda").total for b in (1, 2, 4, 8, 16)]
     assert totals == sorted(totals) and len(set(totals)) == 5
-    kept = [activations(decoder(LONG), 8, 4, budget, "cpu").kept for budget in (0, 10**7, 10**8, 10**10)]
+    kept = [activations(LONG, 8, 4, budget, "cpu").kept for budget in (0, 10**7, 10**8, 10**10)]
     assert kept == sorted(kept) and kept[0] == 0 and kept[1] <= 10**7

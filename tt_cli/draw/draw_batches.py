@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from tt_cli.memory import shown
 from tt_cli.model.allocator import free_memory
 
 # Shares of the free memory that drawing takes by itself. A GPU's allocator needs some room for pieces that do not
@@ -33,15 +34,7 @@ def memory_limit(device: torch.device, memory: int | None) -> BatchLimit:
         return BatchLimit(memory, "as asked", asked=True)
     free, share = free_memory(device), GPU_SHARE if device.type == "cuda" else HOST_SHARE
     where = "in memory" if device.type == "cpu" else f"on {device}"
-    return BatchLimit(int(free * share), f"{share:.0%} of the {amount(free)} free {where}", asked=False)
-
-
-def amount(nbytes: int) -> str:
-    """A number of bytes for people: "512 KiB", "3.1 GiB"."""
-    for exponent, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if nbytes >= 1 << exponent:
-            return f"{nbytes / (1 << exponent):.3g} {unit}"
-    return f"{nbytes} bytes"
+    return BatchLimit(int(free * share), f"{share:.0%} of the {shown(free)} free {where}", asked=False)
 
 
 @dataclass(frozen=True)
@@ -74,14 +67,3 @@ def next_batch(waiting: deque[PromptSlice], fits: Callable[[int, int], bool]) ->
     if part.count > count:
         waiting.appendleft(PromptSlice(part.place, part.first + count, part.count - count))
     return [PromptSlice(part.place, part.first, count)]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether this is an allocator's refusal, of a GPU's or of the computer's memory."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    refusals = (
-        *("can't allocate memory", "not enough memory", "bad_alloc", "ALLOC_FAILED"),
-        "could not create a primitive",  # oneDNN's words
-    )
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in refusals)

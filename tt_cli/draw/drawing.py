@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from tt_cli.draw.draw_batches import (
-    MOST_ROWS,
-    BatchLimit,
-    PromptSlice,
-    amount,
-    is_out_of_memory,
-    memory_limit,
-    next_batch,
-)
+from tt_cli.draw.draw_batches import MOST_ROWS, BatchLimit, PromptSlice, memory_limit, next_batch
 from tt_cli.errors import TTError, UsageError
+from tt_cli.memory import shown
+from tt_cli.model.allocator import is_out_of_memory
 from tt_cli.model.layers.projection import drawing_dtype
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
@@ -150,8 +144,8 @@ class _Drawer:
         """Codes (prompts, samples, n) int64."""
         if self.limit.asked and self.needed(1, 1) > self.limit.nbytes:
             raise UsageError(
-                f"drawing one picture takes {amount(self.needed(1, 1))}, more than the "
-                f"{amount(self.limit.nbytes)} it may take; allow more memory"
+                f"drawing one picture takes {shown(self.needed(1, 1))}, more than the "
+                f"{shown(self.limit.nbytes)} it may take; allow more memory"
             )
         codes = np.empty((len(self.text), samples, self.model.config.image_positions), dtype=np.int64)
         waiting = deque(PromptSlice(place, 0, samples) for place in range(len(self.text)))
@@ -206,7 +200,7 @@ class _Drawer:
             self.decoder = StepDecoder(self.model, prompts, samples, self.dtype)
             rows, needed = prompts * samples, self.needed(prompts, samples)
             self.on_message(
-                f"batch {rows}: {amount(needed)} of {amount(self.limit.nbytes)} ({self.limit.reason}); "
+                f"batch {rows}: {shown(needed)} of {shown(self.limit.nbytes)} ({self.limit.reason}); "
                 f"{str(self.dtype).removeprefix('torch.')}: {self.dtype_reason}; {self.decoder.mode}"
             )
         return self.decoder

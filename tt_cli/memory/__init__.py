@@ -4,6 +4,6 @@
 """
 
 from tt_cli.memory.byte_sizes import GIB, parse_size, shown
-from tt_cli.memory.trainer_account import CUDA_ON_DEVICE, Item, Kind, Need, Place, trainer_need
+from tt_cli.memory.trainer_account import CUDA_ON_DEVICE, Kind, MemoryComponent, Need, Place, trainer_need
 
-__all__ = ["CUDA_ON_DEVICE", "GIB", "Item", "Kind", "Need", "Place", "parse_size", "shown", "trainer_need"]
+__all__ = ["CUDA_ON_DEVICE", "GIB", "Kind", "MemoryComponent", "Need", "Place", "parse_size", "shown", "trainer_need"]

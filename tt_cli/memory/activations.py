@@ -9,13 +9,12 @@ allocates.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from tt_cli.memory.decoder_shape import DecoderShape
+from tt_cli.model.dalle_config import DalleConfig
 
 _CHUNK = {"cpu": 24 << 20, "cuda": 512 << 20}  # blocks._CHUNK_BYTES
 _LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}  # losses._CHUNK_ELEMENTS
+_DENSE_POSITIONS = 100  # attention.DENSE_POSITIONS
 _PRODUCT = 1 << 21  # products._BLOCK_ELEMENTS; a CPU widens a part before it is added
 # Matrices of attention scores that one part of a batch holds at once on its way back, by how it is computed.
 _SCORES = {"dense": 3.0, "structured": 4.5}
@@ -35,7 +34,7 @@ class Activations:
         return self.kept + self.workspace + self.casts
 
 
-def activations(config: DecoderShape, b: int, itemsize: int, budget: int, kind: str) -> Activations:
+def activations(config: DalleConfig, b: int, itemsize: int, budget: int, kind: str) -> Activations:
     """Of `b` examples with products of `itemsize` bytes and `budget` bytes to keep, on a device of this kind."""
     if not config.reversible:
         return _of_autograd(config, b, itemsize, kind)
@@ -67,11 +66,17 @@ def _plan(moment: _Moment, budget: int) -> list[int]:
     return plan
 
 
+def _padded_length(config: DalleConfig) -> int:
+    """Positions as attention pads a whole example."""
+    n, text = config.sequence_length, config.text_positions
+    return n if n <= _DENSE_POSITIONS or n <= text else n + (text - n) % config.image_size
+
+
 @dataclass(frozen=True)
 class _Moment:
     """Bytes beside what is kept, at each kind of moment."""
 
-    config: DecoderShape
+    config: DalleConfig
     b: int
     itemsize: int
     kind: str
@@ -93,7 +98,7 @@ class _Moment:
     def whole_layer(self) -> int:
         """What both branches of a layer can use again (blocks.kept_bytes), beside streams."""
         config = self.config
-        heads = 3 * self.b * config.padded_length * config.inner_dim
+        heads = 3 * self.b * _padded_length(config) * config.inner_dim
         return self.itemsize * (heads + 2 * self.rows * config.ff_mult * config.dim)
 
     @property
@@ -136,14 +141,14 @@ class _Moment:
         """On the way back through an attention branch."""
         config = self.config
         n, inner = config.sequence_length, config.inner_dim
-        padded = config.padded_length
+        padded = _padded_length(config)
         heads = self.itemsize * inner * self.b
         held = (6 if everything else 7 if streams else 8) * self.stream + (0 if streams else self.low) + self.branch
         held += 0 if everything else 3 * heads * padded
         scores = config.heads * config.image_positions * (config.text_positions + config.image_size) * self.itemsize
         at_once = min(self.b, max(1, _CHUNK[self.kind] // scores))
         part = self.itemsize * inner * at_once
-        if padded == n and n <= 100:
+        if padded == n and n <= _DENSE_POSITIONS:
             matrix, form = config.heads * n * n * self.itemsize * at_once, "dense"
         else:
             matrix, form = scores * at_once, "structured"
@@ -157,14 +162,14 @@ class _Moment:
         return held + max(attending, joining, ending) + 4 * config.dim * inner
 
 
-def _of_autograd(config: DecoderShape, b: int, itemsize: int, kind: str) -> Activations:
+def _of_autograd(config: DalleConfig, b: int, itemsize: int, kind: str) -> Activations:
     """A trunk that is not reversible keeps every layer's activations; an estimate."""
     rows = b * config.sequence_length
     stream, low = 4 * rows * config.dim, itemsize * rows * config.dim
     inner, hidden = itemsize * rows * config.inner_dim, itemsize * rows * config.ff_mult * config.dim
     layer = 3 * stream + low + 5 * inner + 3 * hidden
     matrix = config.heads * config.image_positions * (config.text_positions + config.image_size) * itemsize * b
-    if config.sequence_length > 100:
+    if config.sequence_length > _DENSE_POSITIONS:
         layer += 3 * matrix
     moment = _Moment(config, b, itemsize, kind)
     return Activations(config.depth * layer, max(moment.head(1), 4 * hidden + 4 * stream), 0)

@@ -13,8 +13,8 @@ from typing import Any
 from tt_cli.errors import UsageError
 from tt_cli.memory.architectures import ARCHITECTURES
 from tt_cli.memory.byte_sizes import GIB, parse_size
-from tt_cli.memory.calculator import USABLE, Answer
-from tt_cli.memory.gpus import GPUS, UTILISATION, Gpu
+from tt_cli.memory.calculator import Answer
+from tt_cli.memory.gpus import GPUS, USABLE, UTILISATION, Gpu
 from tt_cli.memory.known_subject import Known
 from tt_cli.memory.question import CalculatorQuestion, Subject
 from tt_cli.memory.run_subject import OfRun

@@ -8,7 +8,7 @@ the while. With the optimizer offloaded, float32 weights, the gradients' copy an
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import Any, Literal
@@ -16,40 +16,31 @@ from typing import Any, Literal
 from tt_cli.errors import UsageError
 from tt_cli.memory.architectures import Architecture, Tensor, layer_tensors, tensors
 from tt_cli.memory.forward_backward import play
-from tt_cli.memory.operations import Attention, Kind, Layers, Precision, Setting
+from tt_cli.memory.operations import Setting
 from tt_cli.memory.trainer_account import (
     AVERAGING,
-    CUDA_ON_DEVICE,
-    CUDA_ON_HOST,
     HELD_BY_ALLOCATOR,
     LIBRARIES,
     PROCESSES,
+    MemoryComponent,
     Place,
+    cuda_components,
     encoded_bytes,
 )
 
 Optimizer = Literal["adam", "lamb", "adafactor"]
 Compression = Literal["linear8", "blockwise8", "fp16", "fp32"]
 
-USABLE = 0.9  # of a device's memory: the rest is the desktop's and the driver's
 # Not measured: no GPU was at hand. What torch's caching allocator commonly holds of a GPU beyond what is in use.
 HELD_ON_GPU = 0.05
 _BLOCK, _SMALLEST = 256, 4096  # bitsandbytes: elements that share a scale, and from which state is in 8 bits
 
 
 @dataclass(frozen=True)
-class CalculatorOptions:
-    """How a model is trained. bits: of the optimizer's state. groups: distinct layers, 0 for all. sequence: 0 for the
-    published one. compression: of averaged gradients; None: alone, without a swarm."""
+class CalculatorOptions(Setting):
+    """How a model is trained. bits: of the optimizer's state. sequence: 0 for the published one. compression: of
+    averaged gradients; None: alone, without a swarm."""
 
-    kind: Kind = "cuda"
-    precision: Precision = "mixed"
-    attention: Attention = "fused"
-    layers: Layers = "kept"
-    micro_batch: int = 1
-    sequence: int = 0
-    groups: int = 0
-    tied: bool | None = None
     optimizer: Optimizer = "adam"
     bits: int = 32
     offload: bool = False
@@ -73,26 +64,7 @@ class CalculatorOptions:
     @property
     def setting(self) -> Setting:
         """What of it the passes depend on."""
-        return Setting(
-            self.kind,
-            self.precision,
-            self.attention,
-            self.layers,
-            self.micro_batch,
-            self.sequence,
-            self.groups,
-            self.tied,
-        )
-
-
-@dataclass(frozen=True)
-class MemoryComponent:
-    """One use of memory, in bytes. assumed: a common figure that was not measured."""
-
-    what: str
-    bytes: int
-    place: Place
-    assumed: bool = False
+        return Setting(**{part.name: getattr(self, part.name) for part in fields(Setting)})
 
 
 @dataclass(frozen=True)
@@ -134,8 +106,7 @@ def reckon(model: Architecture, options: CalculatorOptions) -> Answer:
     else:
         components += [
             MemoryComponent("allocator's slack", int(HELD_ON_GPU * activations), "device", assumed=True),
-            MemoryComponent("CUDA", CUDA_ON_DEVICE, "device", assumed=True),
-            MemoryComponent("CUDA", CUDA_ON_HOST, "host", assumed=True),
+            *cuda_components(),
         ]
     if options.offload:
         step = MemoryComponent("workspace", _update_bytes(found, replace(options, kind="cpu"), 4), "host")

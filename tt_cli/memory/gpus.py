@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tt_cli.errors import UsageError
 from tt_cli.memory.byte_sizes import GIB, parse_size
 
+USABLE = 0.9  # of a device's memory: the rest is the desktop's and the driver's
 UTILISATION = 0.35  # of the peak that training commonly reaches: an assumption, not a measurement
 
 

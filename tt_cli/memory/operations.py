@@ -5,6 +5,7 @@ Follows torch's own formulas for its derivatives and the modules of transformers
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -122,15 +123,12 @@ class Operations:
 
     def norm(self, x: Value) -> Value:
         """LayerNorm: keeps its input and two numbers a row."""
-        item = 4 if self.mixed and self.cuda else x.item
-        out = self.t.value(x.count, item, "norms and residuals")
         rows = Storage(self.t, 8 * x.count // self.model.dim, "norms and residuals")
-        size = x.size
+        return self.mapped(x, "norms and residuals", self.exact(x), [x.storage, rows])
 
-        def back(g: Storage, kept: list[Storage]) -> Gradients:
-            return [self.t.work(size)]
-
-        return self.t.record(out, [x], [x.storage, rows], back)
+    def exact(self, x: Value) -> int:
+        """Bytes of a value of what autocast computes in float32, on a GPU."""
+        return 4 if self.mixed and self.cuda else x.item
 
     def rms_norm(self, x: Value) -> Value:
         """T5's, of single operations: keeps its input, x / rms, and the input in float32 where it is narrower."""
@@ -185,9 +183,16 @@ class Operations:
         return x if x.item == 4 else self.converted(x, 4)
 
     def converted(self, x: Value, item: int) -> Value:
-        out = self.t.value(x.count, item, "attention")
+        return self.mapped(x, "attention", item)
+
+    def mapped(
+        self, x: Value, label: str, item: int = 0, keep: Sequence[Storage] = (), *, keep_result: bool = False
+    ) -> Value:
+        """One value of `item` bytes (0: as many as before) for each of x; a gradient of x's size on the way back."""
+        out = self.t.value(x.count, item or x.item, label)
         size = x.size
-        return self.t.record(out, [x], [], lambda g, kept: [self.t.work(size)])
+        kept = [out.storage] if keep_result else keep
+        return self.t.record(out, [x], kept, lambda g, kept: [self.t.work(size)])
 
     def add(self, a: Value, b: Value) -> Value:
         """A residual: keeps nothing, and both take the same gradient."""
@@ -211,34 +216,25 @@ class Operations:
         return self.t.record(out, [x, bias] if bias else [x], [], back)
 
     def scale(self, x: Value, label: str) -> Value:
-        out = self.t.value(x.count, x.item, label)
-        size = x.size
-        return self.t.record(out, [x], [], lambda g, kept: [self.t.work(size)])
+        return self.mapped(x, label)
 
     def dropout(self, x: Value, label: str) -> Value:
         """Keeps which values stay: a byte each on a GPU, their own type on a CPU."""
         if not self.model.dropout:
             return x
-        mask = Storage(self.t, x.count * (1 if self.cuda else x.item), label)
-        out = self.t.value(x.count, x.item, label)
-        size = x.size
-        return self.t.record(out, [x], [mask], lambda g, kept: [self.t.work(size)])
+        return self.mapped(x, label, keep=[Storage(self.t, x.count * (1 if self.cuda else x.item), label)])
 
     def gelu(self, x: Value, label: str) -> Value:
         """One operation: keeps its input."""
-        out = self.t.value(x.count, x.item, label)
-        size = x.size
-        return self.t.record(out, [x], [x.storage], lambda g, kept: [self.t.work(size)])
+        return self.mapped(x, label, keep=[x.storage])
 
     def relu(self, x: Value) -> Value:
         """Keeps its result."""
-        out = self.t.value(x.count, x.item, "feed-forward")
-        size = x.size
-        return self.t.record(out, [x], [out.storage], lambda g, kept: [self.t.work(size)])
+        return self.mapped(x, "feed-forward", keep_result=True)
 
     def gelu_new(self, x: Value) -> Value:
         """GPT's, of single operations: 0.5 x (1 + tanh(c (x + 0.044715 x^3))). Keeps x, x / 2, tanh and 1 + tanh."""
-        wide = 4 if self.mixed and self.cuda else x.item  # autocast computes powers in float32
+        wide = self.exact(x)  # of powers
         powers = Storage(self.t, x.count * 4, "feed-forward") if wide > x.item else None
         half = Storage(self.t, x.size, "feed-forward")
         cube = Storage(self.t, x.count * wide, "feed-forward")
@@ -264,9 +260,7 @@ class Operations:
 
     def rotated(self, x: Value) -> Value:
         """GPT-J's rotary embedding of some of each head's values: joined with the others anew."""
-        out = self.t.value(x.count, self.full if self.mixed else x.item, "attention")
-        size = x.size
-        return self.t.record(out, [x], [], lambda g, kept: [self.t.work(size)])
+        return self.mapped(x, "attention", self.full if self.mixed else x.item)
 
     def view(self, x: Value, count: int) -> Value:
         """A part of x."""
@@ -291,9 +285,7 @@ class Operations:
 
     def softmax(self, x: Value) -> Value:
         """Keeps its result; float32 under autocast on a GPU."""
-        out = self.t.value(x.count, 4 if self.mixed and self.cuda else x.item, "attention")
-        size = x.size
-        return self.t.record(out, [x], [out.storage], lambda g, kept: [self.t.work(size)])
+        return self.mapped(x, "attention", self.exact(x), keep_result=True)
 
     def head(self, x: Value) -> Value:
         """Logits and their loss: float32 logits, their log-softmax, and on the way back two gradients of that size."""
@@ -301,7 +293,7 @@ class Operations:
         logits = self.linear(x, (self.model.dim, vocab), "logits", "head's matrix")
         as_made = logits
         if logits.item < 4 and (self.mixed or self.model.family in ("gpt", "gptj")):
-            logits = self.wide_logits(logits)
+            logits = self.mapped(logits, "logits", 4)
         out = self.t.value(logits.count, logits.item, "logits")
         size = out.size
         del as_made  # the model's forward pass refers to them until the loss is there
@@ -310,8 +302,3 @@ class Operations:
             return [self.t.work(size)]
 
         return self.t.record(out, [logits], [out.storage], back)
-
-    def wide_logits(self, x: Value) -> Value:
-        out = self.t.value(x.count, 4, "logits")
-        size = x.size
-        return self.t.record(out, [x], [], lambda g, kept: [self.t.work(size)])

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.byte_sizes import parse_size, shown
-from tt_cli.memory.calculator import USABLE, Answer, Compression, Optimizer
-from tt_cli.memory.gpus import GPUS, TYPICAL, UTILISATION, Gpu, device_room
+from tt_cli.memory.calculator import Answer, Compression, Optimizer
+from tt_cli.memory.gpus import GPUS, TYPICAL, USABLE, UTILISATION, Gpu, device_room
 from tt_cli.memory.operations import Attention, Kind, Layers, Precision
 from tt_cli.memory.trainer_account import Place
 

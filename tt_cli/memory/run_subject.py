@@ -6,14 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tt_cli.errors import UsageError
-from tt_cli.memory.calculator import Answer, MemoryComponent
-from tt_cli.memory.decoder_shape import DecoderShape
+from tt_cli.memory.calculator import Answer
 from tt_cli.memory.operations import Kind
 from tt_cli.memory.question import CalculatorQuestion, Subject
 from tt_cli.memory.trainer_account import Place, encoded_bytes, trainer_need
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig, load_run
-
-_UNMEASURED = {"CUDA"}
 
 
 @dataclass
@@ -66,6 +64,10 @@ class OfRun:
         return cls(run, question.kind, 4 if wide else 2, reasons, question.examples)
 
     @property
+    def _decoder(self) -> DalleConfig:
+        return DalleConfig.from_run(self.run)
+
+    @property
     def title(self) -> str:
         """For people."""
         return f"run {self.run.run.name}"
@@ -73,10 +75,10 @@ class OfRun:
     def answer(self, micro_batch: int) -> Answer:
         """See Subject."""
         need = trainer_need(self.run, self.kind, itemsize=self.itemsize, micro_batch=micro_batch)
-        found = tuple(MemoryComponent(i.what, i.bytes, i.place, i.what in _UNMEASURED) for i in need.items if i.bytes)
+        components = tuple(component for component in need.items if component.bytes)
         place: Place = "host" if self.kind == "cpu" else "device"
-        tensors = sum(item.bytes for item in need.items if item.place == place and item.what not in _UNMEASURED)
-        return Answer(sum(DecoderShape.from_run(self.run).sizes()), found, "forward and backward pass", tensors)
+        tensors = sum(part.bytes for part in components if part.place == place and not part.assumed)
+        return Answer(sum(self._decoder.tensor_sizes), components, "forward and backward pass", tensors)
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
         """See Subject."""
@@ -106,12 +108,12 @@ class OfRun:
 
     def network(self, peers: int) -> int:
         """See Subject."""
-        sizes, swarm = DecoderShape.from_run(self.run).sizes(), self.run.swarm
+        sizes, swarm = self._decoder.tensor_sizes, self.run.swarm
         return 2 * encoded_bytes(sizes, swarm.compression, swarm.large_tensor) * (peers - 1) // peers
 
     def flops(self) -> int:
         """Without what a reversible trunk computes again, which depends on how much memory there is."""
-        return DecoderShape.from_run(self.run).flops_per_sample()
+        return self._decoder.flops_per_sample()
 
     def examples(self) -> tuple[int, str]:
         """See Subject."""
@@ -130,6 +132,6 @@ class OfRun:
             "shared_groups": model.shared_layer_groups,
             "tied_embeddings": model.tied_embeddings,
             "attention": "structured",
-            "sequence": DecoderShape.from_run(self.run).sequence_length,
+            "sequence": self._decoder.sequence_length,
             "compression": self.run.swarm.compression,
         }

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tt_cli.memory.activations import activations
 from tt_cli.memory.byte_sizes import shown
-from tt_cli.memory.decoder_shape import DecoderShape
+from tt_cli.model.dalle_config import DalleConfig
 
 if TYPE_CHECKING:
     from tt_cli.run import RunConfig
@@ -31,19 +31,20 @@ CUDA_ON_HOST, CUDA_ON_DEVICE = 2048 * MIB, 600 * MIB
 
 
 @dataclass(frozen=True)
-class Item:
-    """One use of memory, in bytes."""
+class MemoryComponent:
+    """One use of memory, in bytes. assumed: a common figure that was not measured."""
 
     what: str
     bytes: int
     place: Place
+    assumed: bool = False
 
 
 @dataclass(frozen=True)
 class Need:
     """The account of one peer. `micro_batch` and `budget` (bytes of activations to keep) are those it is for."""
 
-    items: tuple[Item, ...]
+    items: tuple[MemoryComponent, ...]
     micro_batch: int
     budget: int
 
@@ -72,38 +73,42 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     itemsize: bytes of the products' dtype (4: float32, 2: bf16 or fp16). budget: bytes of activations that a reversible
     trunk may keep for the backward pass.
     """
-    decoder = DecoderShape.from_run(run)
-    sizes = decoder.sizes()
+    decoder = DalleConfig.from_run(run)
+    sizes = decoder.tensor_sizes
     parameters = sum(sizes)
     place: Place = "host" if kind == "cpu" else "device"
     computed = activations(decoder, micro_batch, itemsize, budget, kind)
     state = 4 * parameters + _moments(run, sizes)
     encoded = encoded_bytes(sizes, run.swarm.compression, run.swarm.large_tensor)
     items = [
-        Item("parameters in training", 4 * parameters, place),
-        Item("gradients", 4 * parameters, place),
-        Item("accumulated gradients", 4 * parameters, place),
-        Item("activations kept", computed.kept, place),
-        Item("activations at work", computed.workspace, place),
-        Item("shared state", state, "host"),
-        Item("its copy for a backup", state, "host"),
-        Item(
-            "encoded gradient and average",
-            2 * encoded,
-            "host",
-        ),
-        Item("largest tensor decoded", 4 * max(sizes), "host"),
-        Item("a round's messages", int(AVERAGING * parameters), "host"),
-        Item("processes", sum(PROCESSES.values()), "host"),
-        Item("libraries", LIBRARIES, "host"),
+        MemoryComponent("parameters in training", 4 * parameters, place),
+        MemoryComponent("gradients", 4 * parameters, place),
+        MemoryComponent("accumulated gradients", 4 * parameters, place),
+        MemoryComponent("activations kept", computed.kept, place),
+        MemoryComponent("activations at work", computed.workspace, place),
+        MemoryComponent("shared state", state, "host"),
+        MemoryComponent("its copy for a backup", state, "host"),
+        MemoryComponent("encoded gradient and average", 2 * encoded, "host"),
+        MemoryComponent("largest tensor decoded", 4 * max(sizes), "host"),
+        MemoryComponent("a round's messages", int(AVERAGING * parameters), "host"),
+        MemoryComponent("processes", sum(PROCESSES.values()), "host"),
+        MemoryComponent("libraries", LIBRARIES, "host"),
     ]
     if computed.casts:
-        items.append(Item("weights in half precision", computed.casts, place))
+        items.append(MemoryComponent("weights in half precision", computed.casts, place))
     if kind == "cpu":
-        items.append(Item("held by the allocator", int(HELD_BY_ALLOCATOR * computed.total), "host"))
+        items.append(MemoryComponent("held by the allocator", int(HELD_BY_ALLOCATOR * computed.total), "host"))
     else:
-        items += [Item("CUDA", CUDA_ON_HOST, "host"), Item("CUDA", CUDA_ON_DEVICE, "device")]
+        items += cuda_components()
     return Need(tuple(items), micro_batch, budget)
+
+
+def cuda_components() -> list[MemoryComponent]:
+    """What CUDA itself takes, of a GPU and of the host."""
+    return [
+        MemoryComponent("CUDA", CUDA_ON_DEVICE, "device", assumed=True),
+        MemoryComponent("CUDA", CUDA_ON_HOST, "host", assumed=True),
+    ]
 
 
 def _moments(run: RunConfig, sizes: list[int]) -> int:

@@ -21,6 +21,11 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _ALIGNMENT = 64  # bytes
 _REUSED = 1 << 30  # bytes: blocks up to this size, and as much free memory at the heap's end, stay with the process
 
+_REFUSALS = (  # of the CPU's allocator, of C++, of CUDA and its libraries, and of oneDNN
+    *("can't allocate memory", "not enough memory", "bad_alloc", "CUDA error: out of memory", "ALLOC_FAILED"),
+    "could not create a primitive",
+)
+
 
 def keep_freed_memory() -> bool:
     """Let this process reuse freed blocks; False where the C library is not glibc. Call it before the first work."""
@@ -61,3 +66,10 @@ def free_memory(device: torch.device) -> int:
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + held
     return host_memory().free
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for what torch and Python raise when memory runs out, on any device."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _REFUSALS)

@@ -166,6 +166,25 @@ class DalleConfig:
         return pairs
 
     @property
+    def set_sizes(self) -> list[int]:
+        """Elements of each tensor of one set of weights that layers share."""
+        hidden, d, inner = self.ff_mult * self.dim, self.dim, self.inner_dim
+        return [3 * inner * d, d * inner, d, 2 * hidden * d, 2 * hidden, d * hidden, d]
+
+    @property
+    def tensor_sizes(self) -> list[int]:
+        """Elements of each tensor of parameters."""
+        own = [self.dim] * 3 * 2 * self.depth  # norm's weight and bias, LayerScale; two branches
+        embedding = [] if self.tied_embeddings else [self.vocab * self.dim]
+        head = [self.dim] * 2 + [self.vocab * self.dim, self.vocab]
+        return self.weight_sets * self.set_sizes + own + head + embedding
+
+    @property
+    def effective_parameters(self) -> int:
+        """Parameters, each counted in every layer that uses it."""
+        return sum(self.tensor_sizes) + (self.depth - self.weight_sets) * sum(self.set_sizes)
+
+    @property
     def weight_sets(self) -> int:
         """Number of distinct attention and feed-forward weight sets, the last layer's included."""
         return min(self.shared_layer_groups, self.depth - 1) + 1

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tt_cli.memory import GIB, shown, trainer_need
+from tt_cli.memory.gpus import USABLE
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig
 
 DIM_HEAD = 64
-USABLE = 0.9  # of a GPU's memory: the rest is the desktop's and the driver's
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,9 @@ class Takes:
 
 def takes(run: RunConfig) -> Takes:
     """The account of a trainer of this run. Raises UsageError for a model that cannot be built."""
-    from tt_cli.task import task_of
-
-    sizes = task_of(run).sizes()
+    decoder = DalleConfig.from_run(run)
     cpu, gpu = trainer_need(run, "cpu"), trainer_need(run, "cuda", itemsize=2)
-    return Takes(sizes["parameters"], sizes["effective"], cpu.host, gpu.device, gpu.host)
+    return Takes(sum(decoder.tensor_sizes), decoder.effective_parameters, cpu.host, gpu.device, gpu.host)
 
 
 def nearest(dim: int, layers: int) -> Size:

@@ -26,6 +26,7 @@ from tt_cli.checkpoint import CheckpointError, write
 from tt_cli.data import Batch
 from tt_cli.errors import TTError
 from tt_cli.memory import shown
+from tt_cli.model.allocator import is_out_of_memory
 from tt_cli.peer.device import Device
 from tt_cli.supervisor.events import Choice, Emit, Log
 from tt_cli.supervisor.processes import release_freed_memory
@@ -44,13 +45,6 @@ CALM_SECONDS = 3600.0
 REMEMBERED = 16  # choices in one file, of other devices and settings
 
 # What torch says when memory runs out and does not raise OutOfMemoryError.
-_OUT_OF_MEMORY = (
-    "DefaultCPUAllocator: can't allocate memory",
-    "DefaultCPUAllocator: not enough memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "CUDNN_STATUS_ALLOC_FAILED",
-)
 
 
 def waiting_seconds() -> float:
@@ -64,13 +58,6 @@ def waiting_seconds() -> float:
 def undisturbed_seconds() -> float:
     """A clock that stands while other programs have the processor."""
     return time.perf_counter() - waiting_seconds()
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for what torch and Python raise when memory runs out, on any device."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
 class Memory(Protocol):

@@ -16,7 +16,7 @@ import torch
 from tt_cli import __version__
 from tt_cli.data import Batch, ExampleStream, load_tokenizer
 from tt_cli.model import Dalle
-from tt_cli.model.allocator import keep_freed_memory
+from tt_cli.model.allocator import is_out_of_memory, keep_freed_memory
 from tt_cli.model.layers.fused import fusion
 from tt_cli.optim import implementation, warm_up
 from tt_cli.peer.backup import Backups
@@ -31,7 +31,6 @@ from tt_cli.peer.micro_batch import (
     MicroBatchSearch,
     Remembered,
     choose_micro_batch,
-    is_out_of_memory,
     release_memory,
     repeated,
 )

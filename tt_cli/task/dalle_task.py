@@ -32,12 +32,8 @@ class DalleTask:
 
     def sizes(self) -> dict[str, int]:
         """{"parameters": distinct ones, "effective": counted in every layer that uses them}."""
-        model = self.unfilled_model("meta")
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        used = [weight for i in range(model.config.depth) for half in model.layer_weights(i) for weight in half]
-        distinct = {id(weight): weight.numel() for weight in used}
-        effective = parameters - sum(distinct.values()) + sum(weight.numel() for weight in used)
-        return {"parameters": parameters, "effective": effective}
+        config = DalleConfig.from_run(self.run)
+        return {"parameters": sum(config.tensor_sizes), "effective": config.effective_parameters}
 
     def loss(self, model: Dalle, batch: Batch, device: torch.device) -> Losses:
         """The loss to train on (`total`), differentiable, and the figures that go with it (`figures()`)."""

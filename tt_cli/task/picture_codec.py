@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tt_cli.checkpoint import CheckpointError, read_published
 from tt_cli.data import builtin
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download
@@ -18,8 +19,6 @@ from tt_cli.run import RunConfig
 
 BUILTIN_WEIGHTS = "vqgan.safetensors"
 BUILTIN_CONFIG = "vqgan.json"
-# PyTorch Lightning of 2021 files what this callback remembers under its class, in the published VQGAN's file too.
-LIGHTNING_CALLBACK = "pytorch_lightning.callbacks.model_checkpoint.ModelCheckpoint"
 
 
 def load_vqgan(run: RunConfig) -> Vqgan:
@@ -47,7 +46,10 @@ def load_vqgan(run: RunConfig) -> Vqgan:
     ):
         if mine != theirs:
             raise UsageError(f"vqgan.{key} is {mine} in the run file, but the VQGAN {part.name} has {theirs}")
-    tensors = _read_tensors(weights)
+    try:
+        tensors = read_published(weights)
+    except CheckpointError as error:
+        raise TTError(f"the VQGAN weights: {error}") from error
     with torch.device("meta"):
         vqgan = Vqgan(config, with_encoder="encoder.conv_in.weight" in tensors)
     vqgan.to_empty(device="cpu")
@@ -76,40 +78,3 @@ def _read_config(path: Path) -> VqganConfig:
         return VqganConfig(**sizes)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise TTError(f"the VQGAN's sizes in {path} cannot be read ({error}); install tt again") from error
-
-
-class _Callback:
-    """Stands for that class where the file names it; it takes anything and keeps nothing."""
-
-    def __init__(self, *given: object) -> None:
-        pass
-
-    def __setstate__(self, state: object) -> None:
-        pass
-
-
-def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """The named tensors of a safetensors file or of a Lightning checkpoint's `state_dict`, as float32."""
-    import pickle  # for the name of an error: torch.load raises it for a file that holds more than tensors
-    import zipfile
-
-    import safetensors
-    import safetensors.torch
-
-    try:
-        if path.suffix == ".safetensors":
-            tensors: Any = safetensors.torch.load_file(path)
-        else:
-            mmap = zipfile.is_zipfile(path)  # then what is left out is not read
-            with torch.serialization.safe_globals([(_Callback, LIGHTNING_CALLBACK)]):
-                checkpoint = torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-            tensors = checkpoint["state_dict"]
-        return {name: tensor.float() for name, tensor in tensors.items() if not name.startswith("loss.")}
-    except pickle.UnpicklingError as error:
-        raise TTError(
-            f"the VQGAN weights {path} hold more than tensors and are not opened, for such a file can run code; "
-            "convert them to safetensors"
-        ) from error
-    except (OSError, EOFError, RuntimeError, KeyError, AttributeError, TypeError, safetensors.SafetensorError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise TTError(f"the VQGAN weights {path} cannot be read ({reason}); fetch them again") from error
