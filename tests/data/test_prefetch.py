@@ -16,10 +16,9 @@ import pytest
 from data.rows import numbered, run_on, write
 
 from scripts.lab.process_watch import ProcessWatch
-from tt_cli.data.stream.plan import plan_of
+from tt_cli.data.stream.plan import ReadPlan, plan_of
 from tt_cli.data.stream.prefetch import LENGTHS, Chunk, Prefetch
 from tt_cli.data.stream.prefetch_process import Frames
-from tt_cli.data.stream.row_reader import ReadPlan
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.processes import alive
 
@@ -85,7 +84,7 @@ def test_when_it_is_killed_another_one_goes_on_there(plan: ReadPlan) -> None:
 PARENT = """
 import sys, time
 from tt_cli.data.stream.prefetch import Prefetch
-from tt_cli.data.stream.row_reader import ReadPlan
+from tt_cli.data.stream.plan import ReadPlan
 
 prefetch = Prefetch(ReadPlan.from_json(sys.stdin.read()), print)
 prefetch.next()

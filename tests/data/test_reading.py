@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from tt_cli.data import examples
 from tt_cli.data.codes import to_column
 from tt_cli.data.shard_format import write_shard
-from tt_cli.data.stream.plan import plan_of
-from tt_cli.data.stream.row_reader import Block, ReadPlan, RowReader
+from tt_cli.data.stream.plan import ReadPlan, plan_of
+from tt_cli.data.stream.row_reader import Block, RowReader
 from tt_cli.errors import TTError, UsageError
 
 

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import pytest
 
 from tt_cli.data.stream.shard_cache import Fetch, ShardCache
-from tt_cli.data.stream.transfer import Came, ShardProblem
+from tt_cli.data.stream.transfer import Received, ShardProblem
 
 
 class Source:
@@ -24,13 +24,13 @@ class Source:
         self.asked: list[str] = []
 
     def of(self, name: str, size: int = 1000, announce: bool = True) -> Fetch:
-        def fetch(target: BinaryIO, announced: Callable[[int], None]) -> Came:
+        def fetch(target: BinaryIO, announced: Callable[[int], None]) -> Received:
             self.asked.append(name)
             content = name.encode() * (size // len(name))
             if announce:
                 announced(len(content))
             target.write(content)
-            return Came(len(content), hashlib.sha256(content).hexdigest())
+            return Received(len(content), hashlib.sha256(content).hexdigest())
 
         return fetch
 
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_fetched_anew(tmp_path: Path, source: Source) -> None:
 
 
 def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    def fetch(target: BinaryIO, announced: Callable[[int], None]) -> Came:
+    def fetch(target: BinaryIO, announced: Callable[[int], None]) -> Received:
         announced(1000)
         target.write(b"half")
         raise ShardProblem("the connection was cut")
@@ -141,7 +141,7 @@ WORKER = """
 import hashlib, sys
 from pathlib import Path
 from tt_cli.data.stream.shard_cache import ShardCache
-from tt_cli.data.stream.transfer import Came
+from tt_cli.data.stream.transfer import Received
 
 cache = ShardCache(Path(sys.argv[1]), 5000, print)
 
@@ -150,7 +150,7 @@ def fetch(name):
         content = name.encode() * 1000
         announced(len(content))
         target.write(content)
-        return Came(len(content), hashlib.sha256(content).hexdigest())
+        return Received(len(content), hashlib.sha256(content).hexdigest())
     return fetch
 
 most = 0

@@ -10,10 +10,10 @@ from tt_cli.hub.hub_files import hub_errors
 
 
 @contextmanager
-def dataset_errors(action: str, check: str, damaged: type[TTError] = TTError) -> Iterator[None]:
+def dataset_errors(action: str, missing: str, damaged: type[TTError] = TTError) -> Iterator[None]:
     """As `hub_errors`, of what `datasets` raises while it opens a data set or reads one.
 
-    check: what a person should look at where there is no such data set. damaged: raised where it cannot be read.
+    missing: words for a data set that is not there. damaged: raised where it cannot be read.
     """
     import datasets.exceptions
     import pyarrow
@@ -23,9 +23,7 @@ def dataset_errors(action: str, check: str, damaged: type[TTError] = TTError) ->
             try:  # within: some of these are OSErrors, which hub_errors takes for a full disk
                 yield
             except datasets.exceptions.DatasetNotFoundError as error:
-                raise UsageError(
-                    f"{action}: the Hub has no such data set, or it is private; check {check} or run `tt login`"
-                ) from error
+                raise UsageError(f"{action}: {missing} or run `tt login`") from error
             except datasets.exceptions.DatasetsError as error:
                 raise damaged(f"{action}: {first_line(error)}") from error
             except pyarrow.ArrowException as error:

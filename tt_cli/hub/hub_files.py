@@ -13,6 +13,8 @@ from pathlib import Path
 from tt_cli.errors import TTError, UsageError, first_line
 
 TIMEOUT = 10  # seconds to wait for the Hub's first answer
+NO_REPOSITORY = "the Hub has no such repository, or it is private; check the name"
+NO_DATA_SET = "the Hub has no such data set, or it is private; check data.name and data.revision,"
 
 
 class HubUnreachable(TTError):
@@ -71,10 +73,11 @@ def repository_files(repository: str, revision: str | None = None) -> tuple[str,
 
 
 @contextmanager
-def hub_errors(action: str) -> Iterator[None]:
+def hub_errors(action: str, missing: str = NO_REPOSITORY) -> Iterator[None]:
     """Raise what the Hub's client raises in the block as one line that starts with `action`.
 
-    UsageError for what the Hub refuses, HubUnreachable for no answer or a failing one.
+    UsageError for what the Hub refuses, HubUnreachable for no answer or a failing one. missing: words for a repository
+    that is not there.
     """
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # the client's stack, by any name
@@ -86,9 +89,7 @@ def hub_errors(action: str) -> Iterator[None]:
     except errors.GatedRepoError as error:
         raise UsageError(f"{action}: ask for access on its page on the Hub, then run `tt login`") from error
     except errors.RepositoryNotFoundError as error:
-        raise UsageError(
-            f"{action}: the Hub has no such repository, or it is private; check the name or run `tt login`"
-        ) from error
+        raise UsageError(f"{action}: {missing} or run `tt login`") from error
     except errors.RevisionNotFoundError as error:
         raise UsageError(f"{action}: the repository has no such revision") from error
     except errors.LocalEntryNotFoundError as error:

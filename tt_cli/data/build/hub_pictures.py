@@ -10,6 +10,8 @@ from tt_cli.data.build.picture_sources import CAPTION, EMBEDDED, DamagedUnit, Ca
 from tt_cli.errors import UsageError
 from tt_cli.hub.dataset_errors import dataset_errors
 
+MISSING = "the Hub has no such data set, or it is private; check the name"
+
 
 class HubSource:
     """Its units are the shards that `datasets` divides it into. Raises UsageError without pictures or captions."""
@@ -48,4 +50,4 @@ class HubSource:
             yield picture_of(f"{self.units[unit]}:{number}", row, None)
 
     def _reading(self) -> AbstractContextManager[None]:
-        return dataset_errors(f"cannot read the data set {self._name}", "the name", DamagedUnit)
+        return dataset_errors(f"cannot read the data set {self._name}", MISSING, DamagedUnit)

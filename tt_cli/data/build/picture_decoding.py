@@ -12,10 +12,7 @@ from __future__ import annotations
 
 import io
 import os
-import select
-import signal
 import stat
-import threading
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -137,21 +134,3 @@ def _turned(picture: Image.Image, orientation: int) -> Image.Image:
 
     picture.getexif()[_ORIENTATION] = orientation  # which converting and resizing may have lost
     return ImageOps.exif_transpose(picture)
-
-
-def end_with(process: int) -> None:
-    """Have this process be killed when that one ends (Linux). Called first in a worker process.
-
-    Its own parent, which forks workers, lives for as long as they do.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for that process, which then ends its workers
-    try:
-        descriptor = os.pidfd_open(process)
-    except ProcessLookupError:
-        os._exit(1)
-    threading.Thread(target=_end_after, args=(descriptor,), daemon=True).start()
-
-
-def _end_after(descriptor: int) -> None:
-    select.select([descriptor], [], [])
-    os.kill(os.getpid(), signal.SIGKILL)

@@ -1,14 +1,47 @@
-"""What a run file says about its examples, as a plan for whoever reads them."""
+"""The plan of a read: where a run's examples lie, which of them are good, and how many are shuffled together."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tt_cli.data.examples import RowRules
-from tt_cli.data.stream.row_reader import ReadPlan
-from tt_cli.run import RunConfig
+from tt_cli.data.stream.transfer import PATIENCE
+
+if TYPE_CHECKING:  # the process that reads ahead does without
+    from tt_cli.run import RunConfig
+
+
+@dataclass(frozen=True)
+class ReadPlan:
+    """What a reader is to read: plain data, for another process."""
+
+    kind: str  # this and the next two: see `location_of`
+    place: str
+    revision: str | None
+    split: str
+    seed: int
+    shuffle_buffer: int  # rows that are shuffled together
+    rules: RowRules
+    cache: str | None = None  # a folder for shards, None to keep none
+    cache_bytes: int = 0
+    state: dict[str, Any] | None = None  # where an earlier reader was
+    patience: float = PATIENCE  # seconds that a transfer may stand still
+    strict: bool = False  # a shard that does not come is an error
+
+    def to_json(self) -> str:
+        """What `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ReadPlan:
+        """What `to_json` wrote."""
+        known = json.loads(text)
+        rules = known.pop("rules")
+        return cls(rules=RowRules(**{**rules, "nsfw_allowed": tuple(rules["nsfw_allowed"])}), **known)
 
 
 def plan_of(
@@ -20,7 +53,7 @@ def plan_of(
     state: dict[str, Any] | None = None,
     strict: bool = False,
 ) -> ReadPlan:
-    """Where a run's examples lie, which of them are good, and how many are shuffled together. cache: a folder."""
+    """The plan of a run file."""
     data = run.data
     kind, place = data.source, data.name
     if data.location is not None:
@@ -43,5 +76,5 @@ def plan_of(
 
 
 def session_seed(seed: int, peer: str) -> int:
-    """Of the order of one peer's shards: peers that were given the same seed are not in step."""
+    """A seed for the order of one peer's shards: peers that were given the same one are not in step."""
     return int.from_bytes(hashlib.sha256(f"{seed} {peer}".encode()).digest()[:8]) if peer else seed

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from tt_cli.data.codes import CODE_DTYPE
+from tt_cli.data.stream.plan import ReadPlan
 from tt_cli.data.stream.prefetch_process import LENGTHS
-from tt_cli.data.stream.row_reader import ReadPlan
 from tt_cli.errors import TTError, UsageError
 
 PREFETCH_BYTES = 16 << 20

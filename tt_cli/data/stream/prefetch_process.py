@@ -8,8 +8,6 @@ from __future__ import annotations
 import collections
 import json
 import os
-import select
-import signal
 import struct
 import sys
 import threading
@@ -68,26 +66,13 @@ class Frames:
                 self._change.notify_all()
 
 
-def end_with(parent: int) -> None:
-    """Have this process end when its parent does, however it does."""
-    try:
-        watched = os.pidfd_open(parent)
-    except ProcessLookupError:
-        os._exit(0)
-    if os.getppid() != parent:
-        os._exit(0)
-
-    def watch() -> None:
-        select.select([watched], [], [])
-        os._exit(0)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def main(parent: int, bound: int) -> None:
     """Read by the plan on stdin until the parent ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    from tt_cli.data.end_with import end_with
+
     end_with(parent)
+    if os.getppid() != parent:
+        os._exit(0)
     out = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints goes to the log
     frames = Frames(out, bound, lambda: os._exit(0))
@@ -107,7 +92,8 @@ def stream(plan: str, frames: Frames) -> None:
     """Write what a reader reads. Ends with an error alone."""
     import pyarrow
 
-    from tt_cli.data.stream.row_reader import ReadPlan, RowReader
+    from tt_cli.data.stream.plan import ReadPlan
+    from tt_cli.data.stream.row_reader import RowReader
 
     pyarrow.set_cpu_count(1)
     pyarrow.set_io_thread_count(1)

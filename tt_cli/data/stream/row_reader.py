@@ -1,6 +1,6 @@
-"""Good rows of a data set, shuffled, from wherever its shards lie: what the process that reads ahead runs.
+"""Reader of a data set's good rows, shuffled, wherever its shards lie: what the process that reads ahead runs.
 
-    reader = Reader(plan, tell)
+    reader = RowReader(plan, tell)
     for block in reader.blocks(): …
 
 Notable:
@@ -22,11 +22,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from tt_cli.data.columns import Row
-from tt_cli.data.examples import RowFilter, RowRules, missing_columns
+from tt_cli.data.examples import RowFilter, missing_columns
 from tt_cli.data.shard_format import read_batches
+from tt_cli.data.stream.plan import ReadPlan
 from tt_cli.data.stream.shard_order import Position, Walk, block_order, block_rows
-from tt_cli.data.stream.shard_source import Supply
-from tt_cli.data.stream.transfer import PATIENCE, ShardProblem
+from tt_cli.data.stream.shard_source import ShardSource
+from tt_cli.data.stream.transfer import ShardProblem
 from tt_cli.errors import TTError, UsageError
 
 GIVE_UP = 5  # failures on end, of a reader that never got anything
@@ -34,39 +35,6 @@ QUICKLY = 3  # shards on end that are not there, before there are pauses
 LONGEST_PAUSE = 60.0  # seconds between two tries, where nobody asked for more
 
 Tell = Callable[[str, str], None]
-
-
-@dataclass(frozen=True)
-class ReadPlan:
-    """What a reader is to read: plain data, for another process.
-
-    kind, place, revision: see `location_of`. cache: a folder, and its bytes. state: where an earlier reader was.
-    patience: seconds that a transfer may stand still. strict: a shard that does not come is an error.
-    """
-
-    kind: str
-    place: str
-    revision: str | None
-    split: str
-    seed: int
-    shuffle_buffer: int
-    rules: RowRules
-    cache: str | None = None
-    cache_bytes: int = 0
-    state: dict[str, Any] | None = None
-    patience: float = PATIENCE
-    strict: bool = False
-
-    def to_json(self) -> str:
-        """What `from_json` reads."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ReadPlan:
-        """What `to_json` wrote."""
-        known = json.loads(text)
-        rules = known.pop("rules")
-        return cls(rules=RowRules(**{**rules, "nsfw_allowed": tuple(rules["nsfw_allowed"])}), **known)
 
 
 @dataclass
@@ -115,12 +83,10 @@ class RowReader:
         self._problem, self._missing = "", ""
         self._told: dict[str, int] = {}
         self._skip: dict[int, int] = {}  # of shards that were begun before they were put off
-        self.supply = Supply(
-            plan.kind, plan.place, plan.revision, plan.patience, plan.cache, plan.cache_bytes, self._note
-        )
-        while not self.supply.find(plan.split):
-            self._failed(self.supply.problem, "")
-        self.shards = self.supply.shards
+        self.source = ShardSource(plan, self._note)
+        while (problem := self.source.find()) is not None:
+            self._failed(problem, "")
+        self.shards = self.source.shards
         self.fingerprint = self._fingerprint()
         self.seed, self._start = self._resumed()
 
@@ -144,7 +110,7 @@ class RowReader:
                 if len(part.rows) < room and not piece.last:
                     break
                 yield self._block(held, at, taken)
-                self.supply.may_look_ahead = True  # the first block has the line for itself
+                self.source.may_look_ahead = True  # the first block has the line for itself
                 at = replace(rest.after if not len(rest.rows) else part.after, block=at.block + 1)
                 held, rows, taken = [], 0, 0
                 if not len(rest.rows):
@@ -156,7 +122,7 @@ class RowReader:
 
     def close(self) -> None:
         """Fetch nothing more."""
-        self.supply.close()
+        self.source.close()
 
     # ------------------------------------------------------------ rows
 
@@ -185,7 +151,7 @@ class RowReader:
                 yield self._empty(walk.at, last=True)
                 continue
             try:
-                file = self.supply.take(shard)
+                file = self.source.take(shard)
                 with file:
                     yield from self._rows_of(shard, file, skip, walk)
             except ShardProblem as problem:
@@ -193,7 +159,7 @@ class RowReader:
                     self._problem = f"{self.shards[shard].name}: {problem}"
                     raise self._nothing() from problem
                 self._skip[shard] = skip
-                again = not (problem.lasting and self.supply.local) and walk.put_off(shard)
+                again = not (problem.lasting and self.source.local) and walk.put_off(shard)
                 self._failed(problem, self.shards[shard].name, again)
             yield self._empty(walk.at)
             shard = None
@@ -208,33 +174,33 @@ class RowReader:
         further: int | None = row
         while further is not None:
             row, damage = further, ""
-            for found in _batches(read_batches(file, name, row)):
-                if isinstance(found, str):
-                    damage = found
+            for batch in _batches(read_batches(file, name, row)):
+                if isinstance(batch, str):
+                    damage = batch
                     break
                 nothing = False
-                yield self._good(number, found, row, walk)
-                row += len(found)
-                self.supply.look_ahead(walk.upcoming(1))
+                yield self._good(number, batch, row, walk)
+                row += len(batch)
+                self.source.look_ahead(walk.upcoming(1))
             words, further = words or damage, _next_group(file, name, row) if damage else None
             lost += 0 if further is None else further - row
         if words and nothing:
-            self.supply.forget(number)
+            self.source.forget(number)
             raise ShardProblem(words, lasting=True)
         if words:
             self.filter.counts.add({"damaged": lost})
             self._note(f"{words}: {f'{lost} rows' if lost else f'what comes after row {row}'} left out")
         self._failures = 0
 
-    def _good(self, number: int, found: Sequence[Row], row: int, walk: Walk) -> _Piece:
-        if not self._missing and not self._came and found[0] and (missing := missing_columns(found[0])):
-            self._missing = f"no column {' and '.join(missing)}; it has {', '.join(sorted(found[0]))}"
+    def _good(self, number: int, batch: Sequence[Row], row: int, walk: Walk) -> _Piece:
+        if not self._missing and not self._came and batch[0] and (missing := missing_columns(batch[0])):
+            self._missing = f"no column {' and '.join(missing)}; it has {', '.join(sorted(batch[0]))}"
         try:
-            captions, codes, places = self.filter.sift(found)
+            captions, codes, places = self.filter.sift(batch)
         except TTError as error:
             raise self._nothing() from error
         self._came = self._came or bool(captions)
-        return _Piece(captions, codes, row + places, replace(walk.at, shard=number, row=row + len(found)))
+        return _Piece(captions, codes, row + places, replace(walk.at, shard=number, row=row + len(batch)))
 
     # ------------------------------------------------------------ troubles
 

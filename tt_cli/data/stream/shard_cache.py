@@ -20,11 +20,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
-from tt_cli.data.stream.transfer import Came
+from tt_cli.data.stream.transfer import Received
 
 IN_MEMORY = 64 << 20  # bytes of a shard that is not kept and need not touch the disk
 
-Fetch = Callable[[BinaryIO, Callable[[int], None]], Came]
+Fetch = Callable[[BinaryIO, Callable[[int], None]], Received]
 
 
 class ShardCache:
@@ -107,11 +107,11 @@ class ShardCache:
                     self._make_room(part, file, size)
                     room = size
 
-                came = fetch(file, announced)
+                received = fetch(file, announced)
                 file.flush()
-                if room != came.bytes:  # it had not been announced, or otherwise
-                    self._make_room(part, file, came.bytes)
-                path = self.folder / f"{key}.{came.sha256}.shard"
+                if room != received.bytes:  # it had not been announced, or otherwise
+                    self._make_room(part, file, received.bytes)
+                path = self.folder / f"{key}.{received.sha256}.shard"
                 with self._alone():  # or who counts meanwhile may see neither name
                     os.replace(part, path)
                     return path.open("rb")
@@ -124,11 +124,11 @@ class ShardCache:
             raise _TooLarge
         with self._alone():
             files = []
-            for one in sorted(self._files(besides=part)):
-                if one[2].suffix == ".part" and not _is_alive(one[2]):
-                    one[2].unlink(missing_ok=True)
+            for time, taken, path in sorted(self._files(besides=part)):
+                if path.suffix == ".part" and not _is_alive(path):
+                    path.unlink(missing_ok=True)
                 else:
-                    files.append(one)
+                    files.append((time, taken, path))
             total = sum(size for _, size, _ in files)
             for _, taken, path in files:
                 if total + size <= self.cap:

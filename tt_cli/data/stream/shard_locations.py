@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from tt_cli.data.folder_walk import files_below
 from tt_cli.data.shard_format import container_of
-from tt_cli.data.stream.transfer import PATIENCE, Came, ShardProblem, fetch, text_at
+from tt_cli.data.stream.transfer import PATIENCE, Request, ShardProblem, seconds_to_wait, text_at
 from tt_cli.errors import UsageError
+from tt_cli.hub.hub_files import NO_DATA_SET, TIMEOUT, HubUnreachable, hub_errors
 
 SUMS = "SHA256SUMS"
 INDEXES = ("index.json", SUMS)
@@ -35,30 +36,7 @@ class Shard:
     sha256: str | None = None
 
 
-class Location(Protocol):
-    """A place with shards. found: what `shards` found out, for `fetch`."""
-
-    found: str
-
-    @property
-    def key(self) -> str:
-        """Tells the content of this place from that of others."""
-        ...
-
-    def shards(self, split: str) -> list[Shard]:
-        """The shards of a split, by name. Raises UsageError without any, ShardProblem where that may pass."""
-        ...
-
-
-class Remote(Location, Protocol):
-    """A place whose shards come over the network."""
-
-    def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
-        """Bring a shard. announced: told its size beforehand. Raises ShardProblem, and OSError of `target`."""
-        ...
-
-
-def location_of(kind: str, place: str, revision: str | None = None, patience: float = PATIENCE) -> Folder | Remote:
+def location_of(kind: str, place: str, revision: str | None = None, patience: float = PATIENCE) -> Location:
     """kind: "hub" for the data set `place` there; "files" for a folder or an http(s) address."""
     if kind == "hub":
         return HubRepository(place, revision, patience)
@@ -77,9 +55,9 @@ def of_split(names: Iterable[str], split: str, where: str) -> list[str]:
     names = sorted(set(names))
     named: dict[str, list[str]] = {}
     for name in names:
-        found = [word for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS]
-        if found:
-            named.setdefault(SAME.get(found[0], found[0]), []).append(name)
+        word = next((word for word in re.split(r"[^a-z]+", name.lower()) if word in SPLITS), None)
+        if word is not None:
+            named.setdefault(SAME.get(word, word), []).append(name)
     split = SAME.get(split, split)
     if not names:
         raise UsageError(f"cannot read the data set {where}: it has no shards (.parquet, .tar or .jsonl.br files)")
@@ -98,11 +76,11 @@ class Folder:
 
     @property
     def key(self) -> str:
-        """See `Location`."""
+        """Tells the content of this place from that of others."""
         return str(self.place.absolute())
 
     def shards(self, split: str) -> list[Shard]:
-        """See `Location`. Links are followed, each folder once; names that begin with a dot are left out."""
+        """The shards of a split, by name. Raises UsageError without any."""
         where = f"cannot read the data set {self.place}"
         if self.place.is_file():
             return [Shard(name) for name in of_split([self.place.name], split, str(self.place))]
@@ -142,11 +120,11 @@ class Address:
 
     @property
     def key(self) -> str:
-        """See `Location`."""
+        """Tells the content of this place from that of others."""
         return self.place
 
     def shards(self, split: str) -> list[Shard]:
-        """See `Location`."""
+        """The shards of a split, by name. Raises UsageError without any, ShardProblem where that may pass."""
         parts = urlsplit(self.place)
         if parts.path.endswith((".json", ".txt", ".html", SUMS)):
             tries = [self.place]
@@ -157,39 +135,30 @@ class Address:
         last: ShardProblem | None = None
         for address in tries:
             try:
-                text = text_at(self._session(), address, patience=self._patience)
+                text = text_at(self._request(address))
             except ShardProblem as error:
                 if not error.lasting:
                     raise
                 last = error
                 continue
             self.found = address
-            found = {shard.name: shard for shard in _listed(text)}
-            return [found[name] for name in of_split(found, split, self.place)]
+            listed = {shard.name: shard for shard in _listed(text)}
+            return [listed[name] for name in of_split(listed, split, self.place)]
         raise UsageError(
             f"cannot read the data set {self.place}: it has no {' or '.join(INDEXES)}: {last}; check data.location"
         )
 
-    def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
-        """See `Remote`."""
+    def request(self, shard: Shard) -> Request:
+        """How to ask for a shard."""
         query = urlsplit(self.place).query
-        url = urljoin(self.found, quote(shard.name)) + (f"?{query}" if query else "")
-        return fetch(
-            self._session(),
-            url,
-            target,
-            bytes_expected=shard.bytes,
-            sha256=shard.sha256,
-            announced=announced,
-            patience=self._patience,
-        )
+        return self._request(urljoin(self.found, quote(shard.name)) + (f"?{query}" if query else ""))
 
-    def _session(self) -> Any:
+    def _request(self, url: str) -> Request:
         import httpx2
 
         if self._client is None:
             self._client = httpx2.Client(follow_redirects=True)
-        return self._client
+        return Request(self._client, url, patience=self._patience)
 
 
 class HubRepository:
@@ -201,87 +170,62 @@ class HubRepository:
 
     @property
     def key(self) -> str:
-        """See `Location`."""
+        """Tells the content of this place from that of others."""
         return f"hub:{self.place}@{self.found}"
 
     def shards(self, split: str) -> list[Shard]:
-        """See `Location`. Shards come from the commit that was listed."""
+        """See `Address`. Shards come from the commit that was listed."""
         from huggingface_hub import HfApi
-        from huggingface_hub.errors import RepositoryNotFoundError
-
-        from tt_cli.hub.hub_files import TIMEOUT, HubUnreachable, hub_errors
 
         action = f"cannot read the data set {self.place}"
         try:
-            with hub_errors(action):
-                try:
-                    found = HfApi().dataset_info(self.place, revision=self.revision, timeout=TIMEOUT)
-                except RepositoryNotFoundError as error:
-                    raise UsageError(
-                        f"{action}: the Hub has no such data set, or it is private; check data.name and "
-                        "data.revision, or run `tt login`"
-                    ) from error
+            with hub_errors(action, NO_DATA_SET):
+                info = HfApi().dataset_info(self.place, revision=self.revision, timeout=TIMEOUT)
         except HubUnreachable as error:
             answer = getattr(error.__cause__, "response", None)
-            problem = ShardProblem(str(error).removeprefix(f"{action}: "))
-            if answer is not None and answer.status_code >= 400:
-                problem.wait = _wait_of(answer)
-            raise problem from error
-        self.found = found.sha or self.found
-        names = [file.rfilename for file in found.siblings or [] if container_of(file.rfilename)]
+            wait = None if answer is None else seconds_to_wait(answer.headers.get("Retry-After"))
+            raise ShardProblem(str(error).removeprefix(f"{action}: "), wait=wait) from error
+        self.found = info.sha or self.found
+        names = [file.rfilename for file in info.siblings or [] if container_of(file.rfilename)]
         return [Shard(name) for name in of_split(names, split, self.place)]
 
-    def fetch(self, shard: Shard, target: BinaryIO, announced: Callable[[int], None]) -> Came:
-        """See `Remote`."""
+    def request(self, shard: Shard) -> Request:
+        """How to ask for a shard."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         url = hf_hub_url(self.place, shard.name, repo_type="dataset", revision=self.found)
-        return fetch(
-            get_session(),
-            url,
-            target,
-            headers=build_hf_headers(library_name="tt"),
-            bytes_expected=shard.bytes,
-            sha256=shard.sha256,
-            announced=announced,
-            patience=self._patience,
-        )
+        return Request(get_session(), url, build_hf_headers(library_name="tt"), self._patience)
 
 
-def _wait_of(answer: Any) -> float | None:
-    from tt_cli.data.stream.transfer import seconds_to_wait
-
-    return seconds_to_wait(answer.headers.get("Retry-After"))
+Location = Folder | Address | HubRepository
 
 
 def _listed(text: str) -> list[Shard]:
     """The shards of an index of any kind. What is no name of a shard inside the data set is left out."""
     try:
-        found = json.loads(text)
+        index = json.loads(text)
     except ValueError:
-        names = re.findall(r"""href\s*=\s*["']([^"'?#]+)""", text, re.IGNORECASE)
-        if names:
-            return [Shard(name.removeprefix("./")) for name in map(unquote, names) if _is_inside(name)]
-        lines = [re.fullmatch(r"(?:([0-9a-f]{64}) [ *])?(.*)", line.strip()) for line in text.splitlines()]
-        found_there = [Shard(line[2].removeprefix("./"), sha256=line[1]) for line in lines if line is not None]
-        return [shard for shard in found_there if _is_inside(shard.name)]
-    entries = found.get("shards", []) if isinstance(found, dict) else found
-    shards = [_entry(one) for one in entries] if isinstance(entries, list) else []
-    return [shard for shard in shards if shard is not None and _is_inside(shard.name)]
+        if links := re.findall(r"""href\s*=\s*["']([^"'?#]+)""", text, re.IGNORECASE):
+            shards = [Shard(unquote(link).removeprefix("./")) for link in links]
+        else:
+            lines = [re.fullmatch(r"(?:([0-9a-f]{64}) [ *])?(.*)", line.strip()) for line in text.splitlines()]
+            shards = [Shard(line[2].removeprefix("./"), sha256=line[1]) for line in lines if line is not None]
+    else:
+        entries = index.get("shards", []) if isinstance(index, dict) else index
+        shards = [_shard(entry) for entry in entries] if isinstance(entries, list) else []
+    return [shard for shard in shards if _is_inside(shard.name)]
 
 
-def _entry(one: Any) -> Shard | None:
-    if isinstance(one, str):
-        return Shard(one)
-    if not isinstance(one, dict) or not isinstance(one.get("name"), str):
-        return None
-    size, digest = one.get("bytes"), one.get("sha256")
-    if type(size) is not int or size < 0:
-        size = None
-    if not isinstance(digest, str) or not re.fullmatch(r"[0-9a-f]{64}", digest):
-        digest = None
-    return Shard(one["name"], size, digest)
+def _shard(entry: Any) -> Shard:
+    """An entry of a JSON index; what is none has no name."""
+    known = {"name": entry} if isinstance(entry, str) else entry if isinstance(entry, dict) else {}
+    name, size, digest = (known.get(key) for key in ("name", "bytes", "sha256"))
+    return Shard(
+        name if isinstance(name, str) else "",
+        size if type(size) is int and size >= 0 else None,
+        digest if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest) else None,
+    )
 
 
 def _is_inside(name: str) -> bool:

@@ -9,59 +9,50 @@ import os
 import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import astuple
 from pathlib import Path
 from typing import BinaryIO
 
 from tt_cli.atomic_write import atomic_write
+from tt_cli.data.stream.plan import ReadPlan
 from tt_cli.data.stream.shard_cache import ShardCache
 from tt_cli.data.stream.shard_locations import Folder, Shard, location_of
-from tt_cli.data.stream.transfer import ShardProblem
+from tt_cli.data.stream.transfer import ShardProblem, fetch
 
 
-class Supply:
-    """The shards of one split of a data set. cache: a folder, or None; note: hears what a person may want to know.
+class ShardSource:
+    """The shards of one split of a data set, by a plan. note: hears what a person may want to know.
 
-    may_look_ahead: whether `look_ahead` fetches. problem: why the last `find` failed.
+    may_look_ahead: whether `look_ahead` fetches.
     """
 
-    def __init__(
-        self,
-        kind: str,
-        place: str,
-        revision: str | None,
-        patience: float,
-        cache: str | None,
-        cache_bytes: int,
-        note: Callable[[str], None],
-    ) -> None:
-        self._location = location_of(kind, place, revision, patience)
-        self._asked, self._note = f"{kind} {place} {revision}", note
-        self._folder = None if cache is None or self.local else Path(cache)
-        self._cache = ShardCache(self._folder or Path(os.devnull), cache_bytes if self._folder else 0, note)
-        self._pinned = kind == "hub" and bool(re.fullmatch(r"[0-9a-f]{40}", revision or ""))
+    def __init__(self, plan: ReadPlan, note: Callable[[str], None]) -> None:
+        self._plan, self._note = plan, note
+        self._location = location_of(plan.kind, plan.place, plan.revision, plan.patience)
+        self._folder = None if plan.cache is None or self.local else Path(plan.cache)
+        self._cache = ShardCache(self._folder or Path(os.devnull), plan.cache_bytes if self._folder else 0, note)
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="shards")
         self._ahead: dict[int, Future[BinaryIO]] = {}
         self.shards: list[Shard] = []
         self.may_look_ahead = False
-        self.problem = ShardProblem("")
 
-    def find(self, split: str) -> bool:
-        """Fill `shards`; False where nobody answered and no earlier list is here. Raises UsageError."""
-        known = self._recalled(split)
-        if known and self._pinned:
-            self.shards = known
-            return True
+    def find(self) -> ShardProblem | None:
+        """Fill `shards`; the problem where nobody answered and no earlier list is here. Raises UsageError."""
+        pinned = self._plan.kind == "hub" and re.fullmatch(r"[0-9a-f]{40}", self._plan.revision or "")
+        earlier = self._recalled()
+        if earlier and pinned:
+            self.shards = earlier
+            return None
         try:
-            self.shards = self._location.shards(split)
+            self.shards = self._location.shards(self._plan.split)
         except ShardProblem as problem:
-            self.problem = problem
-            if not known:
-                return False
+            if not earlier:
+                return problem
             self._note(f"cannot list the shards ({problem}); the list of the last time serves")
-            self.shards = known
-            return True
-        self._remember(split)
-        return True
+            self.shards = earlier
+            return None
+        self._remember()
+        return None
 
     @property
     def local(self) -> bool:
@@ -97,7 +88,14 @@ class Supply:
         if isinstance(location, Folder):
             return location.open(shard)
         return self._cache.bring(
-            self._content(shard), lambda target, announced: location.fetch(shard, target, announced)
+            self._content(shard),
+            lambda target, announced: fetch(
+                location.request(shard),
+                target,
+                bytes_expected=shard.bytes,
+                sha256=shard.sha256,
+                announced=announced,
+            ),
         )
 
     def _content(self, shard: Shard) -> str:
@@ -105,24 +103,24 @@ class Supply:
 
     # ------------------------------------------------------------ the list of the last time
 
-    def _list_path(self, split: str) -> Path | None:
+    def _list_path(self) -> Path:
+        plan = self._plan
+        asked = f"{plan.kind} {plan.place} {plan.revision} {plan.split}"
+        return Path(plan.cache or "") / f"list-{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
+
+    def _remember(self) -> None:
         if self._folder is None:
-            return None
-        return self._folder / f"list-{hashlib.sha256(f'{self._asked} {split}'.encode()).hexdigest()[:16]}.json"
-
-    def _remember(self, split: str) -> None:
-        path = self._list_path(split)
-        if path is None:
             return
-        known = [[shard.name, shard.bytes, shard.sha256] for shard in self.shards]
+        content = {"found": self._location.found, "shards": [astuple(shard) for shard in self.shards]}
         with contextlib.suppress(OSError):  # it is fetched again the next time
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic_write(path, json.dumps({"found": self._location.found, "shards": known}), durable=False)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            atomic_write(self._list_path(), json.dumps(content), durable=False)
 
-    def _recalled(self, split: str) -> list[Shard]:
-        path = self._list_path(split)
+    def _recalled(self) -> list[Shard]:
+        if self._folder is None:
+            return []
         try:
-            known = json.loads(path.read_text(encoding="utf-8")) if path else {}
+            known = json.loads(self._list_path().read_text(encoding="utf-8"))
             shards = [Shard(str(name), size, digest) for name, size, digest in known["shards"]]
             self._location.found = str(known["found"])
         except (OSError, ValueError, KeyError, TypeError):

@@ -12,11 +12,12 @@ import numpy as np
 
 from tt_cli.data import builtin
 from tt_cli.data.examples import Example, RowFilter, missing_columns
-from tt_cli.data.stream.plan import plan_of
-from tt_cli.data.stream.row_reader import ReadPlan, RowReader
+from tt_cli.data.stream.plan import ReadPlan, plan_of
+from tt_cli.data.stream.row_reader import RowReader
 from tt_cli.data.stream.shard_locations import NoSplit
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.dataset_errors import dataset_errors
+from tt_cli.hub.hub_files import NO_DATA_SET
 from tt_cli.run import RunConfig
 
 # Shards that fill the shuffle buffer side by side. The default opens ten before the first row; and with two or more,
@@ -134,4 +135,4 @@ def _open(run: RunConfig, split: str) -> Any:
 
 
 def _reading(run: RunConfig) -> AbstractContextManager[None]:
-    return dataset_errors(f"cannot read the data set {run.data.name}", "data.name and data.revision,")
+    return dataset_errors(f"cannot read the data set {run.data.name}", NO_DATA_SET)

@@ -5,19 +5,24 @@ Notable:
 - who sends less than LEAST_RATE over a window of `patience` seconds is left: a slow line is better used for another
   shard from the same place than for waiting on one that will never come;
 - what is not the announced length or SHA-256 is not kept.
+
+Why not by huggingface_hub or fsspec: `hf_hub_download` (2.4) asks a server that stands still five times more, waits for
+a Retry-After by itself, goes on after a cut without asking whether it is still the same file, and keeps without bound;
+fsspec's `http` does not go on after a cut, and its `filecache` has no bound and no lock between processes.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO
 
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, first_line
 
 PATIENCE = 20.0  # seconds without a byte, and of the window that a rate is measured over
 LEAST_RATE = 2_000  # bytes a second
@@ -37,49 +42,53 @@ class ShardProblem(TTError):
 
 
 @dataclass(frozen=True)
-class Came:
-    """What a transfer brought: bytes and SHA-256 (hex) of the content."""
+class Request:
+    """How a shard is asked for."""
+
+    client: Any  # of httpx2
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    patience: float = PATIENCE
+
+
+@dataclass(frozen=True)
+class Received:
+    """What a transfer brought."""
 
     bytes: int
-    sha256: str
+    sha256: str  # hex
 
 
 def fetch(
-    client: Any,
-    url: str,
+    request: Request,
     target: BinaryIO,
     *,
-    headers: Mapping[str, str] | None = None,
     bytes_expected: int | None = None,
     sha256: str | None = None,
     announced: Callable[[int], None] = lambda size: None,
-    patience: float = PATIENCE,
-) -> Came:
-    """Write what `url` gives to `target`, from its beginning. client: of httpx2. announced: told the size beforehand.
+) -> Received:
+    """Write what a request brings to `target`, from its beginning. announced: told the size beforehand.
 
     Raises ShardProblem in words that go after "cannot fetch NAME: ", and OSError of `target`.
     """
-    transfer = _Transfer(client, url, target, headers or {}, announced, patience)
+    transfer = _Transfer(request, target, announced)
     cuts = 0
     while not transfer.go_on():
         cuts += 1
         if cuts > CUTS:
             raise ShardProblem(f"the connection was cut {cuts} times")
-    came = transfer.came()
-    sha256 = sha256 or transfer.sha256
-    if bytes_expected not in (None, came.bytes):
-        raise ShardProblem(f"{came.bytes:,} bytes came, and it should have {bytes_expected:,}")
-    if sha256 not in (None, came.sha256):
+    received = transfer.received()
+    if bytes_expected not in (None, received.bytes):
+        raise ShardProblem(f"{received.bytes:,} bytes came, and it should have {bytes_expected:,}")
+    if (sha256 or transfer.sha256) not in (None, received.sha256):
         raise ShardProblem("what came is damaged: its SHA-256 is another one than it should be")
-    return came
+    return received
 
 
-def text_at(client: Any, url: str, headers: Mapping[str, str] | None = None, patience: float = PATIENCE) -> str:
+def text_at(request: Request) -> str:
     """A small text. Raises ShardProblem."""
-    import io
-
     content = io.BytesIO()
-    fetch(client, url, content, headers=headers, patience=patience)
+    fetch(request, content)
     return content.getvalue().decode("utf-8", "replace")
 
 
@@ -113,18 +122,8 @@ def seconds_to_wait(retry_after: str | None) -> float | None:
 class _Transfer:
     """The state of one transfer over several connections."""
 
-    def __init__(
-        self,
-        client: Any,
-        url: str,
-        target: BinaryIO,
-        headers: Mapping[str, str],
-        announced: Callable[[int], None],
-        patience: float,
-    ) -> None:
-        self._client, self._url, self._target, self._announced = client, url, target, announced
-        self._headers = {**headers, "Accept-Encoding": "identity"}
-        self._patience = patience
+    def __init__(self, request: Request, target: BinaryIO, announced: Callable[[int], None]) -> None:
+        self._request, self._target, self._announced = request, target, announced
         self._got = 0
         self._whole: int | None = None
         self._version: str | None = None
@@ -132,33 +131,33 @@ class _Transfer:
         self._told = False
         self.sha256: str | None = None  # that the Hub tells of large files
 
-    def came(self) -> Came:
-        return Came(self._got, self._digest.hexdigest())
+    def received(self) -> Received:
+        return Received(self._got, self._digest.hexdigest())
 
     def go_on(self) -> bool:
         """One connection's part; False where it was cut after something came."""
         import httpx2
 
-        before, asked = self._got, dict(self._headers)
+        request, before = self._request, self._got
+        asked = {**request.headers, "Accept-Encoding": "identity"}
         if before:
             asked["Range"] = f"bytes={before}-"
             if self._version:
                 asked["If-Range"] = self._version
         try:
-            with self._client.stream(
-                "GET", self._url, headers=asked, timeout=self._patience, follow_redirects=True
+            with request.client.stream(
+                "GET", request.url, headers=asked, timeout=request.patience, follow_redirects=True
             ) as answer:
                 self._begin(answer)
                 self._receive(answer)
         except httpx2.TimeoutException as error:
-            raise ShardProblem(f"nothing came for {self._patience:g} s") from error
+            raise ShardProblem(f"nothing came for {request.patience:g} s") from error
         except httpx2.TransportError as error:
             if self._got > before:
                 return False
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            raise ShardProblem(f"the connection failed ({reason})") from error
+            raise ShardProblem(f"the connection failed ({first_line(error)})") from error
         except httpx2.HTTPError as error:
-            raise ShardProblem(str(error).strip().split("\n")[0] or type(error).__name__) from error
+            raise ShardProblem(first_line(error)) from error
         if self._whole is None or self._got >= self._whole:
             return True
         if self._got == before:
@@ -175,8 +174,8 @@ class _Transfer:
             self._got, self._digest = 0, hashlib.sha256()
             self._whole = int(length) if length.isdigit() else None
         self._version = _strong(answer.headers.get("ETag")) or answer.headers.get("Last-Modified")
-        for one in (*answer.history, answer):
-            told = (one.headers.get("X-Linked-ETag") or "").strip('"')
+        for response in (*answer.history, answer):
+            told = (response.headers.get("X-Linked-ETag") or "").strip('"')
             if len(told) == 64:
                 self.sha256 = told
         if self._whole is not None and not self._told:
@@ -190,7 +189,7 @@ class _Transfer:
             self._digest.update(piece)
             self._got += len(piece)
             received += len(piece)
-            if (now := time.monotonic()) - began > self._patience:
+            if (now := time.monotonic()) - began > self._request.patience:
                 if received < LEAST_RATE * (now - began):
                     raise ShardProblem(f"only {received:,} bytes came in {now - began:.1f} s")
                 began, received = now, 0
