@@ -1,4 +1,4 @@
-"""Who is a member: passes and the notice of bans, as every process of a peer checks them at its doors.
+"""Admission: passes and the notice of bans, as every process of a peer checks them.
 
 Both are files beside the peer's key, which the supervisor keeps fresh: `<stem>.pass` of this peer and `notice` of the
 run. They are read again when they change, and looked at once a second at most, so that processes that forked from one
@@ -6,7 +6,8 @@ another see the same without telling each other. A notice that others passed on 
 `<stem>.notice`; of the two the one with the higher number counts.
 
 libp2p proves the peer id of whoever calls (`context.remote_id`), and a pass names the peer id that it was issued to. So
-a pass that somebody copied, or a request that somebody recorded, is of no use to another peer.
+a pass that somebody copied, or a request that somebody recorded, is of no use to another peer; and a pass that was shown
+once is remembered by the peer id, until it expires, its holder is banned or another one is shown.
 """
 
 from __future__ import annotations
@@ -16,23 +17,20 @@ import os
 import time
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import msgpack
 from hivemind.utils import get_logger
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import TTError
-from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, MAX_PASS, InvalidPass, Notice, Pass
-from tt_cli.identity.passes import read_notice as verified_notice
-from tt_cli.identity.passes import read_pass as verified_pass
+from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, MAX_PASS, InvalidPass, Notice, Pass, read_notice, read_pass
 from tt_cli.run import RunConfig
 
 logger = get_logger(__name__)
 
 LOOK_SECONDS = 1.0
 VERIFIED_SECONDS = 60.0  # then a pass is verified again: the authority's old key may have run out
-MOST_PASSES = 4096  # remembered as verified
+MOST_PASSES = 4096  # remembered
 
 
 class NotAdmitted(Exception):
@@ -43,135 +41,29 @@ class NoPass(TTError):
     """This peer itself has no pass that counts."""
 
 
-class Admission(Protocol):
-    """What the doors of a peer ask. For any process that forked from the one that made it."""
+class Admission:
+    """The rules of one run: in a closed one a pass is needed that counts; in any, whom the organiser bans is out.
 
-    @property
-    def closed(self) -> bool:
-        """Whether a pass is needed at all."""
-
-    def mine(self) -> str:
-        """This peer's pass, to be shown to others; "" without one."""
-
-    def admit(self, text: str, peer_id: str, now: float | None = None) -> str:
-        """The user to whom the pass `text` was issued; "" where none is needed.
-
-        peer_id: who shows it, as libp2p proved it. now: Unix seconds, the present without. Raises NotAdmitted.
-        """
-
-    def vouched(self, text: str, peer_id: str, at: float) -> str:
-        """As `admit` at the time `at`, whoever was banned since: what one peer accepts another does too."""
-
-    def is_banned(self, peer_id: str) -> bool:
-        """Whether the newest notice bans this peer, or the user whose pass it last showed."""
-
-    def notice(self) -> Notice | None:
-        """The newest notice that this peer has seen, for the screens and for whoever follows its orders."""
-
-    def notice_text(self) -> str:
-        """The same, signed, as others may have it; "" without one."""
-
-    def hear(self, text: str) -> bool:
-        """A notice from the swarm. True when it is signed, and newer than what was known; else nothing happens."""
-
-
-class Open:
-    """Anybody may take part, but for the peers that the organiser bans; without an authority there are no bans.
-
-    folder, stem: where the files lie; "" keeps what the swarm says in this process alone.
+    For any process that forked from the one that made it. closed: whether a pass is needed at all. folder, stem: where
+    the files lie; "" keeps what the swarm says in this process alone. Without an authority there are no bans.
     """
-
-    closed = False
 
     def __init__(self, run: RunConfig, folder: Path | None = None, stem: str = ""):
         self._run, self._key = run.identity, run.membership.authority_key or ""
+        self.closed = run.membership.closed
         names = ["notice", f"{stem}.notice"] if stem else ["notice"]
-        self._files = [_File(folder / name, MAX_NOTICE) for name in names if folder is not None and self._key]
+        self._notices = [_WatchedFile(folder / name, MAX_NOTICE) for name in names if folder is not None and self._key]
         self._heard = folder / f"{stem}.notice" if folder is not None and stem else None
-        self._looked = -LOOK_SECONDS
+        own = self.closed and folder is not None and stem
+        self._pass_file = _WatchedFile(folder / f"{stem}.pass", MAX_PASS) if own and folder is not None else None
+        self._looked = self._looked_mine = -LOOK_SECONDS
         self._notice: Notice | None = None
-        self._text = ""
-
-    def mine(self) -> str:
-        """See Membership."""
-        return ""
-
-    def admit(self, text: str, peer_id: str, now: float | None = None) -> str:
-        """See Membership."""
-        self._check_peer(peer_id)
-        return ""
-
-    def vouched(self, text: str, peer_id: str, at: float) -> str:
-        """See Membership."""
-        return ""
-
-    def is_banned(self, peer_id: str) -> bool:
-        """See Membership."""
-        self._look()
-        return self._notice is not None and peer_id in self._notice.banned_peers
-
-    def notice(self) -> Notice | None:
-        """See Membership."""
-        self._look()
-        return self._notice
-
-    def notice_text(self) -> str:
-        """See Membership."""
-        self._look()
-        return self._text
-
-    def hear(self, text: str) -> bool:
-        """See Membership."""
-        self._look()
-        if not self._key or text == self._text or not self._take(text):
-            return False
-        if self._heard is not None:
-            with contextlib.suppress(OSError):  # a full disk: the other processes of this peer do without
-                atomic_write(self._heard, text.encode(), mode=PRIVATE)
-        return True
-
-    def _check_peer(self, peer_id: str) -> None:
-        if self.is_banned(peer_id):
-            raise NotAdmitted(f"peer {peer_id} is banned from this run")
-
-    def _look(self) -> None:
-        """Read what changed."""
-        now = time.monotonic()
-        if now < self._looked + LOOK_SECONDS:
-            return
-        self._looked = now
-        for file in self._files:
-            if (text := file.changed()) is not None:
-                self._take(text)
-
-    def _take(self, text: str) -> bool:
-        """Make this the notice, if it is signed and newer."""
-        try:
-            read = verified_notice(text, self._key, self._run, time.time())
-        except InvalidPass:
-            return False
-        if self._notice is not None and read.number <= self._notice.number:
-            return False
-        self._notice, self._text = read, text
-        return True
-
-
-class Closed(Open):
-    """Only those with a pass may take part, as long as it counts and nobody banned them."""
-
-    closed = True
-
-    def __init__(self, run: RunConfig, folder: Path | None = None, stem: str = ""):
-        super().__init__(run, folder, stem)
-        self._pass_file = _File(folder / f"{stem}.pass", MAX_PASS) if folder is not None and stem else None
-        self._mine = ""
-        self._looked_mine = -LOOK_SECONDS
-        self._verified: OrderedDict[str, tuple[Pass, float]] = OrderedDict()  # with the time of it (monotonic)
-        self._users: OrderedDict[str, str] = OrderedDict()  # peer id → user, in lower case
         self._banned_users: frozenset[str] = frozenset()
+        self._text = self._mine = ""
+        self._passes: OrderedDict[str, tuple[str, Pass, float]] = OrderedDict()  # by peer id, with the time of checking
 
     def mine(self) -> str:
-        """See Membership."""
+        """This peer's pass, to be shown to others; "" without one, and in an open run."""
         now = time.monotonic()
         if self._pass_file is not None and now >= self._looked_mine + LOOK_SECONDS:
             self._looked_mine = now
@@ -180,61 +72,110 @@ class Closed(Open):
         return self._mine
 
     def admit(self, text: str, peer_id: str, now: float | None = None) -> str:
-        """See Membership."""
-        self._check_peer(peer_id)
+        """The user to whom the pass `text` was issued; "" where none is needed.
+
+        peer_id: who shows it, as libp2p proved it. now: Unix seconds, the present without. Raises NotAdmitted.
+        """
+        if self._banned_peer(peer_id):
+            raise NotAdmitted(f"peer {peer_id} is banned from this run")
+        if not self.closed:
+            return ""
         user = self.vouched(text, peer_id, time.time() if now is None else now)
-        self._users[peer_id] = user.lower()
-        self._users.move_to_end(peer_id)
-        while len(self._users) > MOST_PASSES:
-            self._users.popitem(last=False)
         if self.is_banned(peer_id):
             raise NotAdmitted(f"user {user} is banned from this run")
         return user
 
+    def admit_again(self, peer_id: str) -> str:
+        """As `admit` with the pass that this peer showed before. Raises NotAdmitted where none is remembered."""
+        known = self._passes.get(peer_id)
+        return self.admit("" if known is None else known[0], peer_id)
+
     def vouched(self, text: str, peer_id: str, at: float) -> str:
-        """See Membership."""
-        found = self._read(text, at)
-        if found.peer_id != peer_id:
-            raise NotAdmitted("the pass was issued to another peer")
-        if found.expires + CLOCK_LEEWAY <= at:
-            raise NotAdmitted(f"the pass expired {at - found.expires:.0f} s ago")
-        if found.issued > at + CLOCK_LEEWAY:
-            raise NotAdmitted(f"the pass begins in {found.issued - at:.0f} s")
-        return found.user
+        """As `admit` at the time `at`, whoever was banned since: what one peer accepts another does too."""
+        if not self.closed:
+            return ""
+        shown = self._verified(text, peer_id, at)
+        if shown.expires + CLOCK_LEEWAY <= at:
+            raise NotAdmitted(f"the pass expired {at - shown.expires:.0f} s ago")
+        if shown.issued > at + CLOCK_LEEWAY:
+            raise NotAdmitted(f"the pass begins in {shown.issued - at:.0f} s")
+        return shown.user
 
     def is_banned(self, peer_id: str) -> bool:
-        """See Membership."""
-        return super().is_banned(peer_id) or self._users.get(peer_id) in self._banned_users
+        """Whether the newest notice bans this peer, or the user whose pass it last showed."""
+        known = self._passes.get(peer_id)
+        return self._banned_peer(peer_id) or (known is not None and known[1].user.lower() in self._banned_users)
 
-    def _read(self, text: str, at: float) -> Pass:
-        """A verified pass, from memory where it can be."""
-        found, verified = self._verified.get(text, (None, 0.0))
-        if found is not None and time.monotonic() < verified + VERIFIED_SECONDS:
-            return found
+    def notice(self) -> Notice | None:
+        """The newest notice that this peer has seen, for the screens and for whoever follows its orders."""
+        self._look()
+        return self._notice
+
+    def notice_text(self) -> str:
+        """The same, signed, as others may have it; "" without one."""
+        self._look()
+        return self._text
+
+    def hear(self, text: str) -> bool:
+        """A notice from the swarm. True when it is signed, and newer than what was known; else nothing happens."""
+        self._look()
+        if not self._key or text == self._text or not self._take(text):
+            return False
+        if self._heard is not None:
+            with contextlib.suppress(OSError):  # a full disk: the other processes of this peer do without
+                atomic_write(self._heard, text.encode(), mode=PRIVATE)
+        return True
+
+    def _banned_peer(self, peer_id: str) -> bool:
+        self._look()
+        return self._notice is not None and peer_id in self._notice.banned_peers
+
+    def _verified(self, text: str, peer_id: str, at: float) -> Pass:
+        """The pass in `text`, which was issued to this peer; from memory where it can be."""
+        known = self._passes.get(peer_id)
+        if known is not None and known[0] == text and time.monotonic() < known[2] + VERIFIED_SECONDS:
+            return known[1]
         try:
             if not text:
                 raise InvalidPass("no pass was shown: this run takes members only")
-            found = verified_pass(text, self._key, self._run, at)
+            shown = read_pass(text, self._key, self._run, at)
         except InvalidPass as error:
             raise NotAdmitted(str(error)) from None
-        self._verified[text] = found, time.monotonic()
-        self._verified.move_to_end(text)
-        while len(self._verified) > MOST_PASSES:
-            self._verified.popitem(last=False)
-        return found
+        if shown.peer_id != peer_id:
+            raise NotAdmitted("the pass was issued to another peer")
+        if known is None or known[1].expires <= shown.expires:  # a record may show an older one
+            self._passes[peer_id] = text, shown, time.monotonic()
+            self._passes.move_to_end(peer_id)
+        while len(self._passes) > MOST_PASSES:
+            self._passes.popitem(last=False)
+        return shown
+
+    def _look(self) -> None:
+        """Read what changed."""
+        now = time.monotonic()
+        if now < self._looked + LOOK_SECONDS:
+            return
+        self._looked = now
+        for file in self._notices:
+            if (text := file.changed()) is not None:
+                self._take(text)
 
     def _take(self, text: str) -> bool:
-        if not super()._take(text):
+        """Make this the notice, if it is signed and newer."""
+        try:
+            newer = read_notice(text, self._key, self._run, time.time())
+        except InvalidPass:
             return False
-        assert self._notice is not None
-        self._banned_users = frozenset(user.lower() for user in self._notice.banned_users)
+        if self._notice is not None and newer.number <= self._notice.number:
+            return False
+        self._notice, self._text = newer, text
+        self._banned_users = frozenset(user.lower() for user in newer.banned_users)  # the Hub's names ignore case
         return True
 
 
-def membership_of(run: RunConfig, key_file: Path | None) -> Open:
-    """What the doors of this peer ask. key_file: its key, beside which passes and notices lie; None without any."""
-    kind = Closed if run.membership.closed else Open
-    return kind(run) if key_file is None else kind(run, key_file.parent, key_file.stem)
+def membership_of(run: RunConfig, key_file: Path | None) -> Admission:
+    """The admission of this peer. key_file: its key, beside which passes and notices lie; None without any."""
+    return Admission(run) if key_file is None else Admission(run, key_file.parent, key_file.stem)
 
 
 def admits(membership: Admission, text: str, peer_id: str) -> bool:
@@ -247,19 +188,8 @@ def admits(membership: Admission, text: str, peer_id: str) -> bool:
     return True
 
 
-def shown_in(request: bytes) -> str:
-    """The pass in a request that is a msgpack map; "" without one, and where the request cannot be read."""
-    try:
-        match msgpack.unpackb(request, max_map_len=3, max_ext_len=0, max_bin_len=0, max_str_len=MAX_PASS):
-            case {"pass": str(text)}:
-                return text
-    except (ValueError, msgpack.UnpackException):
-        pass
-    return ""
-
-
 def membership_at(dht: Any) -> Admission:
-    """What the doors of the peer with this DHT node ask: `start_dht` put it there, before anything forked."""
+    """The admission of the peer with this DHT node: `start_dht` put it there, before anything forked."""
     membership: Admission = dht.membership
     return membership
 
@@ -275,7 +205,7 @@ def check_own_pass(membership: Admission, peer_id: str, run: RunConfig) -> None:
         ) from None
 
 
-class _File:
+class _WatchedFile:
     """A text that another process replaces now and then."""
 
     def __init__(self, path: Path, limit: int):
