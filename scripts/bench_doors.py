@@ -46,8 +46,9 @@ from tt_cli.run import load_run
 from tt_cli.supervisor.events import Finished, Log
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.allreduce.round_plan import member_in
-from tt_cli.swarm.membership.admission import Closed, Open, membership_of
+from tt_cli.swarm.membership.admission import Admission, membership_of
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
+from tt_cli.swarm.membership.pass_guard import frame
 
 REQUESTS, REPEATS = 2000, 3
 WITHOUT, OPEN, CLOSED = "dht request without a door", "dht request, open run", "dht request, closed run"
@@ -96,14 +97,24 @@ def per_call(count: int, call: Callable[[], Awaitable[object]]) -> float:
 
 def through(door: DHTAuthorizer, peer: str) -> Callable[[], Awaitable[Any]]:
     """One request of this peer's to itself, through both sides of the door."""
-    door._requests, door._bytes = RateLimit(1e9, 1e9), RateLimit(1e12, 1e12)
-    service, context = Service(), SimpleNamespace(remote_id=peer)
+    door.passes.requests, door._bytes = RateLimit(1e9, 1e9), RateLimit(1e12, 1e12)
+    service, context, peer_id = Service(), SimpleNamespace(remote_id=peer), PeerID.from_base58(peer)
 
-    async def serve(asked: dht_pb2.FindRequest) -> dht_pb2.FindResponse:
-        found: dht_pb2.FindResponse = await door.serve(service, service.rpc_find, asked, context)  # type: ignore[arg-type]
-        return found
+    async def serve(data: bytes, caller: PeerID) -> bytes:
+        asked = dht_pb2.FindRequest.FromString(data)
+        answer: dht_pb2.FindResponse = await door.serve(service, service.rpc_find, asked, context)  # type: ignore[arg-type]
+        return bytes(answer.SerializeToString())
 
-    return lambda: door.call(serve, request(), peer)
+    served = door.passes.guarded(serve)
+
+    async def call(peer: PeerID, name: str, data: bytes) -> bytes:
+        return await served(data, peer)
+
+    async def asked() -> dht_pb2.FindResponse:
+        data = await door.passes.call(call, peer_id, "DHTProtocol.rpc_find", request().SerializeToString())
+        return dht_pb2.FindResponse.FromString(data)
+
+    return asked
 
 
 def by_tokens() -> Callable[[], Awaitable[Any]]:
@@ -124,7 +135,7 @@ def measure(members: int) -> dict[str, float]:
         text = closed.mine()
 
         async def verified() -> None:
-            Closed(run).admit(text, peer)
+            Admission(run).admit(text, peer)
 
         async def remembered() -> None:
             closed.admit(text, peer)
@@ -136,10 +147,9 @@ def measure(members: int) -> dict[str, float]:
                 member_in(gathered, PeerID.from_base58(peer), closed)
 
         service = Service()
-        answered = asyncio.run(through(DHTAuthorizer(closed), peer)())
         found = {
             WITHOUT: per_call(REQUESTS, lambda: service.rpc_find(request())),
-            OPEN: per_call(REQUESTS, through(DHTAuthorizer(Open(load_run("emoji"))), peer)),
+            OPEN: per_call(REQUESTS, through(DHTAuthorizer(Admission(load_run("emoji"))), peer)),
             CLOSED: per_call(REQUESTS, through(DHTAuthorizer(closed), peer)),
             "dht request, hivemind's tokens": per_call(REQUESTS // 10, by_tokens()),
             "a pass, verified": per_call(REQUESTS // 4, verified),
@@ -147,7 +157,7 @@ def measure(members: int) -> dict[str, float]:
             f"the passes of a group of {members}": per_call(REQUESTS // 10, joins),
         }
         microseconds = {f"{name} (µs)": round(seconds * 1e6, 1) for name, seconds in found.items()}
-        return microseconds | {"bytes of a pass in each message": answered.ByteSize()}
+        return microseconds | {"bytes of a pass, once for each service": len(frame(text))}
 
 
 def counted(member: LocalPeer) -> dict[int, dict[str, float]]:

@@ -1,6 +1,6 @@
 """A lockstep trainer of a closed run that counts, in all its processes, what its doors check, and tells it each step.
 
-One JSON object a step: `epoch`; `requests` through the DHT's door, its own and those of others; `admits`, looks at a
+One JSON object a step: `epoch`; `requests`, calls and streams, its own and those of others; `admits`, looks at a
 pass at any door; `admit_s`, CPU seconds of those looks; `cpu_s`, of the whole peer; `at`, seconds. All since it began.
 """
 
@@ -17,8 +17,8 @@ from scripts.lab import lockstep_trainer
 from scripts.lab.cpu import cpu_seconds
 from tt_cli.supervisor.events import Emit, Event, Log, Step
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.swarm.membership.admission import Closed
-from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
+from tt_cli.swarm.membership.admission import Admission
+from tt_cli.swarm.membership.pass_guard import PassGuard
 
 REQUESTS, ADMITS, NANOSECONDS = range(3)
 
@@ -26,7 +26,7 @@ REQUESTS, ADMITS, NANOSECONDS = range(3)
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """As a lockstep trainer's."""
     counts = Array("q", 3)  # what forks from here has it too
-    admit, serve, call = Closed.admit, DHTAuthorizer.serve, DHTAuthorizer.call
+    admit, enter, call = Admission.admit, PassGuard.admit, PassGuard.call
 
     def count(which: int, by: int) -> None:
         with counts.get_lock():
@@ -41,11 +41,11 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             count(ADMITS, 1)
             count(NANOSECONDS, spent)
 
-    async def serving(*args: Any, **more: Any) -> Any:
+    def entering(*args: Any, **more: Any) -> None:
         count(REQUESTS, 1)
-        return await serve(*args, **more)
+        enter(*args, **more)
 
-    async def calling(*args: Any, **more: Any) -> Any:
+    async def calling(*args: Any, **more: Any) -> bytes:
         count(REQUESTS, 1)
         return await call(*args, **more)
 
@@ -56,8 +56,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             told |= {"requests": counts[REQUESTS], "admits": counts[ADMITS], "admit_s": counts[NANOSECONDS] / 1e9}
             emit(Log(json.dumps(told)))
 
-    Closed.admit = admitting  # type: ignore[method-assign]
-    DHTAuthorizer.serve, DHTAuthorizer.call = serving, calling  # type: ignore[method-assign]
+    Admission.admit = admitting  # type: ignore[method-assign]
+    PassGuard.admit, PassGuard.call = entering, calling  # type: ignore[method-assign]
     lockstep_trainer.main(options, noting, orders)
 
 

@@ -16,11 +16,12 @@ from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, tiny_
 from hivemind.p2p import P2P
 
 from scripts.lab.attacks.records import EPOCHS_AHEAD, RECORDS
-from scripts.lab.attacks.stranger import STRANGERS, Attempt, Facts, Stranger, Tried, try_door
+from scripts.lab.attacks.stranger import STRANGERS, Attempt, Facts, Pretence, Stranger, Tried, try_door
 from scripts.lab.passes import HOUR, Issuer, key_file
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Listening, Phase, Step, Synchronised, Trouble
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
+from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import dht_time, start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import PeerRecord
@@ -89,6 +90,7 @@ def tried(
             identity_path=None if key is None else str(key),
             check_if_identity_free=False,
         )
+        PassGuard(Pretence(training.run, pass_text)).guard_calls(p2p)
         stranger = Stranger(training.run, p2p, facts, pass_text)
         try:
             tries = [try_door(stranger, attempt, peer) for attempt in attempts for peer in stranger.peers]

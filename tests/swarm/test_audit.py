@@ -36,7 +36,6 @@ from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.audit import audits, evidence
 from tt_cli.swarm.audit.audits import Audits, Finding, Shown, read_request, unsigned
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore, header_of, read_header
-from tt_cli.swarm.membership.admission import Open
 
 RULES = RoundRules(NAME.run, LAYOUT, CODEC, "centered_clip")
 
@@ -282,7 +281,7 @@ def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_wh
     there: dict[str, Audits] = {}
     for name in ("knows", "newcomer"):
         monkeypatch.setenv("TT_HOME", str(tmp_path / name))
-        there[name] = Audits(run, RULES, {}, Open(run))
+        there[name] = Audits(run, RULES, {})
 
     class Stub:
         async def rpc_accuse(self, chunks: AsyncIterator[runtime_pb2.ExpertInfo]) -> runtime_pb2.ExpertInfo:
@@ -310,9 +309,9 @@ def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_wh
 @settings(max_examples=200)
 @given(st.binary(max_size=200))
 def test_a_header_is_nothing_else(data: bytes) -> None:
-    assert read_header(header_of("a pass", "somebody")) == ("a pass", "somebody")
+    assert read_header(header_of("somebody")) == "somebody"
     try:
-        pass_text, guilty = read_header(runtime_pb2.ExpertInfo(serialized_info=data))
+        guilty = read_header(runtime_pb2.ExpertInfo(serialized_info=data))
     except ValueError:
         return
-    assert isinstance(pass_text, str) and isinstance(guilty, str)
+    assert isinstance(guilty, str)

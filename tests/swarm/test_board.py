@@ -9,7 +9,7 @@ import pytest
 from swarm.made import record
 
 from tt_cli.run import load_run
-from tt_cli.swarm.membership.admission import Open
+from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.records import publisher as room
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
@@ -34,7 +34,7 @@ def board(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> PeerDirectory:
     monkeypatch.setattr(room, "RSASignatureValidator", lambda key: SimpleNamespace(local_public_key=b""))
     identity: Any = SimpleNamespace(key=None, peer_id="me")
     run = load_run("emoji").replaced({"swarm.statistics_expiration": 60.0})
-    dht: Any = SimpleNamespace(membership=Open(run))
+    dht: Any = SimpleNamespace(membership=Admission(run))
     return PeerDirectory(run, dht, identity)
 
 

@@ -23,8 +23,9 @@ from swarm.made import record
 from scripts.lab.passes import HOUR, Issuer, key_file
 from tt_cli.identity.rate_limit import Crowded, RateLimit
 from tt_cli.swarm.membership import dht_auth as room
-from tt_cli.swarm.membership.admission import NoPass, NotAdmitted, Open, membership_at
+from tt_cli.swarm.membership.admission import Admission, NoPass, NotAdmitted, membership_at
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
+from tt_cli.swarm.membership.pass_guard import PassGuard, frame
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, start_dht, stop_dht
 from tt_cli.swarm.observer import Observer
@@ -117,7 +118,7 @@ def test_a_plain_node_finds_and_stores_nothing(members: Members) -> None:
         await p2p.shutdown()
         return found
 
-    assert all("not admitted: no pass was shown" in words for words in asyncio.run(ask()))
+    assert all("not admitted: " in words for words in asyncio.run(ask()))
 
 
 def test_an_observer_needs_a_pass_of_its_own(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,17 +175,23 @@ def served(door: DHTAuthorizer, node: Node, request: Any, caller: str = "anna's"
     return asyncio.run(door.serve(node, node.answer, request, context))  # type: ignore[arg-type]
 
 
-def test_one_peer_asks_so_much_and_no_more(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
-    door, node = DHTAuthorizer(Open(tiny_run())), Node()
-    door._requests = RateLimit(burst=3.0, per_second=0.0)
+def test_one_peer_asks_so_much_and_no_more(members: Members) -> None:
+    guard, anna, ben = PassGuard(Admission(tiny_run())), *(PeerID(f"{name}'s".encode()) for name in ("anna", "ben"))
+    guard.requests = RateLimit(burst=3.0, per_second=0.0)
+
+    async def answer(request: bytes, caller: PeerID) -> bytes:
+        return request
+
     for _ in range(3):
-        served(door, node, dht_pb2.FindRequest())
+        assert asyncio.run(guard.guarded(answer)(frame("") + b"x", anna)) == frame("") + b"x"
     with pytest.raises(Crowded):
-        served(door, node, dht_pb2.FindRequest())
+        asyncio.run(guard.guarded(answer)(frame("") + b"x", anna))
+    asyncio.run(guard.guarded(answer)(frame("") + b"x", ben))
+    door, node = DHTAuthorizer(Admission(tiny_run())), Node()
     served(door, node, dht_pb2.FindRequest(), "ben's")
     with pytest.raises(Crowded, match="too many keys"):
         served(door, node, dht_pb2.FindRequest(keys=[b"x" * 20] * 1000), "ben's")
-    assert node.served == 4
+    assert node.served == 1
 
 
 def store(key: DHTID, subkey: object, life: float = 60.0, tag: bytes | None = None) -> dht_pb2.StoreRequest:
@@ -199,7 +206,7 @@ def store(key: DHTID, subkey: object, life: float = 60.0, tag: bytes | None = No
 
 def test_a_node_keeps_so_many_records_and_none_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MOST_RECORDS", 3)
-    door, node, key = DHTAuthorizer(Open(tiny_run())), Node(), DHTID.generate()
+    door, node, key = DHTAuthorizer(Admission(tiny_run())), Node(), DHTID.generate()
     for number in range(3):
         served(door, node, store(key, number))
         node.storage.store_subkey(key, number, b"x", get_dht_time() + 60.0)
@@ -213,15 +220,55 @@ def test_a_node_keeps_so_many_records_and_none_for_ever(monkeypatch: pytest.Monk
 
 
 def test_a_member_believes_no_stranger(members: Members) -> None:
-    door = DHTAuthorizer(membership_at(members.aux))
-    answer = dht_pb2.FindResponse()
+    membership = membership_at(members.aux)
+    guard, mallory, aux = PassGuard(membership), PeerID(b"mallory's"), PeerID.from_base58(members.identity.peer_id)
+    shown = ""
 
-    async def method(request: Any, **more: Any) -> dht_pb2.FindResponse:
-        return answer
+    async def call(peer: PeerID, name: str, request: bytes) -> bytes:
+        return frame(shown) + request[-1:]
 
     with pytest.raises(NotAdmitted, match="no pass"):
-        asyncio.run(door.call(method, dht_pb2.FindRequest(), "mallory's"))
-    answer.auth.service_access_token.signature = membership_at(members.aux).mine().encode()
+        asyncio.run(guard.call(call, mallory, "a.b", b"x"))
+    shown = membership.mine()
     with pytest.raises(NotAdmitted, match="issued to another"):
-        asyncio.run(door.call(method, dht_pb2.FindRequest(), "mallory's"))
-    assert asyncio.run(door.call(method, dht_pb2.FindRequest(), members.identity.peer_id)) is answer
+        asyncio.run(guard.call(call, mallory, "a.b", b"x"))
+    assert asyncio.run(guard.call(call, aux, "a.b", b"x")) == b"x"
+
+
+def test_a_pass_is_shown_once_and_again_when_it_is_forgotten(members: Members) -> None:
+    """Both ends are this member: what the one remembers, and forgets, is its own."""
+    membership, peer = membership_at(members.aux), PeerID.from_base58(members.identity.peer_id)
+    here, there, sizes = PassGuard(membership), Admission(members.run), list[int]()
+    there.mine = membership.mine  # type: ignore[method-assign]
+
+    async def answer(request: bytes, caller: PeerID) -> bytes:
+        return request.upper()
+
+    async def call(to: PeerID, name: str, request: bytes) -> bytes:
+        sizes.append(len(request))
+        try:
+            return await PassGuard(there).guarded(answer)(request, peer)
+        except NotAdmitted as error:
+            raise P2PHandlerError(repr(error)) from None
+
+    async def twice() -> list[bytes]:
+        return [
+            await here.call(call, peer, "service.rpc_one", b"x"),
+            await here.call(call, peer, "service.rpc_two", b"x"),
+        ]
+
+    long = len(frame(membership.mine())) + 1
+    assert asyncio.run(twice()) == [b"X", b"X"] and sizes == [long, 3]
+    there._passes.clear()
+    assert asyncio.run(twice()) == [b"X", b"X"] and sizes == [long, 3, 3, long, 3]
+
+
+def test_a_frame_is_nothing_else(members: Members) -> None:
+    guard = PassGuard(membership_at(members.aux))
+
+    async def answer(request: bytes, caller: PeerID) -> bytes:
+        raise AssertionError("served")
+
+    for data in (b"", b"\0", b"\xff\xff", b"\0\1", frame("x" * 5000), frame("words"), frame("")):
+        with pytest.raises(NotAdmitted):
+            asyncio.run(guard.guarded(answer)(data, PeerID(b"mallory's")))

@@ -35,7 +35,7 @@ from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.commit import group_of, read_status
 from tt_cli.swarm.allreduce.round_plan import member_in
 from tt_cli.swarm.compression.codec import MalformedPart
-from tt_cli.swarm.membership.admission import Closed, NotAdmitted, Open, shown_in
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.membership.control_notices import notice_key
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 from tt_cli.swarm.network.addresses import tcp_addresses
@@ -49,7 +49,7 @@ from tt_cli.swarm.state.server import Unavailable, request_in
 ISSUER = Issuer()
 RUN = ISSUER.closed(load_run("emoji"))
 AUTHORITY = RUN.membership.authority_key or ""
-OPEN, CLOSED = Open(load_run("emoji")), Closed(RUN)
+CLOSED = Admission(RUN)
 SIGNER = RSASignatureValidator(RSAPrivateKey())
 PEER = peer_id_of(SIGNER._private_key.get_public_key().to_bytes())
 PASS = sign_pass(Pass("anna", PEER, RUN.identity, 900.0, 1e10), ISSUER._key)
@@ -101,7 +101,7 @@ READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...],
     "fetch": (
         lambda data: part_fetch.read_request(message(data)),
         (ValueError,),
-        part_fetch.request("5_ab", [1, 2], PASS).serialized_info,
+        part_fetch.request("5_ab", [1, 2]).serialized_info,
     ),
     "header of an average": (
         lambda data: part_fetch._read_header(message(data), STORE),
@@ -112,11 +112,10 @@ READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...],
     "small part": (a_part(False), (MalformedPart,), CODEC.message(ENCODED[False], PART, False).SerializeToString()),
     "large bytes": (lambda data: CODEC.check_part(data, PART, True), (MalformedPart,), ENCODED[True]),
     "small bytes": (lambda data: CODEC.check_part(data, PART, False), (MalformedPart,), ENCODED[False]),
-    "request for a state": (request_in, (Unavailable,), request_of("ab" * 32, [1, 2, 5], PASS)),
+    "request for a state": (request_in, (Unavailable,), request_of("ab" * 32, [1, 2, 5])),
     "answer of a donor": (answer_in, (DonorRefused,), msgpack.packb({"chunk": 3, "data": bytes(50)})),
     "manifest": (read_tree, (ValueError,), state().tree().manifest()),
-    "pass in a request": (shown_in, (), request_of("ab" * 32, [], PASS)),
-    "ports": (ports_in, (ValueError,), msgpack.packb({"ports": [31337], "pass": PASS})),
+    "ports": (ports_in, (ValueError,), msgpack.packb({"ports": [31337]})),
     "dialled": (
         lambda data: Reachability.of([found for found in [_unpacked(data)] if found]),
         (),

@@ -15,14 +15,12 @@ from tt_cli.identity.passes import Notice, Pass, public_text, sign_notice, sign_
 from tt_cli.run import load_run
 from tt_cli.swarm.membership import admission as room
 from tt_cli.swarm.membership.admission import (
-    Closed,
+    Admission,
     NoPass,
     NotAdmitted,
-    Open,
     admits,
     check_own_pass,
     membership_of,
-    shown_in,
 )
 
 KEY, OTHER_KEY = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -48,14 +46,14 @@ def notice(number: int, users: str = "", peers: str = "", key: Ed25519PrivateKey
     return sign_notice(Notice(run, number, NOW, *banned, "", None), key)
 
 
-def refused(membership: Open, text: str, peer_id: str, now: float | None = None) -> str:
+def refused(membership: Admission, text: str, peer_id: str, now: float | None = None) -> str:
     with pytest.raises(NotAdmitted) as caught:
         membership.admit(text, peer_id, now)
     return str(caught.value)
 
 
 def test_a_pass_admits_the_peer_that_it_was_issued_to() -> None:
-    closed = Closed(RUN)
+    closed = Admission(RUN)
     assert closed.closed and closed.admit(pass_of(), "anna's") == "Anna"
     assert closed.admit(pass_of(), "anna's") == "Anna"  # from memory
     assert refused(closed, pass_of(), "mallory's") == "the pass was issued to another peer"
@@ -73,11 +71,31 @@ def test_a_pass_admits_the_peer_that_it_was_issued_to() -> None:
     ],
 )
 def test_what_is_no_valid_pass_admits_nobody(text: str, words: str) -> None:
-    assert words in refused(Closed(RUN), text, "anna's")
+    assert words in refused(Admission(RUN), text, "anna's")
+
+
+def test_a_pass_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = Admission(RUN)
+    with pytest.raises(NotAdmitted, match="no pass was shown"):
+        closed.admit_again("anna's")
+    closed.admit(pass_of(expires=NOW + 100), "anna's")
+    assert closed.admit_again("anna's") == "Anna"
+    with pytest.raises(NotAdmitted, match="no pass was shown"):
+        closed.admit_again("mallory's")
+    closed.vouched(pass_of(expires=NOW + 50), "anna's", NOW)
+    monkeypatch.setattr(time, "time", lambda: NOW + 90)
+    assert closed.admit_again("anna's") == "Anna", "an older one in a record does not take its place"
+    monkeypatch.setattr(time, "time", lambda: NOW + 200)
+    with pytest.raises(NotAdmitted, match="expired"):
+        closed.admit_again("anna's")
+    closed.admit(pass_of(expires=NOW + HOUR), "anna's")
+    assert closed.hear(notice(1, users="anna"))
+    with pytest.raises(NotAdmitted, match="banned"):
+        closed.admit_again("anna's")
 
 
 def test_a_pass_in_memory_expires_too() -> None:
-    closed, text = Closed(RUN), pass_of(expires=NOW + 100)
+    closed, text = Admission(RUN), pass_of(expires=NOW + 100)
     assert closed.admit(text, "anna's", NOW) == "Anna"
     assert "expired" in refused(closed, text, "anna's", NOW + 200)
     assert "begins" in refused(closed, text, "anna's", NOW - 2 * HOUR)
@@ -85,14 +103,14 @@ def test_a_pass_in_memory_expires_too() -> None:
 
 def test_memory_of_passes_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "MOST_PASSES", 3)
-    closed = Closed(RUN)
+    closed = Admission(RUN)
     for number in range(9):
         closed.admit(pass_of(f"peer {number}"), f"peer {number}")
-    assert len(closed._verified) == len(closed._users) == 3
+    assert len(closed._passes) == 3
 
 
 def test_an_open_run_admits_anybody_but_the_banned() -> None:
-    anybody = Open(OPEN)
+    anybody = Admission(OPEN)
     assert not anybody.closed and anybody.admit("", "mallory's") == "" and anybody.mine() == ""
     assert anybody.hear(notice(1, peers="mallory's"))
     assert "banned" in refused(anybody, "", "mallory's")
@@ -100,13 +118,13 @@ def test_an_open_run_admits_anybody_but_the_banned() -> None:
 
 
 def test_without_an_authority_nobody_can_ban() -> None:
-    anybody = Open(load_run("emoji"))
+    anybody = Admission(load_run("emoji"))
     assert not anybody.hear(notice(1, peers="mallory's")) and not anybody.is_banned("mallory's")
     assert anybody.notice() is None and anybody.notice_text() == ""
 
 
 def test_a_banned_user_is_out_with_all_peers() -> None:
-    closed = Closed(RUN)
+    closed = Admission(RUN)
     for peer in ("anna's", "anna's second"):
         closed.admit(pass_of(peer), peer)
     assert closed.hear(notice(1, users="ANNA"))
@@ -117,7 +135,7 @@ def test_a_banned_user_is_out_with_all_peers() -> None:
 
 
 def test_only_a_newer_notice_of_the_authority_counts() -> None:
-    closed = Closed(RUN)
+    closed = Admission(RUN)
     assert closed.hear(notice(5, peers="mallory's"))
     assert not closed.hear(notice(5)) and not closed.hear(notice(4))
     assert not closed.hear(notice(9, key=OTHER_KEY)) and not closed.hear("words")
@@ -165,13 +183,8 @@ def test_what_one_process_hears_the_others_of_the_peer_know(tmp_path: Path) -> N
 
 @given(st.text(max_size=200) | st.sampled_from([pass_of(), notice(1)]), st.text(max_size=50))
 def test_no_text_raises_anything_else(text: str, peer_id: str) -> None:
-    closed = Closed(RUN)
+    closed = Admission(RUN)
     if peer_id != "anna's" or text != pass_of():
         with pytest.raises(NotAdmitted):
             closed.admit(text, peer_id)
     closed.hear(text)
-
-
-@given(st.binary(max_size=100))
-def test_no_bytes_of_a_request_raise_anything(request_: bytes) -> None:
-    assert isinstance(shown_in(request_), str)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 import pytest
-from hivemind.p2p import P2P, P2PContext, ServicerBase
+from hivemind.p2p import P2P, P2PContext, P2PHandlerError, ServicerBase
 from hivemind.proto import runtime_pb2
 
+from scripts.lab.passes import Issuer, key_file
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import load_run
 from tt_cli.swarm import hivemind_patches
-from tt_cli.swarm.membership.admission import Open
+from tt_cli.swarm.membership.admission import Admission, membership_of
+from tt_cli.swarm.membership.pass_guard import frame
 from tt_cli.swarm.network import stream_limits
 
 NAMESPACE, LONG = "run", 40.0
@@ -66,7 +69,7 @@ async def two_nodes(service: Service) -> AsyncIterator[tuple[P2P, P2P]]:
         initial_peers=await serving.get_visible_maddrs(), host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client"
     )
     try:
-        stream_limits.guard(serving, Open(load_run("emoji")))
+        stream_limits.guard(serving, Admission(load_run("emoji")))
         assert all(handler.stream_output for handler in handlers_of(service))
         await service.add_p2p_handlers(serving, namespace=NAMESPACE)
         yield stranger, serving
@@ -86,6 +89,7 @@ def bounded() -> Iterator[None]:
 async def opened(stranger: P2P, serving: P2P, method: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     handler = Service._get_handle_name(NAMESPACE, method)
     _, reader, writer = await stranger.call_binary_stream_handler(serving.peer_id, handler)
+    writer.write(frame(""))
     return reader, writer
 
 
@@ -199,7 +203,7 @@ def test_one_peer_holds_some_streams_and_no_more(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_banned_peer_gets_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Open, "is_banned", lambda self, peer_id: True)
+    monkeypatch.setattr(Admission, "_banned_peer", lambda self, peer_id: True)
 
     async def test() -> None:
         service = Service()
@@ -258,3 +262,62 @@ def test_places_are_given_back() -> None:
     with places.one("c"):
         pass
     assert not places._taken
+
+
+# ------------------------------------------------------------------ passes
+
+
+class Echo(ServicerBase):
+    """One call, and one stream."""
+
+    async def rpc_settle(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        return request
+
+    async def rpc_state_chunks(
+        self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
+    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        async for request in requests:
+            yield request
+
+
+@pytest.mark.parametrize("shown", ["its own", "none", "another's"])
+def test_calls_and_streams_are_for_who_shows_its_pass(shown: str, tmp_path: Path) -> None:
+    issuer = Issuer()
+    run = issuer.closed(load_run("emoji"))
+    keys = {}
+    for name in ("anna", "ben"):
+        issuer.admit(tmp_path / name, run, "trainer", name)
+        keys[name] = key_file(tmp_path / name, run, "trainer")
+    if shown == "none":
+        keys["ben"].with_suffix(".pass").unlink()
+    if shown == "another's":
+        keys["ben"].with_suffix(".pass").write_text(keys["anna"].with_suffix(".pass").read_text())
+    words = {"none": "no pass was shown", "another's": "issued to another peer"}.get(shown, "")
+    message = runtime_pb2.ExpertInfo(serialized_info=b"hello")
+
+    async def says() -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        yield message
+
+    async def test() -> None:
+        addresses: list[Any] = []
+        nodes = []
+        for key in keys.values():
+            common = {"identity_path": str(key), "check_if_identity_free": False}
+            nodes.append(await P2P.create(initial_peers=addresses, host_maddrs=["/ip4/127.0.0.1/tcp/0"], **common))
+            addresses += await nodes[-1].get_visible_maddrs()
+            stream_limits.guard(nodes[-1], membership_of(run, key))
+        anna, ben = nodes
+        try:
+            await Echo().add_p2p_handlers(anna, namespace=NAMESPACE)
+            stub = Echo.get_stub(ben, anna.peer_id, namespace=NAMESPACE)
+            for _ in range(2):
+                with pytest.raises(P2PHandlerError, match=words) if words else contextlib.nullcontext():
+                    stream = await stub.rpc_state_chunks(says())
+                    assert [answer.serialized_info async for answer in stream] == [b"hello"]
+                with pytest.raises(P2PHandlerError, match=words) if words else contextlib.nullcontext():
+                    assert (await stub.rpc_settle(message)).serialized_info == b"hello"
+        finally:
+            for node in nodes:
+                await node.shutdown()
+
+    asyncio.run(asyncio.wait_for(test(), LONG))

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from swarm.made import record
 
 from tt_cli.run import RunConfig, load_run
-from tt_cli.swarm.membership.admission import Open
+from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.dht_auth import MAX_LIFE
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
 from tt_cli.swarm.records.peer_record import HistoryRecord, history_key, peers_key
@@ -27,7 +27,7 @@ from tt_cli.swarm.records.publisher import read_history, read_records
 from tt_cli.swarm.records.validator import RecordValidator
 
 RUN = "emoji-00000000"
-ANYBODY = Open(load_run("emoji"))
+ANYBODY = Admission(load_run("emoji"))
 VALIDATOR = RecordValidator(RUN, ANYBODY)
 EXPIRES = 1600.0  # records are of the time 1000
 

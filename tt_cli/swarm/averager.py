@@ -45,8 +45,7 @@ from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS, LeaderRendezvous, Rou
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 from tt_cli.swarm.compression.partition import PART_ELEMENTS
-from tt_cli.swarm.membership.admission import NotAdmitted, admits, membership_at
-from tt_cli.swarm.network import stream_limits
+from tt_cli.swarm.membership.admission import NotAdmitted
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
 
@@ -102,7 +101,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins, self._places = RateLimit(JOINS_AT_ONCE, JOINS), Places(SETTLING, MOST_SETTLING)
         self._allowed = ClaimAllowances()  # for the next round
-        self.signer, self.audits = Signer(key), Audits(run, rules, self._runners, membership_at(dht))
+        self.signer, self.audits = Signer(key), Audits(run, rules, self._runners)
         if shapes:
             centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
         self.share_state(run, dht, str(dht.peer_id), source, read_tree)
@@ -224,24 +223,21 @@ class Averager(StateBridge, DecentralizedAverager):
         super()._run_internal()
 
     @property
-    def _p2p(self) -> P2P:  # hivemind sets it when this process starts
+    def _p2p(self) -> P2P:
         return self._node
 
     @_p2p.setter
     def _p2p(self, p2p: P2P) -> None:
-        self._node = self._line.pace(p2p)
+        StateBridge._p2p.fset(self, self._line.pace(p2p))  # type: ignore[attr-defined]
         self._beating = asyncio.get_running_loop().create_task(self._beat())
         if self.client_mode:  # nothing else is served then
-            self._serving = asyncio.get_running_loop().create_task(self._serve_audits())
+            serving = self.audits.add_p2p_handlers(self._node, namespace=self.prefix)
+            self._serving = asyncio.get_running_loop().create_task(serving)
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
         """As hivemind's, and those of audits."""
         await super().add_p2p_handlers(p2p, *args, **kwargs)
         await self.audits.add_p2p_handlers(p2p, namespace=self.prefix)
-
-    async def _serve_audits(self) -> None:
-        stream_limits.guard(self._node, self._membership)
-        await self.audits.add_p2p_handlers(self._node, namespace=self.prefix)
 
     async def _beat(self) -> None:
         while True:
@@ -403,9 +399,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self, request: runtime_pb2.ExpertInfo, context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         """Parts of an average, as they travelled: of a round that is being settled, or of one of the last steps."""
-        key, parts, pass_text = read_request(request)
-        if isinstance(key, str) and not admits(self._membership, pass_text, str(context.remote_id)):
-            return
+        key, parts = read_request(request)
         found: AverageBuffer | KeptAverage | None = self._averages.find(key) if isinstance(key, str) else None
         settlement = self._runners[key][1] if isinstance(key, bytes) and key in self._runners else None
         if settlement is not None:
@@ -428,8 +422,7 @@ class Averager(StateBridge, DecentralizedAverager):
             for donor in donors:
                 try:
                     stub = self._stub(PeerID.from_base58(donor))
-                    mine = self._membership.mine()
-                    whole = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, count, mine)
+                    whole = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, count)
                 except Exception as error:  # a donor may fail in any way; the next one is asked
                     logger.info(f"fetching the average from {donor} failed: {error!r}")
                     continue

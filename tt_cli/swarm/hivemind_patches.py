@@ -22,7 +22,7 @@ from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils import MPFuture
-from hivemind.utils.auth import AuthRole, AuthRPCWrapper
+from hivemind.utils.auth import AuthorizerBase, AuthRole, AuthRPCWrapper
 
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 
@@ -50,9 +50,9 @@ def cancel_before_telling() -> None:
 
 
 def authorize_by_peer_id() -> None:
-    """Tell the DHT's authorizer which peer calls, and which is called: libp2p has proved it, and a pass names it.
+    """Tell the DHT's authorizer which peer calls, and have passes shown on the node's connections.
 
-    hivemind's wrapper hands it neither, and expects a signature of each message instead.
+    hivemind's wrapper does not say who calls, and expects a signature of each message instead.
     """
     hivemind.dht.protocol.AuthRPCWrapper = _AuthWrapper
 
@@ -94,7 +94,12 @@ def _cancel(control: StepControl) -> bool:
 
 
 class _AuthWrapper(AuthRPCWrapper):
-    """hivemind's wrapper of a node's methods, and the peer at the other end for the authorizer."""
+    """hivemind's wrapper of a node's methods, and the peer that calls for the authorizer."""
+
+    def __init__(self, stub: Any, role: AuthRole, authorizer: AuthorizerBase | None, **more: Any):
+        super().__init__(stub, role, authorizer, **more)
+        if isinstance(authorizer, DHTAuthorizer):
+            authorizer.guard(stub.p2p if role == AuthRole.SERVICER else stub._p2p)
 
     def __getattribute__(self, name: str) -> Any:
         if not name.startswith("rpc_"):
@@ -102,18 +107,14 @@ class _AuthWrapper(AuthRPCWrapper):
         authorizer = self._authorizer
         if not isinstance(authorizer, DHTAuthorizer):
             return super().__getattribute__(name)
-        method, stub = getattr(self._stub, name), self._stub
-        if self._role == AuthRole.SERVICER:
+        method, node = getattr(self._stub, name), self._stub
+        if self._role == AuthRole.CLIENT:
+            return method
 
-            async def served(request: Any, context: P2PContext) -> Any:
-                return await authorizer.serve(stub, method, request, context)
+        async def served(request: Any, context: P2PContext) -> Any:
+            return await authorizer.serve(node, method, request, context)
 
-            return served
-
-        async def called(request: Any, **more: Any) -> Any:
-            return await authorizer.call(method, request, str(stub._peer), **more)
-
-        return called
+        return served
 
 
 class _SearchNode(DHTNode):

@@ -31,6 +31,8 @@ from tt_cli.supervisor.reporter import Orders, run_worker
 from tt_cli.swarm.allreduce import part_fetch
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES
 from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.membership.admission import Admission
+from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.records.peer_record import peers_key
 from tt_cli.swarm.state.donor_stream import answer_in, connect_over, request_of
 
@@ -69,6 +71,14 @@ class Refused(Exception):
     """This door is closed; the words are what was said or happened."""
 
 
+class Pretence(Admission):
+    """What shows this text as its pass, and asks nobody for one."""
+
+    def __init__(self, run: RunConfig, text: str = ""):
+        super().__init__(run)
+        self.closed, self._mine = False, text
+
+
 class Stranger:
     """run, facts: what it knows. p2p: its node. pass_text: what it shows as its pass."""
 
@@ -92,7 +102,7 @@ Attempt = Callable[[Stranger, str], Awaitable[str]]
 async def state(stranger: Stranger, member: str) -> str:
     """The shared state, chunk by chunk."""
     async with connect_over(stranger.p2p, stranger.run.identity)(member) as stream:
-        await stream.ask(request_of(stranger.facts.digest, [], stranger.pass_text))
+        await stream.ask(request_of(stranger.facts.digest, []))
         first = answer_in(await stream.answer() or b"")
         if "manifest" not in first:
             raise Refused(first.get("refused", "another answer"))
@@ -117,7 +127,7 @@ async def hiveminds_state(stranger: Stranger, member: str) -> str:
 async def average(stranger: Stranger, member: str) -> str:
     """The last average: what the members stepped with."""
     key = f"{stranger.facts.epoch - 1}_{stranger.facts.digest[:16]}"
-    stream = await stranger.averager(member).rpc_fetch_average(part_fetch.request(key, None, stranger.pass_text))
+    stream = await stranger.averager(member).rpc_fetch_average(part_fetch.request(key, None))
     async for message in stream:
         return f"{message.ByteSize()} bytes of an average"
     raise Refused("nothing came")
@@ -184,7 +194,6 @@ async def store(stranger: Stranger, member: str) -> str:
                 expiration_time=[get_dht_time() + 600.0],
                 in_cache=[False],
             )
-            request.auth.client_access_token.signature = stranger.pass_text.encode()
             answer = await stranger.dht(member).rpc_store(request, timeout=PATIENCE)
             kept += sum(answer.store_ok)
     if not kept:
@@ -196,7 +205,6 @@ async def _records(stranger: Stranger, member: str) -> Mapping[bytes, Any]:
     """Subkey → what that member's DHT node holds. Raises Refused where it shows nothing."""
     key = DHTID.generate(source=peers_key(stranger.run.identity)).to_bytes()
     request = dht_pb2.FindRequest(keys=[key])
-    request.auth.client_access_token.signature = stranger.pass_text.encode()
     answer = await stranger.dht(member).rpc_find(request, timeout=PATIENCE)
     if not answer.results or answer.results[0].type != dht_pb2.FOUND_DICTIONARY:
         raise Refused("it shows no records")
@@ -225,6 +233,7 @@ async def attack(name: str, run: RunConfig, facts: Path, tell: Callable[[Tried],
     """Try all doors of one attack again and again, at one member after the other."""
     known = await _facts(facts, orders)
     p2p = await P2P.create(initial_peers=known.peers, host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client")
+    PassGuard(Pretence(run)).guard_calls(p2p)
     try:
         while not orders.leave.is_set():
             stranger = Stranger(run, p2p, await _facts(facts, orders))

@@ -16,34 +16,31 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import aiter_with_timeout
 
-from tt_cli.identity.passes import MAX_PASS
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, KeptAverage, part_hash
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.compression.partition import TensorPart
 
 
-def request(key: bytes | str, parts: Sequence[int] | None, pass_text: str = "") -> runtime_pb2.ExpertInfo:
-    """key: group id, or the state key of a round that was committed; then with the pass of the one who asks."""
+def request(key: bytes | str, parts: Sequence[int] | None) -> runtime_pb2.ExpertInfo:
+    """key: group id, or the state key of a round that was committed."""
     return runtime_pb2.ExpertInfo(
-        serialized_info=MSGPackSerializer.dumps([key, None if parts is None else list(parts), pass_text])
+        serialized_info=MSGPackSerializer.dumps([key, None if parts is None else list(parts)])
     )
 
 
-def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes | str, list[int] | None, str]:
-    """Key, parts (in rising order, each once) and pass. Raises ValueError for anything else than a request."""
+def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes | str, list[int] | None]:
+    """Key and parts (in rising order, each once). Raises ValueError for anything else than a request."""
     try:
-        key, parts, pass_text = msgpack.unpackb(message.serialized_info, max_ext_len=0)
+        key, parts = msgpack.unpackb(message.serialized_info, max_ext_len=0)
     except Exception as error:  # msgpack raises many types
         raise ValueError(f"no request: {error}") from error
     if not isinstance(key, (bytes, str)) or not (parts is None or isinstance(parts, list)):
         raise ValueError("no request for parts")
-    if not isinstance(pass_text, str) or len(pass_text) > MAX_PASS:
-        raise ValueError("a request without a pass")
     if parts is not None and not all(type(index) is int and index >= 0 for index in parts):
         raise ValueError("a request for parts that cannot be")
     if parts is not None and not all(one < two for one, two in zip(parts, parts[1:], strict=False)):
         raise ValueError("a request for parts more than once")
-    return key, parts, pass_text
+    return key, parts
 
 
 async def answer(
@@ -78,13 +75,13 @@ async def fetch_parts(
 
 
 async def fetch_whole(
-    stub: Any, key: str, store: AverageBuffer, patience: float, on_bytes: Callable[[int], None], pass_text: str = ""
+    stub: Any, key: str, store: AverageBuffer, patience: float, on_bytes: Callable[[int], None]
 ) -> bool:
     """Replace what is in the store by the average of a committed round; False when this member does not have it.
 
     Raises ValueError for what does not fit, and whatever the connection raises.
     """
-    async with aclosing(await stub.rpc_fetch_average(request(key, None, pass_text))) as answers:
+    async with aclosing(await stub.rpc_fetch_average(request(key, None))) as answers:
         stream = aiter_with_timeout(answers, patience)
         try:
             parts, hashes = _read_header(await anext(stream), store)

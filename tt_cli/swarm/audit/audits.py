@@ -40,7 +40,6 @@ from tt_cli.swarm.allreduce.messages import (
 )
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore, header_of, pass_on, read_header
 from tt_cli.swarm.audit.sampling import AuditSampler, Place
-from tt_cli.swarm.membership.admission import Admission, admits
 
 logger = get_logger(__name__)
 
@@ -208,11 +207,9 @@ class Audits(ServicerBase):
         run: RunConfig,
         rules: RoundRules,
         rounds: Mapping[bytes, tuple[AllReduce, CommitProtocol]],
-        membership: Admission,
     ):
         self.rules, self.proofs, self.usual = rules, EvidenceStore(folders.accusations(run)), 0.0
         self._rounds, self._patience = rounds, run.swarm.next_chunk_timeout  # seconds for an answer
-        self._membership = membership
         # Strangers to this peer's rounds are heard too, as whoever is new here, but not in the others' time.
         self._court, self._court_of_strangers = Court(rules, self.proofs), Court(rules, self.proofs)
         self._showing: asyncio.Task[None] | None = None
@@ -257,7 +254,7 @@ class Audits(ServicerBase):
 
     async def _pass_on(self, guilty: str, peers: list[PeerID], stub_of: Callable[[PeerID], Any]) -> None:
         if packed := self.proofs.read(guilty):
-            await pass_on(packed, header_of(self._membership.mine(), guilty), peers, stub_of, self._patience)
+            await pass_on(packed, header_of(guilty), peers, stub_of, self._patience)
 
     async def rpc_audit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of a round is shown what this peer sent, or the list of what it reduced."""
@@ -275,9 +272,7 @@ class Audits(ServicerBase):
         """A member shows that a reducer made a wrong average."""
         accuser, known = str(context.remote_id), self.proofs.guilty()
         async with asyncio.timeout(self._patience):
-            pass_text, guilty = read_header(await anext(stream))
-        if not admits(self._membership, pass_text, accuser):
-            raise ValueError("not a member")
+            guilty = read_header(await anext(stream))
         if guilty not in known:
             together = any(context.remote_id in runner.members for runner, _ in self._rounds.values())
             guilty = await (self._court if together else self._court_of_strangers).hear(stream, accuser, self._patience)

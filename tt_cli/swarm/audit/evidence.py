@@ -19,7 +19,6 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
-from tt_cli.identity.passes import MAX_PASS
 from tt_cli.swarm.allreduce.messages import Accusation, NotProven, RoundRules, verify
 
 logger = get_logger(__name__)
@@ -61,22 +60,20 @@ class EvidenceStore:
         return True
 
 
-def header_of(pass_text: str, guilty: str) -> runtime_pb2.ExpertInfo:
-    """What comes before an accusation: the pass of whoever brings it, and whom it is against."""
-    return runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps([pass_text, guilty]))
+def header_of(guilty: str) -> runtime_pb2.ExpertInfo:
+    """The first message of an accusation: whom it is against."""
+    return runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps([guilty]))
 
 
-def read_header(message: runtime_pb2.ExpertInfo) -> tuple[str, str]:
-    """Raises ValueError for anything else."""
+def read_header(message: runtime_pb2.ExpertInfo) -> str:
+    """Whom an accusation is against. Raises ValueError for anything else."""
     try:
-        pass_text, guilty = msgpack.unpackb(message.serialized_info, max_ext_len=0)
+        (guilty,) = msgpack.unpackb(message.serialized_info, max_ext_len=0)
     except Exception as error:  # msgpack raises many types
         raise ValueError(f"no accusation: {error}") from error
-    if not (isinstance(pass_text, str) and isinstance(guilty, str)):
+    if not isinstance(guilty, str) or len(guilty) > LONGEST_ID:
         raise ValueError("an accusation of nobody")
-    if len(pass_text) > MAX_PASS or len(guilty) > LONGEST_ID:
-        raise ValueError("an accusation that says too much")
-    return pass_text, guilty
+    return guilty
 
 
 async def pass_on(

@@ -6,7 +6,7 @@ another see the same without telling each other. A notice that others passed on 
 `<stem>.notice`; of the two the one with the higher number counts.
 
 libp2p proves the peer id of whoever calls (`context.remote_id`), and a pass names the peer id that it was issued to. So
-a pass that somebody copied, or a request that somebody recorded, is of no use to another peer; and a pass that was shown
+a pass that somebody copied, or a request that somebody recorded, is of no use to another peer. A pass that was shown
 once is remembered by the peer id, until it expires, its holder is banned or another one is shown.
 """
 

@@ -26,10 +26,13 @@ Handler = Callable[[bytes, PeerID], Awaitable[bytes]]
 
 
 class PassGuard:
-    """Both ends of one node's connections. requests: how often one peer may ask."""
+    """Both ends of one node's connections.
 
-    def __init__(self, membership: Admission):
-        self.membership = membership
+    refused: told in which words another peer turned this one away. requests: how often one peer may ask.
+    """
+
+    def __init__(self, membership: Admission, refused: Callable[[str], None] = lambda words: None):
+        self.membership, self._refused = membership, refused
         self.requests = RateLimit(REQUESTS_AT_ONCE, REQUESTS)
         self._shown: dict[tuple[PeerID, str], str] = {}  # peer and service → the pass that it was shown
 
@@ -74,9 +77,12 @@ class PassGuard:
         try:
             answer = await call(peer, name, frame("" if known else mine) + request)
         except P2PHandlerError as error:
-            if not known or UNKNOWN not in str(error):
-                raise
-            answer = await call(peer, name, frame(mine) + request)  # it has forgotten, as after a restart
+            if known and UNKNOWN in str(error):  # it has forgotten, as after a restart
+                del self._shown[service]
+                return await self.call(call, peer, name, request)
+            if REFUSED in str(error):
+                self._refused(str(error).split(REFUSED, 1)[1].rstrip("')\" "))
+            raise
         size = int.from_bytes(answer[:SIZE], "big")
         self._admit(answer[SIZE : SIZE + size], peer)
         self._shown[service] = mine
@@ -92,7 +98,7 @@ class PassGuard:
         self.admit(await reader.readexactly(size), caller)
 
     def admit(self, text: bytes, caller: PeerID) -> None:
-        """Let a caller in. text: the pass that it shows, b"" for one that it showed before. Raises as `admit_stream`."""
+        """Let a caller in. text: the pass that it shows, b"" for one shown before. Raises as `admit_stream`."""
         self.requests.charge(str(caller))
         try:
             self._admit(text, caller)

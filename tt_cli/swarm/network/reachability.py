@@ -25,10 +25,8 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
-from tt_cli.identity.passes import MAX_PASS
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Emit, Log
-from tt_cli.swarm.membership.admission import Admission, NotAdmitted, membership_at, shown_in
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.addresses import announceable, default_gateway, steps_to_be_reached, tcp_addresses
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
@@ -44,13 +42,9 @@ MAPPING_SECONDS = 6.0  # a router takes to open a port when it is asked to
 
 
 class DialBack(ServicerBase):
-    """The libp2p service. One probe runs at a time, and a peer is probed again after some seconds.
+    """The libp2p service. One probe runs at a time, and a peer is probed again after some seconds."""
 
-    membership: for whom; None for anybody.
-    """
-
-    def __init__(self, membership: Admission | None = None) -> None:
-        self._membership = membership
+    def __init__(self) -> None:
         self._probing = asyncio.Lock()
         self._waiting = 0
         self._asked: dict[str, float] = {}
@@ -64,11 +58,9 @@ class DialBack(ServicerBase):
     async def rpc_dial_back(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """{"ports"} → {"seen": address, "reached": ports of it that this peer could dial}, or {"refused": words}."""
         try:
-            if self._membership is not None:
-                self._membership.admit(shown_in(request.serialized_info), str(context.remote_id))
             ports = ports_in(request.serialized_info)
             answer: dict[str, Any] = await self._dial(context.remote_id, ports)
-        except (ValueError, NotAdmitted) as error:
+        except ValueError as error:
             answer = {"refused": str(error)}
         return runtime_pb2.ExpertInfo(serialized_info=msgpack.packb(answer))
 
@@ -90,7 +82,7 @@ class DialBack(ServicerBase):
 def ports_in(request: bytes) -> list[int]:
     """Raises ValueError for anything else than a few ports."""
     try:
-        match msgpack.unpackb(request, max_array_len=MOST_PORTS, max_map_len=2, max_str_len=MAX_PASS, max_bin_len=0):
+        match msgpack.unpackb(request, max_array_len=MOST_PORTS, max_map_len=1, max_bin_len=0):
             case {"ports": [*ports]} if ports and all(type(port) is int and 0 < port < 2**16 for port in ports):
                 return ports
     except (ValueError, msgpack.UnpackException):
@@ -172,12 +164,9 @@ class Reachability:
         return None if not self.answered else 2 * self.times > self.answered
 
 
-async def _ask(
-    _: DHT, node: DHTNode, peers: Sequence[str], namespace: str, ports: Sequence[int], pass_text: str
-) -> list[bytes]:
+async def _ask(_: DHT, node: DHTNode, peers: Sequence[str], namespace: str, ports: Sequence[int]) -> list[bytes]:
     """In the DHT's process: the answers of those who answer."""
-    shown = {"pass": pass_text} if pass_text else {}
-    request = runtime_pb2.ExpertInfo(serialized_info=msgpack.packb({"ports": list(ports)} | shown))
+    request = runtime_pb2.ExpertInfo(serialized_info=msgpack.packb({"ports": list(ports)}))
 
     async def ask(peer: str) -> bytes:
         stub = DialBack.get_stub(node.protocol.p2p, PeerID.from_base58(peer), namespace=namespace)
@@ -196,8 +185,7 @@ def dialled_back(run: RunConfig, dht: DHT, ports: Sequence[int]) -> Reachability
     asked = [r.peer_id for r in sorted(able, key=lambda record: record.role != "aux")][:MOST_ASKED]
     if not asked or not ports:
         return Reachability()
-    mine = membership_at(dht).mine()
-    ask = partial(_ask, peers=asked, namespace=run.identity, ports=list(ports)[:MOST_PORTS], pass_text=mine)
+    ask = partial(_ask, peers=asked, namespace=run.identity, ports=list(ports)[:MOST_PORTS])
     try:
         answers = dht.run_coroutine(ask, return_future=True).result(timeout=ANSWER_SECONDS + 5.0)
     except concurrent.futures.TimeoutError:

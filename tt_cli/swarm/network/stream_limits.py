@@ -1,4 +1,4 @@
-"""What a stranger may do with a libp2p stream: send little, in time, and few at once.
+"""The bounds of a libp2p stream that another peer opens: it shows a pass first, sends little, in time, and few at once.
 
 hivemind reads as many bytes as a message's header says, for as long as that takes, on as many streams as anybody opens.
 Here a message has a largest size, which each request sets for itself, and both ends a slowest pace: who sends a request
@@ -15,9 +15,11 @@ from contextvars import ContextVar
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 from hivemind.p2p import P2P
+from hivemind.proto.p2pd_pb2 import RPCError
 
 from tt_cli.identity.rate_limit import Crowded, Places
-from tt_cli.swarm.membership.admission import Admission
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted
+from tt_cli.swarm.membership.pass_guard import PassGuard
 
 MAX_REQUEST = 2**20 + 2**12  # of one message of a stream that others open; a part is half of that
 SMALLER = {
@@ -34,7 +36,9 @@ _answered: ContextVar[asyncio.Event] = ContextVar("_answered")
 
 
 def guard(p2p: P2P, membership: Admission) -> None:
-    """Guard all streams that others open to this node from now on."""
+    """Guard all streams that others open to this node from now on, and have passes shown on all its connections."""
+    passes = PassGuard(membership)
+    passes.guard_calls(p2p)
     places, add_handler = Places(EACH, TOTAL), p2p.add_binary_stream_handler
     add_stream_handler = p2p._add_protobuf_stream_handler
 
@@ -44,15 +48,18 @@ def guard(p2p: P2P, membership: Admission) -> None:
         method = name.rpartition(".")[2]
 
         async def guarded(info: Any, reader: Any, writer: Any) -> None:
-            caller = str(info.peer_id)
             try:
-                if membership.is_banned(caller):
-                    raise Crowded("banned")
-                with places.one(caller):
+                with places.one(str(info.peer_id)):
+                    async with asyncio.timeout(REQUEST_SECONDS):
+                        await passes.admit_stream(reader, info.peer_id)
                     reader.largest = SMALLER.get(method, MAX_REQUEST)
                     reader.patience = REQUEST_SECONDS if method in SMALLER else None
                     await _until_answered(handler(info, reader, writer))
-            except Crowded:
+            except (NotAdmitted, Crowded) as error:
+                with contextlib.suppress(ConnectionError):
+                    await P2P.send_protobuf(RPCError(message=str(error)), writer)
+                writer.close()
+            except (TimeoutError, asyncio.IncompleteReadError):  # no frame came
                 writer.close()
 
         await add_handler(name, guarded, **more)

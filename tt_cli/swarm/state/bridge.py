@@ -22,6 +22,7 @@ from hivemind.utils import MPFuture
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import keep_objects_shared
 from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.reachability import DialBack
 from tt_cli.swarm.records.publisher import read_records
@@ -80,6 +81,7 @@ async def take_over(
 
     on_bytes: called with the bytes that came, and those there are. Raises NoState.
     """
+    PassGuard(membership_at(dht)).guard_calls(p2p)
     buffer = StateBuffer.new()
     taker = StateClient(
         connect_over(p2p, run.identity),
@@ -89,7 +91,6 @@ async def take_over(
         timeout=PATIENCE * run.swarm.next_chunk_timeout,
         select=select,
         on_bytes=on_bytes,
-        mine=membership_at(dht).mine,
     )
     tree, indexes = await taker.take()
     return ReceivedState(tree, Chunks(tree, indexes, buffer), donors_of(taker), taker.received, taker.refused)
@@ -110,7 +111,6 @@ class StateBridge:
     prefix: str
     client_mode: bool
     serializer: Any
-    _p2p: P2P
     _outer_pipe: Any
 
     def share_state(self, run: RunConfig, dht: DHT, peer_id: str, source: StateSource, read_tree: TreeReader) -> None:
@@ -178,12 +178,20 @@ class StateBridge:
 
     # ---------------------------------------------------------------- in the averager's process
 
-    async def add_p2p_handlers(self, p2p: P2P, *args: Any, namespace: str | None = None, **kwargs: Any) -> None:
-        """As hivemind's, those of the donor, and of those who dial back; all their streams are guarded."""
+    @property
+    def _p2p(self) -> P2P:  # hivemind sets it when this process starts
+        return self._node
+
+    @_p2p.setter
+    def _p2p(self, p2p: P2P) -> None:
         stream_limits.guard(p2p, self._membership)
+        self._node = p2p
+
+    async def add_p2p_handlers(self, p2p: P2P, *args: Any, namespace: str | None = None, **kwargs: Any) -> None:
+        """As hivemind's, those of the donor, and of those who dial back."""
         await super().add_p2p_handlers(p2p, *args, namespace=namespace, **kwargs)  # type: ignore[misc]
         await self._donor.add_p2p_handlers(p2p, namespace=namespace)
-        self._dial_back = DialBack(self._membership)
+        self._dial_back = DialBack()
         await self._dial_back.add_p2p_handlers(p2p, namespace=namespace)
 
     async def remove_p2p_handlers(self, p2p: P2P, *, namespace: str | None = None) -> None:
@@ -224,7 +232,6 @@ class StateBridge:
                 own=self._read_tree(own) if own else None,
                 on_bytes=count,
                 at_once=at_once,
-                mine=self._membership.mine,
                 hold=self.taking_may_wait,
             )
             tree, indexes = await taker.take()

@@ -154,12 +154,11 @@ class StateClient:
         select: Callable[[Any], Iterable[int]] | None = None,
         on_bytes: Callable[[int, int], None] = lambda received, total: None,
         at_once: int = STREAMS,
-        mine: Callable[[], str] = str,
         hold: Callable[[], bool] = lambda: False,
     ):
         self._connect, self._signatures, self._read_tree, self._buffer = connect, signatures, read_tree, buffer
         self._timeout, self._own, self._select, self._on_bytes = timeout, own, select, on_bytes
-        self._at_once, self._hold, self._mine = at_once, hold, mine
+        self._at_once, self._hold = at_once, hold
         self._target: _Target | None = None
         self.problems: dict[str, str] = {}
         self._asking: set[str] = set()  # whose manifest has not come
@@ -269,7 +268,7 @@ class StateClient:
         async with AsyncExitStack() as open_until_the_end:
             async with asyncio.timeout(HEAD_SECONDS):
                 stream = await open_until_the_end.enter_async_context(self._connect(donor))
-                await stream.ask(request_of(wanted, [], self._mine()))
+                await stream.ask(request_of(wanted, []))
                 head = await stream.answer()
             tree = await self._manifest_in(head)
             if not await self._signatures.look_for(tree):

@@ -65,18 +65,15 @@ class _LibP2PStream:
         return data
 
 
-def request_of(digest: str, chunks: Sequence[int], pass_text: str = "") -> bytes:
-    """Ask for the state with this digest, and these of its chunks (in rising order), as runs [first, last + 1, …].
-
-    pass_text: of the one who asks; with the first request on a stream.
-    """
+def request_of(digest: str, chunks: Sequence[int]) -> bytes:
+    """Ask for the state with this digest, and these of its chunks (in rising order), as runs [first, last + 1, …]."""
     runs: list[int] = []
     for index in chunks:
         if runs and runs[-1] == index:
             runs[-1] = index + 1
         else:
             runs += [index, index + 1]
-    return bytes(msgpack.packb({"digest": digest, "chunks": runs} | ({"pass": pass_text} if pass_text else {})))
+    return bytes(msgpack.packb({"digest": digest, "chunks": runs}))
 
 
 def answer_in(message: bytes) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
-from tt_cli.identity.passes import MAX_PASS
-from tt_cli.swarm.membership.admission import Admission, NotAdmitted, shown_in
+from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
 
@@ -84,12 +83,10 @@ class StateServer(ServicerBase):
     async def _admitted(
         self, requests: AsyncIterator[runtime_pb2.ExpertInfo], taker: str
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        """The requests of a member: its pass comes with the first one. Raises NotAdmitted when it counts no more."""
-        text = None
+        """The requests of a member: a stream may last longer than a pass. Raises NotAdmitted when it counts no more."""
         async for request in requests:
             if self._membership is not None:
-                text = shown_in(request.serialized_info[:MAX_REQUEST]) if text is None else text
-                self._membership.admit(text, taker)
+                self._membership.admit_again(taker)
             yield request
 
     async def _snapshot_for(self, digest: str) -> _Snapshot:
@@ -213,7 +210,7 @@ def request_in(data: bytes) -> tuple[str, list[int]]:
     try:
         if len(data) > MAX_REQUEST:
             raise ValueError("too long")
-        match msgpack.unpackb(data, max_map_len=3, max_ext_len=0, max_bin_len=0, max_str_len=MAX_PASS):
+        match msgpack.unpackb(data, max_map_len=2, max_ext_len=0, max_bin_len=0, max_str_len=64):
             case {"digest": str(digest), "chunks": list(runs)} if len(digest) <= 64 and _rising(runs):
                 return digest, runs
     except (ValueError, msgpack.UnpackException):
