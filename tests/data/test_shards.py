@@ -10,6 +10,7 @@ import json
 import os
 import resource
 import tarfile
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -227,9 +228,13 @@ def test_bad_lines_keep_their_numbers_and_cost_no_other_row() -> None:
     ]
 
 
-def test_a_line_without_end_is_not_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    content = brotli(b"{}\n" + b"a" * (3 << 20))
+def test_a_line_without_end_is_not_held() -> None:
+    content = brotli(b"{}\n" + b"a" * (64 << 20))
+    assert len(content) < 1000
+    tracemalloc.start()
     rows, words = read_until_damage(content, "x.jsonl.br")
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
     assert (rows, words) == ([{}], "the shard x.jsonl.br is of no use: it has a line of over 1048576 bytes")
 
 

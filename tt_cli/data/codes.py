@@ -6,7 +6,8 @@ Notable:
   1664 bytes for 32 x 32 of them. A smaller codebook has fewer bits in a column of the same name;
 - bit k of code i is bit `bits * i + k` of the string, and bit j of a string is bit j % 8 of its byte j // 8: the
   lowest first everywhere. Bits after the last code are 0;
-- eight codes fill whole bytes, so packing is some shifts of whole columns of eight: no loop over rows or codes.
+- eight codes fill whole bytes, so they are unpacked by some shifts of whole columns of eight: no loop over rows or
+  codes, for that is done for every row of training; packing is done once.
 """
 
 from __future__ import annotations
@@ -67,20 +68,8 @@ def pack(codes: np.ndarray, codebook_size: int) -> list[bytes]:
     Raises ValueError for codes out of range.
     """
     _check_range(codes, codebook_size)
-    b, n = codes.shape
-    bits = bits_per_code(codebook_size)
-    groups = -(-n // _GROUP)
-    padded = np.zeros((b, groups * _GROUP), dtype=np.uint32)
-    padded[:, :n] = codes
-    lanes = padded.reshape(b, groups, _GROUP)
-    packed = np.zeros((b, groups, bits), dtype=np.uint8)
-    for lane in range(_GROUP):
-        first, shift = divmod(lane * bits, 8)
-        moved = lanes[:, :, lane] << shift
-        for byte in range(first, (lane * bits + bits - 1) // 8 + 1):
-            packed[:, :, byte] |= (moved >> (8 * (byte - first))).astype(np.uint8)
-    width = column_bytes(PACKED, n, codebook_size)
-    return [row.tobytes() for row in packed.reshape(b, groups * bits)[:, :width]]
+    bits = np.arange(bits_per_code(codebook_size), dtype=np.uint16)
+    return [np.packbits(row[:, None] >> bits & 1, bitorder="little").tobytes() for row in codes.astype(np.uint16)]
 
 
 def unpack(rows: Sequence[bytes], count: int, codebook_size: int) -> np.ndarray:
