@@ -49,7 +49,8 @@ from hivemind.compression import (  # noqa: E402
 )
 from hivemind.proto import runtime_pb2  # noqa: E402
 
-from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
+from tt_cli.data.stream.example_stream import ExampleStream  # noqa: E402
+from tt_cli.data.tokenizer import load_tokenizer  # noqa: E402
 from tt_cli.kernel_choice import Implementation  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402

@@ -50,7 +50,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch  # noqa: E402
 
-from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
+from tt_cli.data.stream.example_stream import ExampleStream  # noqa: E402
+from tt_cli.data.tokenizer import load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.optim import warm_up  # noqa: E402
 from tt_cli.peer.trained_state import TrainedState  # noqa: E402

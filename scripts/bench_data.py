@@ -45,10 +45,15 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 
 from scripts.lab.namespaces import Network, NoNetwork  # noqa: E402
-from tt_cli.data import ExampleStream, Tokenizer, builtin, load_tokenizer  # noqa: E402
+from tt_cli.data import builtin  # noqa: E402
 from tt_cli.data.codes import to_column  # noqa: E402
 from tt_cli.data.shard_format import write_shard  # noqa: E402
-from tt_cli.data.tokenizer import TOKENIZER_FILE  # noqa: E402
+from tt_cli.data.stream.example_stream import ExampleStream  # noqa: E402
+from tt_cli.data.tokenizer import (  # noqa: E402
+    TOKENIZER_FILE,
+    Tokenizer,
+    load_tokenizer,
+)
 from tt_cli.run import RunConfig, load_run  # noqa: E402
 from tt_cli.task.picture_codec import decode_pictures, load_vqgan  # noqa: E402
 

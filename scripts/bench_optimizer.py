@@ -50,7 +50,8 @@ import numpy  # noqa: E402
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from tt_cli.data import ExampleStream, load_tokenizer  # noqa: E402
+from tt_cli.data.stream.example_stream import ExampleStream  # noqa: E402
+from tt_cli.data.tokenizer import load_tokenizer  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.optim import Lamb8bit, implementation, learning_rate, warm_up  # noqa: E402
 from tt_cli.optim.kernels import LambKernels, PortableLamb  # noqa: E402

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tt_cli.data import ExampleStream
+from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.peer import trainer
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.health.lifelines import Lifelines

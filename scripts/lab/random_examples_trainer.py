@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from tt_cli.data import Batch
+from tt_cli.data.examples import Batch
 from tt_cli.peer import trainer
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.reporter import run_worker
 
 
 class RandomExamples:
-    """In place of `tt_cli.data.ExampleStream`."""
+    """In place of the `ExampleStream`."""
 
     def __init__(self, run: RunConfig, tokenizer: Any, seed: int, **rest: Any):
         self.run = run

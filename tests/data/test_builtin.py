@@ -11,7 +11,8 @@ import pyarrow.parquet
 import pytest
 from data.rows import write
 
-from tt_cli.data import builtin, load_tokenizer
+from tt_cli.data import builtin
+from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import load_run
 from tt_cli.task.picture_codec import load_vqgan

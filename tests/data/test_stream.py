@@ -14,8 +14,10 @@ import torch
 from data.rows import code, numbered, row, run_on, write
 from hub_standin import HubStandin
 
-from tt_cli.data import ExampleStream, builtin, load_tokenizer, subset_examples
-from tt_cli.data.tokenizer import Tokenizer
+from tt_cli.data import builtin
+from tt_cli.data.stream.example_stream import ExampleStream
+from tt_cli.data.stream.subset import subset_examples
+from tt_cli.data.tokenizer import Tokenizer, load_tokenizer
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, load_run
 
@@ -172,7 +174,8 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path, tokenizer: Token
 CLIENT = """
 import sys
 from data.rows import run_on
-from tt_cli.data import ExampleStream, load_tokenizer
+from tt_cli.data.stream.example_stream import ExampleStream
+from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
 
@@ -190,7 +193,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 from data.rows import run_on
-from tt_cli.data import ExampleStream, load_tokenizer
+from tt_cli.data.stream.example_stream import ExampleStream
+from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.run import load_run
 
 tokenizer = load_tokenizer(load_run("emoji"))

@@ -209,7 +209,7 @@ def test_nobody_there_is_one_line(peer: Peer, server: ShardServer) -> None:
 
 
 def test_a_subset_is_the_same_for_all_peers(peer: Peer, server: ShardServer) -> None:
-    from tt_cli.data import subset_examples
+    from tt_cli.data.stream.subset import subset_examples
 
     run = peer.run.replaced({"data.subset": 30})
     names = [example.caption for example in subset_examples(run)]

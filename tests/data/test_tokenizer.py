@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tt_cli.data import builtin, load_tokenizer, tokenizer
+from tt_cli.data import builtin, tokenizer
+from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, load_run
 

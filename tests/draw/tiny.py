@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 
 from tt_cli.checkpoint import TrainingState, save
-from tt_cli.data import load_tokenizer, subset_examples
+from tt_cli.data.stream.subset import subset_examples
+from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.draw import DrawingModels
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, load_run

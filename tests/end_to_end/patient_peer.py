@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 
-from tt_cli.data import Batch
+from tt_cli.data.examples import Batch
 from tt_cli.peer import trainer
 from tt_cli.supervisor.reporter import run_worker
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tt_cli.data import Batch
+from tt_cli.data.examples import Batch
 from tt_cli.peer import trainer
 from tt_cli.peer.health import memory_watch
 from tt_cli.supervisor.events import Emit

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tt_cli.data import Batch
+from tt_cli.data.examples import Batch
 from tt_cli.errors import TTError
 from tt_cli.peer.device import Device
 from tt_cli.peer.health.memory_watch import CLOSE, NOTHING, OVER, MemoryWatch, judge

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from tt_cli.data import ExampleStream, load_tokenizer
+from tt_cli.data.stream.example_stream import ExampleStream
+from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model import Dalle
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import MicroBatches

@@ -22,8 +22,9 @@ from tt_cli.atomic_write import atomic_file
 from tt_cli.auxiliary.history.reader import HistoryReader, Row
 from tt_cli.auxiliary.history.writer import PICTURES, HistoryWriter
 from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of
-from tt_cli.data import Example, Tokenizer, load_tokenizer
+from tt_cli.data.examples import Example
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
+from tt_cli.data.tokenizer import Tokenizer, load_tokenizer
 from tt_cli.draw import (
     Drawing,
     DrawingModels,

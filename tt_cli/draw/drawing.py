@@ -23,7 +23,7 @@ from tt_cli.model.sampling.generation import StepDecoder, draw_codes
 from tt_cli.task.picture_codec import decode_pictures
 
 if TYPE_CHECKING:
-    from tt_cli.data import Tokenizer
+    from tt_cli.data.tokenizer import Tokenizer
     from tt_cli.model import Dalle, Vqgan
     from tt_cli.run import RunConfig
 

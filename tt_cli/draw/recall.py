@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from tt_cli.data import subset_examples
+from tt_cli.data.stream.subset import subset_examples
 from tt_cli.draw.drawing import Drawing, DrawingModels, DrawingSettings, draw
 from tt_cli.draw.neighbours import NeighbourScore, nearest_neighbour_score
 from tt_cli.model.sampling.code_choice import Sampling

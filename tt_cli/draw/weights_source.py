@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tt_cli.checkpoint import StateTree, is_checkpoint, load, newest, read_published, received_state
-from tt_cli.data import load_tokenizer
+from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.draw.drawing import DrawingModels
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files

@@ -23,7 +23,8 @@ from tt_cli.organise.recipe import HOME
 from tt_cli.run import RunConfig, load_run
 
 if TYPE_CHECKING:
-    from tt_cli.data import Batch, Tokenizer
+    from tt_cli.data.examples import Batch
+    from tt_cli.data.tokenizer import Tokenizer
 
 DATA_SECONDS = 120.0  # until the first example: a shuffle buffer is filled before
 ANSWER_SECONDS = 5.0
@@ -144,7 +145,7 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
 
 
 def _tokenizer(run: RunConfig) -> tuple[Tokenizer, str]:
-    from tt_cli.data import load_tokenizer
+    from tt_cli.data.tokenizer import load_tokenizer
 
     tokenizer = load_tokenizer(run)
     ids = tokenizer.encode([PROMPT])[0]
@@ -153,7 +154,7 @@ def _tokenizer(run: RunConfig) -> tuple[Tokenizer, str]:
 
 
 def _first(run: RunConfig, tokenizer: Tokenizer) -> tuple[Batch, str]:
-    from tt_cli.data import ExampleStream
+    from tt_cli.data.stream.example_stream import ExampleStream
 
     started = time.monotonic()
     stream = ExampleStream(run, tokenizer, seed=0)

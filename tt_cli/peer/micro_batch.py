@@ -23,7 +23,7 @@ import torch
 
 from tt_cli import __version__
 from tt_cli.checkpoint import CheckpointError, write
-from tt_cli.data import Batch
+from tt_cli.data.examples import Batch
 from tt_cli.errors import TTError
 from tt_cli.memory import shown
 from tt_cli.model.allocator import is_out_of_memory

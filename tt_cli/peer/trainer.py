@@ -14,7 +14,9 @@ from typing import Any
 import torch
 
 from tt_cli import __version__
-from tt_cli.data import Batch, ExampleStream, load_tokenizer
+from tt_cli.data.examples import Batch
+from tt_cli.data.stream.example_stream import ExampleStream
+from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model import Dalle
 from tt_cli.model.allocator import is_out_of_memory, keep_freed_memory
 from tt_cli.model.layers.fused import fusion

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from tt_cli.data import Batch
+from tt_cli.data.examples import Batch
 from tt_cli.model import Dalle, DalleConfig, Losses
 from tt_cli.run import RunConfig
 

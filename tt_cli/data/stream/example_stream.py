@@ -30,8 +30,6 @@ from tt_cli.data.stream.subset import rows_in_order, subset_examples
 from tt_cli.data.tokenizer import Tokenizer
 from tt_cli.run import RunConfig
 
-__all__ = ["ExampleStream", "subset_examples"]
-
 SHARDS = "shards"  # the folder of downloaded ones, in the run's
 
 
