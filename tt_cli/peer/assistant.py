@@ -10,31 +10,20 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tt_cli import __version__
 from tt_cli.errors import TTError
 from tt_cli.model.allocator import keep_freed_memory
-from tt_cli.optim import warm_up
-from tt_cli.peer.backup import Backups
 from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.peer.health.watchdog import ObservedEmit, ProgressWatchdog
-from tt_cli.peer.published_states import newest_published, ways_back
-from tt_cli.peer.trained_state import TrainedState
-from tt_cli.run import RunConfig, folders
+from tt_cli.peer.swarm_peer import PeerOptions, SwarmPeer, prepare_arithmetic
+from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Round, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.compression import linear8
-from tt_cli.swarm.compression.codec import codec_of, self_test
-from tt_cli.swarm.membership.admission import membership_at
-from tt_cli.swarm.membership.orders import OrganiserOrders
-from tt_cli.swarm.membership.rsa_identity import claim_identity
-from tt_cli.swarm.network.dht_node import addresses_of, daemon_watched, start_dht, stop_dht
+from tt_cli.swarm.collaboration import Collaboration
+from tt_cli.swarm.network.dht_node import addresses_of, start_dht
 from tt_cli.task import task_of
 
 ROLE = "assistant"
@@ -43,70 +32,33 @@ FIRST_SECONDS, TOLD_SECONDS = 15.0, 60.0
 ADDRESS_SECONDS = 120.0  # for the coordinator beside it to come up
 
 
-@dataclass(frozen=True)
-class AssistOptions:
-    """What `tt aux-peer --assist` hands the process, beside the run (TOML text)."""
-
-    run: str
-    host: str = "0.0.0.0"
-    port: int = 0
-    announce: list[str] = field(default_factory=list)
-    user: str = ""
-
-
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Take part until it is asked to leave."""
-    opts = AssistOptions(**options)
+    opts = PeerOptions(**{**options, "identity": ROLE})
     run = RunConfig.from_toml(opts.run, "the run file")
     emit = observed = ObservedEmit(report := AssistReport(emit))
     orders.hold = "it assists"  # the watch expects no micro-batches
-    if run.swarm.compression == "linear8":
-        linear8.implementation()
-    warm_up()
-    self_test(codec_of(run))
-    shared = _state(run, emit)
+    prepare_arithmetic(run, emit)
+    peer = SwarmPeer(run, opts, ROLE, task_of(run).new_model(), emit)  # its backups are written by the coordinator
     release_freed_memory()
-    identity = claim_identity(folders.run_folder(run), ROLE, ROLE)
-    beside = _coordinator(folders.run_folder(run) / "address", orders)
+    beside = _coordinator(peer.folder / "address", orders)
     if not beside:
         return
-    dht = start_dht(run, identity, initial_peers=beside, host=opts.host, port=opts.port, announce=opts.announce)
+    dht = start_dht(run, peer.identity, initial_peers=beside, host=opts.host, port=opts.port, announce=opts.announce)
     with ExitStack() as closing:
-        closing.callback(stop_dht, dht)
-        closing.enter_context(daemon_watched(dht))
-        collaboration = Collaboration(
-            run,
-            dht,
-            identity,
-            shared,
-            About(role=ROLE, user=opts.user, version=__version__),
-            emit,
-            client_mode=False,
-            published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
-            initial_peers=beside,
-            steering=OrganiserOrders(
-                membership_at(dht), identity.path.with_suffix(".era"), partial(ways_back, run, shared.read_tree)
-            ),
-        )
-        closing.callback(collaboration.close)
+        collaboration = closing.enter_context(peer.taking_part(dht, beside))
         keep_freed_memory()
-        marker = folders.run_folder(run) / "assistant-restarted-when-stuck"
-        stuck = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, lambda: None))
+        marker = peer.folder / "assistant-restarted-when-stuck"
+        watchdog = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, lambda: None))
         collaboration.synchronise()
         report.tell(Log(f"assists from step {collaboration.epoch}, at {', '.join(addresses_of(dht))}"))
         lifelines = Lifelines(collaboration)
         while not orders.leave.wait(LOOK_SECONDS):
             collaboration.stand_by()
             collaboration.report()
-            stuck.check()
+            watchdog.check()
             lifelines.check()
             report.look(collaboration)
-
-
-def _state(run: RunConfig, emit: Emit) -> TrainedState:
-    """The newest of this machine's checkpoints, else the run's first weights; the swarm's replaces it."""
-    backups = Backups(run, emit)  # the coordinator writes them
-    return TrainedState(run, task_of(run).new_model(), backups.newest(), backups.newest)
 
 
 def _coordinator(file: Path, orders: Orders) -> list[str]:

@@ -7,20 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 
-from tt_cli import __version__
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model import Dalle
 from tt_cli.model.allocator import is_out_of_memory, keep_freed_memory
 from tt_cli.model.layers.fused import fusion
-from tt_cli.optim import implementation, warm_up
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.device import Device, choose_device
 from tt_cli.peer.health.lifelines import Lifelines
@@ -36,20 +34,15 @@ from tt_cli.peer.micro_batch import (
     release_memory,
     repeated,
 )
-from tt_cli.peer.published_states import newest_published, ways_back
+from tt_cli.peer.swarm_peer import PeerOptions, SwarmPeer, prepare_arithmetic
 from tt_cli.peer.trained_state import StateLost, TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor.events import Choice, Emit, Finished, Listening, Log, Phase, Trouble
+from tt_cli.supervisor.events import Choice, Emit, Finished, Log, Phase, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
-from tt_cli.swarm.collaboration import About, Collaboration
-from tt_cli.swarm.compression import linear8
+from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.compression.accumulator import Accumulator, all_finite
-from tt_cli.swarm.compression.codec import codec_of, self_test
-from tt_cli.swarm.membership.admission import membership_at
-from tt_cli.swarm.membership.orders import OrganiserOrders
-from tt_cli.swarm.membership.rsa_identity import claim_identity
-from tt_cli.swarm.network.dht_node import addresses_of, daemon_watched, stop_dht
+from tt_cli.swarm.network.dht_node import daemon_watched
 from tt_cli.swarm.network.reachability import start_reachable_dht
 from tt_cli.task import task_of
 from tt_cli.task.dalle_task import DalleTask
@@ -60,27 +53,14 @@ FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 
 @dataclass(frozen=True)
-class TrainerOptions:
-    """What `tt join` hands its peer process, beside the run (TOML text).
+class TrainerOptions(PeerOptions):
+    """What `tt join` hands its peer process. memory: bytes that the peer may use."""
 
-    memory: bytes that the peer may use. max_upload, max_download: bits a second.
-    """
-
-    run: str
-    initial_peers: list[str] = field(default_factory=list)
-    host: str = "0.0.0.0"
-    port: int = 0
-    announce: list[str] = field(default_factory=list)
-    client_mode: bool = False
     device: str | None = None
     batch_size: int | None = None
     threads: int | None = None
     memory: int | None = None
-    max_upload: float | None = None
-    max_download: float | None = None
-    user: str = ""
     seed: int | None = None
-    identity: str = ""  # name of its key file, "trainer-2"; else the first free one
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
@@ -92,36 +72,21 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     check_host(run, opts.device, opts.memory)
     if opts.threads:
         torch.set_num_threads(opts.threads)
-    codec = codec_of(run)
-    if run.swarm.compression == "linear8":
-        kernels = linear8.implementation()  # before the fork: the averager would load it in the middle of a round
-        emit(Choice("gradient codec", f"linear8, {kernels.name}", kernels.reason))
-    warm_up()
-    arithmetic = implementation()
-    emit(Choice("optimizer", arithmetic.name, arithmetic.reason))
-    self_test(codec)
+    prepare_arithmetic(run, emit)
     tokenizer = load_tokenizer(run)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.home() / "compiled"))
     task = task_of(run)
     model = task.new_model()
     with torch.no_grad():
         move_into_mapping(dict(model.named_parameters()))
-    backups = Backups(run, emit)
-    shared = TrainedState(run, model, backups.newest(), backups.newest)
-    emit(
-        Choice(
-            "weights",
-            f"step {shared.epoch}",
-            "own backup" if shared.epoch else f"fresh, from seed {run.run.seed}",
-        )
-    )
+    peer = SwarmPeer(run, opts, "trainer", model, emit)
+    backups, shared, about, folder = peer.backups, peer.shared, peer.about, peer.folder
 
     release_freed_memory()
-    identity = claim_identity(folders.run_folder(run), "trainer", opts.identity)
     emit(Phase("starting", "joining the DHT"))
     dht, client_mode = start_reachable_dht(
         run,
-        identity,
+        peer.identity,
         emit,
         initial_peers=opts.initial_peers,
         host=opts.host,
@@ -130,39 +95,20 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         client_mode=opts.client_mode,
     )
     with ExitStack() as closing:
-        closing.callback(stop_dht, dht)
-        closing.enter_context(daemon_watched(dht))
-        emit(Listening(identity.peer_id, [] if client_mode else addresses_of(dht), client_mode))
-        about = About(user=opts.user, version=__version__)
-        collaboration = Collaboration(
-            run,
-            dht,
-            identity,
-            shared,
-            about,
-            emit,
-            client_mode=client_mode,
-            max_upload=opts.max_upload,
-            max_download=opts.max_download,
-            published=partial(newest_published, run, shared.read_tree) if run.checkpoints.repository else None,
-            initial_peers=opts.initial_peers,
-            steering=OrganiserOrders(
-                membership_at(dht),
-                identity.path.with_suffix(".era"),
-                partial(ways_back, run, shared.read_tree),
-                lambda order: backups.go_back(order.step, order.order),
-            ),
+        collaboration = closing.enter_context(
+            peer.taking_part(
+                dht, opts.initial_peers, client_mode, lambda order: backups.go_back(order.step, order.order)
+            )
         )
-        closing.callback(collaboration.close)
         if words := collaboration.averager.slow_line():
             emit(Log(words, "warning"))
         stream = ExampleStream(
             run,
             tokenizer,
             backups.choose_seed(opts.seed),
-            peer=identity.peer_id,
-            folder=folders.run_folder(run),
-            name=f"{identity.path.stem}-examples",
+            peer=peer.identity.peer_id,
+            folder=folder,
+            name=f"{peer.identity.path.stem}-examples",
             tell=lambda words, remedy: emit(Trouble("data stream", words, remedy)),
         )
         closing.callback(stream.close)
@@ -178,31 +124,31 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         size = _choose_size(run, opts, step, memory, stream, emit)
         emit(Choice("elementwise kernels", *fusion.reason()))
         about.device, about.micro_batch = device.name, size
+
         emit(Phase("syncing", "looking for the swarm's state"))
         save = partial(_write_backup, collaboration, backups, shared)
-        marker = folders.run_folder(run) / "restarted-when-stuck"
-        stuck = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, save))
+        marker = folder / "restarted-when-stuck"
+        watchdog = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, save))
         collaboration.synchronise()
-        batches = MicroBatches(step, size, emit)
-        watch = MemoryWatch(
+        memory_watch = MemoryWatch(
             opts.memory,
             memory.expected_of_host(size),
-            folders.run_folder(run) / "restarted-for-memory",
+            folder / "restarted-for-memory",
             emit,
             lower=device.torch_device.type == "cpu",
         )
         try:
-            with daemon_watched(dht), watch:
-                _train(step, batches, watch, stuck, stream, backups, orders, Lifelines(collaboration))
+            with daemon_watched(dht), memory_watch:
+                _train(step, MicroBatches(step, size, emit), memory_watch, watchdog, stream, backups, orders)
         except StateLost:
             raise
         except WorkerBroken:  # the next process goes on from here
-            _write_backup(collaboration, backups, shared)
+            save()
             raise
         if not orders.leave.is_set():
             _hand_over(collaboration, orders.leave)
         emit(Phase("leaving", "writing a backup"))
-        _write_backup(collaboration, backups, shared)
+        save()
         emit(Finished("the run is done" if collaboration.finished else "left"))
 
 
@@ -288,17 +234,17 @@ class MicroStep:
 def _train(
     step: MicroStep,
     batches: MicroBatches,
-    watch: MemoryWatch,
-    stuck: ProgressWatchdog,
+    memory_watch: MemoryWatch,
+    watchdog: ProgressWatchdog,
     stream: ExampleStream,
     backups: Backups,
     orders: Orders,
-    lifelines: Lifelines,
 ) -> None:
-    collaboration, reported = step.collaboration, 0.0
+    """Micro-batches, until the run is done, or this peer shall leave or pause."""
+    collaboration, lifelines, reported = step.collaboration, Lifelines(step.collaboration), 0.0
     last: int | None = None  # the step to finish with
-    for batch in stuck.over(stream.batches(batches.size)):
-        watch.relieve(batches)
+    for batch in watchdog.over(stream.batches(batches.size)):
+        memory_watch.relieve(batches)
         if orders.hold or collaboration.paused:
             collaboration.stand_by()
             orders.leave.wait(REPORT_SECONDS)
@@ -308,7 +254,7 @@ def _train(
             reported = time.monotonic()
             collaboration.report()
             lifelines.check()
-            stuck.check()
+            watchdog.check()
         if backups.due(collaboration.epoch):
             with collaboration.use_state():
                 state = step.shared.snapshot()

@@ -19,6 +19,7 @@ from types import TracebackType
 
 from tt_cli.errors import TTError
 from tt_cli.memory import shown
+from tt_cli.peer.health.restart_marker import RestartMarker
 from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.host_memory import HostMemory, family_memory, host_memory
@@ -79,7 +80,8 @@ class MemoryWatch:
         host: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.time,
     ):
-        self._memory, self._expected, self._marker, self._emit, self._lower = memory, expected, marker, emit, lower
+        self._memory, self._expected, self._emit, self._lower = memory, expected, emit, lower
+        self._restarts = RestartMarker(marker, RESTART_SECONDS, clock)
         self._family, self._host, self._clock = family, host, clock
         self._warned = float("-inf")
         self._ended = threading.Event()
@@ -122,9 +124,8 @@ class MemoryWatch:
 
     def _give_way(self, found: Look) -> None:
         mine = self._memory is not None and found.family > self._memory
-        if found.family > GAIN * self._expected and not self._restarted_lately():
-            self._marker.touch(mode=0o600)
-            os.utime(self._marker, (self._clock(), self._clock()))
+        if found.family > GAIN * self._expected and not self._restarts.lately():
+            self._restarts.note()
             raise WorkerBroken(f"{found.words}: beginning anew from a backup before something is ended for it")
         if mine:
             raise TTError(
@@ -132,12 +133,6 @@ class MemoryWatch:
                 f"{found.family * 1.2 / 1e9:.1f}GB, or --batch-size 1"
             )
         self._warn(f"{found.words}: close other programs, or the system may end one of them or this peer")
-
-    def _restarted_lately(self) -> bool:
-        try:
-            return self._clock() < self._marker.stat().st_mtime + RESTART_SECONDS
-        except OSError:
-            return False
 
     def _warn(self, words: str) -> None:
         if self._clock() > self._warned + AGAIN_SECONDS:

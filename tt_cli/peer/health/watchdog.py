@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
+from tt_cli.peer.health.restart_marker import RestartMarker
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Trouble
 from tt_cli.supervisor.peer_state import KEPT_STEPS, PeerState, new_status
@@ -75,7 +76,8 @@ class ProgressWatchdog:
         save: Callable[[], None],
     ):
         self._collaboration, self._observed, self._orders = collaboration, observed, orders
-        self._marker, self._save, self._me = marker, save, collaboration.peer_id
+        self._restarts = RestartMarker(marker, RESTART_SECONDS)
+        self._save, self._me = save, collaboration.peer_id
         self._patience = run.swarm.matchmaking_time + run.swarm.averaging_timeout
         self._reading, self._batch_at, self._batches = False, 0.0, deque[float](maxlen=KEPT_STEPS)
         self._had_others = self._lost = False
@@ -190,7 +192,7 @@ class ProgressWatchdog:
             self._observed(Log(words))
         if found is None or remedy is None:
             return
-        if remedy == Remedy.RESTART and self._restarted_lately():
+        if remedy == Remedy.RESTART and self._restarts.lately():
             remedy = Remedy.WAIT
         self._tell(found, remedy)
         self._carry_out(remedy, found)
@@ -218,16 +220,9 @@ class ProgressWatchdog:
 
     # ---------------------------------------------------------------- the last remedy
 
-    def _restarted_lately(self) -> bool:
-        try:
-            return time.time() < self._marker.stat().st_mtime + RESTART_SECONDS
-        except OSError:
-            return False
-
     def _end(self, words: str) -> None:
         """Have this process end, so that the supervisor starts it again from its backup."""
-        self._marker.touch(mode=0o600)
-        os.utime(self._marker)
+        self._restarts.note()
         self._broken = words
         if self._ended.wait(END_SECONDS) or self._orders.leave.is_set():
             return  # the training thread has seen it, or a person was faster

@@ -1,0 +1,106 @@
+"""A peer and its place in the swarm: what the trainer and the assistant set up alike, in the order that forks allow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from torch import nn
+
+from tt_cli import __version__
+from tt_cli.identity.passes import RollBack
+from tt_cli.optim import implementation, warm_up
+from tt_cli.peer.backup import Backups
+from tt_cli.peer.published_states import newest_published, ways_back
+from tt_cli.peer.trained_state import TrainedState
+from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.events import Choice, Emit, Listening
+from tt_cli.swarm.collaboration import About, Collaboration
+from tt_cli.swarm.compression import linear8
+from tt_cli.swarm.compression.codec import codec_of, self_test
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.membership.orders import OrganiserOrders
+from tt_cli.swarm.membership.rsa_identity import claim_identity
+from tt_cli.swarm.network.dht_node import DHT, addresses_of, daemon_watched, stop_dht
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """What the command hands a peer's process. run: TOML text. max_upload, max_download: bits a second.
+
+    identity: the name of its key file, "trainer-2"; else the first free one.
+    """
+
+    run: str
+    initial_peers: list[str] = field(default_factory=list)
+    host: str = "0.0.0.0"
+    port: int = 0
+    announce: list[str] = field(default_factory=list)
+    client_mode: bool = False
+    max_upload: float | None = None
+    max_download: float | None = None
+    user: str = ""
+    identity: str = ""
+
+
+def prepare_arithmetic(run: RunConfig, emit: Emit) -> None:
+    """Load and try the codec and the optimizer's kernels: the averager's process would, in the middle of a round."""
+    if run.swarm.compression == "linear8":
+        kernels = linear8.implementation()
+        emit(Choice("gradient codec", f"linear8, {kernels.name}", kernels.reason))
+    warm_up()
+    arithmetic = implementation()
+    emit(Choice("optimizer", arithmetic.name, arithmetic.reason))
+    self_test(codec_of(run))
+
+
+class SwarmPeer:
+    """A peer's state, backups and identity, before it joins. model: with the run's first weights; it is not kept."""
+
+    def __init__(self, run: RunConfig, opts: PeerOptions, role: str, model: nn.Module, emit: Emit):
+        self.run, self.emit, self.folder = run, emit, folders.run_folder(run)
+        self.backups = Backups(run, emit)
+        self.shared = TrainedState(run, model, self.backups.newest(), self.backups.newest)
+        origin = "own backup" if self.shared.epoch else f"fresh, from seed {run.run.seed}"
+        emit(Choice("weights", f"step {self.shared.epoch}", origin))
+        self.identity = claim_identity(self.folder, role, opts.identity)
+        self.about = About(role=role, user=opts.user, version=__version__)
+        self._line = {"max_upload": opts.max_upload, "max_download": opts.max_download}
+
+    @contextmanager
+    def taking_part(
+        self,
+        dht: DHT,
+        initial_peers: Sequence[str],
+        client_mode: bool = False,
+        leave_steps: Callable[[RollBack], None] = lambda order: None,
+    ) -> Iterator[Collaboration]:
+        """Take part in the swarm through a DHT node, which ends with that.
+
+        leave_steps: called with an order to go back: what is kept of later steps must not count any more.
+        """
+        run, read_tree = self.run, self.shared.read_tree
+        era = self.identity.path.with_suffix(".era")
+        try:
+            with daemon_watched(dht):
+                addresses = [] if client_mode else addresses_of(dht)
+                self.emit(Listening(self.identity.peer_id, addresses, client_mode))
+                collaboration = Collaboration(
+                    run,
+                    dht,
+                    self.identity,
+                    self.shared,
+                    self.about,
+                    self.emit,
+                    client_mode=client_mode,
+                    published=partial(newest_published, run, read_tree) if run.checkpoints.repository else None,
+                    initial_peers=initial_peers,
+                    steering=OrganiserOrders(membership_at(dht), era, partial(ways_back, run, read_tree), leave_steps),
+                    **self._line,
+                )
+                with closing(collaboration):
+                    yield collaboration
+        finally:
+            stop_dht(dht)
