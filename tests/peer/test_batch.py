@@ -15,10 +15,10 @@ from tt_cli.errors import TTError
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import (
     BatchSettings,
-    Found,
     MicroBatches,
     MicroBatchSearch,
     Remembered,
+    SizeChoice,
     choose_micro_batch,
     is_out_of_memory,
     repeated,
@@ -67,7 +67,7 @@ class Machine:
     def release(self) -> None:
         self.released += 1
 
-    def search(self, target: int = 4096, patient: bool = False) -> Found:
+    def search(self, target: int = 4096, patient: bool = False) -> SizeChoice:
         return MicroBatchSearch(self.compute, self, target, patient=patient, clock=self.clock, wall=self.clock).run()
 
 
@@ -234,16 +234,16 @@ def test_the_clock_stands_while_others_have_the_processor() -> None:
 def test_another_device_setting_or_version_is_tried_out_anew(other: BatchSettings, tmp_path: Path) -> None:
     told: list[Event] = []
     memory = remembered(tmp_path, told)
-    memory.keep(SETTINGS, Found(8, 10.0, "fastest"))
+    memory.keep(SETTINGS, SizeChoice(8, 10.0, "fastest"))
     assert memory.find(other) is None
-    memory.keep(other, Found(16, 10.0, "fastest"))
+    memory.keep(other, SizeChoice(16, 10.0, "fastest"))
     assert (memory.find(SETTINGS), memory.find(other)) != (None, None)
     assert not told
 
 
 def test_a_remembered_size_that_no_longer_fits_is_tried_out_anew(tmp_path: Path) -> None:
     told: list[Event] = []
-    remembered(tmp_path, told).keep(SETTINGS, Found(64, 10.0, "fastest"))
+    remembered(tmp_path, told).keep(SETTINGS, SizeChoice(64, 10.0, "fastest"))
     machine = Machine(lambda size: 0.01, need=GIB)
     assert choose_micro_batch(None, SETTINGS, machine, machine.search, remembered(tmp_path, told), told.append) == 16
     (log,) = (event for event in told if isinstance(event, Log))
@@ -279,7 +279,7 @@ def test_old_choices_make_room_for_new_ones(tmp_path: Path) -> None:
     told: list[Event] = []
     memory = remembered(tmp_path, told)
     for threads in range(1, 30):
-        memory.keep(BatchSettings("a CPU", "fp32", threads, None, 512), Found(threads, 1.0, "fastest"))
+        memory.keep(BatchSettings("a CPU", "fp32", threads, None, 512), SizeChoice(threads, 1.0, "fastest"))
     assert memory.find(BatchSettings("a CPU", "fp32", 1, None, 512)) is None
     assert memory.find(BatchSettings("a CPU", "fp32", 29, None, 512)) is not None
     assert len(json.loads((tmp_path / "micro-batch.json").read_text())) == 16

@@ -18,7 +18,7 @@ from tt_cli.memory import shown, trainer_need
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Event, Log, Snapshot
 from tt_cli.supervisor.host_memory import HostMemory, host_memory
-from tt_cli.supervisor.supervise import Shows
+from tt_cli.supervisor.supervise import EventSink
 
 PATIENCE_SECONDS = 20.0  # somebody who accepts connections may be joining
 AGAIN_SECONDS = 600.0  # after it could not be started
@@ -34,7 +34,7 @@ class Standby:
     def __init__(
         self,
         run: RunConfig,
-        screen: Shows,
+        screen: EventSink,
         start: Callable[[], AbstractContextManager[object]],
         memory: Callable[[], HostMemory] = host_memory,
     ):

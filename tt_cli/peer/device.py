@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ import torch
 from tt_cli.errors import UsageError
 from tt_cli.run.sections import ModelPart
 from tt_cli.supervisor.events import Choice, Emit
+from tt_cli.supervisor.processes import release_freed_memory
 
 SMALL_DIM = 512  # below this width a CPU spends too little in matrix products for their precision to matter
 MUCH_FASTER = 1.5
@@ -39,6 +41,15 @@ class Device:
         if self.autocast is None:
             return contextlib.nullcontext()
         return torch.autocast(self.torch_device.type, dtype=self.autocast)
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back all that nobody uses."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        release_freed_memory()
 
 
 def choose_device(wanted: str | None, model: ModelPart, emit: Emit) -> Device:

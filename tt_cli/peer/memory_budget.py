@@ -14,8 +14,7 @@ import torch
 from tt_cli.errors import TTError, UsageError
 from tt_cli.memory import CUDA_ON_DEVICE, Kind, Need, Place, shown, trainer_need
 from tt_cli.model.allocator import free_memory
-from tt_cli.peer.device import Device
-from tt_cli.peer.micro_batch import release_memory
+from tt_cli.peer.device import Device, release_memory
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.supervisor.host_memory import family_memory, host_memory
@@ -141,14 +140,17 @@ def choose_activation_budget(run: RunConfig, device: Device, room: Room, emit: E
 
 
 class RoomMemory:
-    """`batch.Memory` of a peer of a run on its device. budget: bytes of activations to keep."""
+    """The memory of a peer of a run on its device, by size of micro-batch, in bytes.
+
+    budget: activations to keep. limit: all that the peer may take.
+    """
 
     def __init__(self, run: RunConfig, device: Device, room: Room, budget: int):
         self._run, self._device, self._room, self._budget = run, device, room, budget
         self.limit = room.usual
 
     def predicted(self, size: int) -> int:
-        """By the memory model."""
+        """What the memory model says that it takes."""
         need = self._need(size)
         return need.host if self._room.place == "host" else need.device
 
@@ -157,7 +159,7 @@ class RoomMemory:
         return self._need(size).host
 
     def measured(self) -> int:
-        """On a CPU what the family takes now: freed memory stays with it."""
+        """The most that it has taken so far; on a CPU what the family takes now: freed memory stays with it."""
         if self._room.place == "host":
             return family_memory(os.getpid()).total
         return torch.cuda.max_memory_allocated(self._device.torch_device) + CUDA_ON_DEVICE

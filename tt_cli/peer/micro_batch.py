@@ -10,16 +10,17 @@ Notable:
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Protocol
 
 import torch
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from tt_cli import __version__
 from tt_cli.checkpoint import CheckpointError, write
@@ -28,8 +29,8 @@ from tt_cli.errors import TTError
 from tt_cli.memory import shown
 from tt_cli.model.allocator import is_out_of_memory
 from tt_cli.peer.device import Device
+from tt_cli.peer.memory_budget import RoomMemory
 from tt_cli.supervisor.events import Choice, Emit, Log
-from tt_cli.supervisor.processes import release_freed_memory
 
 LARGEST_PROBE = 256
 SLOWEST_MICRO_BATCH = 4.0  # seconds on the CPU: a peer answers Ctrl-C and new parameters between micro-batches
@@ -44,8 +45,6 @@ BUSY = 0.3  # of the time waited for the processor: such a choice is not remembe
 CALM_SECONDS = 3600.0
 REMEMBERED = 16  # choices in one file, of other devices and settings
 
-# What torch says when memory runs out and does not raise OutOfMemoryError.
-
 
 def waiting_seconds() -> float:
     """How long this thread was ready to run while others had the processor; 0 where the kernel does not tell."""
@@ -58,22 +57,6 @@ def waiting_seconds() -> float:
 def undisturbed_seconds() -> float:
     """A clock that stands while other programs have the processor."""
     return time.perf_counter() - waiting_seconds()
-
-
-class Memory(Protocol):
-    """What the search asks about memory."""
-
-    limit: int
-    """Bytes that the peer may take."""
-
-    def predicted(self, size: int) -> int:
-        """Bytes that it takes with micro-batches of `size`, by the memory model."""
-
-    def measured(self) -> int:
-        """Bytes that it has taken at the most so far."""
-
-    def release(self) -> None:
-        """Give back what a try left behind."""
 
 
 @dataclass(frozen=True)
@@ -93,13 +76,17 @@ class BatchSettings:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-@dataclass(frozen=True)
-class Found:
-    """A choice: the size, its samples per second, and why the search took it."""
+@pydantic_dataclass(frozen=True, config=ConfigDict(strict=True))
+class SizeChoice:
+    """A size, its samples per second, why the search took it, and on which day, where it is a remembered one."""
 
-    size: int
-    rate: float
-    reason: str
+    size: Annotated[int, Field(ge=1, le=LARGEST_PROBE)]
+    rate: Annotated[float, Field(gt=0)]
+    reason: Annotated[str, Field(max_length=500)]
+    day: Annotated[str, Field(max_length=10)] = ""
+
+
+_CHOICES = TypeAdapter(dict[str, SizeChoice])
 
 
 class MicroBatchSearch:
@@ -112,7 +99,7 @@ class MicroBatchSearch:
     def __init__(
         self,
         compute: Callable[[int], None],
-        memory: Memory,
+        memory: RoomMemory,
         target_batch_size: int,
         *,
         patient: bool,
@@ -128,7 +115,7 @@ class MicroBatchSearch:
         self._excess = 1.0  # measured over predicted memory
         self._stopped = ""
 
-    def run(self) -> Found:
+    def run(self) -> SizeChoice:
         """Raises TTError when not even one example fits."""
         self._double()
         if not self._seconds:
@@ -140,7 +127,7 @@ class MicroBatchSearch:
         best = self._best()
         tried = ", ".join(map(str, sorted(self._seconds)))
         reason = f"fastest of {tried} at {self._rate(best):.1f} samples/s; {self._stopped}"
-        return Found(best, self._rate(best), reason)
+        return SizeChoice(best, self._rate(best), reason)
 
     def _double(self) -> None:
         size = 1
@@ -248,52 +235,36 @@ class Remembered:
     def __init__(self, path: Path, emit: Emit):
         self._path, self._emit = path, emit
 
-    def find(self, settings: BatchSettings) -> Found | None:
+    def find(self, settings: BatchSettings) -> SizeChoice | None:
         """The choice made with the same settings, with the day in its reason."""
-        entry = self._read().get(settings.key())
-        return (
-            None
-            if entry is None
-            else Found(entry["size"], entry["rate"], f"tried out on {entry['day']}: {entry['reason']}")
-        )
+        choice = self._read().get(settings.key())
+        return None if choice is None else replace(choice, reason=f"tried out on {choice.day}: {choice.reason}"[:500])
 
-    def keep(self, settings: BatchSettings, found: Found) -> None:
+    def keep(self, settings: BatchSettings, choice: SizeChoice) -> None:
         """Write it down; where that fails it is tried out again next time."""
-        entries = self._read()
-        entries.pop(settings.key(), None)
-        entries[settings.key()] = {**asdict(found), "day": time.strftime("%Y-%m-%d")}
-        newest = dict(list(entries.items())[-REMEMBERED:])
+        choices = self._read()
+        choices.pop(settings.key(), None)
+        choices[settings.key()] = replace(choice, day=time.strftime("%Y-%m-%d"))
         try:
-            write(self._path, [json.dumps(newest, indent=1).encode()])
+            write(self._path, [_CHOICES.dump_json(dict(list(choices.items())[-REMEMBERED:]), indent=1)])
         except CheckpointError as error:
             self._emit(Log(f"the micro-batch will be tried out again next time: {error}", "warning"))
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> dict[str, SizeChoice]:
         try:
-            entries = json.loads(self._path.read_bytes())
-            for entry in entries.values():
-                _check(entry)
+            return _CHOICES.validate_json(self._path.read_bytes())
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError) as error:
             self._emit(Log(f"{self._path} is damaged ({type(error).__name__}) and is not used", "warning"))
             return {}
-        return dict(entries)
-
-
-def _check(entry: dict[str, Any]) -> None:
-    """Raises ValueError for what `Remembered.keep` did not write."""
-    size, rate = entry["size"], entry["rate"]
-    words = all(isinstance(entry[key], str) and len(entry[key]) < 500 for key in ("reason", "day"))
-    if not (type(size) is int and 1 <= size <= LARGEST_PROBE and type(rate) is float and rate > 0 and words):
-        raise ValueError("not a choice")
 
 
 def choose_micro_batch(
     wanted: int | None,
     settings: BatchSettings,
-    memory: Memory,
-    search: Callable[[], Found],
+    memory: RoomMemory,
+    search: Callable[[], SizeChoice],
     remembered: Remembered,
     emit: Emit,
 ) -> int:
@@ -301,20 +272,20 @@ def choose_micro_batch(
     if wanted:
         emit(Choice("micro-batch", str(wanted), "--batch-size"))
         return wanted
-    found = remembered.find(settings)
-    if found is not None and (need := memory.predicted(found.size)) > memory.limit:
+    choice = remembered.find(settings)
+    if choice is not None and (need := memory.predicted(choice.size)) > memory.limit:
         words = f"it would take {shown(need)} of the {shown(memory.limit)} it may use now"
-        emit(Log(f"{found.size} examples at a time were best once, but {words}: trying out anew"))
-        found = None
-    if found is None:
+        emit(Log(f"{choice.size} examples at a time were best once, but {words}: trying out anew"))
+        choice = None
+    if choice is None:
         started, waited = time.perf_counter(), waiting_seconds()
-        found = search()
+        choice = search()
         if waiting_seconds() - waited < BUSY * (time.perf_counter() - started):
-            remembered.keep(settings, found)
+            remembered.keep(settings, choice)
         else:
-            found = replace(found, reason=f"{found.reason}; other programs are busy: tried out again next time")
-    emit(Choice("micro-batch", str(found.size), found.reason))
-    return found.size
+            choice = replace(choice, reason=f"{choice.reason}; other programs are busy: tried out again next time")
+    emit(Choice("micro-batch", str(choice.size), choice.reason))
+    return choice.size
 
 
 class BatchStep(Protocol):
@@ -398,12 +369,3 @@ def repeated(batches: Iterator[Batch]) -> Callable[[int], Batch]:
         return _cut(Batch(text, image, few[0].captions * times), 0, size)
 
     return of
-
-
-def release_memory(device: torch.device) -> None:
-    """Give back all that nobody uses."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    else:
-        release_freed_memory()

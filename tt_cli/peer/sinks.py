@@ -25,16 +25,11 @@ from tt_cli.errors import UsageError
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor import events
 from tt_cli.supervisor.peer_state import PeerState, new_status
+from tt_cli.supervisor.supervise import EventSink
 
 KINDS = ("tensorboard", "wandb", "trackio")
 MOST_DUE = 1000  # steps that wait for a sink that is slow
 CLOSE_SECONDS = 10.0
-
-
-class EventSink(Protocol):
-    """What takes a peer's events."""
-
-    def show(self, event: events.Event) -> None: ...
 
 
 class Sink(Protocol):

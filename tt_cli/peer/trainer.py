@@ -20,7 +20,7 @@ from tt_cli.model import Dalle
 from tt_cli.model.allocator import is_out_of_memory, keep_freed_memory
 from tt_cli.model.layers.fused import fusion
 from tt_cli.peer.backup import Backups
-from tt_cli.peer.device import Device, choose_device
+from tt_cli.peer.device import Device, choose_device, release_memory
 from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.peer.health.memory_watch import MemoryWatch
 from tt_cli.peer.health.watchdog import ObservedEmit, ProgressWatchdog
@@ -31,7 +31,6 @@ from tt_cli.peer.micro_batch import (
     MicroBatchSearch,
     Remembered,
     choose_micro_batch,
-    release_memory,
     repeated,
 )
 from tt_cli.peer.swarm_peer import PeerOptions, SwarmPeer, prepare_arithmetic

@@ -1,4 +1,4 @@
-"""What a worker process tells its supervisor: typed events, one JSON object a line.
+"""Typed events, which a worker process sends its supervisor: one JSON object a line.
 
 The screen, plain log lines, `--json`, the demo and the tests all read these same events; a worker prints
 nothing else that anyone parses. Add a field with a default rather than change the meaning of one.
@@ -15,13 +15,20 @@ from typing import Any, ClassVar, Protocol
 STEPPED = ("committed", "alone")
 """Outcomes of rounds after which a step is made."""
 
+EVENTS: dict[str, type[Event]] = {}
+"""By their kinds."""
+
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened. `at` is Unix time in seconds."""
+    """One thing that happened. `at` is Unix time in seconds; `kind` is the class's name in lower case."""
 
     kind: ClassVar[str] = ""
     at: float = field(default_factory=time.time, kw_only=True)
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__name__.lower()
+        EVENTS[cls.kind] = cls
 
     def to_json(self) -> str:
         """One line of JSON without a newline; `kind` names the class."""
@@ -32,7 +39,6 @@ class Event:
 class Log(Event):
     """A line for a person. level: "info", "warning" or "error"."""
 
-    kind: ClassVar[str] = "log"
     message: str
     level: str = "info"
 
@@ -41,7 +47,6 @@ class Log(Event):
 class Choice(Event):
     """An automatic choice and its reason: ("micro-batch", "16", "fastest of 4, 8, 16, 32 on cpu")."""
 
-    kind: ClassVar[str] = "choice"
     what: str
     value: str
     reason: str
@@ -53,7 +58,6 @@ class Phase(Event):
     also paused. until: Unix time at which that will change, where it is known.
     """
 
-    kind: ClassVar[str] = "phase"
     phase: str
     reason: str = ""
     until: float | None = None
@@ -63,7 +67,6 @@ class Phase(Event):
 class Listening(Event):
     """The DHT is up: who this peer is and where others reach it (full multiaddrs with /p2p/…)."""
 
-    kind: ClassVar[str] = "listening"
     peer_id: str
     addresses: list[str]
     client_mode: bool
@@ -79,7 +82,6 @@ class Progress(Event):
     else the task measures, such as the loss of text, means by name.
     """
 
-    kind: ClassVar[str] = "progress"
     epoch: int
     samples: int
     target_samples: int
@@ -100,7 +102,6 @@ class Progress(Event):
 class Contribution(Event):
     """This peer's gradients entered a committed round (sent once, after the first one)."""
 
-    kind: ClassVar[str] = "contribution"
     epoch: int
     samples: int
 
@@ -120,7 +121,6 @@ class Round(Event):
     commit (comparing, mending), apply (decoding, the optimizer's step, the digest), whole.
     """
 
-    kind: ClassVar[str] = "round"
     epoch: int
     outcome: str
     words: str
@@ -138,7 +138,6 @@ class Round(Event):
 class Step(Event):
     """A global step was made; `epoch` counts them. digest: of parameters and optimizer state after it."""
 
-    kind: ClassVar[str] = "step"
     epoch: int
     loss: float | None
     learning_rate: float
@@ -154,7 +153,6 @@ class Download(Event):
     None while nothing comes.
     """
 
-    kind: ClassVar[str] = "download"
     received: int
     total: int
     donors: int = 0
@@ -169,7 +167,6 @@ class Synchronised(Event):
     chunks: of the state that were taken; names: which, as "tensor[number]", when they are few.
     """
 
-    kind: ClassVar[str] = "synchronised"
     epoch: int
     source: str
     digest: str
@@ -183,7 +180,6 @@ class Synchronised(Event):
 class Saved(Event):
     """A checkpoint was written."""
 
-    kind: ClassVar[str] = "saved"
     epoch: int
     path: str
 
@@ -192,7 +188,6 @@ class Saved(Event):
 class Snapshot(Event):
     """The auxiliary peer's view of the swarm (fields of `tt monitor --json`)."""
 
-    kind: ClassVar[str] = "snapshot"
     swarm: dict[str, Any]
 
 
@@ -203,7 +198,6 @@ class Trouble(Event):
     words: what happened and why, in one line. remedy: what the peer does about it, or what a person can do.
     """
 
-    kind: ClassVar[str] = "trouble"
     what: str
     words: str
     remedy: str = ""
@@ -213,7 +207,6 @@ class Trouble(Event):
 class Failure(Event):
     """The worker cannot go on: one line, and the exit code that fits it."""
 
-    kind: ClassVar[str] = "failure"
     message: str
     exit_code: int = 1
 
@@ -222,34 +215,11 @@ class Failure(Event):
 class Finished(Event):
     """The worker ends by itself; nothing comes after this."""
 
-    kind: ClassVar[str] = "finished"
     reason: str
 
 
-EVENTS: dict[str, type[Event]] = {
-    cls.kind: cls
-    for cls in (
-        Log,
-        Choice,
-        Phase,
-        Listening,
-        Progress,
-        Contribution,
-        Round,
-        Step,
-        Download,
-        Synchronised,
-        Saved,
-        Snapshot,
-        Trouble,
-        Failure,
-        Finished,
-    )
-}
-
-
 def from_json(line: str) -> Event:
-    """The event in a line written by `Event.to_json`. Raises ValueError for anything else."""
+    """Read a line written by `Event.to_json`. Raises ValueError for anything else."""
     data = json.loads(line)
     if not isinstance(data, dict) or str(data.get("kind")) not in EVENTS:
         raise ValueError(f"not an event: {line[:120]}")

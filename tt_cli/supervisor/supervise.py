@@ -26,8 +26,8 @@ RETRY_SECONDS = (900.0, 3600.0, 14400.0)  # pauses after a peer that had worked 
 RESTARTED = (BUG_EXIT_CODE, WorkerBroken.exit_code)
 
 
-class Shows(Protocol):
-    """A screen, or anything else that follows events."""
+class EventSink(Protocol):
+    """A screen, or anything else that takes a peer's events."""
 
     def show(self, event: Event) -> None: ...
 
@@ -48,7 +48,10 @@ class _Told(KeyboardInterrupt):
 
 
 def supervise(
-    start: Callable[[], Worker], screen: Shows, control: Control | None = None, limits: HouseholdLimits | None = None
+    start: Callable[[], Worker],
+    screen: EventSink,
+    control: Control | None = None,
+    limits: HouseholdLimits | None = None,
 ) -> None:
     """Run a peer to its end, by one worker after the other.
 
@@ -62,7 +65,9 @@ def supervise(
 
 
 class _Supervision:
-    def __init__(self, start: Callable[[], Worker], screen: Shows, control: Control | None, limits: HouseholdLimits):
+    def __init__(
+        self, start: Callable[[], Worker], screen: EventSink, control: Control | None, limits: HouseholdLimits
+    ):
         self._start, self._screen, self._control, self._limits = start, screen, control, limits
         self._failures = self._retries = 0
         self._worked = False  # it has trained, or waited for its time: it may not vanish
