@@ -203,9 +203,13 @@ def test_a_server_that_is_gone_is_told_and_its_return_is_seen(
     expect(page.locator("#readout")).to_contain_text(f"Step {step:,}")
 
 
-def test_a_closer_look_asks_for_the_steps_in_between(context: BrowserContext, served: Standin) -> None:
+@pytest.mark.parametrize(("dragged", "across"), [("#plot-loss", "Steps"), ("#plot-active", "Time")])
+def test_a_closer_look_asks_for_the_steps_in_between(
+    context: BrowserContext, served: Standin, dragged: str, across: str
+) -> None:
     page = opened(context, served)
-    plot = page.locator("#plot-loss .u-over")
+    choose(page.get_by_label(across, exact=True))
+    plot = page.locator(f"{dragged} .u-over")
     plot.scroll_into_view_if_needed()
     box = plot.bounding_box()
     assert box is not None

@@ -197,7 +197,7 @@ def test_the_pages_files(filled: Path) -> None:
     assert "javascript" in script.headers["content-type"] and style.headers["content-type"].startswith("text/css")
     assert script.content == (STATIC / "page.js").read_bytes()
     assert page.text == whole.text and "tt join emoji" in page.text
-    assert (missing.status_code, missing.json()) == (404, {"detail": "Not Found"})
+    assert (missing.status_code, missing.json()) == (404, {"detail": "no such file"})
     again = asked(answers_in(filled), filled, "/page.js", if_none_match=script.headers["etag"])[0]
     assert (again.status_code, again.content) == (304, b"")
 

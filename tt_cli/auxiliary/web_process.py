@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from contextlib import suppress
@@ -72,13 +71,13 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
 
 def _read_ahead(answers: Answers) -> None:
-    """Compress the page's files and read the history, which takes a second if it is long: before the first who asks."""
+    """Read the history and compress the page's files, which takes a second, before somebody asks for them."""
     from tt_cli.web.index_html import STATIC
     from tt_cli.web.web_app import page_files
 
-    page_files(STATIC)
-    with contextlib.suppress(DatabaseDown):
+    with suppress(DatabaseDown):
         answers.history.look()
+    page_files(STATIC)
 
 
 def _shown(host: str) -> str:

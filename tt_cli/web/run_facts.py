@@ -9,7 +9,8 @@ from tt_cli import __version__
 from tt_cli.run import RunConfig
 from tt_cli.web.notebooks import NAMES
 
-Figure = dict[str, Any]
+Figure = tuple[str, Any, str]
+LABELS = ("label", "value", "unit")  # of a Figure; see tt_cli.web.schemas
 STORY = (
     "Large models are trained in data centres that few people have. This one is trained by volunteers: each lends a "
     "computer for as long as they like, and together they make every step.",
@@ -69,65 +70,63 @@ def _join(run: RunConfig, name: str, addresses: Sequence[str]) -> str:
 
 def figures(
     run: RunConfig, model: Mapping[str, Any], snapshot: Mapping[str, Any], totals: Mapping[str, Any]
-) -> dict[str, list[Figure]]:
+) -> dict[str, list[dict[str, Any]]]:
     """The run's own numbers for the five challenges: what /api/figures answers."""
-    trainers = [peer for peer in snapshot.get("peers", []) if peer["role"] == "trainer"]
     parameters = model.get("parameters")
     codes = run.vqgan.grid**2
     code_bytes = codes * (run.vqgan.codebook_size - 1).bit_length() / 8
-    picture = 3 * run.vqgan.pixels**2
-    found: dict[str, list[Figure]] = {
-        "communication": [
-            figure("examples that make one step together", run.swarm.target_batch_size, "samples"),
-            figure("bytes for each number of a large gradient, instead of 4", 1, "byte"),
-        ],
-        "devices": [
-            figure("computers that have taken part", totals["peers"], "peers"),
-            figure("kinds of device among them", totals["devices"], "kinds"),
-            figure("compute time given so far", round(totals["seconds"] / 3600, 1), "hours"),
-        ],
-        "memory": [
-            figure("bytes of optimizer state for each parameter, instead of 8", 2, "bytes"),
-            figure("layers", run.model.depth, "layers"),
-            figure("activations kept for the backward pass", "recomputed" if run.model.reversible else "all", ""),
-        ],
-        "streaming": [
-            figure("data set", run.data.name, ""),
-            figure("one picture as codes", round(code_bytes), "bytes"),
-            figure("the same picture as pixels", picture, "bytes"),
-            figure("examples computed so far", totals["samples"], "samples"),
-        ],
-        "security": [
-            figure("who may join", "anyone" if run.membership.kind == "open" else run.membership.organisation, ""),
-            figure("how gradients are averaged", run.swarm.aggregation.replace("_", " "), ""),
-        ],
-    }
+    communication: list[Figure] = [
+        ("examples that make one step together", run.swarm.target_batch_size, "samples"),
+        ("bytes for each number of a large gradient, instead of 4", 1, "byte"),
+    ]
+    devices: list[Figure] = [
+        ("computers that have taken part", totals["peers"], "peers"),
+        ("kinds of device among them", totals["devices"], "kinds"),
+        ("compute time given so far", round(totals["seconds"] / 3600, 1), "hours"),
+    ]
+    memory: list[Figure] = [
+        ("bytes of optimizer state for each parameter, instead of 8", 2, "bytes"),
+        ("layers", run.model.depth, "layers"),
+        ("activations kept for the backward pass", "recomputed" if run.model.reversible else "all", ""),
+    ]
+    streaming: list[Figure] = [
+        ("data set", run.data.name, ""),
+        ("one picture as codes", round(code_bytes), "bytes"),
+        ("the same picture as pixels", 3 * run.vqgan.pixels**2, "bytes"),
+        ("examples computed so far", totals["samples"], "samples"),
+    ]
+    security: list[Figure] = [
+        ("who may join", "anyone" if run.membership.kind == "open" else run.membership.organisation, ""),
+        ("how gradients are averaged", run.swarm.aggregation.replace("_", " "), ""),
+    ]
     if parameters:
         sent = parameters * (1 + 2 / 256)  # a scale of 2 bytes for every 256 numbers
-        found["communication"].insert(0, figure("one gradient, as it travels", round(sent / 1e6, 1), "MB"))
-        found["communication"].insert(1, figure("the same gradient in 32 bits", round(4 * parameters / 1e6, 1), "MB"))
-        found["memory"].insert(0, figure("distinct parameters", parameters, "parameters"))
-        found["memory"].insert(1, figure("parameters, counted with sharing", model.get("effective"), "parameters"))
-    if snapshot:
-        speeds = [peer["samples_per_second"] for peer in trainers if peer["samples_per_second"] > 0]
-        found["communication"].append(
-            figure("speed of the swarm", round(snapshot["samples_per_second"], 1), "samples/s")
-        )
-        if len(speeds) > 1:
-            found["devices"].append(figure("fastest peer over slowest", round(max(speeds) / min(speeds), 1), "times"))
-        behind = sum(peer["client_mode"] for peer in trainers)
-        found["devices"].append(figure("peers now that nobody can dial", behind, "peers"))
-        agreeing = f"{snapshot['agreeing']} of {snapshot['holders']}"
-        clipped = sum(peer["clipped_by"] > 0 for peer in trainers)
-        accused = sum(peer["accused_by"] > 0 for peer in trainers)
-        found["security"] += [
-            figure("peers that hold the same state to the last bit", agreeing, "peers"),
-            figure("peers whose gradients are clipped now", clipped, "peers"),
-            figure("peers with a proof against them", accused, "peers"),
+        communication[:0] = [
+            ("one gradient, as it travels", round(sent / 1e6, 1), "MB"),
+            ("the same gradient in 32 bits", round(4 * parameters / 1e6, 1), "MB"),
         ]
-    return found
-
-
-def figure(label: str, value: Any, unit: str) -> Figure:
-    """One number, or a word, with what it counts."""
-    return {"label": label, "value": value, "unit": unit}
+        memory[:0] = [
+            ("distinct parameters", parameters, "parameters"),
+            ("parameters, counted with sharing", model.get("effective"), "parameters"),
+        ]
+    if snapshot:
+        trainers = [peer for peer in snapshot["peers"] if peer["role"] == "trainer"]
+        speeds = [peer["samples_per_second"] for peer in trainers if peer["samples_per_second"] > 0]
+        communication.append(("speed of the swarm", round(snapshot["samples_per_second"], 1), "samples/s"))
+        if len(speeds) > 1:
+            devices.append(("fastest peer over slowest", round(max(speeds) / min(speeds), 1), "times"))
+        devices.append(("peers now that nobody can dial", sum(peer["client_mode"] for peer in trainers), "peers"))
+        agreeing = f"{snapshot['agreeing']} of {snapshot['holders']}"
+        security += [
+            ("peers that hold the same state to the last bit", agreeing, "peers"),
+            ("peers whose gradients are clipped now", sum(peer["clipped_by"] > 0 for peer in trainers), "peers"),
+            ("peers with a proof against them", sum(peer["accused_by"] > 0 for peer in trainers), "peers"),
+        ]
+    challenges = {
+        "communication": communication,
+        "devices": devices,
+        "memory": memory,
+        "streaming": streaming,
+        "security": security,
+    }
+    return {name: [dict(zip(LABELS, row, strict=True)) for row in rows] for name, rows in challenges.items()}

@@ -12,7 +12,6 @@ import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.web import notebooks
@@ -70,13 +69,12 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
         snapshot = answers.snapshot()
     except NothingYet:
         raise TTError("nothing is recorded of this run yet: has its `tt aux-peer` seen a trainer?") from None
-    run, history = answers.run(), answers.steps(POINTS)
+    history = {**answers.steps(POINTS), "block": BLOCK}
     newest = int(history["last_step"])
-    history["block"] = BLOCK
     checkpoints = answers.checkpoints()
-    shown = _copy_pictures(checkpoints, pictures, folder)
+    pictures_copied = _copy_pictures(checkpoints, pictures, folder)
     contents: dict[str, Content] = {
-        "run": run,
+        "run": answers.run(),
         "snapshot": snapshot,
         "history": history,
         "activity": answers.activity(POINTS),
@@ -87,42 +85,33 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
         "rounds": answers.rounds(),
         "figures": answers.figures(),
     }
-    for number in range(newest // BLOCK + 1):
-        contents[f"history-{number}"] = answers.steps(BLOCK, number * BLOCK, (number + 1) * BLOCK - 1)
+    for block in range(newest // BLOCK + 1):
+        contents[f"history-{block}"] = answers.steps(BLOCK, block * BLOCK, (block + 1) * BLOCK - 1)
     if answers.calculator is not None:
         for name in answers.calculator.names:
             contents[f"calculator-{name}"] = answers.calculator.table(name)
     (folder / "api").mkdir()
     for name, content in contents.items():
-        _text(folder / "api" / f"{name}.json", json.dumps(content, separators=(",", ":"), allow_nan=False))
+        (folder / "api" / f"{name}.json").write_text(json.dumps(content, separators=(",", ":"), allow_nan=False))
     for file in STATIC.iterdir():
         shutil.copyfile(file, folder / file.name)
     (folder / "notebooks").mkdir()
     for name in notebooks.NAMES:
-        (folder / "notebooks" / name).write_bytes(notebooks.notebook(name, run))
-    _text(folder / "index.html", index_html(run, static=True))
-    _text(folder / MARK, json.dumps({"run": run["identity"], "step": newest}) + "\n")
-    return newest, shown
+        (folder / "notebooks" / name).write_bytes(notebooks.notebook(name, contents["run"]))
+    (folder / "index.html").write_text(index_html(contents["run"], static=True), encoding="utf-8")
+    (folder / MARK).write_text(json.dumps({"run": contents["run"]["identity"], "step": newest}) + "\n")
+    return newest, pictures_copied
 
 
 def _copy_pictures(checkpoints: Content, pictures: Path, folder: Path) -> int:
-    """Copy the pictures that the checkpoints show; leave those out that are not there any more."""
+    """Copy the pictures that the checkpoints show, and return how many; those that are gone are left out of both."""
     (folder / "pictures").mkdir()
-    shown = 0
     for row in checkpoints["rows"]:
-        there: list[Any] = []
+        row["pictures"] = [picture for picture in row["pictures"] if (pictures / Path(picture["url"]).name).is_file()]
         for picture in row["pictures"]:
             name = Path(picture["url"]).name
-            if (pictures / name).is_file():
-                shutil.copyfile(pictures / name, folder / "pictures" / name)
-                there.append({**picture, "url": f"pictures/{name}"})
-        row["pictures"] = there
-        shown += len(there)
-    return shown
-
-
-def _text(file: Path, text: str) -> None:
-    file.write_text(text, encoding="utf-8")
+            shutil.copyfile(pictures / name, folder / "pictures" / name)
+    return sum(len(row["pictures"]) for row in checkpoints["rows"])
 
 
 def _put_in_place(new: Path, out: Path) -> None:

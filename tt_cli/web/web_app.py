@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, HTTPException, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from starlette.datastructures import MutableHeaders
@@ -51,9 +51,8 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     app.add_middleware(SafeHeaders)
     live, cache = LiveUpdates(answers), ResponseCache()
     metrics = Metrics(answers, live)
-    app.add_exception_handler(DatabaseDown, _not_now)
-    app.add_exception_handler(NothingYet, _nothing_yet)
-    app.add_exception_handler(RequestValidationError, _malformed)
+    for error, handler in _HANDLERS.items():
+        app.add_exception_handler(error, handler)
 
     def cached(request: Request, key: Hashable, seconds: float, make: Callable[[], Any]) -> Response:
         return respond(request, cache.get(key, seconds, lambda: Representation.of_json(make())))
@@ -113,14 +112,14 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
         """What training takes of memory: all answers for one model, of which the page shows what is asked."""
         tables = answers.calculator
         if tables is None or model not in tables.names:
-            return _problem(404, "no such model" if tables else "this page has no calculator")
+            raise HTTPException(404, "no such model" if tables else "this page has no calculator")
         return cached(request, ("calculator", model), DAY_SECONDS, lambda: tables.table(model))
 
     @app.get("/api/events", include_in_schema=False)
     async def events(request: Request) -> Any:
         """What is new, as server-sent events."""
         if live.clients >= MOST_CLIENTS:
-            return _problem(503, "too many follow live updates: ask again and again instead", 60)
+            raise HTTPException(503, "too many follow live updates: ask again and again instead", {"Retry-After": "60"})
         return EventStream(live, accepted_coding(request, "gzip") == "gzip")
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -139,14 +138,14 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
         """One that was drawn from a checkpoint."""
         file = pictures / name
         if not re.fullmatch(PICTURE, name) or not file.is_file():
-            return _problem(404, "no such picture")
+            raise HTTPException(404, "no such picture")
         return FileResponse(file, headers={"Cache-Control": "public, max-age=86400"})
 
     @app.get("/notebooks/{name}", include_in_schema=False)
     def joining(name: str) -> Response:
         """One for Colab or Kaggle, with the run in it."""
         if name not in notebooks.NAMES:
-            return _problem(404, "no such notebook")
+            raise HTTPException(404, "no such notebook")
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
         return Response(notebooks.notebook(name, answers.run()), 200, headers, notebooks.CONTENT_TYPE)
 
@@ -164,7 +163,7 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     def asset(request: Request, name: str) -> Response:
         """One of the files that the page loads."""
         if name not in page_files(STATIC):
-            return _problem(404, "Not Found")
+            raise HTTPException(404, "no such file")
         if name == "index.html":
             return index(request)
         return respond(request, page_files(STATIC)[name], mimetypes.guess_type(name)[0] or "text/plain")
@@ -202,20 +201,19 @@ class SafeHeaders:
         await self._app(scope, receive, with_headers)
 
 
-def _problem(status: int, words: str, wait: int | None = None) -> Response:
-    return JSONResponse({"detail": words}, status, None if wait is None else {"Retry-After": str(wait)})
-
-
-def _not_now(request: Request, error: Exception) -> Response:
-    return _problem(503, "the run's history does not answer at the moment", RETRY_SECONDS)
-
-
-def _nothing_yet(request: Request, error: Exception) -> Response:
-    return _problem(503, "the swarm has not been looked at yet", RETRY_SECONDS)
+def _later(words: str) -> Callable[[Request, Exception], Response]:
+    return lambda request, error: JSONResponse({"detail": words}, 503, {"Retry-After": str(RETRY_SECONDS)})
 
 
 def _malformed(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(step) for step in first["loc"] if step != "query")
-    return _problem(422, f"{where}: {first['msg']}"[:300])
+    return JSONResponse({"detail": f"{where}: {first['msg']}"[:300]}, 422)
+
+
+_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
+    DatabaseDown: _later("the run's history does not answer at the moment"),
+    NothingYet: _later("the swarm has not been looked at yet"),
+    RequestValidationError: _malformed,
+}

@@ -1,40 +1,11 @@
 // Does it fit? All answers for a model come as one table from `tt calc`'s own code; here they are chosen and added up.
 
-import { ask } from "./answers";
+import { ask, type NamedGpu, type Table } from "./answers";
 import { byId, fillTable, make, plain, tell } from "./dom";
 import { command } from "./join";
 import * as words from "./words";
 
-interface Option {
-  words: string;
-  flag: string;
-}
-interface Gpu {
-  flag: string;
-  title: string;
-  bytes: number;
-  half: number | null;
-  full: number | null;
-}
 type Parts = [number, number][]; // a component's number and its bytes
-interface Table {
-  name: string;
-  title: string;
-  command: string;
-  parameters: number;
-  sequence: number;
-  models: { name: string; title: string }[];
-  choices: { name: string; title: string; options: Option[] }[];
-  micro_batches: number[];
-  components: { what: string; place: string; assumed: boolean }[];
-  answers: Record<string, Parts[]>;
-  flops: Record<string, number>;
-  examples: number;
-  gradient_bytes: number;
-  usable: number;
-  gpus: Gpu[];
-  utilisation: number;
-}
 
 const RUN = "run";
 const PEERS = 16;
@@ -53,7 +24,7 @@ export class Calculator {
   async load(): Promise<void> {
     const { wanted } = this;
     if (this.table?.name === wanted) return;
-    const table = await ask<Table>("calculator", { model: wanted }, wanted);
+    const table = await ask("calculator", { model: wanted }, wanted);
     if (wanted !== this.wanted) return; // another one was chosen meanwhile
     this.table = table;
     for (const id of ["memory", "memory-link"]) byId(id).hidden = false;
@@ -193,7 +164,7 @@ export class Calculator {
   }
 
   /** What a global step takes of the line and of the card. */
-  private step(table: Table, key: string, gpu: Gpu): string {
+  private step(table: Table, key: string, gpu: NamedGpu): string {
     const bytes = Math.floor((2 * table.gradient_bytes * (PEERS - 1)) / PEERS);
     const seconds = (8 * bytes) / (LINE_MBIT * 1e6);
     const line = `Among ${PEERS} peers a step sends and receives ${amount(bytes)}: ${words.duration(seconds)} on a line of ${LINE_MBIT} Mbit/s.`;
@@ -214,7 +185,7 @@ function keyOf(table: Table, chosen: Record<string, number>): string {
 }
 
 function partsOf(table: Table, key: string, size: number): Parts {
-  const [same, ...rest] = table.answers[key]!;
+  const [same, ...rest] = table.answers[key] as Parts[];
   return [...same!, ...rest[table.micro_batches.indexOf(size)]!];
 }
 

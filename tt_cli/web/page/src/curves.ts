@@ -4,14 +4,12 @@ export type Values = (number | null)[];
 
 /** Round numbers for a log scale, also within one decade. */
 export function decades(low: number, high: number): number[] {
-  const found: number[] = [];
   const spread = high / low;
   const steps = spread > 20 ? [1] : spread > 4 ? [1, 2, 3, 5] : [1, 1.5, 2, 2.5, 3, 3.5, 4, 4.5, 5, 5.5, 6, 7, 8, 9];
-  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++) {
-    for (const step of steps) found.push(step * 10 ** power);
-  }
-  const within = found.filter((value) => value >= low && value <= high);
-  return within.length >= 2 ? within : [low, high];
+  const ticks: number[] = [];
+  for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power++)
+    ticks.push(...steps.map((step) => step * 10 ** power).filter((value) => value >= low && value <= high));
+  return ticks.length >= 2 ? ticks : [low, high];
 }
 
 /** A centred mean over 2 reach + 1 points, fewer at the ends; gaps are left out. */
@@ -32,14 +30,10 @@ export function smoothed(values: Values, reach: number): Values {
   });
 }
 
-/** Where in a rising column `value` would stand closest. */
-export function nearest(column: number[], value: number): number {
-  let low = 0,
-    high = column.length - 1;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (column[middle]! < value) low = middle + 1;
-    else high = middle;
-  }
-  return low > 0 && value - column[low - 1]! < column[low]! - value ? low - 1 : low;
+/** The height at x of the line through the points of two rising columns, that are not empty; its ends lead on level. */
+export function between(xs: number[], ys: number[], x: number): number {
+  const next = xs.findIndex((value) => value >= x);
+  if (next <= 0) return ys.at(next)!; // -1, beyond the end: the last
+  const [before, after] = [xs[next - 1]!, xs[next]!];
+  return ys[next - 1]! + ((ys[next]! - ys[next - 1]!) * (x - before)) / (after - before);
 }

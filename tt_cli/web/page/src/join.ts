@@ -1,6 +1,6 @@
 // How to join, what the run is, its file, its checkpoints, the five challenges: what changes seldom.
 
-import type { Checkpoint, Figure, Round, Run, Rows } from "./answers";
+import type { Checkpoint, Checkpoints, Figures, Rounds, Run } from "./answers";
 import { byId, fillTable, linkable, make, plain, tell } from "./dom";
 import * as words from "./words";
 
@@ -122,7 +122,7 @@ function showFacts(run: Run): void {
   );
 }
 
-export function showCheckpoints({ rows }: Rows<Checkpoint>): void {
+export function showCheckpoints({ rows }: Checkpoints): void {
   byId("checkpoints-empty").hidden = rows.length > 0;
   byId("checkpoints-box").hidden = rows.length === 0;
   const link = (row: Checkpoint): Node | string => {
@@ -151,7 +151,7 @@ export function showCheckpoints({ rows }: Rows<Checkpoint>): void {
   );
 }
 
-export function showRounds({ rows }: Rows<Round>): void {
+export function showRounds({ rows }: Rounds): void {
   byId("rounds-box").hidden = rows.length === 0;
   const newest = [...rows].sort((a, b) => b.time - a.time).slice(0, 12);
   byId("rounds").replaceChildren(
@@ -169,9 +169,9 @@ export function showRounds({ rows }: Rows<Round>): void {
   );
 }
 
-export function showFigures(figures: Record<string, Figure[]>): void {
+export function showFigures(figures: Figures): void {
   for (const card of document.querySelectorAll<HTMLElement>("[data-challenge]")) {
-    const list = figures[card.dataset.challenge ?? ""] ?? [];
+    const list = figures[card.dataset.challenge as keyof Figures] ?? [];
     card.querySelector("dl")!.replaceChildren(
       ...list
         .filter((figure) => figure.value !== null)

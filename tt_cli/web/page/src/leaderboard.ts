@@ -1,6 +1,6 @@
 // Who gave most: of the last day, or ever.
 
-import { ask, type Leader, type Rows } from "./answers";
+import { ask, type Leader } from "./answers";
 import { byId, fillTable, make, named, tell } from "./dom";
 import * as words from "./words";
 
@@ -26,7 +26,7 @@ export class Leaderboard {
 
   async load(): Promise<void> {
     const wanted = this.window;
-    const answer = await ask<Rows<Leader>>("leaderboard", { window: wanted }, wanted === "day" ? "day" : "");
+    const answer = await ask("leaderboard", { window: wanted }, wanted === "day" ? "day" : "");
     if (wanted !== this.window) return; // another window was chosen meanwhile
     this.rows = answer.rows;
     this.show();

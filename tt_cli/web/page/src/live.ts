@@ -81,7 +81,7 @@ export class Live {
     this.asking = true;
     this.askedAt = Date.now();
     try {
-      this.take(await ask<Snapshot>("snapshot"));
+      this.take(await ask("snapshot"));
       if (!this.events && !isStatic() && this.eventsAt === 0) this.listen();
     } catch (error) {
       if (error instanceof Missing && (error.status === 404 || error.status === 503))

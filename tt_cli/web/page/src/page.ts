@@ -1,15 +1,6 @@
 // The page of a run: asks for what the run is and has done, then follows what is new.
 
-import {
-  ask,
-  isStatic,
-  type Checkpoint,
-  type Figure,
-  type KnownPeer,
-  type Round,
-  type Rows,
-  type Run,
-} from "./answers";
+import { ask, isStatic } from "./answers";
 import { Calculator } from "./calculator";
 import { byId, make, tell } from "./dom";
 import { Hero } from "./hero";
@@ -37,7 +28,7 @@ let seenAt = 0; // Unix seconds of the newest snapshot, by this machine's clock
 
 const live = new Live({
   snapshot(now) {
-    seenAt = Date.now() / 1000 - (now.age_s ?? 0);
+    seenAt = Date.now() / 1000 - now.age_s;
     if (isStatic()) seenAt = now.time;
     hero.snapshot(now);
     swarm.snapshot(now);
@@ -76,13 +67,13 @@ function notice(link: Link, silent: number): void {
 }
 
 async function seldom(): Promise<void> {
-  const checkpoints = ask<Rows<Checkpoint>>("checkpoints").then((answer) => {
+  const checkpoints = ask("checkpoints").then((answer) => {
     showCheckpoints(answer);
     samples.take(answer);
   });
-  const figures = ask<Record<string, Figure[]>>("figures").then(showFigures);
-  const rounds = ask<Rows<Round>>("rounds").then(showRounds);
-  const known = ask<Rows<KnownPeer>>("peers").then(({ rows }) => {
+  const figures = ask("figures").then(showFigures);
+  const rounds = ask("rounds").then(showRounds);
+  const known = ask("peers").then(({ rows }) => {
     const people = new Set(rows.map((row) => row.user || row.peer_id)).size;
     tell(
       byId("ever"),
@@ -96,7 +87,7 @@ async function seldom(): Promise<void> {
 
 async function everything(): Promise<void> {
   await Promise.allSettled([
-    ask<Run>("run").then((run) => {
+    ask("run").then((run) => {
       showRun(run);
       hero.run(run);
     }),

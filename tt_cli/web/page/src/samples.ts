@@ -1,6 +1,6 @@
 // What it draws: the pictures of each checkpoint, and a slider through them.
 
-import type { Checkpoint, Rows } from "./answers";
+import type { Checkpoint, Checkpoints } from "./answers";
 import { byId, make, ownPicture, plain, tell } from "./dom";
 import * as words from "./words";
 
@@ -19,7 +19,7 @@ export class Samples {
     byId("samples-play").addEventListener("click", () => (this.playing ? this.stop() : this.play()));
   }
 
-  take({ rows }: Rows<Checkpoint>): void {
+  take({ rows }: Checkpoints): void {
     const atEnd = Number(this.slider.value) >= this.checkpoints.length - 1;
     this.checkpoints = rows.filter((row) => row.pictures.length > 0);
     byId("samples-empty").hidden = this.checkpoints.length > 0;

@@ -1,6 +1,6 @@
 // Who trains now: a treemap whose areas are samples per second, and the same as a table.
 
-import type { Peer, Snapshot } from "./answers";
+import type { PeerView as Peer, Snapshot } from "./answers";
 import { byId, draw, fillTable, make, named, plain, tell } from "./dom";
 import * as words from "./words";
 
