@@ -22,11 +22,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tt_cli.monitor import SwarmSnapshot, take_snapshot
 from tt_cli.monitor.changes import changes
-from tt_cli.monitor.peer_tables import LEADER_COLUMNS, PEER_COLUMNS, leader_rows, peer_rows, row_line, widths
+from tt_cli.monitor.peer_tables import LEADER_COLUMNS, PEER_COLUMNS, leader_rows, peer_rows
 from tt_cli.monitor.scene import EVER, Active, Scene, leaders_now
 from tt_cli.monitor.views import overview
 from tt_cli.run import load_run
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
+from tt_cli.terminal.table import row_line, widths
 
 WIDTH, HEIGHT = 200, 60
 NOW = 1_000_000.0

@@ -17,8 +17,9 @@ from textual.pilot import Pilot
 from tt_cli.errors import TTError
 from tt_cli.monitor import PeerView, SwarmSnapshot
 from tt_cli.monitor.monitor_app import MonitorApp
-from tt_cli.monitor.peer_tables import PEER_COLUMNS, SortableColumn
+from tt_cli.monitor.peer_tables import PEER_COLUMNS
 from tt_cli.monitor.widgets import PeerTable
+from tt_cli.terminal.table import Column
 
 WAIT = 60.0
 CROWD = [
@@ -152,7 +153,7 @@ def test_the_cursor_stays_on_its_peer_and_tells_of_it(tmp_path: Path) -> None:
         await pilot.press("2")
         await shows(pilot, "ada Qmada")
         await pilot.press("down")
-        await shows(pilot, "1 step behind · step 7 · 60 samples to the next")
+        await shows(pilot, "1 step behind · step 7 · samples 60 · in all 9,000")
         await pilot.press("r")
         await shows(pilot, "samples/s▲")
         assert "bob Qmbob" in lines(pilot)[-3]
@@ -282,7 +283,7 @@ def test_of_a_thousand_peers_only_those_that_are_seen_are_written(
         written.append(row.peer)
         return "noted"
 
-    noting = (*PEER_COLUMNS, SortableColumn("noted", 5, 5, 99, note, lambda row: 0.0))
+    noting = (*PEER_COLUMNS, Column("noted", 5, 5, 99, note, lambda row: 0.0))
     monkeypatch.setattr("tt_cli.monitor.monitor_app.PEER_COLUMNS", noting)
 
     async def steps(pilot: Screen) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.text import Text
 
-from tt_cli.terminal.chart import LABEL, area_chart, figure, line_chart, log_ticks, nice_ticks, smoothed
+from tt_cli.terminal.chart import LABEL, area_chart, figure, line_chart, log_ticks, nice_ticks, smoothed, sparkline
 
 FALLING = [(float(step), 8.0 / step) for step in range(1, 9)]
 
@@ -120,3 +120,12 @@ def test_no_points_break_a_chart_or_its_frame(
     for lines in (line_chart(points, width, height, log=log), area_chart(points, width, height)):
         assert len(lines) in (0, height)
         assert all(cell_len(line.plain) <= width and "\n" not in line.plain for line in lines)
+
+
+def test_sparkline_rises_with_its_values() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
+    assert sparkline([5.0, 5.0], 8) == "▄▄"
+    assert sparkline([], 8) == ""
+    assert sparkline([1.0, math.nan, math.inf, 1e300, 2.0], 8) == "▁█"
+    assert sparkline([0, 0, 7, 7], 2) == "▁█"
+    assert len(sparkline(list(range(1000)), 33)) == 33

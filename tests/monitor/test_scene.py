@@ -6,8 +6,9 @@ import pytest
 from monitor.made import EVIL, TRAINER, snapshot, trainer
 
 from tt_cli.monitor import PeerView
-from tt_cli.monitor.peer_tables import PEER_COLUMNS, leader_rows, peer_rows, row_line, widths
+from tt_cli.monitor.peer_tables import PEER_COLUMNS, leader_rows, peer_rows
 from tt_cli.monitor.scene import Scene, flops_words, leaders_now, middle_speed, remarks
+from tt_cli.terminal.table import row_line, widths
 
 NOW = 1_000_000.0
 
@@ -120,4 +121,5 @@ def test_the_state_of_a_peer_is_among_what_narrow_terminals_show() -> None:
     assert [PEER_COLUMNS[i].title for i in widths(PEER_COLUMNS, 40)] == ["peer", "samples/s", "state"]
     shown = ["peer", "samples/s", "share", "lag", "link", "state"]
     assert [PEER_COLUMNS[i].title for i in widths(PEER_COLUMNS, 80)] == shown
-    assert len(widths(PEER_COLUMNS, 200)) == len(PEER_COLUMNS)
+    assert [PEER_COLUMNS[i].title for i in widths(PEER_COLUMNS, 200)][-2:] == ["last round", "seen"]
+    assert len(widths(PEER_COLUMNS, 500)) == len(PEER_COLUMNS)

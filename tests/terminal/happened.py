@@ -62,6 +62,10 @@ def swarm(epoch: int, peers: int = 2, **changes: Any) -> dict[str, Any]:
         "round": "",
         "digest": "aa",
         "in_agreement": True,
+        "resynced_chunks": 0,
+        "clipped_by": 0,
+        "accused_by": 0,
+        "slow_by": 0,
         "age_s": 1.0,
     }
     usual = {
@@ -76,6 +80,9 @@ def swarm(epoch: int, peers: int = 2, **changes: Any) -> dict[str, Any]:
         "eta_s": 6.5,
         "loss": 3.0,
         "digest": "aa",
+        "holders": peers,
+        "agreeing": peers,
+        "resynced_chunks": 0,
         "trainers": peers,
         "peers": [{"peer_id": f"QmWjTgY4Hjbz8pQ4kYN{i:05d}", **peer} for i in range(peers)],
         "history": [[step, 9.0 / step, 0.0] for step in range(1, epoch)],

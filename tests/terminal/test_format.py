@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from rich.text import Text
 
 from tt_cli.terminal.format import (
-    Column,
     bar,
     byte_count,
     clean,
@@ -16,8 +14,6 @@ from tt_cli.terminal.format import (
     loss_value,
     rate,
     short_id,
-    sparkline,
-    table,
 )
 
 
@@ -70,15 +66,6 @@ def test_nothing_from_the_network_moves_the_cursor() -> None:
     assert short_id("QmWjTgY4Hjbz8pQ4kYNa2r1C") == "…Na2r1C"
 
 
-def test_sparkline_rises_with_its_values() -> None:
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
-    assert sparkline([5.0, 5.0], 8) == "▄▄"
-    assert sparkline([], 8) == ""
-    assert sparkline([1.0, math.nan, math.inf, 1e300, 2.0], 8) == "▁█"
-    assert sparkline([0, 0, 7, 7], 2) == "▁█"
-    assert len(sparkline(list(range(1000)), 33)) == 33
-
-
 @pytest.mark.parametrize("fraction", [0.0, 0.26, 0.5, 1.0, 1.7, -1.0, math.nan])
 def test_a_bar_is_as_wide_as_asked(fraction: float) -> None:
     assert bar(fraction, 13).cell_len == 13
@@ -87,19 +74,3 @@ def test_a_bar_is_as_wide_as_asked(fraction: float) -> None:
 def test_a_bar_shows_its_fraction() -> None:
     assert bar(0.5, 4).plain == "━━──"
     assert bar(0.625, 4).plain == "━━╸─"
-
-
-def test_a_table_leaves_out_what_is_least_needed() -> None:
-    columns = (Column("name", 4, 10, 3), Column("extra", 5, 9, 1), Column("value", 5, 9, 2, right=True))
-    rows = [[Text("anna"), Text("something"), Text("12")], [Text("陈"), Text("x"), Text("1,000")]]
-    assert [line.plain for line in table(columns, rows, 40)] == [
-        "name  extra      value",
-        "anna  something     12",
-        "陈    x          1,000",
-    ]
-    assert [line.plain for line in table(columns, rows, 20)] == [
-        "name  extra    value",
-        "anna  someth…     12",
-        "陈    x        1,000",
-    ]
-    assert [line.plain for line in table(columns, rows, 12)] == ["name  value", "anna     12", "陈    1,000"]

@@ -16,6 +16,7 @@ import pytest
 from rich.cells import cell_len
 from terminal.happened import ID, LAN, LOOPBACK, SIZES, TITLES, TRAINING, made, progress, stepped, swarm
 
+from tt_cli.monitor.views import SwarmLines
 from tt_cli.supervisor import events as e
 from tt_cli.supervisor.peer_state import CURVE, PeerState, new_status
 from tt_cli.terminal import worker_screen
@@ -195,9 +196,12 @@ def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -
 @pytest.mark.parametrize("peers", [0, 3, 60])
 def test_the_view_of_an_auxiliary_peer_fits(width: int, height: int, peers: int) -> None:
     view, log = told([e.Snapshot(swarm(40, peers), at=1.0), *[e.Log("陈" * 200, at=1.0)] * 20])
-    lines = worker_screen.draw(view, log, ("tt aux-peer emoji", "e" * 60), width, height, now=50.0)
+    titles = ("tt aux-peer emoji", "e" * 60)
+    lines = worker_screen.draw(view, log, titles, width, height, now=50.0, draw_swarm=SwarmLines())
     assert len(lines) <= height
     assert max(cell_len(line.plain) for line in lines) <= width
+    if height > 12:
+        assert sum("anna" in line.plain for line in lines) == min(peers, 3) or peers > 3
 
 
 def test_the_view_of_a_training_peer() -> None:

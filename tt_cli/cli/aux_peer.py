@@ -117,6 +117,7 @@ def run(args: argparse.Namespace) -> int:
     from tt_cli.auxiliary.web_process import WebOptions
     from tt_cli.database import Database
     from tt_cli.errors import UsageError
+    from tt_cli.monitor.views import SwarmLines
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.supervisor.control import Control
     from tt_cli.supervisor.events import Log
@@ -176,6 +177,7 @@ def run(args: argparse.Namespace) -> int:
             join_run=name_for_others(args.run, config),
             plain=args.plain,
             json=args.json,
+            draw_swarm=SwarmLines(),
         ) as screen,
         beside(WEB_PAGE, "web.log", None if args.no_web else page),
         beside(EVALUATOR, "evaluator.log", samples),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from tt_cli.monitor.scene import peer_name
 from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.format import clean, loss_value, plural, short_digest
-from tt_cli.terminal.swarm_lines import peer_name
 
 NAMED = 4
 """Of many peers to which the same happened."""
@@ -36,7 +36,7 @@ def first_words(snapshot: SwarmSnapshot) -> str:
 
 def names(peers: Sequence[PeerView]) -> str:
     """ada …9A2r1C, bob …77b0aa and 3 others."""
-    called = [peer_name(vars(peer)) for peer in peers]
+    called = [peer_name(peer) for peer in peers]
     if len(called) > NAMED:
         called = [*called[: NAMED - 1], f"{len(called) - NAMED + 1} others"]
     return " and ".join(filter(None, (", ".join(called[:-1]), called[-1])))

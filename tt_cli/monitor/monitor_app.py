@@ -27,12 +27,12 @@ from textual.screen import ModalScreen
 from textual.widgets import ContentSwitcher, Footer
 
 from tt_cli.monitor import views
-from tt_cli.monitor.peer_tables import LEADER_COLUMNS, PEER_COLUMNS, LeaderRow, PeerRow, leader_rows, peer_rows
+from tt_cli.monitor.peer_tables import LEADER_COLUMNS, PEER_COLUMNS, LeaderRow, PeerRow, leader_rows, others, peer_rows
 from tt_cli.monitor.scene import DAY, EVER
 from tt_cli.monitor.watch import SwarmWatch
 from tt_cli.monitor.widgets import Lines, Moved, PeerTable
 from tt_cli.terminal.ascii import asks_for_ascii, to_ascii
-from tt_cli.terminal.format import clean, fit, left_right, plural
+from tt_cli.terminal.format import clean, fit, left_right
 
 VIEWS = ("overview", "peers", "leaderboard", "my peer", "log")
 DRAW_SECONDS = 0.25  # between two looks for news
@@ -220,13 +220,7 @@ class MonitorApp(App[None]):
         if row is None:
             return [Text("no peer is known", style="dim")]
         peer = row.peer
-        facts = [
-            *row.remarks,
-            f"step {peer.epoch:,}",
-            f"{peer.samples:,} samples to the next, {peer.total_samples:,} in all",
-            *([f"{plural(peer.resynced_chunks, 'chunk')} resynced"] if peer.resynced_chunks else []),
-            *([clean(peer.round)] if peer.round else []),
-        ]
+        facts = [*row.remarks, *others(peer), *([clean(peer.round)] if peer.round else [])]
         name = Text.assemble((row.name, "bold"), (f"  {clean(peer.device)}  {clean(peer.peer_id)}", "dim"))
         return [fit(name, width), fit(Text(" · ".join(facts)), width)]
 

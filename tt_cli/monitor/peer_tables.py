@@ -1,44 +1,56 @@
-"""The columns of the tables of peers and of contributions: what a cell says, and what it sorts by."""
+"""The tables of peers and of contributions. The columns of peers follow from the figures that `PeerView` declares."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from functools import partial
+from typing import Any
 
 from rich.text import Text
 
-from tt_cli.monitor.scene import SILENT, Scene, middle_speed, remarks
-from tt_cli.swarm.records.snapshot import PeerView
-from tt_cli.terminal.format import NONE, clean, duration, fit, percent, rate, short_id
-from tt_cli.terminal.swarm_lines import peer_name
+from tt_cli.monitor.scene import SILENT, Scene, middle_speed, peer_name, remarks
+from tt_cli.swarm.records.snapshot import PeerView, SwarmNow
+from tt_cli.terminal.format import (
+    NONE,
+    clean,
+    duration,
+    fit,
+    loss_value,
+    percent,
+    plural,
+    rate,
+    short_digest,
+    short_id,
+)
+from tt_cli.terminal.table import Column, table
 from tt_cli.web.schemas import Leader
-
-Row = TypeVar("Row")
-
-NEEDED = 6
 
 PEER_ID = 46
 """Characters of the shortest peer id; no user name is as long."""
 
 
-@dataclass(frozen=True)
-class SortableColumn(Generic[Row]):
-    """least, most: cells. keep: where there is too little room, columns with the smallest are left out first.
+def _named(figures: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {loss_value(value)}" for name, value in figures.items()) or NONE
 
-    fair: cells that the needed columns have before others (keep below NEEDED) are shown beside them; 0 for `least`.
-    by: what to sort by. falls: sorted by it, the largest comes first.
-    """
 
-    title: str
-    least: int
-    most: int
-    keep: int
-    text: Callable[[Row], Text | str]
-    by: Callable[[Row], str | float]
-    right: bool = False
-    falls: bool = False
-    fair: int = 0
+WRITTEN: Mapping[str, tuple[int, int, Callable[[Any], str]]] = {
+    "text": (10, 28, lambda text: clean(text) or NONE),
+    "digest": (8, 8, short_digest),
+    "link": (6, 6, lambda client: "client" if client else "direct"),
+    "yes or no": (3, 3, lambda true: "yes" if true else "no"),
+    "figures": (12, 48, _named),
+    "count": (6, 13, lambda count: f"{count:,}"),
+    "per second": (9, 9, rate),
+    "share": (5, 5, percent),
+    "seconds": (8, 12, duration),
+    "loss": (7, 9, loss_value),
+}
+"""By unit: least and most cells of a column, and how a value is written."""
+WORDS = ("text", "digest", "link", "yes or no", "figures")
+"""Units of what stands at the left of its column, and is sorted from the smallest on."""
+BESIDE = ("role", "device", "samples_per_second", "share", "lag", "client_mode", "state", "round", "age_s")
+"""The columns after the peer's name, in their order; those of all other figures follow."""
 
 
 @dataclass(frozen=True)
@@ -50,12 +62,15 @@ class PeerRow:
     remarks: list[str]
 
 
+def rows_of(swarm: SwarmNow) -> list[PeerRow]:
+    """One of each peer."""
+    middle = middle_speed(swarm)
+    return [PeerRow(peer, peer_name(peer), remarks(peer, swarm.trainers, middle)) for peer in swarm.peers]
+
+
 def peer_rows(scene: Scene) -> list[PeerRow]:
     """One of each peer of the newest snapshot."""
-    if scene.snapshot is None:
-        return []
-    middle, trainers = middle_speed(scene.snapshot), scene.snapshot.trainers
-    return [PeerRow(peer, peer_name(vars(peer)), remarks(peer, trainers, middle)) for peer in scene.snapshot.peers]
+    return [] if scene.snapshot is None else rows_of(scene.snapshot)
 
 
 def _state(row: PeerRow) -> Text:
@@ -66,45 +81,81 @@ def _state(row: PeerRow) -> Text:
     return Text("in step", style="green")
 
 
-def _share(row: PeerRow) -> str:
-    return percent(row.peer.share) if row.peer.role == "trainer" else NONE
+def _of_trainers(text: Callable[[PeerView], str]) -> Callable[[PeerRow], str]:
+    return lambda row: text(row.peer) if row.peer.role == "trainer" else NONE
 
 
-def _link(row: PeerRow) -> str:
-    return "client" if row.peer.client_mode else "direct"
+SAID: Mapping[str, Callable[[PeerRow], Text | str]] = {
+    "role": lambda row: Text(row.peer.role, style="dim"),
+    "samples_per_second": _of_trainers(lambda peer: rate(peer.samples_per_second)),
+    "share": _of_trainers(lambda peer: percent(peer.share)),
+    "age_s": lambda row: Text(duration(row.peer.age_s), style="yellow" if row.peer.age_s > SILENT else "dim"),
+}
+"""Cells that say more than the figure's value."""
 
 
-PEER_COLUMNS: Sequence[SortableColumn[PeerRow]] = (
-    SortableColumn("peer", 14, 24, 10, lambda row: Text(row.name, style="bold"), lambda row: row.name.lower(), fair=18),
-    SortableColumn("role", 7, 9, 3, lambda row: Text(row.peer.role, style="dim"), lambda row: row.peer.role),
-    SortableColumn(
-        "device", 10, 28, 2, lambda row: clean(row.peer.device) or NONE, lambda row: row.peer.device.lower()
-    ),
-    SortableColumn(
-        "samples/s",
-        9,
-        9,
-        9,
-        lambda row: rate(row.peer.samples_per_second) if row.peer.role == "trainer" else NONE,
-        lambda row: row.peer.samples_per_second if row.peer.role == "trainer" else -1.0,
-        right=True,
-        falls=True,
-    ),
-    SortableColumn("share", 5, 5, 7, _share, lambda row: row.peer.share, right=True, falls=True),
-    SortableColumn("lag", 3, 6, 6, lambda row: f"{row.peer.lag:,}", lambda row: row.peer.lag, right=True, falls=True),
-    SortableColumn("link", 6, 6, 5, _link, _link),
-    SortableColumn("state", 11, 44, 8, _state, lambda row: len(row.remarks), falls=True, fair=24),
-    SortableColumn("last round", 16, 60, 1, lambda row: clean(row.peer.round) or NONE, lambda row: row.peer.round),
-    SortableColumn(
-        "seen",
-        8,
-        12,
-        4,
-        lambda row: Text(duration(row.peer.age_s), style="yellow" if row.peer.age_s > SILENT else "dim"),
-        lambda row: row.peer.age_s,
-        right=True,
-    ),
+def declared(name: str) -> dict[str, Any]:
+    """Label, unit, cells and worth of a figure of a peer, as `peer_record.figure` declares them."""
+    shown = PeerView.model_fields[name].json_schema_extra
+    assert isinstance(shown, dict), f"{name} is declared without `figure`"
+    return shown
+
+
+def written(peer: PeerView, name: str) -> str:
+    """A figure's value in words."""
+    return WRITTEN[declared(name)["unit"]][2](getattr(peer, name))
+
+
+def others(peer: PeerView) -> list[str]:
+    """Label and value of the figures that have no column of their own on most terminals, but for what is nothing."""
+    names = [name for name in PeerView.model_fields if name not in NAMES and not declared(name).get("keep")]
+    return [f"{declared(name)['label']} {written(peer, name)}" for name in names if getattr(peer, name)]
+
+
+def _column(name: str) -> Column[PeerRow]:
+    shown = declared(name)
+    least, most, _ = WRITTEN[shown["unit"]]
+    least, most = shown.get("cells", (least, most))
+    words = shown["unit"] in WORDS
+
+    def value(row: PeerRow) -> str | float:
+        found = getattr(row.peer, name)
+        return str(found).lower() if words else -1.0 if found is None else float(found)
+
+    return Column(
+        title=shown["label"],
+        least=max(least, len(shown["label"]) + 1),  # and the arrow
+        most=most,
+        keep=shown.get("keep", 0),
+        text=SAID.get(name, lambda row: written(row.peer, name)),
+        by=value,
+        right=not words,
+        falls=not words and name != "age_s",
+    )
+
+
+NAMES = ("peer_id", "user")
+PEER = Column[PeerRow](
+    "peer", 14, 24, 10, lambda row: Text(row.name, style="bold"), lambda row: row.name.lower(), fair=18
 )
+STATE = Column[PeerRow]("state", 11, 44, 8, _state, lambda row: len(row.remarks), falls=True, fair=24)
+PEER_COLUMNS: Sequence[Column[PeerRow]] = (
+    PEER,
+    *(STATE if name == "state" else _column(name) for name in BESIDE),
+    *(_column(name) for name in PeerView.model_fields if name not in (*NAMES, *BESIDE)),
+)
+
+
+def peers_table(swarm: SwarmNow, width: int, height: int) -> list[Text]:
+    """A heading and the peers, at most `height` lines; what does not fit is counted in the last line."""
+    rows = rows_of(swarm)
+    if height < 2 or not rows:
+        return []
+    shown = rows if len(rows) < height else rows[: height - 2]
+    lines = table(PEER_COLUMNS, shown, width)
+    if len(shown) < len(rows):
+        lines.append(fit(Text(f"and {plural(len(rows) - len(shown), 'more peer')}", style="dim"), width))
+    return lines
 
 
 @dataclass(frozen=True)
@@ -129,6 +180,9 @@ def leader_rows(leaders: Sequence[Leader], now: float) -> list[LeaderRow]:
     return [LeaderRow(place, leader_name(leader), leader, now) for place, leader in enumerate(ordered, 1)]
 
 
+_number = partial(Column[LeaderRow], right=True, falls=True)
+
+
 def _compute(row: LeaderRow) -> str:
     return duration(row.leader.seconds or None)
 
@@ -137,76 +191,12 @@ def _seen(row: LeaderRow) -> str:
     return f"{duration(row.now - row.leader.last_seen)} ago"
 
 
-LEADER_COLUMNS: Sequence[SortableColumn[LeaderRow]] = (
-    SortableColumn("#", 3, 6, 6, lambda row: Text(f"{row.place:,}", style="dim"), lambda row: row.place, right=True),
-    SortableColumn(
-        "user",
-        12,
-        40,
-        10,
-        lambda row: Text(row.name, style="bold"),
-        lambda row: row.name.lower(),
-    ),
-    SortableColumn(
-        "samples",
-        9,
-        16,
-        9,
-        lambda row: f"{row.leader.samples:,}",
-        lambda row: row.leader.samples,
-        right=True,
-        falls=True,
-    ),
-    SortableColumn("compute time", 12, 14, 8, _compute, lambda row: row.leader.seconds, right=True, falls=True),
-    SortableColumn(
-        "share", 5, 5, 7, lambda row: percent(row.leader.share), lambda row: row.leader.share, right=True, falls=True
-    ),
-    SortableColumn(
-        "peers", 5, 7, 4, lambda row: f"{row.leader.peers:,}", lambda row: row.leader.peers, right=True, falls=True
-    ),
-    SortableColumn("seen", 10, 16, 5, _seen, lambda row: row.leader.last_seen, right=True, falls=True),
+LEADER_COLUMNS: Sequence[Column[LeaderRow]] = (
+    Column("#", 3, 6, 6, lambda row: Text(f"{row.place:,}", style="dim"), lambda row: row.place, right=True),
+    Column("user", 12, 40, 10, lambda row: Text(row.name, style="bold"), lambda row: row.name.lower()),
+    _number("samples", 9, 16, 9, lambda row: f"{row.leader.samples:,}", lambda row: row.leader.samples),
+    _number("compute time", 13, 14, 8, _compute, lambda row: row.leader.seconds),
+    _number("share", 6, 6, 7, lambda row: percent(row.leader.share), lambda row: row.leader.share),
+    _number("peers", 6, 7, 4, lambda row: f"{row.leader.peers:,}", lambda row: row.leader.peers),
+    _number("seen", 10, 16, 5, _seen, lambda row: row.leader.last_seen),
 )
-
-
-def widths(columns: Sequence[SortableColumn[Row]], width: int) -> dict[int, int]:
-    """Cells of each column that has room in `width`, two spaces apart: all but fixed ones grow, the needed first."""
-    shown = list(range(len(columns)))
-    least = [max(column.least, len(column.title) + 1) for column in columns]  # and the arrow
-    fair = [max(least[i], column.fair) for i, column in enumerate(columns)]
-    for i in sorted(shown, key=lambda i: columns[i].keep):
-        if columns[i].keep < NEEDED and sum(fair[j] for j in shown) + 2 * (len(shown) - 1) > width:
-            shown.remove(i)
-    while len(shown) > 1 and sum(least[i] for i in shown) + 2 * (len(shown) - 1) > width:
-        shown.remove(min(shown, key=lambda i: columns[i].keep))
-    cells = {i: least[i] for i in shown}
-    free = width - sum(cells.values()) - 2 * (len(shown) - 1)
-    for i in sorted(shown, key=lambda i: -columns[i].keep):
-        more = max(0, min(free, columns[i].most - cells[i]))
-        cells[i] += more
-        free -= more
-    return cells
-
-
-def heading(columns: Sequence[SortableColumn[Row]], cells: dict[int, int], sorted_by: int, falling: bool) -> Text:
-    """The titles; the one that is sorted by has an arrow and a line below."""
-    line = Text()
-    for i, width in cells.items():
-        title = columns[i].title
-        if i == sorted_by:
-            title = f"{title[: width - 1]}{'▼' if falling else '▲'}"
-        cell = Text(title.rjust(width) if columns[i].right else title.ljust(width))
-        cell.stylize("bold underline" if i == sorted_by else "dim")
-        line.append("  " if line else "").append_text(fit(cell, width))
-    return line
-
-
-def row_line(columns: Sequence[SortableColumn[Row]], cells: dict[int, int], row: Row) -> Text:
-    """One row, each cell cut to its width."""
-    line = Text()
-    for i, width in cells.items():
-        text = columns[i].text(row)
-        cell = fit(text if isinstance(text, Text) else Text(text), width)
-        gap = " " * (width - cell.cell_len)
-        line.append("  " if line else "")
-        line.append_text(Text(gap).append_text(cell) if columns[i].right else cell.append(gap))
-    return line

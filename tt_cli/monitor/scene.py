@@ -6,9 +6,11 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from rich.text import Text
+
 from tt_cli.supervisor.slot import SeenSlot
-from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
-from tt_cli.terminal.format import duration, loss_value, plural, rate, short_digest
+from tt_cli.swarm.records.snapshot import PeerView, SwarmNow, SwarmSnapshot
+from tt_cli.terminal.format import clean, duration, fit, loss_value, plural, rate, short_digest, short_id
 from tt_cli.terminal.live_view import clock
 from tt_cli.terminal.swarm_lines import Curve
 from tt_cli.web.schemas import Leader
@@ -98,7 +100,13 @@ def flops_words(flops: float | None) -> str:
     return f"{rate(flops / 1e15)} PFLOP/s"
 
 
-def middle_speed(snapshot: SwarmSnapshot) -> float:
+def peer_name(peer: PeerView) -> str:
+    """User and end of the peer id; a long user name is cut, so that the id is seen."""
+    user = fit(Text(clean(peer.user)), 14).plain
+    return f"{user} {short_id(peer.peer_id)}" if user else short_id(peer.peer_id)
+
+
+def middle_speed(snapshot: SwarmNow) -> float:
     """Samples per second of the trainer in the middle of those that compute."""
     speeds = sorted(peer.samples_per_second for peer in snapshot.peers if peer.samples_per_second > 0)
     return speeds[len(speeds) // 2] if speeds else 0.0

@@ -9,7 +9,9 @@ from typing import TextIO
 
 from rich.text import Text
 
-from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
+from tt_cli.monitor.peer_tables import others, rows_of
+from tt_cli.monitor.scene import peer_name
+from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
 from tt_cli.terminal.format import (
     clean,
     duration,
@@ -20,14 +22,13 @@ from tt_cli.terminal.format import (
     short_digest,
 )
 from tt_cli.terminal.live_view import Mode, clock, write_line
-from tt_cli.terminal.swarm_lines import peer_name, run_seconds_left
 
 NAMED = 3  # of the peers that differ
 AT_LEAST_EVERY = 30.0
 """Seconds after which plain text is printed again although nothing changed."""
 
 
-def one_truth(snapshot: SwarmSnapshot) -> Text:
+def one_truth(snapshot: SwarmNow) -> Text:
     """Whether all peers at the newest step hold the same state, and who does not. Without peers: nothing."""
     holders = [peer for peer in snapshot.peers if peer.epoch == snapshot.epoch and peer.digest]
     if not holders:
@@ -38,23 +39,19 @@ def one_truth(snapshot: SwarmSnapshot) -> Text:
     if not snapshot.digest:
         words = f"no state has a majority among {plural(snapshot.holders, 'peer')}"
     line = Text(f"one truth: {words}", style="green" if agree else "bold red")
-    unlike = [f"{_name(peer)} holds {short_digest(peer.digest)}" for peer in holders if not peer.in_agreement]
+    unlike = [f"{peer_name(peer)} holds {short_digest(peer.digest)}" for peer in holders if not peer.in_agreement]
     more = f" and {len(unlike) - NAMED} more" if len(unlike) > NAMED else ""
     line.append("".join(f"; {words}" for words in unlike[:NAMED]) + more)
     if snapshot.resynced_chunks:
         line.append(f"; {plural(snapshot.resynced_chunks, 'chunk')} resynced", style="yellow")
     for peer in snapshot.peers:  # what most of the others say: anybody can say it of anybody
         if peer.accused_by and 2 * peer.accused_by >= snapshot.trainers:
-            line.append(f"; {_name(peer)} made a wrong average", style="bold red")
+            line.append(f"; {peer_name(peer)} made a wrong average", style="bold red")
         elif peer.clipped_by and 2 * peer.clipped_by >= snapshot.trainers:
-            line.append(f"; {_name(peer)} is clipped again and again", style="yellow")
+            line.append(f"; {peer_name(peer)} is clipped again and again", style="yellow")
         elif 2 * peer.slow_by > snapshot.trainers:
-            line.append(f"; {_name(peer)} is left out: it held the others up", style="yellow")
+            line.append(f"; {peer_name(peer)} is left out: it held the others up", style="yellow")
     return line
-
-
-def _name(peer: PeerView) -> str:
-    return peer_name(vars(peer))
 
 
 def plain_text(snapshot: SwarmSnapshot) -> str:
@@ -63,33 +60,21 @@ def plain_text(snapshot: SwarmSnapshot) -> str:
         f"step {snapshot.epoch:,} of {snapshot.total_steps:,}",
         f"{snapshot.samples:,} of {snapshot.target_batch_size:,} samples to the next",
         f"next step in {duration(snapshot.eta_s)}",
-        f"end in {duration(run_seconds_left(vars(snapshot)))}",
+        f"end in {duration(snapshot.seconds_left)}",
         f"loss {loss_value(snapshot.loss)}",
         plural(snapshot.trainers, "trainer"),
         f"{rate(snapshot.samples_per_second)} samples/s",
         one_truth(snapshot).plain or "no state yet",
     ]
     lines = [f"{clock(snapshot.time)} {snapshot.identity}: " + ", ".join(parts)]
-    for peer in snapshot.peers:
-        words = [peer.role]
-        if peer.device:
-            words.append(clean(peer.device))
+    for row in rows_of(snapshot):
+        peer = row.peer
+        words = [peer.role, *([clean(peer.device)] if peer.device else [])]
         if peer.role == "trainer":
             words.append(f"{rate(peer.samples_per_second)} samples/s ({percent(peer.share)})")
-        words.append(f"{plural(peer.lag, 'step')} behind" if peer.lag else "in step")
-        if peer.digest and not peer.in_agreement:
-            words.append("state differs")
-        if peer.resynced_chunks:
-            words.append(f"{plural(peer.resynced_chunks, 'chunk')} resynced")
-        if peer.clipped_by:
-            words.append(f"clipped again and again, say {plural(peer.clipped_by, 'peer')}")
-        if peer.slow_by:
-            words.append(f"holds others up, say {plural(peer.slow_by, 'peer')}")
-        if peer.accused_by:
-            words.append(f"made a wrong average, say {plural(peer.accused_by, 'peer')}")
+        words += [*(row.remarks or ["in step"]), *others(peer)]
         words += [clean(peer.round)] if peer.round else []
-        words.append(f"{duration(peer.age_s)} ago")
-        lines.append(f"  {_name(peer)}: {', '.join(words)}")
+        lines.append(f"  {row.name}: {', '.join(words)}, {duration(peer.age_s)} ago")
     return "\n".join(lines)
 
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from tt_cli.monitor.peer_tables import peers_table
 from tt_cli.monitor.scene import Active, Scene, flops_words
 from tt_cli.monitor.snapshot_text import one_truth
-from tt_cli.swarm.records.snapshot import SwarmSnapshot
+from tt_cli.swarm.records.snapshot import SwarmNow
 from tt_cli.terminal.chart import area_chart, line_chart
 from tt_cli.terminal.format import (
     bar,
@@ -26,7 +28,7 @@ from tt_cli.terminal.format import (
 )
 from tt_cli.terminal.live_view import clock
 from tt_cli.terminal.status_lines import status_lines
-from tt_cli.terminal.swarm_lines import run_seconds_left
+from tt_cli.terminal.swarm_lines import Curve
 
 WIDE = 120  # cells from which charts stand beside each other
 NARROW = 64  # cells below which bars give way to words
@@ -64,7 +66,7 @@ def overview(scene: Scene, width: int, height: int, *, last: int | None, log: bo
     snapshot = scene.snapshot
     if snapshot is None:
         return [Text(""), fit(Text("looking for the swarm …", style="dim"), width)]
-    lines = _figures(scene, snapshot, width)
+    lines = figures(snapshot, flops_words(scene.flops), width)
     room = height - len(lines) - 1
     if room < 4:
         return lines[:height]
@@ -82,6 +84,26 @@ def overview(scene: Scene, width: int, height: int, *, last: int | None, log: bo
             ]
         lines += [Text(""), *trainers]
     return lines[:height]
+
+
+class SwarmLines:
+    """Draws the swarm of an aux peer's screen, from the JSON form of a snapshot as its events carry it."""
+
+    def __init__(self) -> None:
+        self._told: Mapping[str, Any] | None = None
+        self._swarm: SwarmNow | None = None
+
+    def __call__(self, told: Mapping[str, Any], curve: Curve, width: int, height: int) -> list[Text]:
+        """At most `height` lines: figures, loss curve, peers. The curve gives way to peers."""
+        if self._swarm is None or told is not self._told:
+            self._told, self._swarm = told, SwarmNow.model_validate(told)
+        lines = figures(self._swarm, "", width)
+        rows = min(13, height - len(lines) - min(len(self._swarm.peers) + 1, 8) - 2)
+        if rows >= 4 and len(curve) > 1:
+            lines += [Text(""), *line_chart(curve, width, rows)]
+        if len(lines) + 2 < height:
+            lines += [Text(""), *peers_table(self._swarm, width, height - len(lines) - 1)]
+        return lines[:height]
 
 
 def mine(scene: Scene, width: int) -> list[Text]:
@@ -143,14 +165,14 @@ def _log_style(words: str) -> str:
     return "bold" if words.startswith(("step ", "steps ")) else ""
 
 
-def _figures(scene: Scene, snapshot: SwarmSnapshot, width: int) -> list[Text]:
+def figures(snapshot: SwarmNow, flops: str, width: int) -> list[Text]:
+    """Step, speed, loss and agreement. flops: of the whole swarm in words, "" for unknown."""
     helpers = sum(peer.role == "aux" for peer in snapshot.peers)
     total, target = max(1, snapshot.total_steps), max(1, snapshot.target_batch_size)
-    left, done = run_seconds_left(vars(snapshot)), percent(snapshot.epoch / total)
+    left, done = snapshot.seconds_left, percent(snapshot.epoch / total)
     ends = "done" if snapshot.epoch >= total else f"ends in {duration(left)}" if left is not None else "end unknown"
     eta = f"in {duration(snapshot.eta_s)}" if snapshot.eta_s is not None else "nobody computes"
     who = plural(snapshot.trainers, "trainer") + (f", {plural(helpers, 'aux peer')}" if helpers else "")
-    flops = flops_words(scene.flops)
     speed = f"{rate(snapshot.samples_per_second)} samples/s" + (f" · {flops}" if flops else "")
     steps = f"{snapshot.epoch:,} of {snapshot.total_steps:,} · {done}"
     samples = f"{snapshot.samples:,} of {snapshot.target_batch_size:,} samples"

@@ -15,7 +15,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from tt_cli.monitor.peer_tables import Row, SortableColumn, heading, row_line, widths
+from tt_cli.terminal.table import Column, Row, heading, row_line, widths
 
 Draw = Callable[[int, int], list[Text]]
 """(width, height) in cells → lines, more than `height` where they scroll."""
@@ -64,7 +64,7 @@ class PeerTable(ScrollView, Generic[Row], can_focus=True):
     ]
 
     def __init__(
-        self, columns: Sequence[SortableColumn[Row]], identity: Callable[[Row], str], sorted_by: int, **kwargs: Any
+        self, columns: Sequence[Column[Row]], identity: Callable[[Row], str], sorted_by: int, **kwargs: Any
     ) -> None:
         super().__init__(**kwargs)
         self._columns, self._identity = columns, identity

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ Points = Sequence[tuple[float, float]]
 Ticks = list[tuple[float, str]]
 """(value, its label)."""
 
+SPARKS = "▁▂▃▄▅▆▇█"
 LABEL = 8  # cells of the labels of the y axis
 SMOOTH = 60  # a curve of more points is the mean of so many-th parts of them
 FACTORS = (range(1, 10), (1, 2, 5), (1, 3))
@@ -88,6 +90,16 @@ def area_chart(points: Points, width: int, height: int, *, style: str = "cyan") 
     form = "%H:%M:%S" if last - first < 600 else "%H:%M" if last - first < 86400 else "%d %b"
     clock = [(at, time.strftime(form, time.localtime(at))) for at in times]
     return [*_with_axis(grid, None, labels, style), _x_axis(clock, first, last, width)]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """One character per value, or per stretch of values where there are more than `width`."""
+    points = [(float(at), value) for at, value in enumerate(v for v in values if abs(v) < LARGEST_LOSS)]
+    if not points or width < 1:
+        return ""
+    means = [statistics.fmean(stretch) for _, stretch in _columns(points, min(width, len(points)))]
+    low, span = min(means), max(means) - min(means)
+    return "".join(SPARKS[min(7, int(8 * (mean - low) / span)) if span else 3] for mean in means)
 
 
 def figure(value: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -14,28 +15,18 @@ from tt_cli.supervisor.peer_state import PeerState, new_status
 from tt_cli.terminal.format import (
     NONE,
     PHASE_STYLES,
-    Column,
     clean,
     left_right,
     percent,
     rate,
     short_digest,
-    table,
 )
 from tt_cli.terminal.live_view import LiveScreen, clock, write_line
 from tt_cli.terminal.log_lines import LogLine, LogLines
 from tt_cli.terminal.swarm_lines import loss_line, next_step_bar, steps_bar
+from tt_cli.terminal.table import Column, table
 from tt_cli.terminal.worker_screen import LOG_LINES, page
 
-COLUMNS = (
-    Column("peer", 4, 12, 9),
-    Column("phase", 8, 10, 8),
-    Column("samples/s", 9, 9, 7, right=True),
-    Column("share", 5, 5, 6, right=True),
-    Column("step", 4, 8, 4, right=True),
-    Column("digest", 8, 8, 3),
-    Column("last round", 12, 60, 5),
-)
 TOLD = ("phase", "round", "synchronised", "contributed", "failure", "finished", "warning", "error", "trouble")
 """Lines told of every worker; steps are told of the leader alone."""
 
@@ -127,23 +118,33 @@ def draw(view: DemoView, titles: tuple[str, str], width: int, height: int, *, no
         body.append(next_step_bar(front.samples, front.target_samples, front.seconds_to_step(now), width))
     body.append(steps_bar(front.step or 0, view.total_steps, front.steps_seconds_left(), width))
     body.append(Text(""))
-    body += table(COLUMNS, [_cells(name, state) for name, state in view.states.items()], width)
+    body += table(COLUMNS, list(view.states.items()), width)
     return page(head, body, list(view.log), width, height)
 
 
-def _cells(name: str, state: PeerState) -> list[Text]:
-    trains = state.samples_per_second is not None and state.share is not None
-    words = state.reason
+def _words(state: PeerState) -> str:
     if state.round is not None and state.state in ("training", "averaging"):
-        words = state.last_round
-    elif not words and state.saved_step is not None:
-        words = f"step {state.saved_step:,} saved"
-    return [
-        Text(name, style="bold"),
-        Text(clean(state.state), style=PHASE_STYLES.get(state.state, "bold")),
-        Text(rate(state.samples_per_second or 0.0) if trains else NONE),
-        Text(percent(state.share or 0.0) if trains else NONE),
-        Text(NONE if state.step is None else f"{state.step:,}"),
-        Text(short_digest(state.digest)),
-        Text(clean(words)),
-    ]
+        return clean(state.last_round)
+    if not state.reason and state.saved_step is not None:
+        return f"step {state.saved_step:,} saved"
+    return clean(state.reason)
+
+
+def _phase(row: DemoRow) -> Text:
+    return Text(clean(row[1].state), style=PHASE_STYLES.get(row[1].state, "bold"))
+
+
+def _known(write: Callable[[float], str], value: float | None) -> str:
+    return NONE if value is None else write(value)
+
+
+DemoRow = tuple[str, PeerState]
+COLUMNS: Sequence[Column[DemoRow]] = (
+    Column("peer", 4, 12, 9, lambda row: Text(row[0], style="bold")),
+    Column("phase", 8, 10, 8, _phase),
+    Column("samples/s", 9, 9, 7, lambda row: _known(rate, row[1].samples_per_second), right=True),
+    Column("share", 5, 5, 6, lambda row: _known(percent, row[1].share), right=True),
+    Column("step", 4, 8, 4, lambda row: _known("{:,}".format, row[1].step), right=True),
+    Column("digest", 8, 8, 3, lambda row: short_digest(row[1].digest)),
+    Column("last round", 12, 60, 5, lambda row: _words(row[1])),
+)

@@ -1,4 +1,4 @@
-"""The pieces that every screen of `tt` is drawn with: numbers in words, sparkline, bar, table.
+"""The pieces that every screen of `tt` is drawn with: numbers in words, bars, lines that fit.
 
 Everything is pure: values in, `rich.text.Text` of at most the given width out. Strings that came over the
 network go through `clean`, so that no peer can move another person's cursor.
@@ -7,15 +7,10 @@ network go through `clean`, so that no peer can move another person's cursor.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
-from rich.cells import cell_len
 from rich.text import Text
 
-from tt_cli.supervisor.peer_state import LARGEST_LOSS
-
-SPARKS = "▁▂▃▄▅▆▇█"
 NONE = "–"
 PHASE_STYLES: Mapping[str, str] = {
     "starting": "blue",
@@ -92,26 +87,6 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-def thin(values: Sequence[float], buckets: int) -> list[float]:
-    """At most `buckets` drawable values: the means of equal stretches of `values`, in order."""
-    finite = [value for value in values if abs(value) < LARGEST_LOSS]
-    if len(finite) <= buckets:
-        return finite
-    edges = [round(i * len(finite) / buckets) for i in range(buckets + 1)]
-    return [math.fsum(finite[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
-
-
-def sparkline(values: Sequence[float], width: int) -> str:
-    """One character per value, or per stretch of values where there are more than `width`."""
-    values = thin(values, width) if width > 0 else []
-    if not values:
-        return ""
-    low, high = min(values), max(values)
-    if high == low:
-        return SPARKS[3] * len(values)
-    return "".join(SPARKS[min(7, int(8 * (value - low) / (high - low)))] for value in values)
-
-
 def bar(fraction: float, width: int, style: str = "cyan") -> Text:
     """A progress bar of exactly `width` cells; `fraction` is cut to 0..1."""
     fraction = min(1.0, max(0.0, fraction)) if math.isfinite(fraction) else 0.0
@@ -142,46 +117,3 @@ def left_right(left: Text, right: Text, width: int) -> Text:
 def labelled(label: str, *parts: str | tuple[str, str] | Text, width: int) -> Text:
     """A dim label in a column of ten cells, then `parts`."""
     return fit(Text.assemble((f"{label:<10}", "dim"), *parts), width)
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of a table: at least `least` and at most `most` cells wide.
-
-    Where there is too little room, the columns with the smallest `keep` are left out first.
-    """
-
-    title: str
-    least: int
-    most: int
-    keep: int
-    right: bool = False
-
-
-def table(columns: Sequence[Column], rows: Iterable[Sequence[Text]], width: int) -> list[Text]:
-    """A heading and one line per row, none wider than `width`, columns two spaces apart."""
-    body = [list(row) for row in rows]
-    natural = [
-        min(column.most, max([cell_len(column.title), *(row[i].cell_len for row in body)]))
-        for i, column in enumerate(columns)
-    ]
-    shown = list(range(len(columns)))
-    while len(shown) > 1 and sum(min(natural[i], columns[i].least) for i in shown) + 2 * (len(shown) - 1) > width:
-        shown.remove(min(shown, key=lambda i: columns[i].keep))
-    while (excess := sum(natural[i] for i in shown) + 2 * (len(shown) - 1) - width) > 0:
-        wide = max(shown, key=lambda i: natural[i] - columns[i].least)
-        if natural[wide] <= columns[wide].least:
-            break
-        natural[wide] -= min(excess, natural[wide] - columns[wide].least)
-    heading = [Text(column.title, style="dim") for column in columns]
-    lines = []
-    for row in [heading, *body]:
-        line = Text()
-        for i in shown:
-            cell = fit(row[i], natural[i])
-            gap = " " * (natural[i] - cell.cell_len)
-            line.append("  " if line else "")
-            line.append_text(Text(gap).append_text(cell) if columns[i].right else cell.append(gap))
-        line.rstrip()
-        lines.append(fit(line, width))
-    return lines

@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from typing import TextIO
+from collections.abc import Callable, Mapping
+from typing import Any, TextIO
 
 from rich.text import Text
 
@@ -34,10 +35,12 @@ from tt_cli.terminal.format import (
 )
 from tt_cli.terminal.live_view import LiveScreen, clock, write_line
 from tt_cli.terminal.log_lines import LogLine, LogLines, download_words, join_line
-from tt_cli.terminal.swarm_lines import loss_line, next_step_bar, steps_bar, swarm_lines
+from tt_cli.terminal.swarm_lines import Curve, loss_line, next_step_bar, steps_bar
 
 HINT = "Ctrl-C leaves cleanly; again at once"
 LOG_LINES = 12
+DrawSwarm = Callable[[Mapping[str, Any], Curve, int, int], list[Text]]
+"""A snapshot's JSON, a loss curve, width and height → at most so many lines of at most so many cells."""
 _DRAWN = ("phase", "step", "progress", "swarm", "listening", "download")
 """Lines whose content the live view draws anyway: they do not go into its log."""
 
@@ -46,8 +49,8 @@ class Screen(LiveScreen):
     """Shows the events of one worker. `show` may be called from any thread.
 
     title: the command and run, such as "tt join emoji". identity: the run's. join_run: the run as others
-    name it; where it is given, the line with which others join through this peer is shown. A `Failure` is not printed
-    as a line: the command line says it on stderr.
+    name it; where it is given, the line with which others join through this peer is shown. draw_swarm: of a worker that
+    tells of the whole swarm. A `Failure` is not printed as a line: the command line says it on stderr.
     """
 
     def __init__(
@@ -60,8 +63,10 @@ class Screen(LiveScreen):
         plain: bool = False,
         json: bool = False,
         stream: TextIO | None = None,
+        draw_swarm: DrawSwarm | None = None,
     ) -> None:
         super().__init__(plain=plain, json=json, stream=stream)
+        self._draw_swarm = draw_swarm
         self.state = new_status(title, identity, "trainer", total_steps, "")
         self._titles, self._join_run = (title, identity), join_run
         self._lines, self._log = LogLines(), deque[LogLine](maxlen=LOG_LINES)
@@ -94,11 +99,19 @@ class Screen(LiveScreen):
 
     def frame(self, width: int, height: int) -> list[Text]:
         """The live view."""
-        return draw(self.state, list(self._log), self._titles, width, height, now=time.time())
+        log, now = list(self._log), time.time()
+        return draw(self.state, log, self._titles, width, height, now=now, draw_swarm=self._draw_swarm)
 
 
 def draw(
-    state: PeerState, log: list[LogLine], titles: tuple[str, str], width: int, height: int, *, now: float
+    state: PeerState,
+    log: list[LogLine],
+    titles: tuple[str, str],
+    width: int,
+    height: int,
+    *,
+    now: float,
+    draw_swarm: DrawSwarm | None = None,
 ) -> list[Text]:
     """The live view of one worker as at most `height` lines of at most `width` cells.
 
@@ -106,9 +119,9 @@ def draw(
     """
     top = left_right(Text(titles[0], style="bold"), Text(titles[1], style="dim"), width)
     head = [top, phase_line(state, now, width)]
-    if state.swarm is not None:
+    if state.swarm is not None and draw_swarm is not None:
         room = max(3, height - len(head) - 3 - min(len(log), max(2, height // 6)))
-        body = swarm_lines(state.swarm, state.losses(), width, room)
+        body = draw_swarm(state.swarm, state.losses(), width, room)
     else:
         body = _peer_lines(state, now, width)
     return page(head, body, log, width, height)

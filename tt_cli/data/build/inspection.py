@@ -23,7 +23,8 @@ from tt_cli.data.shard_format import CONTAINERS, container_of, read_batches
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
 from tt_cli.run.sections import VqganPart
-from tt_cli.terminal.format import SPARKS, byte_count, plural
+from tt_cli.terminal.chart import SPARKS
+from tt_cli.terminal.format import byte_count, plural
 
 
 @dataclass

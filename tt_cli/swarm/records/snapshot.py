@@ -87,6 +87,14 @@ class SwarmNow(BaseModel):
     trainers: Count = figure("integer: training peers")
     peers: Annotated[list[PeerView], Field(max_length=MAX_PEERS, description="list of objects, trainers first:")]
 
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds to the run's last step at the present rate, None for unknown."""
+        steps = self.total_steps - self.epoch
+        if steps <= 0 or self.eta_s is None or not self.samples_per_second:
+            return None
+        return self.eta_s + (steps - 1) * self.target_batch_size / self.samples_per_second
+
 
 class SwarmSnapshot(SwarmNow):
     """The swarm at one moment, with its past as far as an auxiliary peer published it."""
