@@ -11,7 +11,7 @@ from pathlib import Path
 from hub_standin import HubStandin
 from peer.states import small_run, trained
 
-from tt_cli.checkpoint import pack, save
+from tt_cli.checkpoint import save, serialised
 from tt_cli.peer.trained_state import TrainedState
 
 TAKE = """
@@ -38,7 +38,7 @@ def take(hub: HubStandin, home: Path) -> object:
 
 
 def file_of(state: TrainedState) -> bytes:
-    return pack(state.snapshot())
+    return b"".join(serialised(state.snapshot()))
 
 
 def test_the_newest_checkpoint_comes_from_the_hub_bit_for_bit(hub: HubStandin, tmp_path: Path) -> None:

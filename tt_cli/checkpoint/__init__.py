@@ -17,10 +17,8 @@ from tt_cli.checkpoint.training_state import (
     CheckpointError,
     CorruptCheckpoint,
     TrainingState,
-    pack,
     received_state,
     serialised,
-    unpack,
 )
 
 __all__ = [
@@ -36,14 +34,12 @@ __all__ = [
     "load",
     "load_model",
     "newest",
-    "pack",
     "read_published",
     "received_state",
     "save",
     "serialised",
     "set_aside_after",
     "step_of",
-    "unpack",
     "write",
     "write_published",
 ]

@@ -178,8 +178,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise CheckpointError(f"cannot read the folder {folder}: {error.strerror or error}") from error
-    found = [(step, folder / name) for name in names if (step := step_in(name)) is not None]
-    return [path for _, path in sorted(found, reverse=True)]
+    steps = [(step, folder / name) for name in names if (step := step_in(name)) is not None]
+    return [path for _, path in sorted(steps, reverse=True)]
 
 
 def _read(path: Path, prefix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:

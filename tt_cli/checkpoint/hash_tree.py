@@ -51,7 +51,7 @@ _MAX_DIMENSIONS, _MAX_NAME = 8, 200
 
 @dataclass(frozen=True)
 class Spec:
-    """What a tensor is without its bytes. dtype: as safetensors names it, "F32"."""
+    """A tensor without its bytes. dtype: as safetensors names it, "F32"."""
 
     name: str
     dtype: str
@@ -157,7 +157,7 @@ class StateTree:
 
     @functools.cached_property
     def parameters_digest(self) -> str:
-        """Of the parameters alone, 64 hex digits."""
+        """The digest of the parameters alone, 64 hex digits."""
         return _group_digest(self.parameters, self.leaves[: LEAF * self._first[len(self.parameters)]])
 
     @property
@@ -208,7 +208,7 @@ class StateTree:
         return f"{self.layout[tensor].name}[{number}]"
 
     def place(self, index: int) -> tuple[int, int]:
-        """Where a chunk lies in a buffer for the whole state: (offset, bytes). Tensors begin at multiples of 64."""
+        """The place of a chunk in a buffer for the whole state: (offset, bytes). Tensors begin at multiples of 64."""
         tensor, number = self.find(index)
         start = number * CHUNK
         return self._offset[tensor] + start, min(CHUNK, self.layout[tensor].nbytes - start)
@@ -231,13 +231,13 @@ def bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _leaves(tensors: Iterable[Tensor]) -> bytes:
-    found: list[bytes] = []
+    digests: list[bytes] = []
     with ThreadPoolExecutor(HASH_THREADS) as pool:  # made for each tree: threads do not survive a fork
         for tensor in tensors:
             data = bytes_of(tensor)
             chunks = [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
-            found += pool.map(_sha256, chunks) if len(chunks) > 1 else map(_sha256, chunks)
-    return b"".join(found)
+            digests += pool.map(_sha256, chunks) if len(chunks) > 1 else map(_sha256, chunks)
+    return b"".join(digests)
 
 
 def _sha256(data: memoryview) -> bytes:
@@ -279,7 +279,7 @@ def _specs_in(listed: object, at_most: int) -> list[Spec]:
     """The specs in a header, in the order of their names."""
     if not isinstance(listed, list) or len(listed) > at_most:
         raise ValueError("more tensors than this run's state can have")
-    specs = [_spec_in(one) for one in listed]
+    specs = [_spec_in(entry) for entry in listed]
     names = [spec.name for spec in specs]
     if names != sorted(set(names)):
         raise ValueError("tensors that are not in the order of their names")

@@ -48,14 +48,14 @@ def read_published(path: Path) -> dict[str, Tensor]:
     except OSError as error:
         raise UsageError(f"cannot read the weights {path}: {error.strerror or error}") from error
     if start.startswith((_ZIP, *_PICKLES)):
-        found = _state_dict(_unpickled(path, mmap=start.startswith(_ZIP)), path)
+        tensors = _state_dict(_unpickled(path, mmap=start.startswith(_ZIP)), path)
     elif start[8:] == b"{":
-        found = _safetensors(path)
+        tensors = _safetensors(path)
     else:
         raise CheckpointError(f"{path} is neither a torch nor a safetensors file; fetch it again")
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         _check_plain(path, name, tensor)
-    return found
+    return tensors
 
 
 def write_published(path: Path, state: Mapping[str, Tensor], on_bytes: Callable[[int], None] | None = None) -> None:
@@ -103,8 +103,8 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no dict
             aliases = file.metadata() or {}
-        found = {name: tensors[first] for name, first in aliases.items() if first in tensors and name not in tensors}
-        return tensors | found
+        aliased = {name: tensors[first] for name, first in aliases.items() if first in tensors and name not in tensors}
+        return tensors | aliased
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path} is damaged: {_line(error)}; fetch it again") from error
 
@@ -173,5 +173,5 @@ def _check_plain(path: Path, name: str, tensor: Tensor) -> None:
 def _line(error: Exception) -> str:
     """The first line of an error of torch's that says something."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = [line for line in lines if not line.startswith(("Weights only load failed", "In PyTorch 2.6"))]
-    return (told or lines or [type(error).__name__])[0][:120].rstrip(".")
+    telling = [line for line in lines if not line.startswith(("Weights only load failed", "In PyTorch 2.6"))]
+    return (telling or lines or [type(error).__name__])[0][:120].rstrip(".")

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as tensors_from_bytes
 from torch import Tensor
 
 from tt_cli.checkpoint.hash_tree import DTYPES, StateTree, bytes_of
@@ -42,7 +40,7 @@ class TrainingState:
     """The state after `step` global steps.
 
     parameters: name -> tensor, optimizer: name -> tensor (8-bit moments are uint8). Tensors on a GPU are
-    copied to the CPU when packed; tensors that come from `unpack` or `load` are on the CPU and contiguous.
+    copied to the CPU when written; tensors that come from `load` are on the CPU and contiguous.
     """
 
     step: int
@@ -123,22 +121,6 @@ def file_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> l
     return [len(text).to_bytes(8, "little"), text, *(bytes_of(tensor) for _, tensor in named)]
 
 
-def pack(state: TrainingState) -> bytes:
-    """Return `state` as the bytes of one safetensors file."""
-    return b"".join(serialised(state))
-
-
-def unpack(data: bytes, origin: str = "the received state") -> TrainingState:
-    """Return the state in `data`, which anyone may have sent. Raises CheckpointError, naming `origin`."""
-    try:
-        tensors = tensors_from_bytes(data)
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise CorruptCheckpoint(f"{origin} is damaged: {error}") from error
-    # The library has checked the header; it does not hand out its metadata from bytes.
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    return checked_state(tensors, header.get("__metadata__") or {}, origin)
-
-
 def checked_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], origin: str) -> TrainingState:
     """Check a file's whole content and return the state in it. Raises CheckpointError, naming `origin`."""
     step = checked_step(metadata, origin)
@@ -163,12 +145,12 @@ def checked_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], or
 
 def checked_step(metadata: Mapping[str, str], origin: str) -> int:
     """Check the metadata's form and return the step. Raises CheckpointError."""
-    found = metadata.get("format", "")
-    if found != FORMAT and re.fullmatch(r"tt-\d{1,6}", found):
-        later = int(found.removeprefix("tt-")) > int(FORMAT.removeprefix("tt-"))
+    format = metadata.get("format", "")
+    if format != FORMAT and re.fullmatch(r"tt-\d{1,6}", format):
+        later = int(format.removeprefix("tt-")) > int(FORMAT.removeprefix("tt-"))
         advice = "update tt" if later else "it was written by an earlier version, use that one"
-        raise CheckpointError(f"{origin} has format {found}; this version of tt reads {FORMAT}: {advice}")
-    if found != FORMAT or metadata.keys() != _METADATA:
+        raise CheckpointError(f"{origin} has format {format}; this version of tt reads {FORMAT}: {advice}")
+    if format != FORMAT or metadata.keys() != _METADATA:
         raise CorruptCheckpoint(f"{origin} is no checkpoint of tt: its header does not say so")
     if metadata["metadata_digest"] != metadata_digest(metadata):
         raise CorruptCheckpoint(f"{origin} is damaged: its header's digest does not match")

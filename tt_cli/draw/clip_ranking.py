@@ -51,18 +51,18 @@ class Clip:
 
     @torch.inference_mode()
     def similarity(self, prompt: str, pictures: np.ndarray) -> np.ndarray:
-        """Of each picture (b, H, W, 3) uint8 and the prompt: cosines (b,) float32. What is too long is cut off."""
+        """Cosines (b,) float32 of pictures (b, H, W, 3) uint8 and the prompt; what is too long of it is cut off."""
         config, device = self._model.config, self._model.device
         text = self._tokenizer(
             prompt, truncation=True, max_length=config.text_config.max_position_embeddings, return_tensors="pt"
         )
         pixels = prepare(pictures, config.vision_config.image_size)
-        found = self._model(
+        output = self._model(
             input_ids=text["input_ids"].to(device),
             attention_mask=text["attention_mask"].to(device),
             pixel_values=pixels.to(device),
         )
-        cosines = torch.nn.functional.cosine_similarity(found.image_embeds, found.text_embeds, dim=-1)
+        cosines = torch.nn.functional.cosine_similarity(output.image_embeds, output.text_embeds, dim=-1)
         return cosines.float().cpu().numpy()
 
 
@@ -81,7 +81,7 @@ def keep_best(
     batch: int = BATCH,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[Ranked]:
-    """Of each prompt the `keep` drawings (None: all) that CLIP finds most like it, best first.
+    """Select of each prompt the `keep` drawings (None: all) that CLIP finds most like it, best first.
 
     Prompts keep their order; drawings of one follow one another, as `draw` returns them. on_progress gets the
     numbers of pictures looked at and to look at.
@@ -97,7 +97,7 @@ def keep_best(
             ranked += [Ranked(drawing, cosine) for drawing, cosine in zip(chunk, cosines.tolist(), strict=True)]
             done += len(chunk)
             on_progress(done, len(drawings))
-        kept += sorted(ranked, key=lambda one: (-one.similarity, one.drawing.index))[:keep]
+        kept += sorted(ranked, key=lambda candidate: (-candidate.similarity, candidate.drawing.index))[:keep]
     return kept
 
 
@@ -140,8 +140,8 @@ def _load(folder: Path, weights: Path, place: str, device: torch.device | str) -
         except (TTError, ImportError):
             raise
         except Exception as error:  # a model that anyone made: the library raises whatever its files lead it to
-            words = " ".join(str(error).split())[:200] or type(error).__name__
-            raise TTError(f"--clip {place}: the model in {folder} cannot be read ({words})") from error
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise TTError(f"--clip {place}: the model in {folder} cannot be read ({reason})") from error
     if missing := sorted(report["missing_keys"]):
         raise TTError(f"--clip {place}: {weights} lacks {len(missing)} tensors, such as {missing[0]}")
     return model.to(device).eval(), tokenizer

@@ -43,7 +43,7 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
     lines_of_strips = [strips[start : start + beside] for start in range(0, len(strips), beside)]
 
     placed: list[tuple[int, int, Image.Image]] = []
-    words: list[tuple[int, int, str]] = []
+    captioned: list[tuple[int, int, str]] = []
     y = GAP
     for line in lines_of_strips:
         captions = [_wrap(prompt, font, strip_width - GAP) for prompt, _ in line]
@@ -56,14 +56,14 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
                 placed.append((x + column * cell_width, y + row * cell_height, picture))
             middle = x + (min(across, len(group)) * cell_width - GAP) // 2
             for number, text in enumerate(captions[place]):
-                words.append((middle, y + rows * cell_height - GAP // 2 + number * LINE, text))
+                captioned.append((middle, y + rows * cell_height - GAP // 2 + number * LINE, text))
         y += rows * cell_height + max(map(len, captions)) * LINE + GAP
 
     sheet = Image.new("RGB", (GAP + beside * strip_width, y), PAPER)
     for x, top, picture in placed:
         sheet.paste(picture, (x, top))
     pen = ImageDraw.Draw(sheet)
-    for middle, top, text in words:
+    for middle, top, text in captioned:
         pen.text((middle, top), text, fill=INK, font=font, anchor="ma")
     return sheet
 

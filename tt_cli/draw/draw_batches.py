@@ -1,4 +1,4 @@
-"""How many pictures are drawn side by side: as many as fit into a share of the memory that is free."""
+"""Batches of pictures drawn side by side: as many as fit into a share of the memory that is free."""
 
 from __future__ import annotations
 

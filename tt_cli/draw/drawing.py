@@ -186,12 +186,12 @@ class _Drawer:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            words = str(error).strip().split("\n")[0]
+            reason = str(error).strip().split("\n")[0]
         # Only now, when the error no longer holds the tensors of where it was raised, can they be given back.
         self.decoder = None
         if self.text.device.type == "cuda":
             torch.cuda.empty_cache()
-        return None, words
+        return None, reason
 
     def _decoder(self, prompts: int, samples: int) -> StepDecoder:
         """The last batch's decoder if it has this size, else a new one; the old one's memory is free by then."""
@@ -209,8 +209,8 @@ class _Drawer:
 def _decode(vqgan: Vqgan, codes: np.ndarray, limit: BatchLimit) -> np.ndarray:
     """Pictures (b, H, W, 3) uint8 of codes (b, n), as many at a time as fit."""
     config = vqgan.config
-    each = 4 * _DECODING_VALUES * config.channels * config.resolution**2
-    size = max(1, min(_DECODED_AT_ONCE, limit.nbytes // each))
+    picture_bytes = 4 * _DECODING_VALUES * config.channels * config.resolution**2
+    size = max(1, min(_DECODED_AT_ONCE, limit.nbytes // picture_bytes))
     pictures: list[np.ndarray] = []
     start = 0
     while start < len(codes):

@@ -1,4 +1,4 @@
-"""Does a drawing look most like the picture it should show? A nearest-neighbour test in pixel space."""
+"""A nearest-neighbour test in pixel space: a drawing should look most like the picture it is to show."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class NeighbourScore:
-    """How many of `total` drawings have their own picture as nearest neighbour."""
+    """The number, of `total` drawings, whose nearest neighbour is their own picture."""
 
     right: int
     total: int

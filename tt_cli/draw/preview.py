@@ -30,7 +30,7 @@ LOWEST = 9  # lines of a row of pictures with its captions
 
 
 def way_to_show(stream: TextIO, environ: Mapping[str, str], wanted: str = "auto") -> Way | None:
-    """How to show pictures on `stream`, None for not at all: never where it is no terminal that can show Unicode.
+    """The way to show pictures on `stream`, None for not at all: never where it is no terminal with Unicode.
 
     wanted: "auto", "never", or one of WAYS, which is then believed.
     """
@@ -50,7 +50,7 @@ def way_to_show(stream: TextIO, environ: Mapping[str, str], wanted: str = "auto"
 
 
 def preview(drawings: Sequence[Drawing], way: Way, columns: int, lines: int) -> str:
-    """What to write to a terminal of `columns` x `lines` cells to show drawings, in their order, on one screen."""
+    """Text for a terminal of `columns` x `lines` cells that shows drawings, in their order, on one screen."""
     lines = max(4, lines - 4)  # the command itself, and the next prompt, stay in sight
     if way == "blocks":
         return _in_blocks(drawings, columns, lines)
@@ -114,5 +114,5 @@ def half_blocks(picture: np.ndarray, cells: int) -> list[str]:
 
 def _caption(prompt: str, cells: int) -> str:
     """A prompt in at most `cells` cells, without what would move the cursor."""
-    words = "".join(letter if letter.isprintable() else " " for letter in prompt)
-    return words if cell_len(words) <= cells else set_cell_size(words, cells - 1) + "…"
+    caption = "".join(letter if letter.isprintable() else " " for letter in prompt)
+    return caption if cell_len(caption) <= cells else set_cell_size(caption, cells - 1) + "…"

@@ -1,4 +1,4 @@
-"""How well a model knows the pictures it was trained on."""
+"""Recall: a model's knowledge of the pictures it was trained on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to draw with: a checkpoint on this machine, on the Hub or from the swarm, and why this one was chosen.
+"""Weights to draw with: a checkpoint on this machine, on the Hub or from the swarm, and why it was chosen.
 
 Notable:
 - a checkpoint of tt carries its run file; weights that others published do not, so their run must be named;
@@ -80,10 +80,10 @@ def find_checkpoint(
     if path.is_file():
         return _of_run(run, _from_file(run, path, "named by --checkpoint"))
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    found = newest(folder, None if run is None else run.identity, on_message)
-    if found is None:
+    checkpoint = newest(folder, None if run is None else run.identity, on_message)
+    if checkpoint is None:
         raise UsageError(f"--checkpoint {place}: no usable checkpoint (step-*.safetensors) in {folder}")
-    return _source(found[1], str(found[0]), f"the newest in {folder}")
+    return _source(checkpoint[1], str(checkpoint[0]), f"the newest in {folder}")
 
 
 def fetch_from_swarm(
@@ -150,8 +150,8 @@ def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> We
     if run is None:
         raise ValueError("neither a run nor a place is given")
     folder = folders.checkpoints(run)
-    found = newest(folder, run.identity, on_message)
-    if found is None:
+    checkpoint = newest(folder, run.identity, on_message)
+    if checkpoint is None:
         known = run.peers.initial
         swarm = f"its swarm with --peer {known[0]}" if known else "its swarm with --peer MULTIADDR"
         raise TTError(
@@ -159,7 +159,7 @@ def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> We
             "folder or ORGANISATION/REPOSITORY on the Hub with --checkpoint, or train one with `tt demo` or "
             f"`tt join {run.run.name}`"
         )
-    return _source(found[1], str(found[0]), f"the newest of this run in {folder}")
+    return _source(checkpoint[1], str(checkpoint[0]), f"the newest of this run in {folder}")
 
 
 def _on_the_hub(place: str) -> tuple[str, str | None] | None:

@@ -1,4 +1,4 @@
-"""What one forward and backward pass takes beside parameters and gradients, from the order in which the model works.
+"""Memory of one forward and backward pass beside parameters and gradients, from the order in which the model works.
 
 Follows tt_cli.model.training: the trunk keeps what its budget allows; then the largest of its moments counts, which
 are the head (tt_cli.model.losses) and every layer's two branches on the way back (model/layers/blocks.py). A stream is
@@ -35,7 +35,7 @@ class Activations:
 
 
 def activations(config: DalleConfig, b: int, itemsize: int, budget: int, kind: str) -> Activations:
-    """Of `b` examples with products of `itemsize` bytes and `budget` bytes to keep, on a device of this kind."""
+    """Count for `b` examples, products of `itemsize` bytes and `budget` bytes to keep, on a device of this kind."""
     if not config.reversible:
         return _of_autograd(config, b, itemsize, kind)
     moment = _Moment(config, b, itemsize, kind)
@@ -56,7 +56,7 @@ def activations(config: DalleConfig, b: int, itemsize: int, budget: int, kind: s
 
 
 def _plan(moment: _Moment, budget: int) -> list[int]:
-    """What each layer keeps (0: nothing, 1: a stream, 2: all), as `keeping_plan` decides."""
+    """The part that each layer keeps (0: nothing, 1: a stream, 2: all), as `keeping_plan` decides."""
     plan = [0] * moment.config.depth
     for level, size in ((1, moment.stream), (2, moment.stream + moment.whole_layer)):
         for i in reversed(range(moment.config.depth)):
@@ -96,7 +96,7 @@ class _Moment:
 
     @property
     def whole_layer(self) -> int:
-        """What both branches of a layer can use again (blocks.kept_bytes), beside streams."""
+        """All that both branches of a layer can use again (blocks.kept_bytes), beside streams."""
         config = self.config
         heads = 3 * self.b * _padded_length(config) * config.inner_dim
         return self.itemsize * (heads + 2 * self.rows * config.ff_mult * config.dim)

@@ -76,7 +76,7 @@ class Tables:
         if name not in self.names:
             raise UsageError(f"no model is called {name!r} here")
         choices = OF_RUNS if name == RUN else OF_ARCHITECTURES
-        said = self._name if name == RUN else name
+        shown_name = self._name if name == RUN else name
         subjects = dict(_subjects(choices, lambda asked: self._subject(name, asked)))
         any_subject = next(iter(subjects.values()))
         whats: dict[tuple[str, str, bool], int] = {}
@@ -84,7 +84,7 @@ class Tables:
         return {
             "name": name,
             "title": any_subject.title,
-            "command": f"tt calc {said}",
+            "command": f"tt calc {shown_name}",
             "parameters": any_subject.answer(1).parameters,
             "sequence": any_subject.described()["sequence"],
             "models": self._models(),
@@ -115,7 +115,7 @@ class Tables:
 
 
 def _gpus() -> list[dict[str, Any]]:
-    """What a GPU may be: flag of `tt calc`, words, bytes, TFLOP/s of 16 and of 32 bits (null: of any)."""
+    """All GPUs to choose from: flag of `tt calc`, words, bytes, TFLOP/s of 16 and of 32 bits (null: of any)."""
     sold = [{"flag": f"{size}GB", "title": f"{size} GB", "bytes": parse_size(f"{size}GB")} for size in MEMORIES]
     named = [
         {"flag": name, "title": f"{gpu.title}, {gpu.memory} GB", "bytes": gpu.memory * GIB, **_speed(gpu)}
@@ -131,18 +131,18 @@ def _speed(gpu: Gpu | None) -> dict[str, float | None]:
 def _subjects(
     choices: tuple[Choice, ...], subject: Callable[[dict[str, Any]], Subject]
 ) -> Iterator[tuple[str, Subject]]:
-    """For each way to choose: the numbers of its options, such as "0 1 0 0", and what is asked about then."""
+    """Every way to choose: the numbers of its options, such as "0 1 0 0", and what is asked about then."""
     for chosen in product(*(range(len(options)) for _, _, options in choices)):
         asked = {name: options[index][0] for index, (name, _, options) in zip(chosen, choices, strict=True)}
         yield " ".join(map(str, chosen)), subject(asked)
 
 
 def _answers(subject: Subject, whats: dict[tuple[str, str, bool], int]) -> list[list[list[int]]]:
-    """What is the same for all micro-batches, then what each takes beside it: [component's number, bytes], …"""
-    found = [_numbered(subject.answer(size), whats) for size in SIZES]
-    same = {number: size for number, size in found[0].items() if all(one.get(number) == size for one in found)}
-    rest = [{number: size for number, size in one.items() if number not in same} for one in found]
-    return [[[number, size] for number, size in one.items()] for one in (same, *rest)]
+    """The part that is the same for all micro-batches, then each one's own: [component's number, bytes], …"""
+    first, *others = answers = [_numbered(subject.answer(size), whats) for size in SIZES]
+    same = {number: size for number, size in first.items() if all(answer.get(number) == size for answer in others)}
+    rest = [{number: size for number, size in answer.items() if number not in same} for answer in answers]
+    return [[[number, size] for number, size in answer.items()] for answer in (same, *rest)]
 
 
 def _numbered(answer: Answer, whats: dict[tuple[str, str, bool], int]) -> dict[int, int]:

@@ -128,8 +128,8 @@ def known(name: str) -> Architecture | None:
 
 def architecture(name: str, runs: Callable[[], Iterable[str]] = tuple) -> Architecture:
     """The one of this name. Raises UsageError with the nearest name, also among the built-in `runs`."""
-    if (found := known(name)) is not None:
-        return found
+    if (model := known(name)) is not None:
+        return model
     names = [*ARCHITECTURES, *runs()]
     close = difflib.get_close_matches(name.lower(), [*names, *_ALIASES], n=1)
     hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(names)};"
@@ -137,7 +137,7 @@ def architecture(name: str, runs: Callable[[], Iterable[str]] = tuple) -> Archit
 
 
 def layer_tensors(model: Architecture, *, decoder: bool = False) -> list[Tensor]:
-    """Of one layer. decoder: T5's second stack, which attends to the first."""
+    """The tensors of one layer. decoder: T5's second stack, which attends to the first."""
     d, inner, hidden = model.dim, model.inner, model.hidden
     norm = [Tensor("norms", d, product=False)] * 2
     if model.family == "t5":
@@ -159,26 +159,26 @@ def layer_tensors(model: Architecture, *, decoder: bool = False) -> list[Tensor]
 
 
 def tensors(model: Architecture, *, groups: int = 0, tied: bool | None = None) -> list[Tensor]:
-    """All of a model. groups: distinct layers, used in turn (0: each layer has its own); T5: of each stack."""
+    """All tensors of a model. groups: distinct layers, used in turn (0: each layer has its own); T5: of each stack."""
     d, vocab, norm = model.dim, model.vocab, Tensor("norms", model.dim, product=False)
     is_tied = model.tied if tied is None else tied
-    found = [Tensor("embeddings", vocab, d, product=is_tied)]
+    parameters = [Tensor("embeddings", vocab, d, product=is_tied)]
     if not is_tied:
-        found.append(Tensor("logits", vocab, d))
+        parameters.append(Tensor("logits", vocab, d))
     for layers, decoder in ((model.layers, False), (model.decoder_layers, True)):
-        found += layer_tensors(model, decoder=decoder) * min(layers, groups or layers)
+        parameters += layer_tensors(model, decoder=decoder) * min(layers, groups or layers)
     if model.positions:
-        found.append(Tensor("embeddings", model.positions, d, product=False))
+        parameters.append(Tensor("embeddings", model.positions, d, product=False))
     if model.family == "bert":  # segments; the norm of embeddings; masked tokens' head: dense, norm, bias
-        found += [Tensor("embeddings", 2, d, product=False), norm, norm]
-        found += [Tensor("logits", d, d), Tensor("logits", d), norm, norm, Tensor("logits", vocab)]
+        parameters += [Tensor("embeddings", 2, d, product=False), norm, norm]
+        parameters += [Tensor("logits", d, d), Tensor("logits", d), norm, norm, Tensor("logits", vocab)]
     elif model.family == "t5":
-        found += [norm, norm, *[Tensor("attention", 32, model.heads, product=False)] * 2]
+        parameters += [norm, norm, *[Tensor("attention", 32, model.heads, product=False)] * 2]
     else:
-        found += [norm, norm]
+        parameters += [norm, norm]
         if model.family == "gptj":
-            found.append(Tensor("logits", vocab))
-    return found
+            parameters.append(Tensor("logits", vocab))
+    return parameters
 
 
 def scaled(model: Architecture, **changes: int | float | bool) -> Architecture:

@@ -21,17 +21,17 @@ def parse_size(text: str) -> int:
 
     Raises UsageError for anything else, and for less than a byte.
     """
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", text, re.ASCII)
-    if found is None or (unit := _UNITS.get(found[2].lower())) is None:
+    match = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*([a-zA-Z]*)\s*", text, re.ASCII)
+    if match is None or (unit := _UNITS.get(match[2].lower())) is None:
         raise UsageError(f"{text!r} is no amount of memory: write it like 8GB, 7.5GiB or 800MB")
-    size = float(found[1]) * unit
+    size = float(match[1]) * unit
     if not 1 <= size < 2**63:
         raise UsageError(f"{text!r} is no amount of memory that a machine can have: write it like 8GB")
     return int(size)
 
 
 def shown(size: float) -> str:
-    """For people: "3.2 GiB", "640 MiB"; below one MiB in KiB."""
+    """A number of bytes for people: "3.2 GiB", "640 MiB"; below one MiB in KiB."""
     for unit, name in ((GIB, "GiB"), (2**20, "MiB")):
         if abs(size) >= unit:
             return f"{size / unit:.1f} {name}" if abs(size) < 100 * unit else f"{size / unit:.0f} {name}"

@@ -38,7 +38,7 @@ _BLOCK, _SMALLEST = 256, 4096  # bitsandbytes: elements that share a scale, and 
 
 @dataclass(frozen=True)
 class CalculatorOptions(Setting):
-    """How a model is trained. bits: of the optimizer's state. sequence: 0 for the published one. compression: of
+    """A way to train a model. bits: of the optimizer's state. sequence: 0 for the published one. compression: of
     averaged gradients; None: alone, without a swarm."""
 
     optimizer: Optimizer = "adam"
@@ -63,13 +63,13 @@ class CalculatorOptions(Setting):
 
     @property
     def setting(self) -> Setting:
-        """What of it the passes depend on."""
+        """The part of it that the passes depend on."""
         return Setting(**{part.name: getattr(self, part.name) for part in fields(Setting)})
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What one configuration takes at its worst moment. tensors: bytes of tensors alone, where training runs."""
+    """The account of one configuration at its worst moment. tensors: bytes of tensors alone, where training runs."""
 
     parameters: int
     components: tuple[MemoryComponent, ...]
@@ -84,14 +84,14 @@ class Answer:
 def reckon(model: Architecture, options: CalculatorOptions) -> Answer:
     """Answer for one configuration. Raises UsageError for one that does not exist."""
     options.check(model)
-    found = tensors(model, groups=options.groups, tied=options.tied)
-    count = sum(tensor.count for tensor in found)
+    parameters = tensors(model, groups=options.groups, tied=options.tied)
+    count = sum(tensor.count for tensor in parameters)
     item = 2 if options.precision == "pure16" else 4
     peak, at_peak = _passes(model, options.setting)
     name = "master weights" if options.precision == "mixed" and not options.offload else "parameters"
-    state = state_bytes(found, options.optimizer, options.bits)
+    state = state_bytes(parameters, options.optimizer, options.bits)
     own = [(name, item * count), ("gradients", item * count)]
-    work = 0 if options.offload else _update_bytes(found, options, item)
+    work = 0 if options.offload else _update_bytes(parameters, options, item)
     if not options.offload:
         own.append(("optimizer state", state))
     if peak >= work:
@@ -109,13 +109,13 @@ def reckon(model: Architecture, options: CalculatorOptions) -> Answer:
             *cuda_components(),
         ]
     if options.offload:
-        step = MemoryComponent("workspace", _update_bytes(found, replace(options, kind="cpu"), 4), "host")
+        step = MemoryComponent("workspace", _update_bytes(parameters, replace(options, kind="cpu"), 4), "host")
         components += [
             MemoryComponent("master weights (offloaded)", 4 * count, "host"),
             MemoryComponent("gradients (offloaded)", item * count, "host"),
         ]
         components += [MemoryComponent("optimizer state", state, "host"), step]
-    components += _of_the_swarm(found, state, options)
+    components += _of_the_swarm(parameters, state, options)
     return Answer(count, tuple(components), moment, sum(size for _, size in own))
 
 
@@ -126,12 +126,12 @@ def _passes(model: Architecture, setting: Setting) -> tuple[int, tuple[tuple[str
     return tape.peak, tuple((what, size) for what, size in tape.at_peak.items() if size)
 
 
-def _of_the_swarm(found: list[Tensor], state: int, options: CalculatorOptions) -> list[MemoryComponent]:
-    """What a peer's processes take of the host, as in tt_cli.memory.trainer_account; alone it is one process."""
-    count = sum(tensor.count for tensor in found)
+def _of_the_swarm(parameters: list[Tensor], state: int, options: CalculatorOptions) -> list[MemoryComponent]:
+    """Host memory of a peer's processes, as in tt_cli.memory.trainer_account; alone it is one process."""
+    count = sum(tensor.count for tensor in parameters)
     if options.compression is None:
         return [MemoryComponent("process and libraries", PROCESSES["trainer"] + LIBRARIES, "host")]
-    sizes = [tensor.count for tensor in found]
+    sizes = [tensor.count for tensor in parameters]
     return [
         MemoryComponent("swarm: encoded gradient and average", 2 * encoded_bytes(sizes, options.compression), "host"),
         MemoryComponent("swarm: largest tensor decoded", 4 * max(sizes), "host"),
@@ -141,13 +141,13 @@ def _of_the_swarm(found: list[Tensor], state: int, options: CalculatorOptions) -
     ]
 
 
-def state_bytes(found: Iterable[Tensor], optimizer: Optimizer, bits: int) -> int:
-    """Of the optimizer's state: two moments an element; Adafactor keeps rows and columns (Shazeer and Stern 2018).
+def state_bytes(parameters: Iterable[Tensor], optimizer: Optimizer, bits: int) -> int:
+    """Bytes of the optimizer's state: two moments an element, for Adafactor rows and columns (Shazeer and Stern 2018).
 
     8 bits: a byte for each element and a float32 for each block of 256; tensors under 4096 elements stay in 32 bits.
     """
     total = 0
-    for tensor in found:
+    for tensor in parameters:
         if optimizer == "adafactor":
             total += (tensor.rows + tensor.columns) * bits // 8
         elif bits == 8 and tensor.count >= _SMALLEST:
@@ -157,9 +157,9 @@ def state_bytes(found: Iterable[Tensor], optimizer: Optimizer, bits: int) -> int
     return total
 
 
-def _update_bytes(found: list[Tensor], options: CalculatorOptions, item: int) -> int:
-    """What an update takes for a while. On a GPU torch updates all tensors of Adam and LAMB at once (foreach)."""
-    counts = [tensor.count for tensor in found]
+def _update_bytes(parameters: list[Tensor], options: CalculatorOptions, item: int) -> int:
+    """Bytes that an update takes for a while. On a GPU torch updates all tensors of Adam and LAMB at once (foreach)."""
+    counts = [tensor.count for tensor in parameters]
     if options.optimizer == "adafactor":
         return item * max(a + b for a, b in pairwise(counts))  # the last tensor's update lives until the next one's
     if options.bits == 8:
@@ -169,7 +169,7 @@ def _update_bytes(found: list[Tensor], options: CalculatorOptions, item: int) ->
 
 
 def changes(model: Architecture, options: CalculatorOptions) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What would take less, the cheapest first: none of the first costs time, the last ones cost time or precision."""
+    """Changes that take less, the cheapest first: none of the first costs time, the last cost time or precision."""
     if options.micro_batch > 1:
         yield "--micro-batch 1", {"micro_batch": 1}
     if options.attention == "eager" and model.family != "t5":
@@ -202,13 +202,13 @@ def smallest_change(model: Architecture, options: CalculatorOptions, room: int) 
             continue
         for number in range(1, len(few) + 1):
             for chosen in combinations(few, number):
-                if (found := answer(chosen)).total(place) <= room:
-                    return [words for words, _ in chosen], found
+                if (result := answer(chosen)).total(place) <= room:
+                    return [words for words, _ in chosen], result
     return None
 
 
 def network_bytes(model: Architecture, options: CalculatorOptions, peers: int) -> int:
-    """What a peer sends for one global step, and receives: 2 (n - 1) / n encoded gradients (all-reduce by parts)."""
+    """Bytes that a peer sends for a global step, and receives: 2 (n - 1) / n encoded gradients (all-reduce)."""
     if options.compression is None or peers < 2:
         return 0
     sizes = [tensor.count for tensor in tensors(model, groups=options.groups, tied=options.tied)]
@@ -216,14 +216,16 @@ def network_bytes(model: Architecture, options: CalculatorOptions, peers: int) -
 
 
 def flops_per_example(model: Architecture, options: CalculatorOptions) -> int:
-    """Of the forward and backward pass: multiply and add are two, the backward pass needs twice the forward's, layers
-    that keep no activations run forward once more. Attention over all pairs, as eager and fused kernels without
-    causal skipping do; elementwise work is left out."""
+    """Count the forward and backward pass: multiply and add are two, the backward pass needs twice the forward's.
+
+    Layers that keep no activations run forward once more. Attention is over all pairs, as in eager and fused kernels
+    without causal skipping; elementwise work is left out.
+    """
     n = options.sequence or model.sequence
     m = model.target if not options.sequence else max(1, options.sequence * model.target // max(1, model.sequence))
 
-    def matrices(found: Iterable[Tensor]) -> int:
-        return sum(tensor.count for tensor in found if tensor.columns and tensor.product)
+    def matrices(parameters: Iterable[Tensor]) -> int:
+        return sum(tensor.count for tensor in parameters if tensor.columns and tensor.product)
 
     layer = matrices(layer_tensors(model)) * n + 2 * n * (min(n, model.keys) if model.keys else n) * model.inner
     layers = model.layers * layer

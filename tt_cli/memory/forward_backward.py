@@ -121,7 +121,7 @@ def _bert_layer(o: Operations, x: Value, i: int) -> Value:
 
 
 def _mask(o: Operations, n: int) -> None:
-    """Who may attend to whom, as numbers to add; fused attention is told in a word."""
+    """The attention mask as numbers to add; fused attention is told in a word."""
     if o.s.attention == "eager":
         o.masks.append(Storage(o.t, o.b * n * n * o.full, "attention"))
 

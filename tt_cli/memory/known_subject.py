@@ -28,7 +28,7 @@ class Known:
 
     @classmethod
     def asked(cls, question: CalculatorQuestion) -> Known:
-        """What the question leaves open is chosen here. Raises UsageError."""
+        """Choose what the question leaves open. Raises UsageError."""
         model, kind = architecture(question.model, _runs), question.kind
         reasons: dict[str, str] = {}
         precision, attention, bits = question.precision, question.attention, question.bits
@@ -67,7 +67,7 @@ class Known:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The name for people."""
         return self.model.title
 
     def answer(self, micro_batch: int) -> Answer:
@@ -76,8 +76,8 @@ class Known:
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
         """See Subject."""
-        found = smallest_change(self.model, replace(self.options, micro_batch=micro_batch), room)
-        return None if found is None else found[0]
+        change = smallest_change(self.model, replace(self.options, micro_batch=micro_batch), room)
+        return None if change is None else change[0]
 
     def compared(self) -> list[tuple[str, Subject]]:
         """One technique at a time, then those that cost no precision together."""

@@ -22,7 +22,7 @@ CASTS = "16-bit copies of weights"
 
 @dataclass(frozen=True)
 class Setting:
-    """What a pass depends on beside the architecture. groups: distinct layers, 0 for all."""
+    """All that a pass depends on beside the architecture. groups: distinct layers, 0 for all."""
 
     kind: Kind = "cuda"
     precision: Precision = "mixed"
@@ -51,11 +51,11 @@ class Operations:
     # -- attention --
 
     def attend_qkv(self, qkv: Value) -> Value:
-        """From one storage of queries, keys and values (b, n, 3 inner)."""
-        each = qkv.count // 3
+        """Attention from one storage of queries, keys and values (b, n, 3 inner)."""
+        count = qkv.count // 3
         if self.s.attention == "fused":
-            return self.fused([qkv], each, self.n)
-        views = [self.view(qkv, each) for _ in range(3)]
+            return self.fused([qkv], count, self.n)
+        views = [self.view(qkv, count) for _ in range(3)]
         del qkv
         q, k, v = views
         views.clear()
@@ -205,7 +205,7 @@ class Operations:
         return self.t.record(out, [a, b], [], back)
 
     def plus(self, x: Value, item: int, bias: Value | None = None) -> Value:
-        """With a mask or a bias, whose gradient is the sum over all examples."""
+        """Add a mask or a bias, whose gradient is the sum over all examples."""
         out = self.t.value(x.count, max(x.item, item), "attention")
         narrow, learned = x.size if x.item < out.item else 0, bias.size if bias else 0
 

@@ -19,7 +19,7 @@ MOST_EXAMPLES = 1 << 16
 
 @dataclass(frozen=True)
 class CalculatorQuestion:
-    """What was asked. None: choose. gpu, cpu: an amount of memory, or a GPU's name; cpu "": a CPU without a limit."""
+    """A question. None: choose. gpu, cpu: an amount of memory, or a GPU's name; cpu "": a CPU without a limit."""
 
     model: str
     gpu: str | None = None
@@ -42,7 +42,7 @@ class CalculatorQuestion:
 
     @property
     def kind(self) -> Kind:
-        """Where training runs."""
+        """The device on which training runs."""
         return "cuda" if self.cpu is None else "cpu"
 
     def check(self) -> None:
@@ -67,16 +67,16 @@ class CalculatorQuestion:
 
 
 class Subject(Protocol):
-    """What a question is about: one of the architectures, or a run."""
+    """The subject of a question: one of the architectures, or a run."""
 
     reasons: dict[str, str]
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The name for people."""
 
     def answer(self, micro_batch: int) -> Answer:
-        """What it takes with so many examples at a time."""
+        """The account with so many examples at a time."""
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
         """The smallest change that makes it fit; None where none does."""
@@ -88,10 +88,10 @@ class Subject(Protocol):
         """Bytes that a peer sends, and receives, for a global step."""
 
     def flops(self) -> int:
-        """Of one example."""
+        """Floating-point operations of one example."""
 
     def examples(self) -> tuple[int, str]:
-        """Of a global step, and why so many."""
+        """Examples of a global step, and why so many."""
 
     def described(self) -> dict[str, Any]:
         """Its settings, for people and for --json."""
@@ -125,7 +125,7 @@ class MemoryReport:
         return None if self.room is None else self.taken <= self.room
 
     def to_json(self) -> dict[str, Any]:
-        """For --json: bytes, seconds and floating-point operations."""
+        """The form of --json: bytes, seconds and floating-point operations."""
         return {
             "model": self.title,
             "parameters": self.answer.parameters,
@@ -205,8 +205,8 @@ def _room(question: CalculatorQuestion) -> tuple[int | None, Gpu | None, dict[st
     if not given:
         return None, None, {}
     size, gpu = device_room(given) if question.kind == "cuda" else (parse_size(given), None)
-    words = f"{shown(USABLE * size)}: {USABLE:.0%} of {shown(size)}, the rest is the desktop's and the driver's"
-    return int(USABLE * size), gpu, {"usable": words}
+    reason = f"{shown(USABLE * size)}: {USABLE:.0%} of {shown(size)}, the rest is the desktop's and the driver's"
+    return int(USABLE * size), gpu, {"usable": reason}
 
 
 def _taken(subject: Subject, kind: Kind) -> Callable[[int], int]:
@@ -237,12 +237,12 @@ def _network(subject: Subject, question: CalculatorQuestion) -> dict[str, Any]:
 def _compute(
     subject: Subject, kind: Kind, gpu: Gpu | None, examples: int, precision: str, reasons: dict[str, str]
 ) -> dict[str, Any]:
-    found: dict[str, Any] = {"examples": examples, "flops": subject.flops() * examples, "gpu": None, "seconds": None}
+    figures: dict[str, Any] = {"examples": examples, "flops": subject.flops() * examples, "gpu": None, "seconds": None}
     if kind == "cuda":
         chosen = gpu or GPUS[TYPICAL]
         peak = chosen.full if precision == "fp32" else chosen.half
         given = "" if gpu else "no GPU was named: "
         reasons["compute"] = f"{given}{chosen.title} at {UTILISATION:.0%} of its {peak:g} TFLOP/s, an assumption"
-        seconds = round(found["flops"] / (UTILISATION * peak * 1e12), 3)
-        found |= {"gpu": chosen.title, "seconds": seconds, "utilisation": UTILISATION}
-    return found
+        seconds = round(figures["flops"] / (UTILISATION * peak * 1e12), 3)
+        figures |= {"gpu": chosen.title, "seconds": seconds, "utilisation": UTILISATION}
+    return figures

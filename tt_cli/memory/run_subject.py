@@ -69,7 +69,7 @@ class OfRun:
 
     @property
     def title(self) -> str:
-        """For people."""
+        """The name for people."""
         return f"run {self.run.run.name}"
 
     def answer(self, micro_batch: int) -> Answer:
@@ -91,7 +91,7 @@ class OfRun:
         return None
 
     def compared(self) -> list[tuple[str, Subject]]:
-        """As the run is, and without each of its techniques."""
+        """The run as it is, and without each of its techniques."""
         rows: list[tuple[str, Subject]] = [("as the run is", self)]
         if self.run.model.shared_layer_groups < self.run.model.depth - 1:
             rows.append(("no shared layers", self._with("model.shared_layer_groups", self.run.model.depth)))

@@ -1,4 +1,4 @@
-"""What a training pass holds at every moment, played on paper: sizes are allocated and freed, no tensor exists.
+"""The memory of a training pass at every moment, played on paper: sizes are allocated and freed, no tensor exists.
 
 It follows torch's rules: an operation's result lives as long as somebody refers to it, its node keeps what the backward
 pass will need (Paszke et al. 2019), and a node's gradients are freed when the next nodes took them. So the worst moment
@@ -97,7 +97,7 @@ class Tape:
         return out
 
     def backward(self) -> None:
-        """From the last operation, whose gradient is of its result's size, to the start."""
+        """Play back from the last operation, whose gradient is of its result's size, to the start."""
         if self._nodes:
             self._gradients[self._nodes[-1].out] = self.work(self._nodes[-1].size)
             self._play_back(self._nodes)

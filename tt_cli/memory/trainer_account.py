@@ -1,4 +1,4 @@
-"""What a training peer takes, item by item: on its device, and of the host for its whole family of processes.
+"""The memory of a training peer, item by item: on its device, and of the host for its whole family of processes.
 
 Nothing is allocated for it, and torch is not imported: the decoder's tensors and the order of its work give the bytes.
 What no formula gives (interpreters, libraries, what the C library's allocator holds beyond what is in use) was
@@ -68,7 +68,7 @@ class Need:
 
 
 def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: int = 1, budget: int = 0) -> Need:
-    """What a training peer of this run takes at its worst moment.
+    """Account for a training peer of this run at its worst moment.
 
     itemsize: bytes of the products' dtype (4: float32, 2: bf16 or fp16). budget: bytes of activations that a reversible
     trunk may keep for the backward pass.
@@ -104,7 +104,7 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
 
 
 def cuda_components() -> list[MemoryComponent]:
-    """What CUDA itself takes, of a GPU and of the host."""
+    """CUDA's own memory, of a GPU and of the host."""
     return [
         MemoryComponent("CUDA", CUDA_ON_DEVICE, "device", assumed=True),
         MemoryComponent("CUDA", CUDA_ON_HOST, "host", assumed=True),

@@ -1,4 +1,4 @@
-"""How much memory is free, where large tensors lie, and what glibc does with what was freed.
+"""Memory that is free, mappings for large tensors, and what glibc does with what was freed.
 
 By default blocks above 32 MiB are taken from the system at every allocation and given back at once, and so is the end
 of the heap: every activation is paged in anew. Measured on two cores at the paper's size, a training step of 16

@@ -47,7 +47,7 @@ class AttentionWeights(nn.Module):
         self.out = Weights(config.dim, config.inner_dim)
 
     def tensors(self) -> list[Tensor]:
-        """In the order that AttentionBranch takes."""
+        """All of them, in the order that AttentionBranch takes."""
         return [self.qkv, self.out.weight, self.out.bias]
 
 
@@ -61,12 +61,12 @@ class FeedForwardWeights(nn.Module):
         self.contract = Weights(config.dim, hidden)
 
     def tensors(self) -> list[Tensor]:
-        """In the order that FeedForwardBranch takes."""
+        """All of them, in the order that FeedForwardBranch takes."""
         return [self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias]
 
 
 class BranchWeights(nn.Module):
-    """What each branch of each layer has of its own: norm and LayerScale."""
+    """Norm and LayerScale, which each branch of each layer has of its own."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class BranchWeights(nn.Module):
         self.scale = nn.Parameter(torch.empty(dim))
 
     def tensors(self) -> list[Tensor]:
-        """In the order that the branches take."""
+        """All of them, in the order that the branches take."""
         return [self.norm.weight, self.norm.bias, self.scale]
 
 

@@ -115,7 +115,7 @@ def export_published(dalle: Dalle) -> dict[str, Tensor]:
 
 
 def to_published(config: DalleConfig, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As export_published, of the parameters of a model with this configuration, by our names."""
+    """Rename the parameters of a model with this configuration: our names to the published ones."""
     state = {_PREFIX + _ANGLES: _published_angles(config)}
     for ours, aliases in published_names(config).items():
         tensor = parameters[ours]
@@ -126,7 +126,7 @@ def to_published(config: DalleConfig, parameters: Mapping[str, Tensor]) -> dict[
 
 
 def _names_used(config: DalleConfig, given: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Of the namings that this trunk may have, the one that is given in full. Raises UsageError."""
+    """The naming, of those that this trunk may have, that is given in full. Raises UsageError."""
 
     def expected(naming: dict[str, list[str]]) -> set[str]:
         return {_ANGLES, *(name for aliases in naming.values() for name in aliases)}

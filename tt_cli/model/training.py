@@ -70,9 +70,10 @@ class _TrainingLosses(torch.autograd.Function):
             grad = trunk.backward(grad)
             embedding = dalle.logits.weight if dalle.embedding is None else dalle.embedding
             sums[embedding].index_add_(0, ctx.ids.flatten(), grad.flatten(0, 1))
-        found = [sums[p] if needed else None for p, needed in zip(parameters, ctx.needs_input_grad[4:], strict=True)]
+        needed = ctx.needs_input_grad[4:]
+        gradients = [sums[p] if wanted else None for p, wanted in zip(parameters, needed, strict=True)]
         ctx.sums = None
-        return None, None, None, None, *found
+        return None, None, None, None, *gradients
 
 
 def _layers(dalle: Dalle, sums: dict[Tensor, Tensor], dtype: torch.dtype) -> list[Layer]:

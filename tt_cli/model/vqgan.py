@@ -72,7 +72,7 @@ class VqganConfig:
         return tuple(self.channels * multiplier for multiplier in self.channel_multipliers)
 
     def has_attention(self, level: int) -> bool:
-        """By the nominal resolution, not by that of the picture at hand (as in the reference)."""
+        """Decide by the nominal resolution, not by that of the picture at hand (as in the reference)."""
         return self.resolution >> level in self.attn_resolutions
 
 
@@ -374,7 +374,7 @@ class Vqgan(nn.Module):
 
 
 def _problem(mine: Tensor | None, theirs: Tensor | None) -> str | None:
-    """What is wrong with a given tensor, in a few words."""
+    """The fault of a given tensor, in a few words."""
     if theirs is None:
         return "is missing"
     if mine is None:
@@ -389,7 +389,7 @@ def _problem(mine: Tensor | None, theirs: Tensor | None) -> str | None:
 
 
 def _at_once(device: torch.device, pixels: int) -> int:
-    """How many pictures of so many pixels to hold in memory: at the published size 1 on a CPU, 16 on a GPU.
+    """The number of pictures of so many pixels to hold in memory: at the published size 1 on a CPU, 16 on a GPU.
 
     A picture of 256x256 takes 0.17 GB in float32; a CPU is no faster with more, and slower once they leave its cache.
     """
@@ -404,7 +404,7 @@ def _exact_convolutions(device: torch.device) -> AbstractContextManager[None]:
 
 
 def _laid_out(x: Tensor) -> Tensor:
-    """In the memory format that convolutions are fast in; a GPU's library chooses by itself."""
+    """The same in the memory format that convolutions are fast in; a GPU's library chooses by itself."""
     return x.contiguous(memory_format=torch.channels_last if x.device.type == "cpu" else torch.contiguous_format)
 
 

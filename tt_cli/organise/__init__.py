@@ -1,1 +1,1 @@
-"""What an organiser does before a run begins: set it up (`tt init`), check it (`tt check`), publish it on the Hub."""
+"""Preparing a run: set it up (`tt init`), check it (`tt check`), publish it on the Hub."""

@@ -46,7 +46,7 @@ GPUS = (
 
 @dataclass(frozen=True)
 class Takes:
-    """What one peer of a run takes, with one example at a time. Bytes; gpu_ram: of the host beside the GPU."""
+    """The memory that a peer of a run takes, with one example at a time. Bytes; gpu_ram: of the host beside the GPU."""
 
     parameters: int
     effective: int  # counted as often as layers use them
@@ -67,12 +67,12 @@ class Takes:
         return f"{counted}; {shown(self.gpu)} of GPU memory: {self.fits}; or {shown(self.cpu_ram)} of RAM on a CPU"
 
     def in_brief(self) -> str:
-        """For a table of sizes on a narrow terminal."""
+        """A row in a table of sizes on a narrow terminal."""
         memory = f"{shown(self.gpu):>8} of a GPU or {shown(self.cpu_ram):>8} of RAM"
         return f"{_millions(self.parameters):>7} parameters, {memory}"
 
     def to_json(self) -> dict[str, Any]:
-        """For --json."""
+        """The form of --json."""
         return {**vars(self), "fits": self.fits}
 
 

@@ -32,7 +32,7 @@ _HOST = re.compile(rf"(?=.{{1,253}}$)(?![\d.]+$){_LABEL}(?:\.{_LABEL})+")
 
 @dataclass(frozen=True)
 class RunAnswers:
-    """What was asked for. Empty text: none.
+    """The organiser's wishes, checked. Empty text: none.
 
     size: a name of SIZES or DIMxLAYERS. data: "emoji", OWNER/NAME on the Hub or a folder. vqgan: OWNER/NAME:FILE.
     address: IP or host name. repository: on the Hub, where run file, card and checkpoints shall lie.
@@ -53,7 +53,7 @@ class RunAnswers:
 
     @property
     def measures(self) -> Size:
-        """Of the model, with the schedule that suits it."""
+        """The model's size, with the schedule that suits it."""
         return size_of(self.size)
 
 
@@ -73,7 +73,7 @@ class RunQuestion:
 
     @property
     def flag(self) -> str:
-        """As it is typed."""
+        """The flag as it is typed."""
         return f"--{self.key}"
 
 
@@ -81,10 +81,10 @@ def size_of(text: str) -> Size:
     """A named size, or DIMxLAYERS. Raises UsageError."""
     if text in SIZES:
         return SIZES[text]
-    found = _MEASURES.fullmatch(text)
-    if found is None:
+    match = _MEASURES.fullmatch(text)
+    if match is None:
         raise UsageError(f"--size {text}: give {', '.join(SIZES)}, or DIMxLAYERS such as 768x24")
-    dim, layers = int(found[1]), int(found[2])
+    dim, layers = int(match[1]), int(match[2])
     if not (DIM_HEAD <= dim <= 16384 and dim % DIM_HEAD == 0 and 1 <= layers <= 1024):
         raise UsageError(
             f"--size {text}: the width must be a multiple of {DIM_HEAD} up to 16384, and there are 1 to 1024 layers"
@@ -152,10 +152,10 @@ def _address(text: str) -> str:
 def multiaddr_host(text: str) -> str:
     """ "/ip4/203.0.113.7" or "/dns4/tt.example.org"; "" for what is no address."""
     try:
-        found = ipaddress.ip_address(text)
+        address = ipaddress.ip_address(text)
     except ValueError:
         return f"/dns4/{text}" if _HOST.fullmatch(text) else ""
-    return f"/ip{found.version}/{found}"
+    return f"/ip{address.version}/{address}"
 
 
 def _repository(text: str) -> str:
@@ -172,7 +172,7 @@ def _number(flag: str, low: int, high: int) -> Callable[[str], int]:
 
 
 def _by_field(part: type[BaseModel], field: str, value: str, origin: str) -> Any:
-    """As the run file's field is checked."""
+    """Check a value as the run file's field is checked."""
     info = part.model_fields[field]
     try:
         kind: Any = Annotated[info.annotation, info]
@@ -182,7 +182,7 @@ def _by_field(part: type[BaseModel], field: str, value: str, origin: str) -> Any
 
 
 def _sizes_in_words() -> list[str]:
-    """Of each named size what it takes: with emoji's pictures up to small, with the paper's from there on."""
+    """The memory that each named size takes: with emoji's pictures up to small, with the paper's from there on."""
     lines = []
     for name, size in SIZES.items():
         base = load_run("emoji" if size.dim < 512 else "dalle")
@@ -258,15 +258,15 @@ NOT_ASKED = {"codes": "emoji", "vqgan": ""}  # what holds where a question does 
 
 def answered(name: str, given: Mapping[str, str | None], ask: Callable[[RunQuestion, str], str]) -> RunAnswers:
     """All answers: from `given` (key to text), else from `ask(question, default)`. Raises UsageError."""
-    found: dict[str, Any] = {"name": checked_name(name)}
+    answers: dict[str, Any] = {"name": checked_name(name)}
     for question in QUESTIONS:
         text = given.get(question.key)
-        if not question.asked(found):
+        if not question.asked(answers):
             if text is not None:
-                raise UsageError(f"{question.flag}: has no meaning with --data {found['data']}")
-            found[question.key] = NOT_ASKED[question.key]
+                raise UsageError(f"{question.flag}: has no meaning with --data {answers['data']}")
+            answers[question.key] = NOT_ASKED[question.key]
             continue
         if text is None:
-            text = ask(question, question.default(found))
-        found[question.key] = question.check(text.strip())
-    return RunAnswers(**found)
+            text = ask(question, question.default(answers))
+        answers[question.key] = question.check(text.strip())
+    return RunAnswers(**answers)

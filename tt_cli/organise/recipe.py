@@ -37,7 +37,7 @@ OWN_CAPTIONS = 48  # tokens of captions of one's own in the built-in byte-level 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What was made. address: the multiaddr in the run file, "" where none was given."""
+    """A finished folder. address: the multiaddr in the run file, "" where none was given."""
 
     folder: Path
     run: RunConfig
@@ -131,7 +131,7 @@ def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig,
 
 @contextmanager
 def _tt_home(home: Path) -> Iterator[None]:
-    """What `tt` keeps goes there meanwhile, as if TT_HOME were set for it."""
+    """Let what `tt` keeps go there meanwhile, as if TT_HOME were set for it."""
     before = os.environ.get("TT_HOME")
     os.environ["TT_HOME"] = str(home)
     try:
@@ -151,7 +151,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _give_away(home: Path) -> tuple[int, int]:
-    """Who shall own `home`: who makes it; not root, as whom no container should run."""
+    """Give `home` to who makes it, but not to root, as whom no container should run; returns the owner."""
     user, group = os.getuid(), os.getgid()
     if user == 0:
         user = group = CONTAINER_USER
@@ -189,7 +189,7 @@ def finished(folder: Path, name: str) -> RunConfig | None:
 
 
 def next_steps(folder: Path, published: str) -> list[str]:
-    """What the organiser does with the folder. published: the repository on the Hub, or ""."""
+    """The organiser's next steps with the folder. published: the repository on the Hub, or ""."""
     run = load_run(str(folder / RUN_FILE))
     name = published or str(folder / RUN_FILE)
     flags = " ".join(ServerFacts.of(run, _host(run)).flags("127.0.0.1"))
@@ -207,5 +207,5 @@ def next_steps(folder: Path, published: str) -> list[str]:
 
 
 def _host(run: RunConfig) -> str:
-    """Of the first aux peer, as in the run file."""
+    """The first aux peer's host, as in the run file."""
     return run.peers.initial[0].split("/")[2] if run.peers.initial else ""

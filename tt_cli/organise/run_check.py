@@ -1,4 +1,4 @@
-"""Whether a run can be trained as its file says: `tt check`. All that the file names is opened, nothing is changed.
+"""`tt check`: a run can be trained as its file says. All that the file names is opened, nothing is changed.
 
 The machine is `tt doctor`'s matter; its `Check` and its look at the peers are used here too.
 """
@@ -67,21 +67,22 @@ def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool
 
 
 def _tried(name: str, attempt: Callable[[], tuple[Result, str]], fix: str) -> tuple[Result, Check] | tuple[None, Check]:
-    """What `attempt` found, with its words as a check."""
+    """The result of `attempt`, with its words as a check."""
     try:
-        found, words = attempt()
+        result, details = attempt()
     except TTError as error:
         return None, of_error(name, error, fix)
-    return found, Check(name, "pass", words)
+    return result, Check(name, "pass", details)
 
 
 def keys(run: RunConfig, home: Path) -> Check:
-    """Of a folder that `tt init` made: are its keys those that the run file names? home: the folder of its runs."""
+    """Compare the keys of a folder that `tt init` made with the run file's. home: the folder of its runs."""
     own = home / run.identity
     if not own.is_dir():
         others = sorted(path.name for path in home.iterdir())
-        words = f"they are in {home} for {', '.join(others) or 'no run'}, and this run is {run.identity} now"
-        return Check("keys", "fail", words, f"before anybody joined: mv {home}/{others[0] if others else 'OLD'} {own}")
+        problem = f"they are in {home} for {', '.join(others) or 'no run'}, and this run is {run.identity} now"
+        fix = f"before anybody joined: mv {home}/{others[0] if others else 'OLD'} {own}"
+        return Check("keys", "fail", problem, fix)
     try:
         der = peer_key.public_der(peer_key.private_key((own / "aux.key").read_bytes()).public_key())
     except (OSError, ValueError) as error:
@@ -92,13 +93,13 @@ def keys(run: RunConfig, home: Path) -> Check:
     if open_to_others:
         return Check("keys", "fail", f"others may read {open_to_others[0]}", f"chmod -R go= {home}")
     if run.peers.initial and not any(address.endswith(f"/p2p/{peer_id}") for address in run.peers.initial):
-        words = f"the aux peer here is {peer_id}, and peers.initial names another"
-        return Check("keys", "fail", words, f"end its address in /p2p/{peer_id}, or put your copy of the key back")
+        problem = f"the aux peer here is {peer_id}, and peers.initial names another"
+        return Check("keys", "fail", problem, f"end its address in /p2p/{peer_id}, or put your copy of the key back")
     return Check("keys", "pass", f"the aux peer is {peer_id}")
 
 
 def authority(run: RunConfig) -> Check:
-    """Whether it answers, with a notice that the key in the run file has signed."""
+    """Ask it for a notice, which the key in the run file must have signed."""
     import httpx2
 
     url = f"{run.membership.authority}/v1/notice"
@@ -120,12 +121,12 @@ def authority(run: RunConfig) -> Check:
     except InvalidPass as error:
         fix = "check the address; its key is that of the folder from which it is served"
         return Check("authority", "fail", f"{run.membership.authority} does not say what it should: {error}", fix)
-    said = f"; it has paused the run: {notice.paused}" if notice.paused else ""
-    return Check("authority", "pass", f"{run.membership.authority} signs with the key in the run file{said}")
+    pause = f"; it has paused the run: {notice.paused}" if notice.paused else ""
+    return Check("authority", "pass", f"{run.membership.authority} signs with the key in the run file{pause}")
 
 
 def within(seconds: float, work: Callable[[], Result]) -> Result:
-    """What `work` returns or raises; TTError when it takes longer (it goes on, for nobody)."""
+    """Return or raise what `work` does; TTError when it takes longer (it goes on, for nobody)."""
     ends: queue.Queue[tuple[Result | None, BaseException | None]] = queue.Queue()
 
     def attempt() -> None:
@@ -136,12 +137,12 @@ def within(seconds: float, work: Callable[[], Result]) -> Result:
 
     threading.Thread(target=attempt, daemon=True).start()
     try:
-        found, error = ends.get(timeout=seconds)
+        result, error = ends.get(timeout=seconds)
     except queue.Empty:
         raise TTError(f"nothing came within {seconds:.0f} s: check the network, or data.shuffle_buffer") from None
     if error is not None:
         raise error
-    return found  # type: ignore[return-value] # what work returned
+    return result  # type: ignore[return-value] # what work returned
 
 
 def _tokenizer(run: RunConfig) -> tuple[Tokenizer, str]:
@@ -162,20 +163,20 @@ def _first(run: RunConfig, tokenizer: Tokenizer) -> tuple[Batch, str]:
         batch = next(stream.batches(1))
     finally:
         stream.close()
-    caption = "".join(one if one.isprintable() else " " for one in batch.captions[0])[:60]
-    words = f'{run.data.name} gave "{caption}" in {time.monotonic() - started:.1f} s'
-    return batch, f"{words} ({stream.counts.in_words()})" if stream.counts.dropped else words
+    caption = "".join(letter if letter.isprintable() else " " for letter in batch.captions[0])[:60]
+    details = f'{run.data.name} gave "{caption}" in {time.monotonic() - started:.1f} s'
+    return batch, f"{details} ({stream.counts.in_words()})" if stream.counts.dropped else details
 
 
 def _vqgan(run: RunConfig, batch: Batch | None) -> tuple[object, str]:
     from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
     vqgan = load_vqgan(run)
-    words = f"{run.vqgan.name}, {run.vqgan.codebook_size:,} codes"
+    details = f"{run.vqgan.name}, {run.vqgan.codebook_size:,} codes"
     if batch is None:
-        return vqgan, words
+        return vqgan, details
     picture = decode_pictures(vqgan, batch.image)[0]
-    return vqgan, f"{words}; it drew that example, {picture.shape[1]} x {picture.shape[0]} pixels"
+    return vqgan, f"{details}; it drew that example, {picture.shape[1]} x {picture.shape[0]} pixels"
 
 
 def _model(run: RunConfig) -> tuple[object, str]:
@@ -213,5 +214,5 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
             after = float(task.loss(model, batch, device.torch_device).total)
     if not (math.isfinite(after) and math.isfinite(report.update_norm)):
         raise TTError("the loss is not finite after one step: lower schedule.peak_lr, or raise optimizer.eps")
-    words = f"one example on {device.name} in {device.dtype_name} took {seconds:.1f} s; its loss went from"
-    return report, f"{words} {float(before.detach()):.3f} to {after:.3f}"
+    details = f"one example on {device.name} in {device.dtype_name} took {seconds:.1f} s; its loss went from"
+    return report, f"{details} {float(before.detach()):.3f} to {after:.3f}"

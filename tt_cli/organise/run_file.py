@@ -74,6 +74,6 @@ def commented(run: RunConfig, notes: str) -> str:
             if value is None:
                 lines.append(f"# {field} = {_UNSET.get(key, '…')}")
                 continue
-            words = f" # {_FIELDS[key]}" if key in _FIELDS else ""
-            lines.append(f"{field} = {toml_value(value)}{words}")
+            meaning = f" # {_FIELDS[key]}" if key in _FIELDS else ""
+            lines.append(f"{field} = {toml_value(value)}{meaning}")
     return "\n".join(lines) + "\n"

@@ -25,7 +25,7 @@ def publish(folder: Path, repository: str) -> str:
 
     run = load_run(str(folder / RUN_FILE))
     action = f"cannot publish {run.run.name} in {repository}"
-    found = run_repository(repository, run, action)
-    names = [RUN_FILE] if {RUN_FILE, CARD} <= found.files else [RUN_FILE, CARD]
+    place = run_repository(repository, run, action)
+    names = [RUN_FILE] if {RUN_FILE, CARD} <= place.files else [RUN_FILE, CARD]
     operations = [CommitOperationAdd(path_in_repo=name, path_or_fileobj=(folder / name).read_bytes()) for name in names]
-    return str(commit(found, operations, f"The run {run.identity}", action).repo_url)
+    return str(commit(place, operations, f"The run {run.identity}", action).repo_url)

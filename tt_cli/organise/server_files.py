@@ -24,7 +24,7 @@ _PLACE = re.compile(r"@\{(\w+)\}")
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """What differs from run to run. address: IP or host name of the server. authority: its URL. Both may be ""."""
+    """Facts that differ from run to run. address: IP or host name of the server. authority: its URL. Both may be ""."""
 
     name: str
     port: int = 31337
@@ -33,7 +33,7 @@ class ServerFacts:
 
     @classmethod
     def of(cls, run: RunConfig, address: str) -> ServerFacts:
-        """Of a run file."""
+        """The facts in a run file."""
         return cls(run.run.name, run.peers.coordinator_port, address, run.membership.authority or "")
 
     @property
@@ -44,7 +44,7 @@ class ServerFacts:
         return list(dict.fromkeys(named)) or [NOT_KNOWN]
 
     def flags(self, proxy: str) -> list[str]:
-        """Of `tt aux-peer`, behind the run file. proxy: the address from which the TLS proxy asks."""
+        """Flags of `tt aux-peer`, behind the run file. proxy: the address from which the TLS proxy asks."""
         flags = ["--plain", "--port", str(self.port)]
         if host := multiaddr_host(self.address):
             flags += ["--announce", f"{host}/tcp/{self.port}"]
@@ -59,7 +59,7 @@ EXAMPLE = ServerFacts("my-run", address="tt.example.org", authority="https://tt.
 def rendered(facts: ServerFacts) -> dict[str, str]:
     """File name to text."""
     inside = ["/run/tt/run.toml", *facts.flags("172.30.84.1")]
-    words = {
+    values = {
         "name": facts.name,
         "port": str(facts.port),
         "assistant_port": str(facts.port + 1),
@@ -71,7 +71,7 @@ def rendered(facts: ServerFacts) -> dict[str, str]:
     }
     names = {"tt.service": f"tt-{facts.name}.service"}
     return {
-        names.get(path.name, path.name): _PLACE.sub(lambda found: words[found[1]], path.read_text(encoding="utf-8"))
+        names.get(path.name, path.name): _PLACE.sub(lambda match: values[match[1]], path.read_text(encoding="utf-8"))
         for path in sorted(TEMPLATES.iterdir())
     }
 

@@ -1,4 +1,4 @@
-"""What is trained, behind one interface: `task_of(run)` builds the model, names its parameters, computes its loss.
+"""The training task behind one interface: `task_of(run)` builds the model, names its parameters, computes its loss.
 
 The peers, the auxiliary peer and the swarm's checks know names, shapes, one loss and a few named figures.
 """

@@ -13,7 +13,7 @@ from tt_cli.run import RunConfig
 
 @dataclass(frozen=True)
 class DalleTask:
-    """What `run` trains. All that knows that it is a DALL-E, beside drawing and the memory account, is here."""
+    """The training task of `run`. All that knows of DALL-E, beside drawing and the memory account, is here."""
 
     run: RunConfig
 

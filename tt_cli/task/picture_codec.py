@@ -1,4 +1,4 @@
-"""From codes to pictures: the VQGAN that the run file names, and pictures as bytes."""
+"""The VQGAN that the run file names, and pictures as bytes from its codes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who attends to whom in a sequence of text and image codes, and the attention computed by that structure.
+"""Attention patterns over a sequence of text and image codes, and attention computed by their structure.
 
 Text positions (the start token included) attend causally to text. An image position attends to the whole text
 region and to the image positions of its own row (axial_row), its own column (axial_col) or a centred window
@@ -120,7 +120,7 @@ class AttentionPattern:
         return bias
 
     def _group_mask(self, rows: int) -> Tensor:
-        """Which keys of its group an image query sees: (groups or 1, queries, keys), True = may attend."""
+        """The keys of its group that an image query sees: (groups or 1, queries, keys), True = may attend."""
         side = self.image_size
         cpu = torch.device("cpu")
         if self.kind != "conv_like":

@@ -21,18 +21,18 @@ R = TypeVar("R")
 
 @dataclass
 class Fusion:
-    """Where kernels are compiled, and what came of it."""
+    """The devices on which kernels are compiled, and what came of it."""
 
     devices: set[str] = field(default_factory=lambda: {"cuda"})
     compiled: set[str] = field(default_factory=set)
     failure: str = ""
 
     def wanted(self, args: tuple[Any, ...]) -> bool:
-        """Whether a function of these arguments is to be compiled."""
+        """True when a function of these arguments is to be compiled."""
         return not self.failure and any(isinstance(x, Tensor) and x.device.type in self.devices for x in args)
 
     def reason(self) -> tuple[str, str]:
-        """How elementwise work runs, and why, for people."""
+        """The way that elementwise work runs, and why, for people."""
         if self.failure:
             return "eager", f"compiling failed: {self.failure}"
         if self.compiled:

@@ -39,13 +39,13 @@ def copied_bytes(weights: int, weight_dtype: torch.dtype, device: torch.device, 
 
 
 def is_packed(dtype: torch.dtype, rows: int) -> bool:
-    """Whether oneDNN's own layout is worth a copy: a single float32 row is read as fast without."""
+    """True where oneDNN's own layout is worth a copy: a single float32 row is read as fast without."""
     return rows > 1 or dtype != torch.float32
 
 
 @cache
 def has_onednn_linear(dtype: torch.dtype) -> bool:
-    """Whether torch's own (undocumented) oneDNN linear is here for ``dtype`` and gives what F.linear gives."""
+    """True if torch's own (undocumented) oneDNN linear is here for ``dtype`` and gives what F.linear gives."""
     if dtype not in (torch.float32, torch.bfloat16) or not torch.backends.mkldnn.is_available():
         return False
     x, weight, bias = torch.ones(2, 3, dtype=dtype), torch.eye(4, 3, dtype=dtype), torch.ones(4, dtype=dtype)

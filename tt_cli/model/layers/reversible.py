@@ -63,7 +63,7 @@ Layer = tuple[Half, Half]
 
 
 def keeping_plan(layers: Sequence[Layer], x: Tensor, dtype: torch.dtype, budget: int) -> list[int]:
-    """What each layer keeps for the backward pass of x (b, n, dim) within ``budget`` bytes.
+    """Choose what each layer keeps for the backward pass of x (b, n, dim) within ``budget`` bytes.
 
     STREAM (the attention branch's input) saves a quarter of the repeated work at the least bytes; ALL saves nearly the
     rest. So streams come first, then whole layers, from the last one on.
@@ -135,7 +135,7 @@ class Trunk:
 
 @dataclass
 class _Kept:
-    """What one layer keeps: the inputs of f and g, and what they can use again."""
+    """All that one layer keeps: the inputs of f and g, and what they can use again."""
 
     x2: Tensor | None = None
     x1: Tensor | None = None

@@ -17,7 +17,7 @@ from tt_cli.errors import UsageError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a code is chosen; the defaults follow the model's probabilities.
+    """Settings for choosing a code; the defaults follow the model's probabilities.
 
     ``temperature_first`` divides by the temperature before the filters, as most samplers do: then ``top_p`` measures
     the probabilities that are drawn from. The authors' order (False) measures those at temperature 1. Raises
@@ -39,7 +39,7 @@ class Sampling:
             raise UsageError(f"top-p is {self.top_p}; it must be above 0 and at most 1 (off)")
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What is drawn from, for logits (b, V): (b, V) float32, 0 for codes that the filters drop."""
+        """Probabilities to draw from, for logits (b, V): (b, V) float32, 0 for codes that the filters drop."""
         logits = logits.float()
         if self.temperature_first:
             logits = logits / self.temperature

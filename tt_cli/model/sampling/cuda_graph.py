@@ -11,7 +11,7 @@ _WARM_UPS = 2
 
 
 def captured(function: Callable[[], Tensor], device: torch.device) -> tuple[Callable[[], Tensor] | None, str]:
-    """What does on a GPU in one launch what ``function`` does, or None where there is none; and how a step runs.
+    """Capture ``function`` as one launch on a GPU, or None where there is none; and say how a step runs.
 
     ``function`` reads and writes tensors that stay where they are, takes nothing from the GPU to the host, and may be
     run some times more. What the graph returns is overwritten by its next run. Raises torch.OutOfMemoryError.

@@ -1,4 +1,4 @@
-"""How much memory drawing takes, known before it starts."""
+"""The memory that drawing takes, known before it starts."""
 
 from __future__ import annotations
 

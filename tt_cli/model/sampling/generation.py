@@ -29,7 +29,7 @@ PROMPTS_AT_ONCE = 4
 
 
 class CodeByCode(Protocol):
-    """What draw_codes draws with."""
+    """A decoder that draw_codes draws with."""
 
     def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
         """Take text (p, text_length) and each picture's first codes (b, m); logits (b, image_vocab) of the next."""

@@ -1,4 +1,4 @@
-"""What drawing code by code remembers: keys and values by attention type, and the token shift's neighbours.
+"""Caches of drawing code by code: keys and values by attention type, and the token shift's neighbours.
 
 Notable:
 - every tensor has its whole size from the start and every place in it is an index tensor taken from a table by the
@@ -19,7 +19,7 @@ from tt_cli.model.layers.rotary import RotaryTable
 
 
 class Place(NamedTuple):
-    """Where one position's step reads and writes, for all layers; see StepTables."""
+    """Indexes and biases of one position's step, for all layers; see StepTables."""
 
     column: Tensor
     slot: dict[str, Tensor]
