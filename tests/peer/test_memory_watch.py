@@ -165,7 +165,7 @@ def test_the_thread_looks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     home = Home(tmp_path, memory=2 * GIB, size=1)
     home.family = 3 * GIB
     with home.watch as watch:
-        while not watch.found.pressure:
+        while not watch.last.pressure:
             pass
     with pytest.raises(WorkerBroken):
         home.watch.relieve(home.batches)

@@ -1,6 +1,6 @@
-"""What would keep a peer from working on this machine, each with its fix: `tt doctor`.
+"""Checks for what would keep a peer from working on this machine, each with its fix: `tt doctor`.
 
-Every check is quick, bounded in time and changes nothing. What needs torch runs in a process of its own (doctor_probe).
+Every check is quick, bounded in time and changes nothing. What needs torch runs in a process of its own (torch_probe).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is to be checked. run: None for the machine alone. The functions raise TTError for what is wrong.
+    """Scope of the checks. run: None for the machine alone. The functions raise TTError for what is wrong.
 
     login: who is logged in, None for nobody. member: does the run admit this person? limits: can they be watched here?
     """
@@ -114,7 +114,7 @@ def _parts(version: str) -> list[int]:
 
 
 def probe(run: RunConfig | None, device: str | None) -> dict[str, Any]:
-    """What doctor_probe finds out, or {"error": …}."""
+    """Result of torch_probe, or {"error": …}."""
     command = [sys.executable, "-m", "tt_cli.doctor.torch_probe", *([device] if device else [])]
     try:
         answer = subprocess.run(
@@ -134,7 +134,7 @@ def probe(run: RunConfig | None, device: str | None) -> dict[str, Any]:
 
 
 def gpu(found: dict[str, Any]) -> Iterator[Check]:
-    """What trains."""
+    """The device that trains."""
     if "error" in found:
         fix = "restart the machine, or look at `nvidia-smi`" if "driver" in found["error"] else "install tt anew"
         yield Check("libraries", "fail", found["error"], fix)
@@ -165,7 +165,7 @@ def _driver() -> str:
 
 
 def memory(found: dict[str, Any]) -> Iterator[Check]:
-    """Of a run, whether it fits."""
+    """The memory that the run takes, and whether it fits."""
     if found.get("refusal"):
         words, _, fix = found["refusal"].rpartition(": ")
         yield Check("memory", "fail", words, fix)
@@ -186,7 +186,7 @@ def disk(home: Path, state: int) -> Check:
 
 
 def shared_memory(folder: Path, state: int) -> Check:
-    """Where the peer's processes share their tensors. state: as for `disk`."""
+    """Room where the peer's processes share their tensors. state: as for `disk`."""
     try:
         found = os.statvfs(folder)
     except OSError as error:
@@ -199,7 +199,7 @@ def shared_memory(folder: Path, state: int) -> Check:
 
 
 def open_files() -> Check:
-    """How many this user may have; the peer raises its own limit as far as that."""
+    """Number of files that this user may open; the peer raises its own limit as far as that."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most != resource.RLIM_INFINITY and most < FEW_FILES:
         fix = f"raise it: `ulimit -Hn {FEW_FILES}`, or nofile in /etc/security/limits.conf"
@@ -208,7 +208,7 @@ def open_files() -> Check:
 
 
 def hub_and_clock(endpoint: str) -> Iterator[Check]:
-    """Whether the Hub answers, and what time it has."""
+    """The Hub: whether it answers, and what time it has."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         yield Check(
             "Hub", "warning", "HF_HUB_OFFLINE is set: nothing is asked", "unset it for runs and data on the Hub"
@@ -251,7 +251,7 @@ def clock(date: str, before: float, after: float) -> Check:
 
 
 def account(asked: Asked) -> Check:
-    """Who is logged in, and whether the run admits that."""
+    """The account that is logged in, and whether the run admits it."""
     try:
         user = asked.login()
         asked.member()
@@ -263,7 +263,7 @@ def account(asked: Asked) -> Check:
 
 
 def limits(asked: Asked) -> Check:
-    """Whether what the settings file asks for can be watched on this machine."""
+    """Limits of the settings file, and whether they can be watched on this machine."""
     try:
         asked.limits()
     except TTError as error:
@@ -272,13 +272,13 @@ def limits(asked: Asked) -> Check:
 
 
 def of_error(name: str, error: TTError, fix: str) -> Check:
-    """Of an error whose line ends in what to do, after its last colon or semicolon."""
+    """Make a check of an error whose line ends in what to do, after its last colon or semicolon."""
     found = re.fullmatch(r"(.*)[:;] (.+)", str(error))
     return Check(name, "fail", found[1], found[2]) if found else Check(name, "fail", str(error), fix)
 
 
 def port(host: str, number: int) -> Check:
-    """Whether this machine can listen where the peer will."""
+    """The port on which the peer will listen."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listening:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -293,7 +293,7 @@ def port(host: str, number: int) -> Check:
 
 
 def reachable(peers: Sequence[str], run: str) -> Check:
-    """Whether somebody accepts connections at the addresses through which the peer would join."""
+    """Addresses through which the peer would join, and whether somebody accepts connections there."""
     if not peers:
         fix = f"give --peer MULTIADDR (the screen of `tt aux-peer {run}` shows it), or begin with --new-swarm"
         return Check("swarm", "warning", "no peer of this run is known", fix)
@@ -308,7 +308,7 @@ def reachable(peers: Sequence[str], run: str) -> Check:
 
 
 def _dial(address: str) -> str:
-    """Why no TCP connection comes about, "" when one does."""
+    """Reason why no TCP connection comes about, "" when one does."""
     _, _, host, transport, number = address.split("/")[:5]
     if transport != "tcp":
         return "not tried: it is no TCP address"

@@ -1,4 +1,4 @@
-"""What can only be found out with torch loaded, in a process of its own that may hang or be killed: see doctor.py.
+"""Checks that need torch, in a process of their own that may hang or be killed: see checks.py.
 
 `python -m tt_cli.doctor.torch_probe [DEVICE]` with a run file (or nothing) on standard input prints one JSON object.
 """

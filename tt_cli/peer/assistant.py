@@ -127,7 +127,7 @@ class AssistReport:
         self._last[peer_id] = traffic
 
     def share(self, peer_id: str) -> float:
-        """Of all bytes that those who average moved since they were seen, those of one peer: 0 to 1."""
+        """Part of one peer in all bytes that those who average moved since they were seen: 0 to 1."""
         moved = {peer: self._last[peer] - self._first[peer] for peer in self._last}
         return moved.get(peer_id, 0) / max(1, sum(moved.values()))
 

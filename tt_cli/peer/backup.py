@@ -53,11 +53,11 @@ class Backups:
 
     def newest(self) -> TrainingState | None:
         """The newest backup that can be read; damaged ones are set aside and told."""
-        found = newest(self._folder, self._identity, lambda words: self._emit(Log(words, "warning")), to_train=True)
-        if found is None:
+        backup = newest(self._folder, self._identity, lambda words: self._emit(Log(words, "warning")), to_train=True)
+        if backup is None:
             return None
-        self._written_step = found[1].step
-        return found[1]
+        self._written_step = backup[1].step
+        return backup[1]
 
     def go_back(self, step: int, order: int) -> None:
         """Later steps are no longer the run's: set their backups aside. Raises TTError."""
@@ -95,10 +95,10 @@ class Backups:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """What an earlier start wrote; nothing where that is missing or damaged, for it is no great loss."""
+    """Read what an earlier start wrote; nothing where that is missing or damaged, for it is no great loss."""
     try:
-        found = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-    fits = isinstance(found, dict) and isinstance(found.get("returns"), int)
-    return found if fits else {}
+    fits = isinstance(content, dict) and isinstance(content.get("returns"), int)
+    return content if fits else {}

@@ -1,4 +1,4 @@
-"""Which device trains, and in which precision; each with its reason."""
+"""Choice of the device that trains and of its precision, each with its reason."""
 
 from __future__ import annotations
 

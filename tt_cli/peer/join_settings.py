@@ -1,4 +1,4 @@
-"""What a person has set for `tt join`: flags over the settings file over defaults, each with where it came from.
+"""Settings of `tt join`: flags over the settings file over defaults, each with where it came from.
 
 The file is ~/.config/tt/config.toml (or below $XDG_CONFIG_HOME): a table [join] with the flags' names, and tables such
 as [join.emoji] for what is different in one run.
@@ -101,7 +101,7 @@ class Settings:
         return [self.origin(name) for name in LIMITS if self._limits(name)]
 
     def origin(self, name: str) -> Origin:
-        """Where one setting came from."""
+        """Name, value and source of one setting."""
         value = self.values[name]
         shown = "" if value is True else f"{value:g}" if isinstance(value, float) else str(value)
         return Origin(name, shown, self.sources[name])
@@ -127,7 +127,7 @@ class Settings:
 
 
 def settings_file() -> Path:
-    """Where the settings file is, or would be."""
+    """Path of the settings file, which need not exist."""
     folder = os.environ.get("XDG_CONFIG_HOME", "")
     return (Path(folder) if os.path.isabs(folder) else Path.home() / ".config") / "tt" / "config.toml"
 
@@ -152,7 +152,7 @@ def read_settings(flags: Mapping[str, Any], runs: Iterable[str], file: Path) -> 
 
 
 def _tables(file: Path, shown: str, runs: set[str]) -> list[dict[str, Any]]:
-    """What the file says for these runs: for all of them, then for one."""
+    """Tables of the file for these runs: for all of them, then for one."""
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:

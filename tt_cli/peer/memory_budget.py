@@ -1,4 +1,4 @@
-"""Whether a run fits on this machine, said before it is begun; and how much of the memory training may use.
+"""The memory budget of a peer: whether its run fits, said before it is begun, and how much training may use.
 
 `Room` is what this peer may take in all, `check_room` refuses in one line what cannot fit, with the options that would
 make it fit. What a run needs comes from tt_cli.memory, what is free from the driver, the kernel and the control groups.
@@ -58,8 +58,8 @@ def room_on(device: torch.device, name: str, memory: int | None) -> Room:
 
 def host_room(memory: int | None) -> Room:
     """RAM for this process and all that it starts."""
-    found, own = host_memory(), family_memory(os.getpid()).total
-    return _room("host", own, found.free, found.total, found.whose, memory, HEADROOM["cpu"])
+    host, own = host_memory(), family_memory(os.getpid()).total
+    return _room("host", own, host.free, host.total, host.whose, memory, HEADROOM["cpu"])
 
 
 def _room(place: Place, own: int, free: int, total: int, whose: str, memory: int | None, headroom: float) -> Room:
@@ -99,7 +99,7 @@ def check_room(run: RunConfig, device: Device, wanted: int | None, memory: int |
 
 
 def kind_of(device: Device) -> Kind:
-    """For tt_cli.memory."""
+    """Kind of the device, as tt_cli.memory names it."""
     return "cpu" if device.torch_device.type == "cpu" else "cuda"
 
 
@@ -125,7 +125,7 @@ def refusal(run: RunConfig, need: Need, room: Room, taken: int) -> TTError:
 
 
 def _rounded_up(size: int) -> str:
-    """As --memory takes it, a tenth more: "9.6GB"."""
+    """Format a size, a tenth larger, as --memory takes it: "9.6GB"."""
     return f"{-(-size * 1.1 // 10**8) / 10:g}GB"
 
 
@@ -150,12 +150,12 @@ class RoomMemory:
         self.limit = room.usual
 
     def predicted(self, size: int) -> int:
-        """What the memory model says that it takes."""
+        """Bytes that it takes by the memory model."""
         need = self._need(size)
         return need.host if self._room.place == "host" else need.device
 
     def expected_of_host(self, size: int) -> int:
-        """Of the host's RAM, by the memory model."""
+        """Bytes of the host's RAM that it takes by the memory model."""
         return self._need(size).host
 
     def measured(self) -> int:

@@ -1,4 +1,4 @@
-"""How many examples at a time: tried out for real, remembered, halved when memory runs out, and grown back.
+"""Micro-batches: their size is tried out for real, remembered, halved when memory runs out, and grown back.
 
 Notable:
 - a try is what training does with a micro-batch: forward, backward, the check that it is finite, the sum;
@@ -47,7 +47,7 @@ REMEMBERED = 16  # choices in one file, of other devices and settings
 
 
 def waiting_seconds() -> float:
-    """How long this thread was ready to run while others had the processor; 0 where the kernel does not tell."""
+    """Seconds that this thread was ready to run while others had the processor; 0 where the kernel does not tell."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, ValueError, IndexError):
@@ -61,7 +61,7 @@ def undisturbed_seconds() -> float:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """What a choice holds for; another of these is tried out anew. memory: --memory in bytes."""
+    """Settings that a choice holds for; with others it is tried out anew. memory: --memory in bytes."""
 
     device: str
     precision: str
@@ -289,7 +289,7 @@ def choose_micro_batch(
 
 
 class BatchStep(Protocol):
-    """What computes a piece of a batch; peer.trainer.MicroStep."""
+    """Computation of a piece of a batch; peer.trainer.MicroStep."""
 
     device: Device
 

@@ -33,7 +33,7 @@ def newest_published(run: RunConfig, read_tree: TreeReader) -> tuple[StateTree, 
 
 
 def ways_back(run: RunConfig, read_tree: TreeReader, order: RollBack) -> Iterator[StateLoader]:
-    """Where the checkpoint of an order may be had: on this machine, and where the order says that it lies.
+    """Sources of the checkpoint of an order: this machine, and the place that the order names.
 
     That is a repository on the Hub, with @REVISION if need be, or a file on this machine.
     """

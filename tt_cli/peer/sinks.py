@@ -1,4 +1,4 @@
-"""Where a researcher may have this peer's curves too: TensorBoard, Weights & Biases, trackio. Off by default.
+"""Sinks for this peer's curves: TensorBoard, Weights & Biases, trackio. Off by default.
 
     with Logged(screen, open_sink("tensorboard:logs", run)) as logged:
         supervise(start, logged, …)
@@ -49,7 +49,7 @@ def check_sink(wanted: str) -> str:
 
 
 def open_sink(wanted: str, run: RunConfig) -> Callable[[], Sink]:
-    """What opens the sink, in the thread that will use it. Raises UsageError where its package is not installed."""
+    """Make what opens the sink in the thread that will use it. Raises UsageError if its package is not installed."""
     kind, _, where = wanted.partition(":")
     if importlib.util.find_spec(kind) is None:
         raise UsageError(f"--log-to {kind}: {kind} is not installed: pip install 'tt-cli[{kind}]'")
@@ -131,8 +131,8 @@ class Logged:
     def _write(self) -> None:
         try:
             sink = self._open()
-            while (one := self._due.get()) is not None:
-                sink.log(*one)
+            while (figures := self._due.get()) is not None:
+                sink.log(*figures)
             sink.close()
         except Exception as error:  # three libraries, the disk and the network have no common error
             reason = str(error).strip().split("\n")[0] or type(error).__name__
@@ -140,7 +140,7 @@ class Logged:
 
 
 def _figures(step: events.Step, state: PeerState) -> dict[str, float]:
-    """What is known at a step, by name; without what is not known yet."""
+    """Figures at a step, by name; without what is not known yet."""
     made = state.round
     known = {
         "loss": step.loss,

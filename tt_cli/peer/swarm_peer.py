@@ -28,7 +28,7 @@ from tt_cli.swarm.network.dht_node import DHT, addresses_of, daemon_watched, sto
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """What the command hands a peer's process. run: TOML text. max_upload, max_download: bits a second.
+    """Options that a command hands a peer's process. run: TOML text. max_upload, max_download: bits a second.
 
     identity: the name of its key file, "trainer-2"; else the first free one.
     """

@@ -1,4 +1,4 @@
-"""What this peer shares with all others: parameters and optimizer state, from model, optimizer and files."""
+"""The state that this peer shares with all others: parameters and optimizer state, from model, optimizer and files."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tt_cli.swarm.shared_state import RolledBack, StepFacts
 
 
 class StateLost(WorkerBroken):
-    """What is in memory is no state, and no backup can take its place: the next process begins anew."""
+    """A state damaged in memory, which no backup can take its place: the next process begins anew."""
 
 
 class TrainedState:
@@ -57,7 +57,7 @@ class TrainedState:
 
     @property
     def digest(self) -> str:
-        """Of parameters, optimizer state and step."""
+        """Hash of parameters, optimizer state and step."""
         return self._tree.digest
 
     @property

@@ -53,7 +53,7 @@ FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 @dataclass(frozen=True)
 class TrainerOptions(PeerOptions):
-    """What `tt join` hands its peer process. memory: bytes that the peer may use."""
+    """Options that `tt join` hands its peer process. memory: bytes that the peer may use."""
 
     device: str | None = None
     batch_size: int | None = None
@@ -218,7 +218,7 @@ class MicroStep:
         self.collaboration.about.micro_batch = size
 
     def gradients(self) -> dict[str, torch.Tensor]:
-        """Of the last micro-batch, by name."""
+        """Gradients of the last micro-batch, by name."""
         return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
     def _backward(self, batch: Batch) -> tuple[float, dict[str, float]]:

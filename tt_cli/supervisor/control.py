@@ -1,4 +1,4 @@
-"""What a person has asked of a running peer, from another terminal or from cron, and what is known of the peer."""
+"""Requests of a person to a running peer, from another terminal or from cron, and the state that answers them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Control:
         return self.status.finish
 
     def paused(self) -> Verdict:
-        """Whether a person has asked for a pause that still lasts."""
+        """The pause that a person has asked for, while it lasts."""
         with self._lock:
             now, until = time.time(), self.status.paused_until
             if self.status.paused and until is not None and now >= until:
@@ -99,7 +99,7 @@ class Control:
     # ---------------------------------------------------------------- for the socket
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What happens now, in words. Raises TTError for what cannot be done."""
+        """Carry a request out; say what happens now. Raises TTError for what cannot be done."""
         with self._lock:
             match request.get("command"):
                 case "status":

@@ -1,4 +1,4 @@
-"""How `tt status`, `pause`, `resume` and `finish` talk to a running supervisor: a Unix socket in the run's folder.
+"""Control of a running supervisor by `tt status`, `pause`, `resume` and `finish`: a Unix socket in the run's folder.
 
 One line of JSON each way, {"command": "pause", "seconds": 7200} and {"ok": true, "words": "…"}. The socket lies in a
 folder that its owner alone may enter, and answers that user alone.

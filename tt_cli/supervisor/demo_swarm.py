@@ -20,7 +20,7 @@ LAST_STATE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the swarm did. seconds: from the first process to the last state on the disk."""
+    """Outcome of the demo. seconds: from the first process to the last state on the disk."""
 
     checkpoint: Path
     steps: int

@@ -54,7 +54,7 @@ class Choice(Event):
 
 @dataclass(frozen=True)
 class Phase(Event):
-    """What the peer does now, and why: starting, syncing, training, averaging, waiting or leaving; of a supervisor
+    """The peer's phase, and why: starting, syncing, training, averaging, waiting or leaving; of a supervisor
     also paused. until: Unix time at which that will change, where it is known.
     """
 
@@ -108,7 +108,7 @@ class Contribution(Event):
 
 @dataclass(frozen=True)
 class Round(Event):
-    """How one averaging round ended.
+    """The end of an averaging round.
 
     outcome: "committed" (averaged and stepped), "alone" (the only peer, stepped), "failed" (repeated with
     the gradients still held), "dropped" (others stepped without this peer: it synchronises).
@@ -232,6 +232,6 @@ def from_json(line: str) -> Event:
 
 
 class Emit(Protocol):
-    """Where a worker sends its events."""
+    """Receiver of a worker's events."""
 
     def __call__(self, event: Event, /) -> None: ...

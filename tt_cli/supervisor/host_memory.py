@@ -1,4 +1,4 @@
-"""How much of the host's memory is free, and how much a family of processes takes (Linux).
+"""The host's memory: how much is free, and how much a family of processes takes (Linux).
 
 Free is what can be taken before something is ended for it: the kernel's own estimate, and what every control group
 around this process (a container, a systemd unit) still allows, in both versions of control groups.
@@ -29,7 +29,7 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class FamilyMemory:
-    """What processes take together, in bytes: memory shared among them counts once.
+    """Memory that processes take together, in bytes: memory shared among them counts once.
 
     private: heaps and shared memory. files: the libraries and other files that they have mapped.
     """
@@ -46,15 +46,15 @@ class FamilyMemory:
 def host_memory(root: Path = Path("/")) -> HostMemory:
     """The least of what the machine and the control groups of this process leave free; `root` is for tests."""
     total, free = _machine(root)
-    found = HostMemory(free, total, "this machine")
+    least = HostMemory(free, total, "this machine")
     for limit, used in _groups(root):
-        if limit < total and max(0, limit - used) < found.free:
-            found = HostMemory(max(0, limit - used), limit, "this container")
-    return found
+        if limit < total and max(0, limit - used) < least.free:
+            least = HostMemory(max(0, limit - used), limit, "this container")
+    return least
 
 
 def family_memory(pid: int) -> FamilyMemory:
-    """What a process and all that descend from it take. Processes that end meanwhile are left out."""
+    """Measure a process and all that descend from it. Processes that end meanwhile are left out."""
     private = 0
     files: dict[str, int] = {}
     for process in family_of(pid):

@@ -292,7 +292,7 @@ def read_status(file: Path) -> PeerState | None:
 
 
 def new_status(run: str, identity: str, role: Literal["trainer", "aux"], total_steps: int, version: str) -> PeerState:
-    """Of a peer that this process begins to supervise."""
+    """State of a peer that this process begins to supervise."""
     now = time.time()
     return PeerState(
         run=run,

@@ -25,7 +25,7 @@ BUG_EXIT_CODE = 70
 
 
 class Orders:
-    """What the supervisor has asked of this worker; to be read from any thread.
+    """Wishes of the supervisor to this worker; to be read from any thread.
 
     leave: end within seconds. finish: end after the current global step; it may be taken back. hold: why this worker
     should compute nothing and stay in the swarm, "" when it should work.

@@ -74,7 +74,7 @@ def identity_name(slot: Slot) -> str:
 
 @dataclass(frozen=True)
 class SeenSlot:
-    """What another process can see of a slot. running: somebody supervises. answers: and says so."""
+    """A slot as another process sees it. running: somebody supervises. answers: and says so."""
 
     slot: Slot
     status: PeerState

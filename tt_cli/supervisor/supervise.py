@@ -40,7 +40,7 @@ class Failed(TTError):
         self.exit_code = exit_code
 
 
-class _Told(KeyboardInterrupt):
+class _Signal(KeyboardInterrupt):
     """A signal that means "leave", like Ctrl-C: SIGTERM when the machine shuts down, SIGHUP when a terminal closes."""
 
     def __str__(self) -> str:
@@ -82,8 +82,8 @@ class _Supervision:
             self._limits.begin(self._show)
             while self._may_start() and self._run_worker():
                 pass
-        except KeyboardInterrupt as told:  # while no worker ran
-            self._end(f"left: {_name(told)}", done=False)
+        except KeyboardInterrupt as signalled:  # while no worker ran
+            self._end(f"left: {_name(signalled)}", done=False)
         finally:
             self._limits.end()
         if self._gave_up is not None:
@@ -108,7 +108,7 @@ class _Supervision:
         return False
 
     def _verdict(self) -> Verdict:
-        """What the peer may do now, by a person's wish, by its failures, by its limits."""
+        """Judge what the peer may do now, by a person's wish, by its failures, by its limits."""
         if self._control is not None:
             if self._control.take_resumed():
                 self._gave_up, self._failures = None, 0
@@ -139,8 +139,8 @@ class _Supervision:
             try:
                 if self._follow(worker):
                     self._leave_to_pause(worker)
-            except KeyboardInterrupt as told:
-                self._leave(worker, told)
+            except KeyboardInterrupt as signalled:
+                self._leave(worker, signalled)
                 return False
         finally:
             worker.kill()
@@ -221,10 +221,10 @@ class _Supervision:
         if worker.exit_code is None:
             self._show(Log(f"it did not leave within {PAUSE_SECONDS:.0f} s and was ended", "warning"))
 
-    def _leave(self, worker: Worker, told: KeyboardInterrupt) -> None:
+    def _leave(self, worker: Worker, signalled: KeyboardInterrupt) -> None:
         self._pausing, self._leaving = False, True
         try:
-            self._show(Phase("leaving", f"{_name(told)}; once more ends it at once"))
+            self._show(Phase("leaving", f"{_name(signalled)}; once more ends it at once"))
             worker.leave()
             self._drain(worker, LEAVE_SECONDS)
         except KeyboardInterrupt:
@@ -263,7 +263,7 @@ class _Supervision:
         self._gave_up = (Verdict("pause", f"{failed}; {again}", until), failed)
         return True
 
-    # ---------------------------------------------------------------- what is told
+    # ---------------------------------------------------------------- for the screen
 
     def _pause_shown(self, verdict: Verdict) -> None:
         phase = Phase("paused", verdict.reason, verdict.until)
@@ -296,8 +296,8 @@ class _Supervision:
             self._control.end(self._control.status.reason, done=done)
 
 
-def _name(told: KeyboardInterrupt) -> str:
-    return str(told) if isinstance(told, _Told) else "Ctrl-C"
+def _name(signalled: KeyboardInterrupt) -> str:
+    return str(signalled) if isinstance(signalled, _Signal) else "Ctrl-C"
 
 
 def _reason(worker: Worker, code: int | None) -> str:
@@ -316,7 +316,7 @@ def _signals_raised() -> Iterator[None]:
         return
 
     def tell(number: int, frame: FrameType | None) -> None:
-        raise _Told(signal.Signals(number).name)
+        raise _Signal(signal.Signals(number).name)
 
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:

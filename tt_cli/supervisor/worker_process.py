@@ -128,7 +128,7 @@ class Worker:
                     self._events.put(event)
 
     def _wait(self) -> None:
-        """What a worker leaves behind ends with it; that also closes the event pipe, after which nothing comes."""
+        """End what a worker leaves behind; that also closes the event pipe, after which nothing comes."""
         self._process.wait()
         self.kill()
         self._reader.join()

@@ -1,4 +1,4 @@
-"""For terminals that show nothing but ASCII: who says so, and what stands for a character then."""
+"""Substitutes for terminals that show nothing but ASCII, and how such a terminal is known."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UPPER, _LOWER = 0x01 | 0x02 | 0x08 | 0x10, 0x04 | 0x20 | 0x40 | 0x80
 
 
 def asks_for_ascii(environment: Mapping[str, str]) -> bool:
-    """Whether the locale's character set is not UTF-8. Python itself turns LC_CTYPE from "C" into "C.UTF-8"."""
+    """True where the locale's character set is not UTF-8. Python itself turns LC_CTYPE from "C" into "C.UTF-8"."""
     if locale := environment.get("LC_ALL", ""):
         return "utf" not in locale.lower()
     language, kind = environment.get("LANG", ""), environment.get("LC_CTYPE", "")

@@ -28,7 +28,7 @@ from tt_cli.terminal.table import Column, table
 from tt_cli.terminal.worker_screen import LOG_LINES, page
 
 TOLD = ("phase", "round", "synchronised", "contributed", "failure", "finished", "warning", "error", "trouble")
-"""Lines told of every worker; steps are told of the leader alone."""
+"""Lines shown of every worker; steps are shown of the leader alone."""
 
 
 @dataclass
@@ -57,11 +57,11 @@ class DemoView:
             if name == self.leader and newer and event.loss is not None:
                 self.curve.append((event.epoch, event.loss))
         lines = self._lines[name].of(event, state)
-        told = [line for line in lines if line.word in TOLD or (line.word == "step" and name == self.leader)]
-        for line in told:
+        shown = [line for line in lines if line.word in TOLD or (line.word == "step" and name == self.leader)]
+        for line in shown:
             if line.word not in ("phase", "step"):
                 self.log.append(LogLine(line.at, line.word, f"{name}: {line.text}", line.level))
-        return told
+        return shown
 
     def front(self) -> PeerState:
         """The leader's state; before there is a leader, that of any worker that tells its progress."""

@@ -1,4 +1,4 @@
-"""Where screens go: a live view on a terminal, plain lines anywhere else, JSON lines on request."""
+"""Forms of output: a live view on a terminal, plain lines anywhere else, JSON lines on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Frame = Callable[[int, int], list[Text]]
 
 
 def output_mode(stream: TextIO, *, plain: bool = False, json: bool = False) -> Mode:
-    """How to write to `stream`: live only on a terminal that can move its cursor and show Unicode."""
+    """Choose how to write to `stream`: live only on a terminal that can move its cursor and show Unicode."""
     if json:
         return "json"
     able = os.environ.get("TERM", "") not in ("", "dumb") and "utf" in (stream.encoding or "").lower()
@@ -102,7 +102,7 @@ class LiveView:
 
 
 class LiveScreen:
-    """What shows events in the form that its stream can take; a context manager. Subclasses draw it in `frame`.
+    """A screen in the form that its stream can take; a context manager. Subclasses draw it in `frame`.
 
     stream: standard output by default. plain, json: force that form.
     """

@@ -51,7 +51,7 @@ class LogLines:
         self._swarm: tuple[Any, ...] | None = None
 
     def of(self, event: events.Event, state: PeerState) -> list[LogLine]:
-        """What `event`, which has just been applied to `state`, is worth telling."""
+        """Lines about `event`, which has just been applied to `state`."""
         match event:
             case events.Log():
                 level = event.level if event.level in ("warning", "error") else "info"
@@ -173,7 +173,7 @@ def _synchronised_words(event: events.Synchronised) -> str:
 
 
 def download_words(event: events.Download) -> str:
-    """How far a state has come, from whom, how fast."""
+    """Progress of a state's download: how far, from whom, how fast."""
     words = f"{byte_count(event.received)} of {byte_count(event.total)}"
     if event.donors:
         words += f" from {plural(event.donors, 'donor')} at {byte_count(event.bytes_per_second)}/s"
@@ -196,7 +196,7 @@ def _reach(address: str) -> int:
 
 
 def join_line(run: str, addresses: list[str]) -> str | None:
-    """What another person types to join through this peer, None where nobody can dial it.
+    """The line that another person types to join through this peer, None where nobody can dial it.
 
     run: the run as that person would name it (built-in name, file or Hub repository).
     """

@@ -26,7 +26,7 @@ UNITS = {"max_gpu_temp": " °C", "max_upload": " Mbit/s", "max_download": " Mbit
 
 
 def status_lines(seen: SeenSlot, now: float, width: int) -> list[Text]:
-    """What `tt status` says of one peer. now: Unix time. None is wider than `width`, but for what is said in words."""
+    """Lines of `tt status` about one peer, at most `width` wide but for what is said in words. now: Unix time."""
     status = seen.status
     title = Text(clean(status.run) + (" (aux peer)" if status.role == "aux" else ""), style="bold")
     if status.state == "ended":
@@ -98,7 +98,7 @@ def _limits(limits: Sequence[LimitInForce]) -> list[tuple[str, str]]:
 def _troubles(status: PeerState, now: float) -> list[tuple[str, str]]:
     if not status.troubles:
         return []
-    counts = ", ".join(f"{what} {one.count:,}" for what, one in sorted(status.troubles.items()))
+    counts = ", ".join(f"{what} {trouble.count:,}" for what, trouble in sorted(status.troubles.items()))
     name, newest = max(status.troubles.items(), key=lambda item: item[1].at)
     remedy = f": {newest.remedy}" if newest.remedy else ""
     more = f"more: `tt explain {name}`"
@@ -106,7 +106,7 @@ def _troubles(status: PeerState, now: float) -> list[tuple[str, str]]:
 
 
 def _gone(status: PeerState, now: float) -> list[Text]:
-    """Of a peer whose processes are not there any more, though it never said that it ended."""
+    """Lines about a peer whose processes are not there any more, though it never said that it ended."""
     step = f" at step {status.step:,}," if status.step is not None else ""
     lines = [
         Text(f"  its processes ended without a word: it was {status.state}{step} {duration(now - status.updated)} ago")

@@ -1,6 +1,6 @@
-"""Why a peer makes no step: from facts to a cause in words, and from a cause to the remedies that are tried for it.
+"""Diagnosis of a peer that makes no step: from facts to a cause in words, from a cause to remedies.
 
-Nothing here looks at a clock or touches the swarm; `stuck.py` gathers the facts and carries the remedies out.
+Nothing here looks at a clock or touches the swarm; `watchdog.py` gathers the facts and carries the remedies out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NAMED = 4
 
 
 class Remedy(StrEnum):
-    """What a peer can try by itself; the words follow "it"."""
+    """A remedy that a peer tries by itself; the words follow "it"."""
 
     WAIT = "waits"
     REJOIN = "connects to all the peers that it knows again"
@@ -33,7 +33,7 @@ class Remedy(StrEnum):
 
 @dataclass(frozen=True)
 class PeerFacts:
-    """What a peer knows of itself and of the swarm at one moment. Times are seconds, `since_…` how long ago.
+    """Facts of a peer and its swarm at one moment. Times are seconds, `since_…` how long ago.
 
     usual_step: what a step should take, from the newest ones and from the swarm's speed. patience: of one round, the
     run's matchmaking_time and averaging_timeout. since_growth: since the swarm's samples grew. download: bytes that
@@ -74,7 +74,7 @@ class PeerFacts:
 
     @property
     def waits(self) -> bool:
-        """For other peers, longer than they usually take to come."""
+        """Waiting for other peers, longer than they usually take to come."""
         return self.phase == "waiting" and self.since_phase > self.patience / 4
 
     @property
@@ -93,7 +93,7 @@ class PeerFacts:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Why it does not go on. what: by which it is counted. words: for a person. stuck: nothing goes on meanwhile.
+    """A cause for no step. what: by which it is counted. words: for a person. stuck: nothing goes on meanwhile.
 
     ladder: what is tried, one after the other; the last one again and again. pause: seconds that each of them gets.
     advice: what a person can do.
@@ -223,7 +223,7 @@ def _slowness(facts: PeerFacts) -> Diagnosis | None:
 
 @dataclass
 class Treatment:
-    """Which remedy is due, for the causes that come and go. longest: seconds between two of what is repeated."""
+    """Remedies for causes that come and go, one at a time. longest: seconds between two of what is repeated."""
 
     longest: float = 120.0
     cause: Diagnosis | None = None
@@ -232,23 +232,23 @@ class Treatment:
     _due: float = field(default=-math.inf)
     _last: dict[str, float] = field(default_factory=dict)  # what → when it was told
 
-    def next(self, found: Diagnosis | None, now: float) -> Remedy | None:
+    def next(self, diagnosis: Diagnosis | None, now: float) -> Remedy | None:
         """The remedy to try now, if one is due; the cause is then to be told."""
-        if found is None:
+        if diagnosis is None:
             self.cause = None
             return None
-        if self.cause is None or self.cause.what != found.what:
-            lately = now < self._last.get(found.what, -math.inf) + found.pause
+        if self.cause is None or self.cause.what != diagnosis.what:
+            lately = now < self._last.get(diagnosis.what, -math.inf) + diagnosis.pause
             self.began = now
             self._tried = 0
-            self._due = now + found.pause if lately else now
-        self.cause = found
+            self._due = now + diagnosis.pause if lately else now
+        self.cause = diagnosis
         if now < self._due:
             return None
-        remedy = found.ladder[min(self._tried, len(found.ladder) - 1)]
+        remedy = diagnosis.ladder[min(self._tried, len(diagnosis.ladder) - 1)]
         self._tried += 1
         self._due = now + self._wait()
-        self._last[found.what] = now
+        self._last[diagnosis.what] = now
         return remedy
 
     def _wait(self) -> float:

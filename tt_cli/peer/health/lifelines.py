@@ -1,4 +1,4 @@
-"""What a peer cannot do without, and nobody starts anew beneath it: its daemon, its averager, its addresses."""
+"""Parts that a peer cannot do without, and nobody starts anew beneath it: its daemon, its averager, its addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tt_cli.swarm.network.dht_node import daemon_pid, has_moved
 
 
 class Lifelines:
-    """Of one peer, all whole when this is made."""
+    """Lifelines of one peer, all whole when this is made."""
 
     def __init__(self, collaboration: Collaboration):
         self._averager = collaboration.averager

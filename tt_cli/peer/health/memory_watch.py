@@ -85,7 +85,7 @@ class MemoryWatch:
         self._family, self._host, self._clock = family, host, clock
         self._warned = float("-inf")
         self._ended = threading.Event()
-        self.found = Look(NOTHING, "", 0)
+        self.last = Look(NOTHING, "", 0)
         self._thread = threading.Thread(target=self._watch, name="memory", daemon=True)
 
     def __enter__(self) -> MemoryWatch:
@@ -100,39 +100,39 @@ class MemoryWatch:
 
     def look(self) -> None:
         """Once; gives freed memory back where it is near the limit, and looks again."""
-        found = judge(self._family(), self._host(), self._memory)
-        if found.pressure:
+        look = judge(self._family(), self._host(), self._memory)
+        if look.pressure:
             release_freed_memory()
-            found = judge(self._family(), self._host(), self._memory)
-        self.found = found
+            look = judge(self._family(), self._host(), self._memory)
+        self.last = look
 
     def relieve(self, batches: MicroBatches) -> None:
         """Do what the last look asks for, between micro-batches.
 
         Raises WorkerBroken where a new process would take less, TTError where --memory is too little all the same.
         """
-        found = self.found
-        if not found.pressure:
+        look = self.last
+        if not look.pressure:
             return
         if self._lower and batches.now > 1:
-            batches.halve(f"{found.words}; the data stream holds little ahead that could be lowered")
+            batches.halve(f"{look.words}; the data stream holds little ahead that could be lowered")
             self.look()
-        elif found.pressure == OVER:
-            self._give_way(found)
+        elif look.pressure == OVER:
+            self._give_way(look)
         else:
-            self._warn(f"{found.words}: there is nothing that this peer could lower")
+            self._warn(f"{look.words}: there is nothing that this peer could lower")
 
-    def _give_way(self, found: Look) -> None:
-        mine = self._memory is not None and found.family > self._memory
-        if found.family > GAIN * self._expected and not self._restarts.lately():
+    def _give_way(self, look: Look) -> None:
+        mine = self._memory is not None and look.family > self._memory
+        if look.family > GAIN * self._expected and not self._restarts.lately():
             self._restarts.note()
-            raise WorkerBroken(f"{found.words}: beginning anew from a backup before something is ended for it")
+            raise WorkerBroken(f"{look.words}: beginning anew from a backup before something is ended for it")
         if mine:
             raise TTError(
-                f"{found.words}, and beginning anew would not change that: give --memory "
-                f"{found.family * 1.2 / 1e9:.1f}GB, or --batch-size 1"
+                f"{look.words}, and beginning anew would not change that: give --memory "
+                f"{look.family * 1.2 / 1e9:.1f}GB, or --batch-size 1"
             )
-        self._warn(f"{found.words}: close other programs, or the system may end one of them or this peer")
+        self._warn(f"{look.words}: close other programs, or the system may end one of them or this peer")
 
     def _warn(self, words: str) -> None:
         if self._clock() > self._warned + AGAIN_SECONDS:

@@ -1,4 +1,4 @@
-"""How long ago this peer was started again for one cause, kept over the restart in the age of a file."""
+"""Memory of a peer's last restart for one cause, kept in the age of a file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class RestartMarker:
-    """Of one cause. apart: seconds between two restarts. clock: Unix time."""
+    """Marker of one cause. path: the file. apart: seconds between two restarts. clock: Unix time."""
 
     path: Path
     apart: float
@@ -25,6 +25,6 @@ class RestartMarker:
             return False
 
     def note(self) -> None:
-        """The peer is about to be started again."""
+        """Mark a restart that begins now."""
         self.path.touch(mode=0o600)
         os.utime(self.path, (self.clock(), self.clock()))

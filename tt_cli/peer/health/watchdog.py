@@ -170,7 +170,7 @@ class ProgressWatchdog:
         )
 
     def _count_others(self, others: int) -> None:
-        """Who says goodbye is gone at once; whose record expires counts as part of the swarm for as long again."""
+        """Notice lost company: who says goodbye is gone at once, whose record expires counts for as long again."""
         if others:
             self._had_others, self._lost = True, False
         elif self._had_others:
@@ -183,40 +183,40 @@ class ProgressWatchdog:
         self._asked_at = time.monotonic()
         self._lost = self._lost and not self._contact.cut_off  # that explains it
 
-    def _treat(self, found: Diagnosis | None) -> None:
+    def _treat(self, diagnosis: Diagnosis | None) -> None:
         before, began = self._treatment.cause, self._treatment.began
-        remedy = self._treatment.next(found, time.monotonic())
-        if before is not None and before.stuck and (found is None or not found.stuck):
+        remedy = self._treatment.next(diagnosis, time.monotonic())
+        if before is not None and before.stuck and (diagnosis is None or not diagnosis.stuck):
             self._collaboration.tell.stuck("")
             words = f"goes on after {seconds(time.monotonic() - began)}; it was: {before.words}"
             self._observed(Log(words))
-        if found is None or remedy is None:
+        if diagnosis is None or remedy is None:
             return
         if remedy == Remedy.RESTART and self._restarts.lately():
             remedy = Remedy.WAIT
-        self._tell(found, remedy)
-        self._carry_out(remedy, found)
+        self._tell(diagnosis, remedy)
+        self._carry_out(remedy, diagnosis)
 
-    def _tell(self, found: Diagnosis, remedy: Remedy) -> None:
-        if found.what == "slow":
-            self._observed(Log(found.words))
+    def _tell(self, diagnosis: Diagnosis, remedy: Remedy) -> None:
+        if diagnosis.what == "slow":
+            self._observed(Log(diagnosis.words))
             return
-        remedies = "; ".join(filter(None, (f"it {remedy}", found.advice)))
-        self._observed(Trouble(found.what, found.words, remedies))
-        if found.stuck:
-            self._collaboration.tell.stuck(found.words)
+        remedies = "; ".join(filter(None, (f"it {remedy}", diagnosis.advice)))
+        self._observed(Trouble(diagnosis.what, diagnosis.words, remedies))
+        if diagnosis.stuck:
+            self._collaboration.tell.stuck(diagnosis.words)
 
-    def _carry_out(self, remedy: Remedy, found: Diagnosis) -> None:
+    def _carry_out(self, remedy: Remedy, diagnosis: Diagnosis) -> None:
         match remedy:
             case Remedy.REJOIN:
                 self._ask(anew=True)
-                self._lost = self._lost and found.what != "alone"  # that is told, and tried
+                self._lost = self._lost and diagnosis.what != "alone"  # that is told, and tried
             case Remedy.REMATCH:
                 self._collaboration.seek_anew()
             case Remedy.RESYNC:
                 self._collaboration.take_over.ask_anew()
             case Remedy.RESTART:
-                self._end(found.words)
+                self._end(diagnosis.words)
 
     # ---------------------------------------------------------------- the last remedy
 

@@ -63,9 +63,9 @@ class Hours:
         today = datetime.fromtimestamp(now).date()
         for days in range(-2, 9):
             day = today + timedelta(days=days)
-            for one in self.ranges:
-                if day.weekday() in one.days:
-                    yield _moment(day, one.start), _moment(day, one.end)
+            for hours in self.ranges:
+                if day.weekday() in hours.days:
+                    yield _moment(day, hours.start), _moment(day, hours.end)
 
 
 def _moment(day: date, minute: int) -> float:
@@ -75,10 +75,10 @@ def _moment(day: date, minute: int) -> float:
 
 
 def _range(part: str) -> Range:
-    found = _RANGE.fullmatch(part)
-    if not part or found is None:
+    match = _RANGE.fullmatch(part)
+    if not part or match is None:
         raise ValueError(f"'{part}' is no range of hours; give one {MEANT}")
-    first, last, start, end = found.groups()
+    first, last, start, end = match.groups()
     for day in (first, last):
         if day is not None and day not in DAYS:
             raise ValueError(f"'{day}' is no weekday; there are {', '.join(DAYS)}")

@@ -1,4 +1,4 @@
-"""When a peer may work: the limits of a household, each of which says "go on", "hold" or "pause", and why.
+"""Limits of a household on when a peer may work, each of which says "go on", "hold" or "pause", and why.
 
 Held, a peer computes nothing and stays in the swarm: it goes on within a second. Paused, it has left the swarm and
 holds no memory. Temperature and use change quickly, so they hold; hours pause.
@@ -24,7 +24,7 @@ USED_SECONDS = 600.0  # of use, after which the peer gives its memory free too
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the peer may do. until: Unix time at which that changes, where it is known."""
+    """Permission to work. until: Unix time at which that changes, where it is known."""
 
     action: Literal["go on", "hold", "pause"] = "go on"
     reason: str = ""
@@ -61,7 +61,7 @@ class HouseholdLimit(Protocol):
         """Say once, at the start, what watches this limit."""
 
     def look(self, now: float) -> Verdict:
-        """What the peer may do at `now` (Unix time)."""
+        """Judge what the peer may do at `now` (Unix time)."""
 
 
 class HoursLimit:

@@ -1,4 +1,4 @@
-"""What this machine tells about itself: how warm its GPU is, and how long nobody has used its desktop."""
+"""Sensors of this machine: how warm its GPU is, and how long nobody has used its desktop."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def gpu_thermometer(sys: Path = Path("/sys")) -> Sensor | None:
 
 
 def _nvidia_degrees() -> float | None:
-    said = _said("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits") or ""
-    degrees = [float(line) for line in said.split("\n") if line.strip().isdigit()]
+    output = _output("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits") or ""
+    degrees = [float(line) for line in output.split("\n") if line.strip().isdigit()]
     return max(degrees, default=None)
 
 
@@ -80,19 +80,19 @@ def desktop_sensor(root: Path = Path("/")) -> Sensor:
 
 
 def _x_seconds() -> float | None:
-    said = (_said("xprintidle") or "").strip()
-    return int(said) / 1000 if said.isdigit() else None
+    output = (_output("xprintidle") or "").strip()
+    return int(output) / 1000 if output.isdigit() else None
 
 
 def _logind_seconds() -> float | None:
-    """Of local sessions of people. logind takes a terminal's from its last key, a desktop's from the desktop."""
-    sessions = _said("loginctl", "list-sessions", "--no-legend")
+    """Idle seconds of people's local sessions. logind takes a terminal's from its last key, a desktop's from itself."""
+    sessions = _output("loginctl", "list-sessions", "--no-legend")
     if sessions is None:
         return None
     idle = [float("inf")]
     for line in filter(str.strip, sessions.split("\n")):
-        said = _said("loginctl", "show-session", line.split()[0])
-        facts = dict(fact.split("=", 1) for fact in (said or "").split("\n") if "=" in fact)
+        output = _output("loginctl", "show-session", line.split()[0])
+        facts = dict(fact.split("=", 1) for fact in (output or "").split("\n") if "=" in fact)
         if facts.get("Class") != "user" or facts.get("Remote") == "yes" or facts.get("State") == "closing":
             continue
         if facts.get("LockedHint") == "yes":
@@ -103,7 +103,7 @@ def _logind_seconds() -> float | None:
 
 
 def _terminal_seconds(dev: Path, own: str | None) -> float:
-    """Of all terminals but this process's own; a machine without a desktop is used through those."""
+    """Idle seconds of all terminals but this process's own; a machine without a desktop is used through those."""
     used = 0.0
     for file in (*dev.glob("tty[1-9]*"), *dev.glob("pts/[0-9]*")):
         with contextlib.suppress(OSError):
@@ -118,8 +118,8 @@ def _own_terminal() -> str | None:
     return None
 
 
-def _said(*command: str) -> str | None:
-    """What a program prints; None when it fails or takes too long."""
+def _output(*command: str) -> str | None:
+    """Output of a program; None when it fails or takes too long."""
     try:
         answer = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
