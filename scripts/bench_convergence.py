@@ -61,7 +61,7 @@ from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm  # noqa: E402
 from tt_cli.swarm.allreduce.aggregation import Aggregation  # noqa: E402
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer  # noqa: E402
 from tt_cli.swarm.allreduce.centered_clip import spread  # noqa: E402
-from tt_cli.swarm.allreduce.reducer import Reducer  # noqa: E402
+from tt_cli.swarm.allreduce.reducer import Reducer, ReductionRules  # noqa: E402
 from tt_cli.swarm.compression.accumulator import Accumulator  # noqa: E402
 from tt_cli.swarm.compression.codec import codec_of  # noqa: E402
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer  # noqa: E402
@@ -218,9 +218,8 @@ def swarm_average(
             sizes[me],
             str(me),
             senders,
-            sum(sizes),
             lambda position, encoded: store.put(mine[position], encoded),
-            aggregation=aggregation,
+            ReductionRules(sum(sizes), aggregation=aggregation),
         )
         averaging.spreads = spreads
 

@@ -52,7 +52,7 @@ from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.supervisor.reporter import die_with_parent
-from tt_cli.swarm.allreduce.round_plan import RoundPlan
+from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
@@ -138,7 +138,7 @@ class OurPeer:
         me = claim_identity(folder, "trainer")
         self.dht = start_dht(run, me, initial_peers=initial_peers, host=host)
         self.address = addresses_of(self.dht)[0]
-        sharing: dict[str, Any] = {"source": lambda: None, "read_tree": bytes, "client_mode": False}
+        sharing: dict[str, Any] = {"source": lambda: None, "read_tree": bytes}
         self.averager = Averager(run, self.dht, me.key, shapes(), **sharing)
         self.gradients = dict(zip(shapes(), gradients(number), strict=True))
         self.members: list[str] = []
@@ -154,10 +154,10 @@ class OurPeer:
         for name, gradient in self.gradients.items():
             self.averager.local.encode(name, gradient, 1)
         clock.append(time.monotonic())
-        control = self.averager.seek(RoundPlan(f"{number}_bench", len(self.members), min(self.members), PEERS))
-        result = self.averager.average(control, 1, 1.0)
-        if not result.complete or len(result.members) != PEERS or result.mended or result.failed:
-            what = result.problem or f"{result.mended} parts were mended, and these failed: {result.failed}"
+        control = self.averager.seek(RoundPlan(f"{number}_bench", frozenset(self.members), min(self.members), PEERS))
+        result = self.averager.average(control, Contribution(1, 1.0))
+        if not result.complete or len(result.members) != PEERS or result.repaired or result.failed:
+            what = result.problem or f"{result.repaired} parts were mended, and these failed: {result.failed}"
             raise TTError(f"a round of {len(result.members)} members went wrong: {what}")
         clock.append(time.monotonic())
         average = DecodedGradients(self.averager.store.buffer)

@@ -34,9 +34,10 @@ from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Event
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit
-from tt_cli.swarm.collaboration import About, Collaboration
+from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
 from tt_cli.swarm.compression.codec import codec_of, self_test
 from tt_cli.swarm.membership.rsa_identity import claim_identity
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
 
 REPORT_SECONDS = 1.0
@@ -170,17 +171,8 @@ def main() -> None:
     dht = start_dht(run, identity, initial_peers=args.initial_peer, host=args.host, client_mode=args.client_mode)
     tell("listening", peer_id=identity.peer_id, addresses=[] if args.client_mode else addresses_of(dht))
     about = About(user="simulated", device="simulated", micro_batch=args.micro_batch)
-    collaboration = Collaboration(
-        run,
-        dht,
-        identity,
-        shared,
-        about,
-        print_event,
-        client_mode=args.client_mode,
-        max_upload=args.max_upload and args.max_upload * 1e6,
-        max_download=args.max_download and args.max_download * 1e6,
-    )
+    line = BandwidthLimiter(*(cap and cap * 1e6 for cap in (args.max_upload, args.max_download)))
+    collaboration = Collaboration(run, NetworkAccess(dht, identity, line), shared, about, print_event)
     keep_freed_memory()
     code = 0
     try:

@@ -72,7 +72,6 @@ class Peer:
             {},
             source=lambda: self.held,
             read_tree=read_tree,
-            client_mode=False,
         )
         self.board = PeerDirectory(self.run, self.dht, self.identity)
         self.board.start()

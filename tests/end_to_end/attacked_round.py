@@ -136,11 +136,11 @@ class Attacked(Member):
 
     def prepare(self) -> None:
         super().prepare()
-        self.runner._signer = self.node.signer
+        self.allreduce._signer = self.node.signer
         if self.attack in GRADIENTS:
-            poisoned(self.runner._local, self.attack, 0, 0)
+            poisoned(self.allreduce._local, self.attack, 0, 0)
         elif self.attack:
-            ROUNDS[self.attack](Round(self.runner, self.settlement, self.variant))
+            ROUNDS[self.attack](Round(self.allreduce, self.commit, self.variant))
 
     def stub(self, peer: PeerID) -> Any:
         return Node.get_stub(self.node.p2p, peer)
@@ -162,6 +162,6 @@ async def _round(members: Sequence[Member], honest: int) -> list[Outcome]:
 
 def mean_of(members: Sequence[Member]) -> torch.Tensor:
     """Of these members' true gradients, over their samples, in double precision."""
-    weights = [member.runner.weight for member in members]
+    weights = [member.allreduce.weight for member in members]
     values = [flattened(member.gradients()).double().numpy() for member in members]
     return torch.from_numpy(np.average(values, axis=0, weights=weights))

@@ -52,19 +52,19 @@ def die() -> None:
 class FaultyRunner:
     """Puts one fault into the two sides of one round."""
 
-    def __init__(self, fault: str, runner: AllReduce, settlement: CommitProtocol):
-        self.fault, self.runner, self.settlement = fault, runner, settlement
+    def __init__(self, fault: str, allreduce: AllReduce, commit: CommitProtocol):
+        self.fault, self.allreduce, self.commit = fault, allreduce, commit
         self.served = 0
         self.all_served = asyncio.Event()
-        self.answer_round, self.outgoing = runner.rpc_aggregate_part, runner._outgoing
-        runner.rpc_aggregate_part = self.rpc_aggregate_part  # type: ignore[method-assign]
+        self.answer_round, self.outgoing = allreduce.rpc_aggregate_part, allreduce._outgoing
+        allreduce.rpc_aggregate_part = self.rpc_aggregate_part  # type: ignore[method-assign]
         if fault == "dies sending":
-            runner._outgoing = self.dying_outgoing  # type: ignore[method-assign]
+            allreduce._outgoing = self.dying_outgoing  # type: ignore[method-assign]
         if fault == "dies after":
-            settlement.run = self.dying_settlement  # type: ignore[method-assign]
+            commit.run = self.dying_settlement  # type: ignore[method-assign]
         if fault == "commit lost":
-            settlement._ask = self.nothing_leaves  # type: ignore[method-assign]
-            settlement.answer = self.nothing_arrives  # type: ignore[method-assign]
+            commit._ask = self.nothing_leaves  # type: ignore[method-assign]
+            commit.answer = self.nothing_arrives  # type: ignore[method-assign]
 
     async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
         if self.fault == "dies before":
@@ -73,7 +73,7 @@ class FaultyRunner:
             path = Path(self.fault.removeprefix("waits for "))
             while not path.exists():
                 await asyncio.sleep(0.05)
-        others = [member for member in self.runner.members if member != self.runner.me]
+        others = [member for member in self.allreduce.members if member != self.allreduce.me]
         sent = 0
         async for message in self.answer_round(stream, context):
             if self.fault == "unlike averages" and context.remote_id == others[0]:
@@ -85,7 +85,7 @@ class FaultyRunner:
             sent += 1
             if self.fault == "dies amid":
                 die()
-            if sent == len(self.runner.reducer.parts):
+            if sent == len(self.allreduce.reducer.parts):
                 self.served += 1
                 if self.served == len(others):
                     self.all_served.set()
@@ -108,11 +108,11 @@ class FaultyRunner:
 
 def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
     """As the averager's, with the fault of this step in it."""
-    runner, settlement = honest_begin(averager, group_info, weight)
-    step = int(averager._meeting.state_key.split("_")[0]) + 1
+    allreduce, commit = honest_begin(averager, group_info, weight)
+    step = int(averager._plan.state_key.split("_")[0]) + 1
     if due := [key for key in mine if int(key) <= step and mine[key] not in DAMAGES]:
-        FaultyRunner(mine.pop(due[0]), runner, settlement)
-    return runner, settlement
+        FaultyRunner(mine.pop(due[0]), allreduce, commit)
+    return allreduce, commit
 
 
 def step(state: TrainedState, gradients: Any) -> Any:

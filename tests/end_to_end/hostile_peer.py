@@ -32,34 +32,34 @@ ATTACKS: dict[str, str] = json.loads(os.environ["TT_TEST_ATTACKS"])
 mine: list[str] = []
 
 
-def times(runner: AllReduce, encoded: bytes, part: TensorPart, factor: float) -> bytes:
+def times(allreduce: AllReduce, encoded: bytes, part: TensorPart, factor: float) -> bytes:
     """An encoded part, multiplied."""
     values = torch.empty(part.elements)
-    runner.codec.decode_into(encoded, part.large, values)
+    allreduce.codec.decode_into(encoded, part.large, values)
     most = 1e30 if part.large else 6e4
-    return bytes(runner.codec.encode_part(values.mul_(factor).clamp_(-most, most), part.large).buffer)
+    return bytes(allreduce.codec.encode_part(values.mul_(factor).clamp_(-most, most), part.large).buffer)
 
 
-def flip(runner: AllReduce) -> None:
-    flipped = GradientBuffer(runner.store.layout, runner.codec)
-    for index, part in enumerate(runner.parts):
-        flipped.write(part.start, part.stop, times(runner, runner.encoded(index), part, -100.0))
-    runner._local = runner.reducer._own = flipped
+def flip(allreduce: AllReduce) -> None:
+    flipped = GradientBuffer(allreduce.store.layout, allreduce.codec)
+    for index, part in enumerate(allreduce.parts):
+        flipped.write(part.start, part.stop, times(allreduce, allreduce.encoded(index), part, -100.0))
+    allreduce._local = allreduce.reducer._own = flipped
 
 
-def lie(runner: AllReduce) -> None:
-    reducer = runner.reducer
+def lie(allreduce: AllReduce) -> None:
+    reducer = allreduce.reducer
     honest = reducer._keep
-    reducer._keep = lambda place, encoded: honest(place, times(runner, encoded, reducer.parts[place], -1.0))
+    reducer._keep = lambda place, encoded: honest(place, times(allreduce, encoded, reducer.parts[place], -1.0))
 
 
 def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
     """As the averager's, attacked."""
-    runner, settlement = honest_begin(averager, group_info, weight)
-    if int(averager._meeting.state_key.split("_")[0]) >= 2:
+    allreduce, commit = honest_begin(averager, group_info, weight)
+    if int(averager._plan.state_key.split("_")[0]) >= 2:
         for attack in mine:
-            {"flips": flip, "lies": lie}[attack](runner)
-    return runner, settlement
+            {"flips": flip, "lies": lie}[attack](allreduce)
+    return allreduce, commit
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:

@@ -39,8 +39,8 @@ def error(outcome: Outcome, members: list[Member]) -> float:
 
 def own_shares_error(outcome: Outcome, members: list[Member]) -> float:
     """As `error`, of what honest members reduced: the attacker's own share is for the audits."""
-    runner = outcome.runner
-    honest = [part for part in runner.parts if runner.reducers[part.reducer] != members[-1].peer]
+    allreduce = outcome.allreduce
+    honest = [part for part in allreduce.parts if allreduce.reducers[part.reducer] != members[-1].peer]
     right, found = (values.double() for values in (mean_of(members[:-1]), outcome.average))
     chosen = torch.cat([torch.arange(part.start, min(part.stop, len(right))) for part in honest])
     return float((found[chosen] - right[chosen]).norm() / right[chosen].norm())
@@ -56,7 +56,7 @@ def assert_alike(outcomes: list[Outcome]) -> None:
 @pytest.mark.parametrize("attack", REFUSED)
 def test_what_must_be_refused_is_refused_and_its_sender_named(nodes: Nodes, attack: str) -> None:
     outcomes, members = nodes.round(attack, HONEST)
-    named = [outcome.runner.rejected for outcome in outcomes]
+    named = [outcome.allreduce.rejected for outcome in outcomes]
     assert [list(each) for each in named] == [[str(members[-1].peer)]] * HONEST, named
     assert_alike(outcomes)
     assert own_shares_error(outcomes[0], members) < 0.02
@@ -66,8 +66,8 @@ def test_what_must_be_refused_is_refused_and_its_sender_named(nodes: Nodes, atta
 def test_more_than_was_asked_for_is_not_read_and_its_sender_named(nodes: Nodes, attack: str) -> None:
     outcomes, members = nodes.round(attack, HONEST)
     assert_alike(outcomes)
-    assert not any(outcome.runner.failed for outcome in outcomes)
-    named = [list(outcome.runner.rejected) for outcome in outcomes]
+    assert not any(outcome.allreduce.failed for outcome in outcomes)
+    named = [list(outcome.allreduce.rejected) for outcome in outcomes]
     assert named == [[str(members[-1].peer)] if attack else []] * HONEST, named
     assert error(outcomes[0], members) < 0.02
 
@@ -76,7 +76,7 @@ def test_more_than_was_asked_for_is_not_read_and_its_sender_named(nodes: Nodes, 
 def test_a_poisoned_gradient_moves_the_average_little_and_is_told(nodes: Nodes, attack: str) -> None:
     outcomes, members = nodes.round(attack, HONEST)
     assert_alike(outcomes)
-    assert [list(outcome.runner.reducer.clipped) for outcome in outcomes] == [[str(members[-1].peer)]] * HONEST
+    assert [list(outcome.allreduce.reducer.clipped) for outcome in outcomes] == [[str(members[-1].peer)]] * HONEST
     assert own_shares_error(outcomes[0], members) < 0.3
 
 
@@ -85,7 +85,7 @@ def test_who_is_always_just_in_time_is_left_out(nodes: Nodes, monkeypatch: pytes
     outcomes, members = nodes.round(LATE, HONEST)
     late = str(members[-1].peer)
     assert_alike(outcomes)
-    assert all("took more than" in outcome.runner.rejected[late] for outcome in outcomes)
+    assert all("took more than" in outcome.allreduce.rejected[late] for outcome in outcomes)
 
 
 @pytest.mark.parametrize("variant", [1, 2], ids=["averages", "settling"])
@@ -94,7 +94,7 @@ def test_who_holds_others_up_within_their_patience_is_measured_by_all_of_them(no
     slow = str(members[-1].peer)
     assert_alike(outcomes)
     for outcome in outcomes:
-        assert not outcome.runner.failed and not outcome.runner.rejected, "patience is not used up"
-        late = late_of(outcome.runner, outcome.settlement)
+        assert not outcome.allreduce.failed and not outcome.allreduce.rejected, "patience is not used up"
+        late = late_of(outcome.allreduce, outcome.commit)
         assert max(late, key=late.__getitem__) == slow
         assert all(seconds < late[slow] / 2 for one, seconds in late.items() if one != slow), late

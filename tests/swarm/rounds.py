@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,12 +18,13 @@ from optim.settings import normal
 
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce.aggregation import Aggregation
-from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
-from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of
+from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of, may_step
 from tt_cli.swarm.allreduce.messages import RoundName, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, read_request
-from tt_cli.swarm.allreduce.result import is_whole
+from tt_cli.swarm.allreduce.reducer import ReductionRules
+from tt_cli.swarm.allreduce.round_plan import RoundGroup
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.compression.partition import Partition
@@ -55,9 +57,9 @@ def flattened(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
 class Outcome:
     """What a member had after its round."""
 
-    runner: AllReduce
+    allreduce: AllReduce
     agreement: Agreement
-    settlement: CommitProtocol
+    commit: CommitProtocol
     store: AverageBuffer
 
     @property
@@ -70,8 +72,8 @@ class Member:
 
     client = False
     layout = LAYOUT
-    runner_type: type[AllReduce] = AllReduce
-    settlement_type: type[CommitProtocol] = CommitProtocol
+    allreduce_type: type[AllReduce] = AllReduce
+    commit_type: type[CommitProtocol] = CommitProtocol
 
     def __init__(self, number: int):
         self.number, self.peer = number, PEERS[number]
@@ -85,37 +87,25 @@ class Member:
 
     def prepare(self) -> None:
         """Make the two sides of the round."""
-        members = list(self.everybody)
-        listening = [peer for peer, member in self.everybody.items() if not member.client]
+        members = sorted(self.everybody, key=PeerID.to_bytes)
         self.store, local = AverageBuffer(self.layout, CODEC), GradientBuffer(self.layout, CODEC)
         for name, gradient in self.gradients().items():
             local.encode(name, gradient)
-        traffic = torch.zeros(2, dtype=torch.int64)
-        common: dict[str, Any] = dict(
-            me=self.peer, members=members, stub_of=self.stub, traffic=traffic, patience=self.patience
-        )
-        self.runner = self.runner_type(
+        group = RoundGroup(
             name=NAME,
-            signer=SIGNERS[self.number],
-            listening=listening,
-            local=local,
-            weight=WEIGHTS[self.number],
-            max_weight=100.0,
-            store=self.store,
-            longest=self.longest,
-            aggregation=self.aggregation,
-            allowed=self.allowed,
-            **common,
+            me=self.peer,
+            members=members,
+            reducers=[peer for peer in members if not self.everybody[peer].client],
+            stub_of=self.stub,
+            traffic=torch.zeros(2, dtype=torch.int64),
+            patience=self.patience,
+            longest=self.longest / SENDING,
         )
-        said = {"samples": int(WEIGHTS[self.number]), "loss": 1.0}
-        self.settlement = self.settlement_type(
-            group_id=GROUP,
-            listening=listening,
-            parts=len(self.runner.parts),
-            store=self.store,
-            said=said,
-            **{**common, "patience": 3 * self.patience},
-        )
+        rules = ReductionRules(100.0, self.allowed, self.aggregation)
+        weight = WEIGHTS[self.number]
+        self.allreduce = self.allreduce_type(group, SIGNERS[self.number], local, weight, self.store, rules)
+        said = {"samples": int(weight), "loss": 1.0}
+        self.commit = self.commit_type(replace(group, longest=math.inf), len(self.allreduce.parts), self.store, said)
 
     def stub(self, peer: PeerID) -> Any:
         """What hivemind gives: calls of another member, in this process."""
@@ -135,26 +125,26 @@ class Member:
         )
 
     async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
-        async for message in self.runner.rpc_aggregate_part(stream, context):
+        async for message in self.allreduce.rpc_aggregate_part(stream, context):
             yield message
 
     async def rpc_settle(self, message: runtime_pb2.ExpertInfo, context: Any) -> runtime_pb2.ExpertInfo:
         assert group_of(message) == GROUP
-        return await self.settlement.answer(context.remote_id, message)
+        return await self.commit.answer(context.remote_id, message)
 
     async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         key, parts, *_ = read_request(message)
         assert key == GROUP
-        async for part in answer(self.store, parts, self.settlement.holds):
+        async for part in answer(self.store, parts, self.commit.holds):
             yield part
 
     async def take_part(self) -> Outcome | None:
         """The whole round; None from a member that does not come to its end."""
-        await self.runner.run()
-        self.settlement.tell(self.runner.commitment, self.runner.reducer.clipped, self.runner.waits())
-        agreement = await self.settlement.run(self.runner.gone())
-        self.settlement.dropped = not is_whole(self.runner, agreement)
-        return Outcome(self.runner, agreement, self.settlement, self.store)
+        await self.allreduce.run()
+        self.commit.report(self.allreduce.commitment, self.allreduce.reducer.clipped, self.allreduce.waits())
+        agreement = await self.commit.run(self.allreduce.gone())
+        self.commit.dropped = not may_step(self.allreduce, agreement)
+        return Outcome(self.allreduce, agreement, self.commit, self.store)
 
 
 def run_round(*members: Member) -> list[Outcome]:

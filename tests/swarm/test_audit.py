@@ -53,7 +53,7 @@ class Liar(Clipping):
 
     def prepare(self) -> None:
         super().prepare()
-        reducer: Reducer = self.runner.reducer
+        reducer: Reducer = self.allreduce.reducer
         honest = reducer._keep
 
         def keep(position: int, encoded: bytes) -> None:
@@ -76,13 +76,13 @@ def lying_round() -> list[Outcome]:
 
 
 def commitments(outcome: Outcome) -> dict[str, bytes]:
-    return {peer: status.commitment for peer, status in outcome.settlement.statuses.items()}
+    return {peer: status.commitment for peer, status in outcome.commit.statuses.items()}
 
 
 def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int, ...] = ()) -> Finding:
     """The first member looks at one part."""
-    runners = {outcome.runner.me: outcome.runner for outcome in outcomes}
-    shown = {peer: Shown(runner) for peer, runner in runners.items()}
+    runners = {outcome.allreduce.me: outcome.allreduce for outcome in outcomes}
+    shown = {peer: Shown(allreduce) for peer, allreduce in runners.items()}
 
     class Stub:
         def __init__(self, peer: PeerID):
@@ -103,15 +103,15 @@ def test_an_honest_round_stands_every_audit() -> None:
     outcomes = honest_round()
     assert not outcomes[0].agreement.differing
     for reducer in (1, 2, 3):
-        for index in range(len(outcomes[0].runner.parts_of(PEERS[reducer]))):
+        for index in range(len(outcomes[0].allreduce.parts_of(PEERS[reducer]))):
             assert audited(outcomes, reducer, index) == Finding()
-    assert unsigned(outcomes[0].runner, commitments(outcomes[0])) == {}
+    assert unsigned(outcomes[0].allreduce, commitments(outcomes[0])) == {}
 
 
 def test_a_lying_reducer_is_proven_by_what_was_signed() -> None:
     outcomes = lying_round()
     assert outcomes[0].store.hashes == outcomes[1].store.hashes and not outcomes[0].agreement.differing
-    for index in range(len(outcomes[0].runner.parts_of(PEERS[2]))):
+    for index in range(len(outcomes[0].allreduce.parts_of(PEERS[2]))):
         finding = audited(outcomes, 2, index)
         assert finding.guilty == str(PEERS[2]) and not finding.doubts
         assert verify(Accusation.read(finding.proven), RULES) == str(PEERS[2])
@@ -127,7 +127,7 @@ def test_who_does_not_show_its_part_is_named_and_nobody_is_proven() -> None:
 
 def test_who_signs_nothing_or_something_else_is_named() -> None:
     outcomes = honest_round()
-    runner, signed = outcomes[0].runner, commitments(outcomes[0])
+    allreduce, signed = outcomes[0].allreduce, commitments(outcomes[0])
     mine = Commitment.read(signed[str(PEERS[1])])
     for envelope in (
         b"",
@@ -137,7 +137,7 @@ def test_who_signs_nothing_or_something_else_is_named() -> None:
         replace(mine, position=2).sign(SIGNERS[1]),
         replace(mine, complete=2).sign(SIGNERS[1]),
     ):
-        assert unsigned(runner, signed | {str(PEERS[1]): envelope}).keys() == {str(PEERS[1])}
+        assert unsigned(allreduce, signed | {str(PEERS[1]): envelope}).keys() == {str(PEERS[1])}
 
 
 def proof() -> Accusation:
@@ -165,11 +165,11 @@ def test_a_proof_that_is_changed_proves_nothing() -> None:
 
 def test_an_honest_reducer_is_not_proven_guilty_by_its_own_words() -> None:
     outcomes = honest_round()
-    runner = outcomes[1].runner
+    allreduce = outcomes[1].allreduce
     index = 0
-    parts = tuple(outcome.runner.encoded(runner.parts_of(PEERS[1])[index]) for outcome in outcomes)
+    parts = tuple(outcome.allreduce.encoded(allreduce.parts_of(PEERS[1])[index]) for outcome in outcomes)
     with pytest.raises(NotProven, match="is right"):
-        verify(Accusation(runner.commitment, runner.inputs, index, parts), RULES)
+        verify(Accusation(allreduce.commitment, allreduce.inputs, index, parts), RULES)
 
 
 def resigned(change: Any) -> Accusation:
@@ -261,8 +261,8 @@ def test_an_accusation_without_end_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_only_members_are_shown_something_and_not_for_ever() -> None:
-    runner: AllReduce = honest_round()[1].runner
-    shown, reducer = Shown(runner), str(PEERS[1])
+    allreduce: AllReduce = honest_round()[1].allreduce
+    shown, reducer = Shown(allreduce), str(PEERS[1])
     with pytest.raises(ValueError, match="not a member"):
         shown.answer("stranger", reducer, None)
     with pytest.raises(ValueError, match="no such part"):
@@ -270,7 +270,7 @@ def test_only_members_are_shown_something_and_not_for_ever() -> None:
     with pytest.raises(ValueError, match="too often"):
         for _ in range(100):
             shown.answer(str(PEERS[0]), reducer, 0)
-    assert shown.answer(str(PEERS[2]), reducer, None) == runner.inputs
+    assert shown.answer(str(PEERS[2]), reducer, None) == allreduce.inputs
 
 
 def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_what_it_is(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.utils import MPFuture, get_dht_time
@@ -16,9 +16,8 @@ from swarm.made import record
 from swarm.rounds import PEERS
 
 from tt_cli.swarm import hivemind_patches
-from tt_cli.swarm.allreduce.claim_allowances import ClaimAllowances, allowances
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import LeaderRendezvous, Participants, RoundPlan
+from tt_cli.swarm.allreduce.round_plan import Contribution, LeaderRendezvous, RoundPlan, claim_limits
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.matchmaking import Matchmaker
 
@@ -50,14 +49,16 @@ class Control:
 
 
 def average(samples: int, control: Control, overtaken: Callable[[], bool] = lambda: False) -> RoundResult:
-    said = torch.zeros(2, dtype=torch.float64)
-    allowed = ClaimAllowances()
+    sent: list[Any] = []
     averager: Any = SimpleNamespace(
-        max_weight=384.0, _allreduce_timeout=10.0, _said=said, _allowed=allowed, _judged=lambda result: result
+        max_weight=384.0,
+        _allreduce_timeout=10.0,
+        _outer_pipe=SimpleNamespace(send=sent.append),
+        _judged=lambda result: result,
     )
-    result = Averager.average(averager, control, samples, 2.5, overtaken, {"c": 5.5})
-    assert said.tolist() == [samples, 2.5] and control.triggered
-    assert allowed.read() == {"c": 5.5} and allowed.read(64.0) == {"c": 69.5}
+    contribution = Contribution(samples, 2.5, {"c": 5.5})
+    result = Averager.average(averager, control, contribution, overtaken)
+    assert sent == [("_contribute", [contribution], {})] and control.triggered
     return result
 
 
@@ -67,16 +68,10 @@ def test_a_member_may_claim_what_it_published_and_what_it_can_have_computed_sinc
         record(peer_id="b", samples=0, samples_per_second=10.0, time=50.0),
         record(peer_id="c", samples=100, samples_per_second=0.0, time=50.0),
     ]
-    assert allowances(records, 52.0) == {"a": 2 * (100 + 20 + 4)}
-    assert allowances(records, 40.0) == {"a": 2 * (100 + 4)}, "clocks differ"
-    assert Participants.of(records) == Participants(frozenset("abc"), "a", 0), "two of the same members are equal"
-
-
-def test_more_allowances_than_there_is_room_for_are_none() -> None:
-    allowed = ClaimAllowances()
-    assert allowed.read() == {}
-    allowed.write({f"peer {number}": 1.0 for number in range(10**4)})
-    assert allowed.read() == {}
+    assert claim_limits(records, 52.0) == {"a": 2 * (100 + 20 + 4)}
+    assert claim_limits(records, 40.0) == {"a": 2 * (100 + 4)}, "clocks differ"
+    plan = RoundPlan("5_aa", frozenset("abc"), "a", 3)
+    assert RoundPlan.of("5_aa", records) == plan, "two of the same members are equal"
 
 
 @pytest.mark.parametrize(("samples", "weight"), [(0, 0.0), (96, 96.0), (384, 384.0), (620, 384.0)])
@@ -127,7 +122,7 @@ def group(count: int) -> GroupInfo:
     [(1, 2, False), (2, 2, True), (2, 3, True), (2, 4, False), (3, 4, True), (3, 6, False)],
 )
 def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool) -> None:
-    met = RoundPlan("0_aa", 2, str(PEERS[0]), expected)
+    met = RoundPlan("0_aa", frozenset(), str(PEERS[0]), expected)
     if enough:
         met.check(group(came))
     else:
@@ -137,7 +132,7 @@ def test_no_two_groups_can_both_be_enough(came: int, expected: int, enough: bool
 
 def test_a_group_with_a_spoiler_has_no_round() -> None:
     with pytest.raises(ValueError, match="who spoiled a round"):
-        RoundPlan("0_aa", 2, str(PEERS[0]), 2, frozenset({str(PEERS[1])})).check(group(2))
+        RoundPlan("0_aa", frozenset(), str(PEERS[0]), 2, frozenset({str(PEERS[1])})).check(group(2))
 
 
 class Heard:
@@ -175,7 +170,7 @@ def test_a_step_counts_as_given_up_before_the_averager_hears_of_it() -> None:
 def test_a_group_that_was_given_up_as_it_formed_has_no_round() -> None:
     control, _ = control_heard()
     point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: control)
-    point.meeting = RoundPlan("0_aa", 2, str(PEERS[0]), 2)
+    point.plan = RoundPlan("0_aa", frozenset(), str(PEERS[0]), 2)
     asyncio.run(point.update_key_on_group_assembled(group(2)))
     point.check(group(2))
     control.cancel()
@@ -185,9 +180,9 @@ def test_a_group_that_was_given_up_as_it_formed_has_no_round() -> None:
 
 def test_the_smallest_peer_id_that_accepts_connections_leads() -> None:
     records = [record(peer_id=name, client_mode=name == "a") for name in "cab"]
-    members = Participants.of(records)
-    assert (members.leader, len(members)) == ("b", 3)
-    assert Participants.of(records[1:2]).leader == ""
+    plan = RoundPlan.of("5_aa", records)
+    assert (plan.leader, len(plan.members)) == ("b", 3)
+    assert RoundPlan.of("5_aa", records[1:2]).leader == ""
 
 
 class Rounds:
@@ -206,7 +201,7 @@ class Rounds:
         return self.outcome
 
 
-ALL = Participants(frozenset("bcd"), "b", 3)
+ALL = RoundPlan("5_aa", frozenset("bcd"), "b", 3)
 
 
 @pytest.mark.parametrize(
@@ -220,25 +215,21 @@ ALL = Participants(frozenset("bcd"), "b", 3)
     ],
 )
 def test_who_did_not_come_is_told(outcome: RoundResult, began: bool, leader: str, missed: set[str]) -> None:
-    state: Any = SimpleNamespace(key="5_aa")
     rounds: Any = Rounds(outcome, began)
-    result, absent = Matchmaker(rounds, state, 3.0).average(
-        Participants(ALL.peer_ids, leader, 3), 5, 1.0, (), lambda: False
-    )
+    plan = replace(ALL, leader=leader)
+    result, absent = Matchmaker(rounds, 3.0).average(plan, 5, 1.0, lambda: False)
     assert result is outcome and absent == missed
 
 
 def test_a_group_is_sought_when_it_is_time_and_once() -> None:
-    state: Any = SimpleNamespace(key="5_aa")
     rounds: Any = Rounds(TimeoutError())  # type: ignore[arg-type]
-    gathering = Matchmaker(rounds, state, 3.0)
-    gathering.prepare(ALL, 100.0, ())
-    gathering.prepare(Participants(frozenset("b"), "b", 1), 0.1, ())
+    matchmaker = Matchmaker(rounds, 3.0)
+    matchmaker.prepare(ALL, 100.0)
+    matchmaker.prepare(RoundPlan("5_aa", frozenset("b"), "b", 1), 0.1)
     assert rounds.sought == 0
-    gathering.prepare(ALL, 0.5, ())
-    gathering._sought.control.stage = None  # type: ignore[union-attr]
-    gathering.prepare(ALL, 0.2, ())
+    matchmaker.prepare(ALL, 0.5)
+    matchmaker._pending[1].stage = None  # type: ignore[union-attr]
+    matchmaker.prepare(ALL, 0.2)
     assert rounds.sought == 1
-    state.key = "6_bb"
-    gathering.prepare(ALL, 0.2, ())
+    matchmaker.prepare(replace(ALL, state_key="6_bb"), 0.2)
     assert rounds.sought == 2

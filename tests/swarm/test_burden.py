@@ -9,14 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tt_cli.swarm.allreduce.lateness import beyond_most, read_waits, waits_to_tell
 from tt_cli.swarm.participants.stragglers import (
     FIRST_STEPS,
     MOST_STEPS,
     OFTEN,
     StragglerDetector,
-    beyond_most,
-    read_waits,
-    waits_to_tell,
 )
 
 HONEST = {name: 80 for name in "abcdefg"}

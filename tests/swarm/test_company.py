@@ -31,32 +31,32 @@ def test_two_that_refuse_each_other_do_not_both_step_alone() -> None:
     for others in (("b",), ("b", "c")):
         mine = company(*others)
         mine.ended(RoundResult(rejected=dict.fromkeys(others, "sent nonsense")), (), (), 5)
-        found = mine.members(view(*others), *HERE)
-        assert found.peer_ids == {"me"} and not found.enough
+        found = mine.plan(view(*others), *HERE)
+        assert found.members == {"me"} and not found.enough
         mine.forgive(5)
-        assert mine.members(view(*others), *HERE).enough, "they are tried again"
+        assert mine.plan(view(*others), *HERE).enough, "they are tried again"
 
 
 def test_a_majority_goes_on_without_whom_it_refuses() -> None:
     mine = company("b", "c")
     mine.ended(RoundResult(rejected={"c": "sent nonsense"}), (), (), 5)
-    found = mine.members(view("b", "c"), *HERE)
-    assert found.peer_ids == {"me", "b"} and found.enough
+    found = mine.plan(view("b", "c"), *HERE)
+    assert found.members == {"me", "b"} and found.enough
 
 
 def test_against_whom_there_is_a_proof_does_not_count() -> None:
     mine = company("b", guilty=("b",))
-    found = mine.members(view("b"), *HERE)
-    assert found.peer_ids == {"me"} and found.enough
+    found = mine.plan(view("b"), *HERE)
+    assert found.members == {"me"} and found.enough
     mine.forgive(5)
-    assert mine.members(view("b"), *HERE).peer_ids == {"me"}
+    assert mine.plan(view("b"), *HERE).members == {"me"}
 
 
 def test_a_leader_that_never_comes_is_not_asked_every_time() -> None:
     mine, asked = company("a", "b"), 0
     for number in range(40):
         seen = view("a", "b", time=1000.0 + number)
-        found = mine.members(seen, *HERE)
+        found = mine.plan(seen, *HERE)
         assert found.enough
         if found.leader == "a":
             asked += 1
@@ -127,8 +127,8 @@ def test_who_is_slow_is_left_out_if_most_say_so(saying: tuple[str, ...], mine_to
     mine = company("b", "c", "d", "e")
     mine.slow = {"e": 10} if mine_too else {}
     records = [record(one, slow=["e"] if one in saying else []) for one in ("me", "b", "c", "d", "e")]
-    found = mine.members(SwarmState.of(records), *HERE)
-    assert found.peer_ids == {"me", "b", "c", "d"} | (set() if left_out else {"e"})
+    found = mine.plan(SwarmState.of(records), *HERE)
+    assert found.members == {"me", "b", "c", "d"} | (set() if left_out else {"e"})
     assert mine.shunned == ({"e"} if left_out else set())
 
 
@@ -137,16 +137,16 @@ def test_never_so_many_are_left_out_that_nobody_could_step() -> None:
     mine = company("b", "c", "d")
     records = [record(one, slow=["c", "d", one]) for one in ("me", "b", "c", "d")]
     mine.slow = {"c": 10, "d": 10}
-    found = mine.members(SwarmState.of(records), *HERE)
-    assert len(found.peer_ids) == 3 and found.enough
+    found = mine.plan(SwarmState.of(records), *HERE)
+    assert len(found.members) == 3 and found.enough
 
 
 def test_who_claims_to_be_ahead_takes_nobodys_place() -> None:
     """A step ahead others may be rightly; nobody who is two steps ahead has a reason to come."""
     mine = company("b", "c", "d")
     records = [record("me"), record("b"), record("c", epoch=HERE[0] + 1), record("d", epoch=10**9)]
-    found = mine.members(SwarmState.of(records), *HERE)
-    assert found.peer_ids == {"me", "b"} and found.welcome == {"me", "b", "c"}
+    found = mine.plan(SwarmState.of(records), *HERE)
+    assert found.members == {"me", "b"} and found.welcome == {"me", "b", "c"}
 
 
 def test_a_proof_is_shown_to_whoever_does_not_say_that_it_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,15 +154,15 @@ def test_a_proof_is_shown_to_whoever_does_not_say_that_it_has_it(monkeypatch: py
     board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "liar"}))
     mine = ParticipantSelector("me", board, lambda: ["liar"], show=shown.append)
     records = [record("me", accused=["liar"]), record("b", accused=["liar"]), record("c"), record("liar")]
-    found = mine.members(SwarmState.of(records), *HERE)
-    assert found.peer_ids == {"me", "b", "c"} and found.swarm == 3
+    found = mine.plan(SwarmState.of(records), *HERE)
+    assert found.members == {"me", "b", "c"} and found.swarm == 3
     assert shown == [{"liar": ["c"]}]
-    mine.members(SwarmState.of(records), *HERE)
+    mine.plan(SwarmState.of(records), *HERE)
     assert len(shown) == 1, "not all the time"
     monkeypatch.setattr(company_room, "SHOW_SECONDS", 0.0)
-    mine.members(SwarmState.of(records), *HERE)
+    mine.plan(SwarmState.of(records), *HERE)
     assert len(shown) == 2
-    mine.members(SwarmState.of([*records[:2], record("liar")]), *HERE)
+    mine.plan(SwarmState.of([*records[:2], record("liar")]), *HERE)
     assert len(shown) == 2, "all have it"
 
 
@@ -171,10 +171,10 @@ def test_peers_in_client_mode_try_the_only_one_that_they_can_reach_again() -> No
     mine = company("a", "b")
     records = [record("me", client_mode=True), record("b", client_mode=True), record("a")]
     seen = SwarmState.of(records)
-    assert not mine.members(seen, *HERE).lacking
+    assert not mine.plan(seen, *HERE).lacking
     for _ in range(2):
         mine.ended(RoundResult(problem="no group"), {"a"}, seen.records, 5)
-    found = mine.members(seen, *HERE)
+    found = mine.plan(seen, *HERE)
     assert found.enough and found.lacking == "in client mode, for a trainer that accepts connections"
     mine.forgive(5)
-    assert not mine.members(seen, *HERE).lacking
+    assert not mine.plan(seen, *HERE).lacking

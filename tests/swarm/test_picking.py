@@ -13,21 +13,21 @@ from tt_cli.swarm.audit.sampling import LEAST, AuditSampler, unlike
 def test_no_part_of_an_honest_round_looks_wrong() -> None:
     """Whatever the weights of the members: the lightest has a thirteenth of all samples."""
     for outcome in honest_round():
-        others = [peer for peer in PEERS if peer != outcome.runner.me]
+        others = [peer for peer in PEERS if peer != outcome.allreduce.me]
         for _ in range(5):
-            assert unlike(outcome.runner, others) == []
+            assert unlike(outcome.allreduce, others) == []
 
 
 def test_the_parts_of_a_lying_reducer_look_wrong_to_everybody() -> None:
     for outcome in lying_round():
-        runner = outcome.runner
-        others = [peer for peer in PEERS if peer != runner.me]
-        if runner.me == PEERS[2]:
+        allreduce = outcome.allreduce
+        others = [peer for peer in PEERS if peer != allreduce.me]
+        if allreduce.me == PEERS[2]:
             continue
-        looks = [unlike(runner, others) for _ in range(40)]  # at one part of each, some of which are small
+        looks = [unlike(allreduce, others) for _ in range(40)]  # at one part of each, some of which are small
         found = {place for look in looks for place in look}
         assert {reducer for reducer, _ in found} == {PEERS[2]}
-        assert {place for _, place in found} <= set(range(len(runner.parts_of(PEERS[2]))))
+        assert {place for _, place in found} <= set(range(len(allreduce.parts_of(PEERS[2]))))
         assert sum(bool(look) for look in looks) > len(looks) / 4
 
 
@@ -36,26 +36,26 @@ def test_what_looks_wrong_is_looked_at_at_once_and_costs_no_more_than_was_saved(
 ) -> None:
     """Without chance: what is left is what was saved, and half of a round's chance with each round."""
     monkeypatch.setattr(sampling.secrets, "randbelow", lambda most: most - 1 if most == 10**6 else 0)
-    runner, picker, rounds = lying_round()[0].runner, AuditSampler(), 400
-    picked = [picker.pick(runner) for _ in range(rounds)]
+    allreduce, picker, rounds = lying_round()[0].allreduce, AuditSampler(), 400
+    picked = [picker.pick(allreduce) for _ in range(rounds)]
     assert [place[0] for place in picked[:3] if place] == [PEERS[2]] * 3
     assert {place[0] for place in picked if place} == {PEERS[2]}
-    most = sampling.SAVED + rounds * sampling._chance(runner) / 2
+    most = sampling.SAVED + rounds * sampling._chance(allreduce) / 2
     assert most - 1 <= sum(place is not None for place in picked) <= most
 
 
 def test_by_chance_every_part_of_the_others_is_looked_at() -> None:
-    runner, picker = honest_round()[0].runner, AuditSampler()
+    allreduce, picker = honest_round()[0].allreduce, AuditSampler()
     rounds = 1200
-    picked = [place for place in (picker.pick(runner) for _ in range(rounds)) if place]
-    assert {reducer for reducer, _ in picked} == set(PEERS) - {runner.me}
-    assert len({*picked}) == sum(len(runner.parts_of(peer)) for peer in PEERS if peer != runner.me)
+    picked = [place for place in (picker.pick(allreduce) for _ in range(rounds)) if place]
+    assert {reducer for reducer, _ in picked} == set(PEERS) - {allreduce.me}
+    assert len({*picked}) == sum(len(allreduce.parts_of(peer)) for peer in PEERS if peer != allreduce.me)
     share = len(picked) / rounds
-    assert abs(share - sampling._chance(runner)) < 0.1 and share >= LEAST - 0.1
+    assert abs(share - sampling._chance(allreduce)) < 0.1 and share >= LEAST - 0.1
 
 
 def test_who_gave_nothing_looks_by_chance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """An assistant has no gradient of its own to compare with."""
-    runner = lying_round()[0].runner
-    monkeypatch.setattr(runner, "weight", 0.0)
-    assert unlike(runner, PEERS[1:]) == []
+    allreduce = lying_round()[0].allreduce
+    monkeypatch.setattr(allreduce, "weight", 0.0)
+    assert unlike(allreduce, PEERS[1:]) == []

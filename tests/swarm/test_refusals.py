@@ -28,7 +28,7 @@ class Tampering(Member):
                 message.tensor_part.buffer = bytes(changed)
                 yield message
 
-    runner_type = Other
+    allreduce_type = Other
 
 
 class Unsigned(Member):
@@ -39,7 +39,7 @@ class Unsigned(Member):
             async for message in outgoing:
                 yield message
 
-    runner_type = Plain
+    allreduce_type = Plain
 
 
 class Replaying(Member):
@@ -51,7 +51,7 @@ class Replaying(Member):
             async for message in super()._opened(mine.sign(SIGNERS[1]), outgoing):
                 yield message
 
-    runner_type = Copied
+    allreduce_type = Copied
 
 
 class OtherRound(Member):
@@ -63,7 +63,7 @@ class OtherRound(Member):
             async for message in super()._opened(old.sign(SIGNERS[2]), outgoing):
                 yield message
 
-    runner_type = Old
+    allreduce_type = Old
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_what_the_sender_did_not_sign_for_this_round_is_refused(kind: type[Membe
     outcomes = run_round(Member(0), Member(1), kind(2))
     assert_whole(outcomes)
     for outcome in outcomes[:2]:
-        assert why in outcome.runner.rejected[str(PEERS[2])]
+        assert why in outcome.allreduce.rejected[str(PEERS[2])]
 
 
 def test_who_claims_more_samples_than_it_published_is_left_out() -> None:
@@ -89,7 +89,7 @@ def test_who_claims_more_samples_than_it_published_is_left_out() -> None:
     outcomes = run_round(*members)
     assert_whole(outcomes)
     for outcome in outcomes[:2]:
-        assert "weight 70.0 outside 0 to 69" in outcome.runner.rejected[str(PEERS[2])]
+        assert "weight 70.0 outside 0 to 69" in outcome.allreduce.rejected[str(PEERS[2])]
 
 
 class Dripping(Member):
@@ -101,7 +101,7 @@ class Dripping(Member):
                 yield message
                 await asyncio.sleep(0.5 * self.patience)
 
-    runner_type = Slow
+    allreduce_type = Slow
 
 
 def test_a_sender_that_drips_is_named_and_the_round_goes_on_without_it() -> None:
@@ -111,8 +111,8 @@ def test_a_sender_that_drips_is_named_and_the_round_goes_on_without_it() -> None
     outcomes = run_round(*members)
     assert_whole(outcomes)
     for outcome in outcomes[:2]:
-        assert "took more than" in outcome.runner.rejected[str(PEERS[2])]
-        assert not outcome.runner.failed
+        assert "took more than" in outcome.allreduce.rejected[str(PEERS[2])]
+        assert not outcome.allreduce.failed
 
 
 class DrippingReducer(Member):
@@ -130,7 +130,7 @@ def test_a_reducer_that_drips_is_given_up_and_named() -> None:
         member.patience, member.longest = 0.5, 0.5
     outcomes = run_round(*members)
     for outcome in outcomes[:2]:
-        assert outcome.runner.failed.keys() == {str(PEERS[2])}
+        assert outcome.allreduce.failed.keys() == {str(PEERS[2])}
         assert not outcome.agreement.lost, "it has them itself: they are fetched"
 
 
@@ -139,7 +139,7 @@ class Boundless(Member):
 
     def prepare(self) -> None:
         super().prepare()
-        reducer, honest = self.runner.reducer, self.runner.reducer._keep
+        reducer, honest = self.allreduce.reducer, self.allreduce.reducer._keep
 
         def keep(place: int, encoded: bytes) -> None:
             part = reducer.parts[place]
@@ -152,4 +152,4 @@ class Boundless(Member):
 def test_an_average_that_cannot_be_is_refused_and_its_reducer_named() -> None:
     outcomes = run_round(Member(0), Member(1), Boundless(2))
     for outcome in outcomes[:2]:
-        assert "beyond 1000 times what is usual" in outcome.runner.rejected[str(PEERS[2])]
+        assert "beyond 1000 times what is usual" in outcome.allreduce.rejected[str(PEERS[2])]

@@ -14,8 +14,8 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from swarm.rounds import CODEC, LAYOUT, PEERS, WEIGHTS, Member, Outcome, expected, run_round
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
-from tt_cli.swarm.allreduce.reducer import Reducer
-from tt_cli.swarm.allreduce.result import is_whole, outcome_of
+from tt_cli.swarm.allreduce.reducer import Reducer, ReductionRules
+from tt_cli.swarm.allreduce.result import may_step, outcome_of
 from tt_cli.swarm.audit.audits import commitments_in, unsigned
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
@@ -46,12 +46,12 @@ def test_all_members_hold_the_same_bytes_and_they_are_the_average(kinds: list[ty
     assert len(outcomes) == len(members)
     assert_whole(outcomes)
     for outcome in outcomes:
-        assert not outcome.runner.failed and not outcome.runner.rejected and not outcome.agreement.differing
-        assert outcome.settlement.mended == 0
+        assert not outcome.allreduce.failed and not outcome.allreduce.rejected and not outcome.agreement.differing
+        assert outcome.commit.repaired == 0
         assert error(outcome, members) < 0.02
     encoded = outcomes[0].store.buffer.nbytes
-    sent, received = (sum(int(each.runner.traffic[side]) for each in outcomes) for side in (0, 1))
-    reducers = len(outcomes[0].runner.reducers)
+    sent, received = (sum(int(each.allreduce.traffic[side]) for each in outcomes) for side in (0, 1))
+    reducers = len(outcomes[0].allreduce.reducers)
     senders = len(members)
     assert sent == received == 2 * encoded * (senders - reducers + (reducers - 1))
 
@@ -76,14 +76,14 @@ class DyingSender(Member):
                 yield message
                 return
 
-    runner_type = Dying
+    allreduce_type = Dying
 
 
 def test_a_sender_that_stops_is_left_out_of_the_rest_and_still_gets_the_average() -> None:
     members = [Member(0), Member(1), DyingSender(2)]
     outcomes = run_round(*members)
     assert_whole(outcomes)
-    assert all("stopped sending" in reason for reason in outcomes[0].runner.reducer.failed.values())
+    assert all("stopped sending" in reason for reason in outcomes[0].allreduce.reducer.failed.values())
 
 
 class Dead(Member):
@@ -105,8 +105,8 @@ def test_without_one_reducer_nobody_has_the_average() -> None:
     assert len(outcomes) == 2
     for outcome in outcomes:
         assert outcome.agreement.lost == outcome.store.missing() != []
-        assert outcome.runner.failed.keys() == {str(PEERS[2])}
-        assert outcome.runner.gone() == {str(PEERS[2])}
+        assert outcome.allreduce.failed.keys() == {str(PEERS[2])}
+        assert outcome.allreduce.gone() == {str(PEERS[2])}
 
 
 def test_without_one_client_the_others_have_the_average() -> None:
@@ -138,7 +138,7 @@ def test_what_a_reducer_did_not_send_comes_from_a_member_that_has_it() -> None:
     outcomes = run_round(*members)
     assert_whole(outcomes)
     assert error(outcomes[0], members) < 0.6  # the cut members' last parts did not reach the reducer
-    assert [outcome.settlement.mended > 0 for outcome in outcomes] == [False, True, False, True]
+    assert [outcome.commit.repaired > 0 for outcome in outcomes] == [False, True, False, True]
 
 
 class DiesAfterSendingToOne(FallsSilent):
@@ -183,7 +183,7 @@ def test_the_majority_decides_where_a_reducer_says_unlike_things() -> None:
     members = [Member(0), Member(1), TwoFaced(2)]
     outcomes = run_round(*members)
     assert_whole(outcomes)
-    assert [outcome.settlement.mended > 0 for outcome in outcomes] == [True, False, False]
+    assert [outcome.commit.repaired > 0 for outcome in outcomes] == [True, False, False]
     assert all(outcome.agreement.differing for outcome in outcomes)
     assert error(outcomes[0], members) < 0.02
 
@@ -206,7 +206,7 @@ def test_two_members_that_disagree_drop_the_round() -> None:
     outcomes = run_round(Member(0), TwoFaced(2))
     for outcome in outcomes:
         assert outcome.agreement.disputed and not outcome.agreement.lost
-        assert {outcome.runner.parts[index].reducer for index in outcome.agreement.disputed} == {1}
+        assert {outcome.allreduce.parts[index].reducer for index in outcome.agreement.disputed} == {1}
 
 
 class HalfHeard(Member):
@@ -240,14 +240,14 @@ def test_an_average_of_half_of_the_gradients_is_dropped_by_all_and_by_who_made_i
     monkeypatch.setattr(HalfHeard, "estranged", (PEERS[0],) if first is Estranged else ())
     outcomes = run_round(first(0), Member(1), HalfHeard(2), Member(3))
     assert_whole(outcomes)  # all have it, and nobody takes it
-    assert (str(PEERS[2]) in outcomes[0].settlement.statuses) is (first is Member)
+    assert (str(PEERS[2]) in outcomes[0].commit.statuses) is (first is Member)
     for number in (0, 1, 3):
         outcome = outcomes[number]
-        said = unsigned(outcome.runner, commitments_in(outcome.settlement), outcome.settlement.passed_on)
+        said = unsigned(outcome.allreduce, commitments_in(outcome.commit), outcome.commit.passed_on)
         assert said == {str(PEERS[2]): "used what 2 of 4 members sent"}, number
     made = outcomes[2]
-    assert not is_whole(made.runner, made.agreement)
-    told = outcome_of(made.runner, made.settlement, made.agreement, 1.0, {}, {}, {})
+    assert not may_step(made.allreduce, made.agreement)
+    told = outcome_of(made.allreduce, made.commit, made.agreement, 1.0, {}, {}, {})
     assert not told.complete and told.problem == "this peer received what 2 of 4 members sent"
 
 
@@ -263,19 +263,19 @@ class Late(Member):
         yield
 
     async def take_part(self) -> Outcome | None:
-        await self.runner.run()
-        self.settlement.commitment = self.runner.commitment
+        await self.allreduce.run()
+        self.commit.commitment = self.allreduce.commitment
         assert not self.store.missing(), "it has the whole average"
         await self.given_up.wait()
-        agreement = await self.settlement.run(self.runner.gone())
-        return Outcome(self.runner, agreement, self.settlement, self.store)
+        agreement = await self.commit.run(self.allreduce.gone())
+        return Outcome(self.allreduce, agreement, self.commit, self.store)
 
 
 class GivesUp(Member):
     async def take_part(self) -> Outcome | None:
         outcome = await super().take_part()
-        assert self.settlement.dropped
-        if all(each.settlement.dropped for each in self.everybody.values() if isinstance(each, GivesUp)):
+        assert self.commit.dropped
+        if all(each.commit.dropped for each in self.everybody.values() if isinstance(each, GivesUp)):
             (late,) = [each for each in self.everybody.values() if isinstance(each, Late)]
             late.given_up.set()
         return outcome
@@ -288,7 +288,7 @@ def test_who_comes_late_does_not_commit_what_the_others_have_dropped(monkeypatch
     for number in (0, 1, 3):
         assert outcomes[number].agreement.lost
     late = outcomes[2]
-    assert late.agreement.unheard == "heard from 0 of 3 others" and not is_whole(late.runner, late.agreement)
+    assert late.agreement.unheard == "heard from 0 of 3 others" and not may_step(late.allreduce, late.agreement)
 
 
 class Deaf(Member):
@@ -306,7 +306,7 @@ class Deaf(Member):
 def test_lost_messages_are_repeated() -> None:
     outcomes = run_round(Member(0), Deaf(1), Member(2))
     assert_whole(outcomes)
-    assert all(len(outcome.settlement.statuses) == 2 for outcome in outcomes)
+    assert all(len(outcome.commit.statuses) == 2 for outcome in outcomes)
 
 
 class Poisoner(Member):
@@ -322,15 +322,17 @@ class Poisoner(Member):
                     scales.buffer = b"\xc0\x7f" + scales.buffer[2:]
                 yield message
 
-    runner_type = Poisoned
+    allreduce_type = Poisoned
 
 
 def test_a_poisoned_gradient_is_left_out_and_told() -> None:
     members = [Member(0), Member(1), Poisoner(2)]
     outcomes = run_round(*members)
     first = outcomes[0]
-    assert first.runner.rejected == outcomes[1].runner.rejected
-    assert "not finite" in first.runner.rejected[str(PEERS[2])] or "scales" in first.runner.rejected[str(PEERS[2])]
+    assert first.allreduce.rejected == outcomes[1].allreduce.rejected
+    assert (
+        "not finite" in first.allreduce.rejected[str(PEERS[2])] or "scales" in first.allreduce.rejected[str(PEERS[2])]
+    )
     assert_whole(outcomes)
     near = numpy.abs(first.average.numpy() - expected(members[:2])) < 0.2
     assert 0.5 < near.mean() < 1.0  # its own share it reduces itself, with what it should have sent
@@ -345,13 +347,13 @@ class Huge(Member):
             values = torch.full((part.elements,), 1e30 if part.large else 6e4)
             return bytes(self.codec.encode_part(values, part.large).buffer)
 
-    runner_type = Big
+    allreduce_type = Big
 
 
 def test_numbers_beyond_all_gradients_are_left_out() -> None:
     outcomes = run_round(Member(0), Member(1), Huge(2))
     assert_whole(outcomes)
-    assert any("beyond" in reason for outcome in outcomes for reason in outcome.runner.reducer.rejected.values())
+    assert any("beyond" in reason for outcome in outcomes for reason in outcome.allreduce.reducer.rejected.values())
     large = outcomes[0].average[: LAYOUT.boundary]
     assert float(large.abs().max()) < 10
 
@@ -369,7 +371,7 @@ class Forger(Member):
 def test_a_reducer_that_answers_nonsense_is_told_and_its_parts_come_from_itself_as_they_should_be() -> None:
     outcomes = run_round(Member(0), Member(1), Forger(2))
     for outcome in outcomes[:2]:
-        assert outcome.runner.rejected.keys() == {str(PEERS[2])}
+        assert outcome.allreduce.rejected.keys() == {str(PEERS[2])}
     assert_whole(outcomes)
 
 
@@ -378,18 +380,20 @@ def test_a_weight_that_nobody_may_claim_is_refused(weight: float) -> None:
     class Boaster(Member):
         def prepare(self) -> None:
             super().prepare()
-            self.runner.weight = weight
+            self.allreduce.weight = weight
 
     members = [Member(0), Member(1), Boaster(2)]
     outcomes = run_round(*members)
     for outcome in outcomes[:2]:
-        assert "weight" in outcome.runner.rejected[str(PEERS[2])]
+        assert "weight" in outcome.allreduce.rejected[str(PEERS[2])]
 
 
 def reducer(senders: int = 2) -> tuple[Reducer, list[str]]:
     names = [f"p{number}" for number in range(senders)]
     parts = LAYOUT.parts(1)
-    return Reducer(CODEC, parts, GradientBuffer(LAYOUT, CODEC), 1.0, "p0", names, 100.0, lambda *_: None), names
+    return Reducer(
+        CODEC, parts, GradientBuffer(LAYOUT, CODEC), 1.0, "p0", names, lambda *_: None, ReductionRules(100.0)
+    ), names
 
 
 def test_a_weight_that_changes_between_parts_is_refused() -> None:
@@ -441,10 +445,10 @@ def test_nobody_outside_the_group_sends_and_nobody_twice() -> None:
             yield
 
         context: Any = type("Context", (), {"remote_id": peer})
-        async for message in member.runner.rpc_aggregate_part(nothing(), context):
+        async for message in member.allreduce.rpc_aggregate_part(nothing(), context):
             return int(message.code)
         return 0
 
     assert asyncio.run(call(PEERS[3])) == averaging_pb2.PROTOCOL_VIOLATION
     assert asyncio.run(call(PEERS[0])) == averaging_pb2.PROTOCOL_VIOLATION
-    assert WEIGHTS[0] == member.runner.weight
+    assert WEIGHTS[0] == member.allreduce.weight

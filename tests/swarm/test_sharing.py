@@ -198,7 +198,6 @@ def test_an_averagers_process_shows_that_it_lives(
             {},
             source=source,  # type: ignore[arg-type]
             read_tree=read_tree,
-            client_mode=client_mode,
         )
         stack.callback(averager.shutdown)
         before = float(averager.pulse[0])

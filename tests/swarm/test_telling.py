@@ -43,7 +43,7 @@ def test_a_step_says_with_whom() -> None:
     tell.committed(5, result("p0", "p1"), 96, SECONDS)
     assert words_of(told) == "step 5 made with ben, 96 samples" == tell.last_round
     tell, told = teller("ben", "cleo", "dora")
-    tell.committed(5, result("p0", "p1", "p2", "p3", mended=2), 96, SECONDS)
+    tell.committed(5, result("p0", "p1", "p2", "p3", repaired=2), 96, SECONDS)
     assert (
         words_of(told)
         == "step 5 made with ben, cleo and dora, 96 samples, 2 parts fetched from others than their reducers"

@@ -79,7 +79,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         closing.callback(stop_dht, dht)
         closing.enter_context(daemon_watched(dht))
         hand_over, read_tree = keeper.hand_over, keeper.read_tree
-        averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree, client_mode=False)
+        averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree)
         board = PeerDirectory(run, dht, identity)
         closing.callback(_close, board, averager)
         board.expect(AUX_LOOK_SECONDS)

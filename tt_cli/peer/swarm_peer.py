@@ -17,12 +17,13 @@ from tt_cli.peer.published_states import newest_published, ways_back
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Listening
-from tt_cli.swarm.collaboration import About, Collaboration
+from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.codec import codec_of, self_test
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import claim_identity
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, daemon_watched, stop_dht
 
 
@@ -67,7 +68,7 @@ class SwarmPeer:
         emit(Choice("weights", f"step {self.shared.epoch}", origin))
         self.identity = claim_identity(self.folder, role, opts.identity)
         self.about = About(role=role, user=opts.user, version=__version__)
-        self._line = {"max_upload": opts.max_upload, "max_download": opts.max_download}
+        self._line = BandwidthLimiter(opts.max_upload, opts.max_download)
 
     @contextmanager
     def taking_part(
@@ -89,16 +90,12 @@ class SwarmPeer:
                 self.emit(Listening(self.identity.peer_id, addresses, client_mode))
                 collaboration = Collaboration(
                     run,
-                    dht,
-                    self.identity,
+                    NetworkAccess(dht, self.identity, self._line, initial_peers),
                     self.shared,
                     self.about,
                     self.emit,
-                    client_mode=client_mode,
                     published=partial(newest_published, run, read_tree) if run.checkpoints.repository else None,
-                    initial_peers=initial_peers,
                     steering=OrganiserOrders(membership_at(dht), era, partial(ways_back, run, read_tree), leave_steps),
-                    **self._line,
                 )
                 with closing(collaboration):
                     yield collaboration

@@ -2,8 +2,11 @@
 
 What is ours: members are matched by the state they hold (epoch and digest are part of the group's key, so unlike
 peers never meet); a group may form ahead of its round and starts when the expected members are there; the transfer
-(`runner.py`) and what follows it (`settle.py`); the local gradient survives a dropped round; the last average stays at
-hand for members that missed it.
+(`allreduce.py`) and what follows it (`commit.py`); the local gradient survives a dropped round; the last average stays
+at hand for members that missed it.
+
+What the trainer's process wants goes to the averager's through hivemind's pipe: plans, contributions, requests.
+Gradients and averages lie in memory that both see, and a round's handle is hivemind's `StepControl`.
 """
 
 from __future__ import annotations
@@ -36,12 +39,19 @@ from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverage, KeptAverages
-from tt_cli.swarm.allreduce.claim_allowances import ClaimAllowances
-from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
+from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of, may_step
 from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole, read_request
-from tt_cli.swarm.allreduce.result import RoundResult, is_whole, outcome_of
-from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS, LeaderRendezvous, RoundPlan, member_in
+from tt_cli.swarm.allreduce.reducer import ReductionRules
+from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
+from tt_cli.swarm.allreduce.round_plan import (
+    KEPT_GROUPS,
+    Contribution,
+    LeaderRendezvous,
+    RoundGroup,
+    RoundPlan,
+    member_in,
+)
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 from tt_cli.swarm.compression.partition import PART_ELEMENTS
@@ -57,7 +67,6 @@ LOOK_SECONDS = 0.25
 JOINS, JOINS_AT_ONCE = 20.0, 200.0  # of one peer: a second; a member asks ten times a second until there is a group
 SETTLING, MOST_SETTLING = 4, 512  # questions of one peer at once, and of all
 PART_BYTES = 2 * PART_ELEMENTS  # of the largest part: fp16
-SENDING = 0.5  # of the time for a round: so long a sender may take at most
 
 
 class Averager(StateBridge, DecentralizedAverager):
@@ -65,7 +74,7 @@ class Averager(StateBridge, DecentralizedAverager):
 
     key: of this peer, with which it signs what it sends and what it reduces. shapes: name → shape of the gradients;
     empty for a peer that only hands out state. local: this peer's mean gradient. store: the last average. source,
-    read_tree: see StateSharing. max_upload, max_download: bits a second on the line.
+    read_tree: see StateBridge. line: caps on traffic, if there are any.
     """
 
     def __init__(
@@ -77,31 +86,28 @@ class Averager(StateBridge, DecentralizedAverager):
         *,
         source: StateSource,
         read_tree: TreeReader,
-        client_mode: bool,
-        max_upload: float | None = None,
-        max_download: float | None = None,
+        line: BandwidthLimiter | None = None,
     ):
         rules = RoundRules.of(run, shapes)
         codec = rules.codec
-        self._line = BandwidthLimiter(max_upload, max_download)
+        self._line = line or BandwidthLimiter(None, None)
         self.layout = rules.layout
         self.local = GradientBuffer(self.layout, codec)
         self.store = AverageBuffer(self.layout, codec)
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
-        self._said = torch.zeros(2, dtype=torch.float64).share_memory_()  # samples, sum of losses: with the next round
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
-        self._meeting = RoundPlan()
         # in the averager's process:
+        self._plan = RoundPlan()
+        self._contribution: asyncio.Future[Contribution] | None = None  # to the round of this plan
         self._steps = 0  # of hivemind's that run
         self._begun = asyncio.Condition()  # a round began, or will not
         self._given_up: set[bytes] = set()  # groups that this peer was in and left before their round
-        self._runners: dict[bytes, tuple[AllReduce, CommitProtocol]] = {}
+        self._rounds: dict[bytes, tuple[AllReduce, CommitProtocol]] = {}
         self._averages = KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins, self._places = RateLimit(JOINS_AT_ONCE, JOINS), Places(SETTLING, MOST_SETTLING)
-        self._allowed = ClaimAllowances()  # for the next round
-        self.signer, self.audits = Signer(key), Audits(run, rules, self._runners)
+        self.signer, self.audits = Signer(key), Audits(run, rules, self._rounds)
         if shapes:
             centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
         self.share_state(run, dht, str(dht.peer_id), source, read_tree)
@@ -114,7 +120,7 @@ class Averager(StateBridge, DecentralizedAverager):
             request_timeout=run.swarm.matchmaking_time * 0.8,
             allreduce_timeout=run.swarm.averaging_timeout,
             next_chunk_timeout=run.swarm.next_chunk_timeout,
-            client_mode=client_mode,
+            client_mode=dht.client_mode,
             allow_state_sharing=False,
             shutdown_timeout=2,
         )
@@ -129,16 +135,16 @@ class Averager(StateBridge, DecentralizedAverager):
         most = 2 * self.local.nbytes  # of a reducer in a large group, each way: gradients and averages
         return self._line.too_slow(most, self._allreduce_timeout or math.inf)
 
-    def seek(self, meeting: RoundPlan) -> StepControl:
+    def seek(self, plan: RoundPlan) -> StepControl:
         """Begin to look for the members that hold the same state; they wait for each other's `average`.
 
         The group is complete when all that are expected are there, else after the matchmaking time with those who came.
         """
-        self._outer_pipe.send(("_prepare_round", [meeting], {}))
+        self._outer_pipe.send(("_prepare_round", [plan], {}))
         now, longest = get_dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
         timeout = 2 * longest + 1.0
         # a leader takes in who waits longer than itself, whoever of the two began earlier
-        until = now + longest if meeting.leader == str(self.peer_id) else now + timeout - 0.1
+        until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
         return self.step(
             gather=self._membership.mine(),  # for the leader, and through it for all members
             timeout=timeout,
@@ -149,24 +155,17 @@ class Averager(StateBridge, DecentralizedAverager):
         )
 
     def average(
-        self,
-        control: StepControl,
-        samples: int,
-        loss: float,
-        overtaken: Callable[[], bool] = lambda: False,
-        allowed: Mapping[str, float] | None = None,
+        self, control: StepControl, contribution: Contribution, overtaken: Callable[[], bool] = lambda: False
     ) -> RoundResult:
         """Average `local` in the group that `control` seeks. Never raises for the swarm's faults.
 
-        samples: behind `local`. loss: summed over them. overtaken: asked while the group is sought; True when the
-        others have made the step: nobody would come to the group. allowed: peer id → samples that it may claim.
+        overtaken: asked while the group is sought; True when the others have made the step: nobody would come to it.
         """
         started = time.monotonic()
-        self._allowed.write(allowed or {})
-        self._said.copy_(torch.tensor([samples, loss], dtype=torch.float64))
+        self._outer_pipe.send(("_contribute", [contribution], {}))
         try:
             # more piles up while rounds fail; the others would refuse it
-            control.weight = min(float(samples), self.max_weight)
+            control.weight = min(float(contribution.samples), self.max_weight)
             control.allow_allreduce()
             limit = started + control.get_timeout() + (self._allreduce_timeout or 0.0) + 10.0
             while time.monotonic() < limit and not (control.done() or control.began_allreduce):
@@ -250,10 +249,15 @@ class Averager(StateBridge, DecentralizedAverager):
     def _auditor(self, peer: PeerID) -> Any:
         return Audits.get_stub(self._p2p, peer, namespace=self.prefix)
 
-    async def _prepare_round(self, meeting: RoundPlan) -> None:
-        self._keys().meeting = self._meeting = meeting
+    async def _prepare_round(self, plan: RoundPlan) -> None:
+        self._keys().plan = self._plan = plan
+        self._contribution = asyncio.get_running_loop().create_future()
         for seeker in (self._matchmaking, self._matchmaking.potential_leaders):
-            seeker.target_group_size = max(2, meeting.expected)
+            seeker.target_group_size = max(2, len(plan.members))
+
+    async def _contribute(self, contribution: Contribution) -> None:
+        if self._contribution is not None and not self._contribution.done():
+            self._contribution.set_result(contribution)
 
     def _keys(self) -> LeaderRendezvous:
         keys = self._matchmaking.group_key_manager
@@ -275,7 +279,7 @@ class Averager(StateBridge, DecentralizedAverager):
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.PROTOCOL_VIOLATION)
             return
         peer_id = str(context.remote_id)
-        if not self._meeting.takes(peer_id) or peer_id in self.audits.proofs.guilty():
+        if not self._plan.takes(peer_id) or peer_id in self.audits.proofs.guilty():
             yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
             return
         async for message in super().rpc_join_group(request, context):
@@ -290,7 +294,7 @@ class Averager(StateBridge, DecentralizedAverager):
             await asyncio.get_running_loop().run_in_executor(None, release_freed_memory)
             formed = self._keys().formed
             mine = {group_id for group_id, seeker in formed if seeker is step}
-            self._given_up = self._given_up & {group_id for group_id, _ in formed} | mine - self._runners.keys()
+            self._given_up = self._given_up & {group_id for group_id, _ in formed} | mine - self._rounds.keys()
             async with self._begun:
                 self._begun.notify_all()
 
@@ -299,81 +303,68 @@ class Averager(StateBridge, DecentralizedAverager):
         began = time.monotonic()
         try:
             self._keys().check(group_info)
-            runner, settlement = self._begin(group_info, weight)
-            self._running_groups[group_info.group_id].set_result(runner)
+            assert self._contribution is not None
+            await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
+            allreduce, commit = self._begin(group_info, weight)
+            self._running_groups[group_info.group_id].set_result(allreduce)
             async with self._begun:
-                self._runners[group_info.group_id] = (runner, settlement)
-                for old in list(self._runners)[:-KEPT_GROUPS]:
-                    del self._runners[old]
+                self._rounds[group_info.group_id] = (allreduce, commit)
+                for old in list(self._rounds)[:-KEPT_GROUPS]:
+                    del self._rounds[old]
                 self._begun.notify_all()
-            await runner.run()
-            settlement.tell(runner.commitment, runner.reducer.clipped, runner.waits())
+            await allreduce.run()
+            commit.report(allreduce.commitment, allreduce.reducer.clipped, allreduce.waits())
             transferred, received = time.monotonic(), self.store.received
-            agreement = await settlement.run(runner.gone())
+            agreement = await commit.run(allreduce.gone())
         except Exception as error:
             raise MatchmakingException(f"the round failed: {error}") from error
         seconds = {"transfer": transferred - began, "commit": time.monotonic() - transferred}
-        whole, doubts = is_whole(runner, agreement), dict[str, str]()
-        unsigned = self.audits.unsigned(runner, settlement) if whole else {}
-        settlement.dropped = not whole or bool(unsigned)
-        if not settlement.dropped:
-            self._averages.committed(self._meeting.state_key)
-            doubts = self.audits.begin(runner, settlement, self._auditor)
-        return outcome_of(runner, settlement, agreement, received, unsigned, doubts, seconds)
+        whole, doubts = may_step(allreduce, agreement), dict[str, str]()
+        unsigned = self.audits.unsigned(allreduce, commit) if whole else {}
+        commit.dropped = not whole or bool(unsigned)
+        if not commit.dropped:
+            self._averages.committed(self._plan.state_key)
+            doubts = self.audits.begin(allreduce, commit, self._auditor)
+        return outcome_of(allreduce, commit, agreement, received, unsigned, doubts, seconds)
 
     def _begin(self, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
         """What this member does in the round of this group. Raises ValueError or TypeError for nonsense from it."""
-        listening = []
-        for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True):
-            if member_in(data, peer, self._membership) != AveragingMode.CLIENT:
-                listening.append(peer)
-        samples, loss = self._said.tolist()
-        busy = 2 * (len(group_info.peer_ids) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
-        patience = self.next_chunk_timeout + self._line.seconds(busy, busy)
-        runner = AllReduce(
-            name=RoundName(self.audits.rules.run, self._meeting.state_key, group_info.group_id),
-            signer=self.signer,
+        modes = {
+            peer: member_in(data, peer, self._membership)
+            for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True)
+        }
+        members = sorted(modes, key=PeerID.to_bytes)
+        assert self._contribution is not None
+        contribution = self._contribution.result()
+        busy = 2 * (len(members) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
+        group = RoundGroup(
+            name=RoundName(self.audits.rules.run, self._plan.state_key, group_info.group_id),
             me=self.peer_id,
-            members=group_info.peer_ids,
-            listening=listening,
-            local=self.local,
-            weight=weight,
-            max_weight=self.max_weight,
-            store=self.store,
+            members=members,
+            reducers=[peer for peer in members if modes[peer] != AveragingMode.CLIENT],
             stub_of=self._stub,
             traffic=self.traffic,
-            patience=patience,
-            longest=SENDING * (self._allreduce_timeout or math.inf),
-            aggregation=self.audits.rules.aggregation,
-            allowed=self._allowed.read(self.max_weight / 2 / len(group_info.peer_ids)),
-            usual=self.audits.usual,
-        )
-        settlement = CommitProtocol(
-            group_id=group_info.group_id,
-            me=self.peer_id,
-            members=runner.members,
-            listening=runner.reducers,
-            parts=len(runner.parts),
-            store=self.store,
-            said={"samples": int(samples), "loss": loss},
-            stub_of=self._stub,
-            traffic=self.traffic,
-            patience=3 * patience,  # a reducer waits for its senders, its members for it
+            patience=self.next_chunk_timeout + self._line.seconds(busy, busy),
             longest=self._allreduce_timeout or math.inf,
         )
-        return runner, settlement
+        spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
+        allowed = {peer_id: most + spare for peer_id, most in contribution.allowed.items()}
+        rules = ReductionRules(self.max_weight, allowed, self.audits.rules.aggregation)
+        allreduce = AllReduce(group, self.signer, self.local, weight, self.store, rules, self.audits.usual)
+        said = {"samples": contribution.samples, "loss": contribution.loss}
+        return allreduce, CommitProtocol(group, len(allreduce.parts), self.store, said)
 
     async def _round_of(self, group_id: bytes) -> tuple[AllReduce, CommitProtocol] | None:
         """The round that another member speaks of; waits while this peer may be about to begin it."""
 
         def known() -> bool:
-            return group_id in self._runners or group_id in self._given_up or not self._steps
+            return group_id in self._rounds or group_id in self._given_up or not self._steps
 
         async with self._begun:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self.next_chunk_timeout):
                     await self._begun.wait_for(known)
-        return self._runners.get(group_id)
+        return self._rounds.get(group_id)
 
     async def rpc_aggregate_part(
         self, stream: AsyncIterator[averaging_pb2.AveragingData], context: P2PContext
@@ -401,15 +392,15 @@ class Averager(StateBridge, DecentralizedAverager):
         """Parts of an average, as they travelled: of a round that is being settled, or of one of the last steps."""
         key, parts = read_request(request)
         found: AverageBuffer | KeptAverage | None = self._averages.find(key) if isinstance(key, str) else None
-        settlement = self._runners[key][1] if isinstance(key, bytes) and key in self._runners else None
-        if settlement is not None:
-            found = self.store if context.remote_id in settlement.members else None
-        if found is None or (settlement is not None and not settlement.holds()):
+        commit = self._rounds[key][1] if isinstance(key, bytes) and key in self._rounds else None
+        if commit is not None:
+            found = self.store if context.remote_id in commit.members else None
+        if found is None or (commit is not None and not commit.holds()):
             return
-        async for message in answer(found, parts, lambda: settlement is None or settlement.holds()):
+        async for message in answer(found, parts, lambda: commit is None or commit.holds()):
             self.traffic[0] += len(message.serialized_info)
             yield message
-        await asyncio.sleep(self.next_chunk_timeout)  # the other side hangs up: see Runner.rpc_aggregate_part
+        await asyncio.sleep(self.next_chunk_timeout)  # the other side hangs up: see AllReduce.rpc_aggregate_part
 
     async def _fetch_average(self, donors: Sequence[str], state_key: str, future: MPFuture) -> None:
         def count(size: int) -> None:

@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
 import torch
 from hivemind.dht import DHT
@@ -30,7 +31,7 @@ from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import Participants
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.catch_up import CatchUp
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, all_finite
@@ -39,6 +40,7 @@ from tt_cli.swarm.matchmaking import Matchmaker
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import Identity
+from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.connectivity import ConnectivityMonitor
 from tt_cli.swarm.participants.selector import ParticipantSelector
 from tt_cli.swarm.participants.stragglers import BLAMELESS
@@ -49,41 +51,50 @@ from tt_cli.swarm.reporting.throughput import Throughput
 from tt_cli.swarm.shared_state import RolledBack, SharedState, StateLoader
 from tt_cli.swarm.state.locked_state import LockedState
 
-__all__ = ["About", "Collaboration"]
+__all__ = ["About", "Collaboration", "NetworkAccess"]
 
 LOOK_SECONDS = 0.25
 SUSPICIOUS = 3  # micro-batches in a row that were not finite: the device gets its parameters again
 IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on while the round is repeated
 
 
+@dataclass(frozen=True)
+class NetworkAccess:
+    """How one peer reaches the swarm.
+
+    dht: its node, which stays the caller's. identity: its key. line: caps on its traffic, if there are any.
+    initial_peers: those it joined through.
+    """
+
+    dht: DHT
+    identity: Identity
+    line: BandwidthLimiter | None = None
+    initial_peers: Sequence[str] = ()
+
+
 class Collaboration:
     """One trainer's share in the swarm.
 
     It forks when it is made: make it before other threads and before CUDA is touched. Then call `synchronise`
-    once, `step` after every micro-batch, and `close`. The DHT stays the caller's. max_upload, max_download: bits a
-    second on its line at most. published: where the run publishes checkpoints. initial_peers: those it joined through.
-    steering: follows the organiser's orders.
+    once, `step` after every micro-batch, and `close`. published: loads the newest checkpoint of the run, if it
+    publishes any. steering: follows the organiser's orders.
     """
 
     def __init__(
         self,
         run: RunConfig,
-        dht: DHT,
-        identity: Identity,
+        network: NetworkAccess,
         shared: SharedState,
         about: About,
         emit: Emit,
         *,
-        client_mode: bool,
-        max_upload: float | None = None,
-        max_download: float | None = None,
         published: StateLoader | None = None,
-        initial_peers: Sequence[str] = (),
         steering: OrganiserOrders | None = None,
     ):
+        dht, identity = network.dht, network.identity
         self.steering = steering or OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"))
         self.run, self.emit, self.about = run, emit, about
-        self.peer_id, self.client_mode = identity.peer_id, client_mode
+        self.peer_id, self.client_mode = identity.peer_id, dht.client_mode
         self._state = LockedState(shared)
         self._target, self._delayed = run.swarm.target_batch_size, run.optimizer.delayed
 
@@ -105,23 +116,21 @@ class Collaboration:
             shapes,
             source=self._state.snapshot,
             read_tree=shared.read_tree,
-            client_mode=client_mode,
-            max_upload=max_upload,
-            max_download=max_download,
+            line=network.line,
         )
-        self._gathering = Matchmaker(self.averager, self._state, run.swarm.matchmaking_time)
+        self._matchmaker = Matchmaker(self.averager, run.swarm.matchmaking_time)
         self.take_over = CatchUp(
             self.peer_id, self.averager, self._state, emit, published, lambda: self.board.view, self.steering.ways_back
         )
-        self.contacts = ConnectivityMonitor(dht, initial_peers)
+        self.contacts = ConnectivityMonitor(dht, network.initial_peers)
         self.tell = RoundLog(self.peer_id, emit, lambda: self.board.view)
         self.board = PeerDirectory(
             run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT")
         )
         guilty = self.averager.audits.proofs.guilty
         late = BLAMELESS * run.swarm.next_chunk_timeout
-        self._company = ParticipantSelector(
-            self.peer_id, self.board, guilty, self._gathering.drop, self.averager.show_proofs, late
+        self._selector = ParticipantSelector(
+            self.peer_id, self.board, guilty, self._matchmaker.drop, self.averager.show_proofs, late
         )
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
@@ -242,18 +251,18 @@ class Collaboration:
     def missing(self) -> list[str]:
         """Names of trainers that count as part of the swarm and hold another state, or are not seen."""
         here = {record.peer_id for record in self.board.view.members(*self._state.position)}
-        return sorted(map(self.tell.name, self._company.other_trainers(self.epoch) - here))
+        return sorted(map(self.tell.name, self._selector.other_trainers(self.epoch) - here))
 
     def seek_anew(self) -> None:
         """Give up the group that is sought, and try those again who did not come or spoiled a round."""
-        self._company.seek_anew()
+        self._selector.seek_anew()
 
     def close(self) -> None:
         """Leave: withdraw the record, end the averager's process. The others do not wait for this peer."""
         self._closing = True
         with self._changed:
             self._changed.notify_all()
-        self._gathering.drop()
+        self._matchmaker.drop()
         if self.board.is_alive():
             self.board.stop()
         self.averager.end()
@@ -277,7 +286,7 @@ class Collaboration:
                 loss=shown.mean_loss(),
                 figures=shown.mean_figures(),
                 **self.tell.published(),
-                slow=list(self._company.slow)[:PUBLISHED],
+                slow=list(self._selector.slow)[:PUBLISHED],
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 rejected_micro_batches=self._rejected,
@@ -304,8 +313,8 @@ class Collaboration:
         """What this peer is about to do is in vain: the others have done it, or the organiser takes the run back."""
         return self._behind(self.board.view) or self.steering.due is not None
 
-    def _members(self, view: SwarmState) -> Participants:
-        return self._company.members(view, *self._state.position)
+    def _plan(self, view: SwarmState) -> RoundPlan:
+        return self._selector.plan(view, *self._state.position)
 
     def _work(self) -> None:
         try:
@@ -321,8 +330,8 @@ class Collaboration:
                     missing = self._target - self._samples_of_swarm(view)
                     seconds = missing / max(view.samples_per_second(), 1e-9)
                     self.board.expect(seconds)
-                    if not self._company.late(view, self.epoch):
-                        self._gathering.prepare(self._members(view), seconds, self._company.shunned)
+                    if not self._selector.late(view, self.epoch):
+                        self._matchmaker.prepare(self._plan(view), seconds)
                     with self._changed:
                         self._changed.wait(timeout=LOOK_SECONDS)
         except BaseException as error:  # handed to the training thread, which ends the peer with it
@@ -336,25 +345,23 @@ class Collaboration:
         started = time.monotonic()
         self._hold()
         held = time.monotonic() - started
-        view = self.board.view if self._gathering.found else self._wait_for_late(started)
+        view = self.board.view if self._matchmaker.standing else self._wait_for_late(started)
         while not self._closing and self.steering.due is None:
             if self._behind(view):
-                self._gathering.drop()
+                self._matchmaker.drop()
                 self.tell.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
                 self._accumulator.give_back(self.averager.local)
                 return
-            members = self._members(view)
-            if members.lacking:  # the missing live as far as anyone knows: until their records expire
-                self._company.forgive(self.epoch)
-                self._wait("waiting", members.lacking)
-            elif len(members) > 1:
-                self.contacts.accompanied(members.peer_ids - {self.peer_id})
-                self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(members) - 1} others")
+            plan = self._plan(view)
+            if plan.lacking:  # the missing live as far as anyone knows: until their records expire
+                self._selector.forgive(self.epoch)
+                self._wait("waiting", plan.lacking)
+            elif len(plan.members) > 1:
+                self.contacts.accompanied(plan.members - {self.peer_id})
+                self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(plan.members) - 1} others")
                 mine = self._accumulator.held
-                result, missed = self._gathering.average(
-                    members, mine.samples, mine.loss, self._company.shunned, self._overtaken
-                )
-                self._company.ended(result, missed, view.records, self.epoch)
+                result, missed = self._matchmaker.average(plan, mine.samples, mine.loss, self._overtaken)
+                self._selector.ended(result, missed, view.records, self.epoch)
                 if result.complete:
                     self.board.met(result.members)
                     result.seconds["encode"] = held
@@ -366,7 +373,7 @@ class Collaboration:
             elif why := self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted()):
                 self._wait("waiting", why)
             else:
-                self._gathering.drop()
+                self._matchmaker.drop()
                 self._commit(started, None)
                 return
             view = self.board.fresh_view()
@@ -381,9 +388,9 @@ class Collaboration:
     def _wait_for_late(self, started: float) -> SwarmState:
         """Give those who are finishing the step before the time that matchmaking would take; then go without them."""
         view = self.board.fresh_view()
-        while late := self._company.late(view, self.epoch):
+        while late := self._selector.late(view, self.epoch):
             if self._closing or time.monotonic() > started + self.run.swarm.matchmaking_time:
-                self._company.waited_for(late)
+                self._selector.waited_for(late)
                 break
             view = self.board.fresh_view()
         return view
@@ -409,7 +416,7 @@ class Collaboration:
         stepped = time.monotonic()
         self.board.stepped(*self._state.position)
         computing = self._target / max(self.board.view.samples_per_second(), 1e-9) if self._delayed else 0.0
-        self.tell.left_out(self._company.stepped(self.epoch, result, computing))
+        self.tell.left_out(self._selector.stepped(self.epoch, result, computing))
         held = self._accumulator.held
         samples, loss = (held.samples, held.mean_loss()) if result is None else result.samples_and_loss()
         self._last_loss = self._accumulator.release()
@@ -427,7 +434,7 @@ class Collaboration:
 
     def _go_back(self, order: RollBack) -> None:
         """Come to the state that the organiser ordered; what was computed since belongs to another one."""
-        self._gathering.drop()
+        self._matchmaker.drop()
         self._accumulator.forget()
         self.tell.phase("syncing", f"the organiser takes the run back to step {order.step}")
         if self.take_over.go_back(order, self.board.fresh_view()):
@@ -441,7 +448,7 @@ class Collaboration:
     def _catch_up(self, view: SwarmState) -> None:
         """Come to the state that most of the foremost hold; returns when this peer is no longer behind."""
         attempts = 0
-        self._gathering.drop()
+        self._matchmaker.drop()
         while self._behind(view) and not self._closing:
             attempts += 1
             if self.take_over.catch_up(view, self.tell.phase):

@@ -35,11 +35,11 @@ def spoil_rounds(attack: str, number: int) -> None:
     honest = Averager._begin
 
     def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
-        runner, settlement = honest(averager, group_info, weight)
-        step = int(averager._meeting.state_key.split("_")[0]) + 1
+        allreduce, commit = honest(averager, group_info, weight)
+        step = int(averager._plan.state_key.split("_")[0]) + 1
         if step >= FIRST_STEP:
-            ROUNDS[attack](Round(runner, settlement, number, step))
-        return runner, settlement
+            ROUNDS[attack](Round(allreduce, commit, number, step))
+        return allreduce, commit
 
     Averager._begin = begin  # type: ignore[method-assign]
 
@@ -97,7 +97,7 @@ def spoil_state(number: int) -> None:
 
     from tt_cli.swarm import collaboration
 
-    collaboration.GuardedState = Held  # type: ignore[misc, attr-defined]
+    collaboration.LockedState = Held  # type: ignore[misc, attr-defined]
     LockedState.snapshot = snapshot  # type: ignore[method-assign]
     PeerDirectory._send = send  # type: ignore[method-assign]
 

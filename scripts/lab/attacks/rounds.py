@@ -29,8 +29,8 @@ Change = Callable[["Round", TensorPart, Message], None]
 class Round:
     """The attacker's own two sides of a round. number: which of the attackers it is, from 0. step: that it makes."""
 
-    runner: AllReduce
-    settlement: CommitProtocol
+    allreduce: AllReduce
+    commit: CommitProtocol
     number: int = 0
     step: int = 0
 
@@ -39,26 +39,26 @@ def sends(change: Change) -> Callable[[Round], None]:
     """An attack that changes every part of the gradient on its way out."""
 
     def spoil(attacked: Round) -> None:
-        runner = attacked.runner
-        honest = runner._outgoing
+        allreduce = attacked.allreduce
+        honest = allreduce._outgoing
 
         async def outgoing(indexes: Any) -> AsyncIterator[Message]:
             place = 0
             async for message in honest(indexes):
-                change(attacked, runner.parts[indexes[place]], message)
+                change(attacked, allreduce.parts[indexes[place]], message)
                 place += 1
                 yield message
 
         async def opening(reducer: Any) -> Opening:
             """It signs what it sends."""
             true = await signed(reducer)
-            sent = [message async for message in outgoing(runner.parts_of(reducer))]
+            sent = [message async for message in outgoing(allreduce.parts_of(reducer))]
             hashes = tuple(input_hash(message.tensor_part.buffer) for message in sent)
             return dataclasses.replace(true, weight=sent[0].weight if sent else true.weight, hashes=hashes)
 
-        signed = runner._opening
-        runner._outgoing = outgoing  # type: ignore[method-assign]
-        runner._opening = opening  # type: ignore[method-assign]
+        signed = allreduce._opening
+        allreduce._outgoing = outgoing  # type: ignore[method-assign]
+        allreduce._opening = opening  # type: ignore[method-assign]
 
     return spoil
 
@@ -80,7 +80,7 @@ def filled(value: float, weight: float | None = None) -> Change:
     small_bytes = small.view(torch.uint8).numpy().tobytes()
 
     def change(attacked: Round, part: TensorPart, message: Message) -> None:
-        tensor, codec = message.tensor_part, attacked.runner.codec
+        tensor, codec = message.tensor_part, attacked.allreduce.codec
         if part.large:
             scales = codec.scale_bytes * -(-part.elements // codec.block)
             tensor.buffer = scale_bytes * (scales // codec.scale_bytes) + b"\x7f" * part.elements
@@ -103,7 +103,7 @@ def of_one_element(attacked: Round, part: TensorPart, message: Message) -> None:
 
 
 def _resized(attacked: Round, part: TensorPart, message: Message, elements: int) -> None:
-    encoded = attacked.runner.codec.encode_part(torch.ones(elements), part.large)
+    encoded = attacked.allreduce.codec.encode_part(torch.ones(elements), part.large)
     message.tensor_part.CopyFrom(encoded)
 
 
@@ -115,8 +115,8 @@ def declared_huge(_: Round, part: TensorPart, message: Message) -> None:
 
 def endless(attacked: Round) -> None:
     """Goes on sending after its last part, and after its last average."""
-    runner = attacked.runner
-    send, answer = runner._outgoing, runner.rpc_aggregate_part
+    allreduce = attacked.allreduce
+    send, answer = allreduce._outgoing, allreduce.rpc_aggregate_part
 
     async def outgoing(indexes: Any) -> AsyncIterator[Message]:
         last = None
@@ -131,35 +131,35 @@ def endless(attacked: Round) -> None:
         async for last in answers:
             yield last
             sent += 1
-            if sent == len(runner.reducer.parts):  # it would wait for the other side to hang up
+            if sent == len(allreduce.reducer.parts):  # it would wait for the other side to hang up
                 break
         for _ in range(ENDLESS if last is not None else 0):
             yield last
 
-    runner._outgoing = outgoing  # type: ignore[method-assign]
-    runner.rpc_aggregate_part = rpc_aggregate_part  # type: ignore[method-assign]
+    allreduce._outgoing = outgoing  # type: ignore[method-assign]
+    allreduce.rpc_aggregate_part = rpc_aggregate_part  # type: ignore[method-assign]
 
 
 def lying(attacked: Round) -> None:
     """Reduces to the negative of the average, and sends all the same bytes."""
-    runner = attacked.runner
-    reducer = runner.reducer
+    allreduce = attacked.allreduce
+    reducer = allreduce.reducer
     honest = reducer._keep
 
     def keep(position: int, encoded: bytes) -> None:
         part = reducer.parts[position]
         average = torch.empty(part.elements)
-        runner.codec.decode_into(encoded, part.large, average)
-        honest(position, runner.codec.encode_part(average.neg_(), part.large).buffer)
+        allreduce.codec.decode_into(encoded, part.large, average)
+        honest(position, allreduce.codec.encode_part(average.neg_(), part.large).buffer)
 
     reducer._keep = keep
 
 
 def slow_loris(attacked: Round) -> None:
     """Always just in time for the next message, and never done: as a sender, as a reducer, or when members settle."""
-    runner, settlement = attacked.runner, attacked.settlement
-    send, answer, settle = runner._outgoing, runner.rpc_aggregate_part, settlement.answer
-    pause = 0.8 * runner.patience
+    allreduce, commit = attacked.allreduce, attacked.commit
+    send, answer, settle = allreduce._outgoing, allreduce.rpc_aggregate_part, commit.answer
+    pause = 0.8 * allreduce.patience
 
     async def outgoing(indexes: Any) -> AsyncIterator[Message]:
         async for message in send(indexes):
@@ -172,15 +172,15 @@ def slow_loris(attacked: Round) -> None:
             yield message
 
     async def settling(peer: Any, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
-        await asyncio.sleep(0.8 * settlement.patience)
+        await asyncio.sleep(0.8 * commit.patience)
         return await settle(peer, request)
 
     if attacked.number % 3 == 0:
-        runner._outgoing = outgoing  # type: ignore[method-assign]
+        allreduce._outgoing = outgoing  # type: ignore[method-assign]
     elif attacked.number % 3 == 1:
-        runner.rpc_aggregate_part = rpc_aggregate_part  # type: ignore[method-assign]
+        allreduce.rpc_aggregate_part = rpc_aggregate_part  # type: ignore[method-assign]
     else:
-        settlement.answer = settling  # type: ignore[method-assign]
+        commit.answer = settling  # type: ignore[method-assign]
 
 
 ROUNDS: dict[str, Callable[[Round], None]] = {

@@ -2,9 +2,9 @@
 
 hivemind's runner sends each member its own quantised *difference* from the average, so members end with unlike tensors
 and drift apart, and puts a member's local gradient where a part of the average did not come. Here the reducer of a part
-encodes the average once and sends those bytes to all; what did not come stays missing, and `settle.py` sees to it. The
+encodes the average once and sends those bytes to all; what did not come stays missing, and `commit.py` sees to it. The
 messages are hivemind's; what comes in is checked before it changes anything. What a member sends it has signed, and a
-reducer signs what it made of it (signed.py): see audit.py.
+reducer signs what it made of it (messages.py): see audits.py.
 """
 
 from __future__ import annotations
@@ -13,23 +13,21 @@ import asyncio
 import hashlib
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import Any
 
-import torch
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
-from tt_cli.swarm.allreduce.aggregation import Aggregation
 from tt_cli.swarm.allreduce.average_buffer import MISSING, AverageBuffer
 from tt_cli.swarm.allreduce.centered_clip import FEWEST, spread
 from tt_cli.swarm.allreduce.lateness import beyond_most
-from tt_cli.swarm.allreduce.messages import Commitment, Inputs, NotProven, Opening, RoundName, Signer, input_hash
-from tt_cli.swarm.allreduce.reducer import Reducer
+from tt_cli.swarm.allreduce.messages import Commitment, Inputs, NotProven, Opening, Signer, input_hash
+from tt_cli.swarm.allreduce.reducer import Reducer, ReductionRules
+from tt_cli.swarm.allreduce.round_plan import RoundGroup
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
@@ -37,6 +35,7 @@ logger = get_logger(__name__)
 
 SENT, AVERAGED = averaging_pb2.PART_FOR_AVERAGING, averaging_pb2.AVERAGED_PART
 BEYOND = 1e3  # times the norm of this peer's gradient or of the last average: no part of an average is so large
+SENDING = 0.5  # of the time for a round: so long a sender may take for all its parts
 ANSWERING = 1.4  # times as long as senders may send, a reducer may answer
 
 
@@ -50,14 +49,10 @@ class BrokenTransfer(Exception):
 
 
 class AllReduce:
-    """One member's side of one transfer.
+    """One member's side of the transfer of one round.
 
-    name: of the round. signer: signs for this peer. me, members: peer ids; members in any order. listening: those of
-    them that accept connections, who are the reducers. local: this peer's mean gradient. weight: the samples behind it.
-    max_weight, aggregation, allowed: see Reducer. usual: norm of the last average, 0 when there is none. stub_of: peer
-    id → hivemind stub. store: receives the average. traffic: int64 (2,), bytes sent and received, counted up.
-    patience: seconds to wait for a sender's next part; a reducer gets twice as long, for it waits for the others.
-    longest: seconds for all parts of a sender.
+    signer: signs for this peer. local: its mean gradient. weight: the samples behind it. store: receives the average.
+    usual: norm of the last average, 0 when there is none.
 
     rejected: peer id → why what it sent, or some of it, was refused. failed: reducer → why its averages did not all
     come. inputs, commitment: what this peer reduced, packed, and its signed commitment to it; b"" where it reduced
@@ -66,32 +61,19 @@ class AllReduce:
 
     def __init__(
         self,
-        *,
-        name: RoundName,
+        group: RoundGroup,
         signer: Signer,
-        me: PeerID,
-        members: Sequence[PeerID],
-        listening: Sequence[PeerID],
         local: GradientBuffer,
         weight: float,
-        max_weight: float,
         store: AverageBuffer,
-        stub_of: Callable[[PeerID], Any],
-        traffic: torch.Tensor,
-        patience: float,
-        longest: float,
-        aggregation: Aggregation = "mean",
-        allowed: Mapping[str, float] | None = None,
+        rules: ReductionRules,
         usual: float = 0.0,
     ):
-        self.name, self.group_id, self._signer = name, name.group_id, signer
-        self.me, self.weight, self.patience, self.longest = me, weight, patience, longest
-        self.members = sorted(members, key=PeerID.to_bytes)
-        self.reducers = [member for member in self.members if member in listening]
-        if not self.reducers:
-            raise ValueError("a group in which nobody accepts connections")
-        self.store, self.codec, self.traffic = store, store.codec, traffic
-        self._local, self._stub_of = local, stub_of
+        self.name, self.group_id, self.me = group.name, group.name.group_id, group.me
+        self.members, self.reducers = group.members, group.reducers
+        self.patience, self.longest = group.patience, SENDING * group.longest
+        self.store, self.codec, self.traffic, self.weight = store, store.codec, group.traffic, weight
+        self._local, self._signer, self._stub_of, self._usual = local, signer, group.stub_of, usual
         self.parts = store.layout.parts(len(self.reducers))
         self._indexes: list[list[int]] = [[] for _ in self.reducers]  # of the parts of each reducer
         for index, part in enumerate(self.parts):
@@ -100,20 +82,17 @@ class AllReduce:
         self.failed: dict[str, str] = {}
         self._started: set[PeerID] = set()
         self._ended: dict[str, float] = {}  # reducer → when the exchange with it ended
-        own = self.parts_of(me)
+        self._own = own = self.parts_of(self.me)
         self.reducer = Reducer(
             store.codec,
             [self.parts[index] for index in own],
             local,
             weight,
-            str(me),
+            str(self.me),
             [str(member) for member in self.members],
-            max_weight,
             lambda position, encoded: store.put(own[position], encoded),
-            aggregation=aggregation,
-            allowed=allowed,
+            rules,
         )
-        self._own, self._usual = own, usual
         self._norms: dict[int, float] = {}  # of the averages
         self._openings: dict[str, bytes] = {}  # of the senders to this peer: envelopes
         self.inputs = self.commitment = b""

@@ -1,4 +1,4 @@
-"""What follows a transfer: members compare what they received, mend it from each other, and commit or drop the round.
+"""What follows a transfer: members compare what they received, repair it from each other, and commit or drop the round.
 
 1. When its own transfer is over a member tells every member that accepts connections the hash of each part it has, and
    is told theirs as soon as their transfers are over. What a reducer signed that it did not hear of, others pass on.
@@ -22,24 +22,26 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer, get_logger
 
+from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer
 from tt_cli.swarm.allreduce.lateness import waits_to_tell
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
+from tt_cli.swarm.allreduce.round_plan import RoundGroup
 
 logger = get_logger(__name__)
 
 ASKED_TIMES = 3  # a message may get lost
 RETRY_SECONDS = 0.2
 ASKING, ENDING = 0.8, 0.95  # of the time for the round: until then one waits for answers, until then all is fetched
+PATIENCE = 3  # times that of the transfer: a reducer waits for its senders, its members for it
 SOON = 3.0  # part of the patience in which a member answers whose own transfer is over
 
 
@@ -47,7 +49,7 @@ SOON = 3.0  # part of the patience in which a member answers whose own transfer 
 class PartStatus:
     """What one member says of a round. hashes: of its parts, MISSING where it has none. said: samples and loss.
 
-    commitment: to what it reduced (signed.py), b"" without. clipped: peer id → of how many parts it clipped them.
+    commitment: to what it reduced (messages.py), b"" without. clipped: peer id → of how many parts it clipped them.
     others: peer id → what that member signed; in a question b"", for who asks did not hear it. dropped: it will not
     step with this average. waited: peer id → seconds for which it waited for that one, not checked.
     """
@@ -152,51 +154,36 @@ def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: i
 
 
 class CommitProtocol:
-    """One member's side of what follows one transfer.
+    """One member's side of what follows the transfer of one round, whose time begins now.
 
-    parts: of the average, how many. said: what this member says about itself. traffic: as the runner's. stub_of: peer
-    id → hivemind stub. patience: seconds to wait for another member's transfer to end, and for a part that is fetched;
-    longest: seconds for the whole round, which begins now.
+    parts: of the average, how many. said: what this member says about itself.
 
     statuses: what the others said. passed_on: reducer from whom nothing was heard → what it signed, if others say true.
-    mended: parts that were fetched. dropped: to be set when this member has dropped the round. heard_at: peer id → when
-    it had answered, or was given up.
+    repaired: parts that were fetched. dropped: to be set when this member has dropped the round. heard_at: peer id →
+    when it had answered, or was given up.
     """
 
-    def __init__(
-        self,
-        *,
-        group_id: bytes,
-        me: PeerID,
-        members: Sequence[PeerID],
-        listening: Sequence[PeerID],
-        parts: int,
-        store: AverageBuffer,
-        said: dict[str, Any],
-        stub_of: Callable[[PeerID], Any],
-        traffic: torch.Tensor,
-        patience: float,
-        longest: float = math.inf,
-    ):
-        self._asks_until, self._ends = (time.monotonic() + share * longest for share in (ASKING, ENDING))
-        self.group_id, self.me, self.members, self.listening = group_id, me, members, listening
-        self.store, self.traffic, self.patience = store, traffic, patience
+    def __init__(self, group: RoundGroup, parts: int, store: AverageBuffer, said: dict[str, Any]):
+        self._asks_until, self._ends = (time.monotonic() + share * group.longest for share in (ASKING, ENDING))
+        self.group_id, self.me = group.name.group_id, group.me
+        self.members, self.listening = group.members, group.reducers
+        self.store, self.traffic, self.patience = store, group.traffic, PATIENCE * group.patience
         self.statuses: dict[str, PartStatus] = {}
         self.passed_on: dict[str, set[bytes]] = {}
-        self.mended = 0
+        self.repaired = 0
         self.commitment: bytes = b""
         self.clipped: dict[str, int] = {}
         self.waited: dict[str, float] = {}
         self.heard_at: dict[str, float] = {}
         self.dropped = False
         self._answered, self._gave_up = set[str](), set[str]()
-        self._parts, self._said, self._stub_of = parts, said, stub_of
+        self._parts, self._said, self._stub_of = parts, said, group.stub_of
         self._hashes: list[bytes] | None = None
         self._over = asyncio.Event()
         self._heard = asyncio.Condition()
 
-    def tell(self, commitment: bytes, clipped: Mapping[str, int], waits: Mapping[str, float]) -> None:
-        """What this member did in the transfer is to be said, before `run`: see Status."""
+    def report(self, commitment: bytes, clipped: Mapping[str, int], waits: Mapping[str, float]) -> None:
+        """Set what this member says of the transfer, before `run`: see `PartStatus`."""
         self.commitment, self.clipped, self.waited = commitment, dict(clipped), waits_to_tell(waits)
 
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
@@ -234,7 +221,7 @@ class CommitProtocol:
         for index in agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
         if not dropped:
-            await self._mend(agreement)
+            await self._repair(agreement)
         return agreement
 
     def status(self) -> PartStatus:
@@ -298,7 +285,7 @@ class CommitProtocol:
         except Exception as error:  # P2P errors of many types
             logger.info(f"asking {member} about {silent} failed: {error!r}")
 
-    async def _mend(self, agreement: Agreement) -> None:
+    async def _repair(self, agreement: Agreement) -> None:
         """Fetch what is wanted, from one holder after the other, while there is time."""
         wanted = {index: digest for index, (digest, _) in agreement.wanted.items()}
         for holder in self.listening:
@@ -315,7 +302,14 @@ class CommitProtocol:
                 logger.info(f"fetching parts from {holder} failed: {error!r}")
             for index in asked - here.keys():
                 del wanted[index]
-                self.mended += 1
+                self.repaired += 1
 
     def _count_received(self, size: int) -> None:
         self.traffic[1] += size
+
+
+def may_step(allreduce: AllReduce, agreement: Agreement) -> bool:
+    """Whether this member may step with what is in the store."""
+    if too_few(allreduce.used, len(allreduce.members)):  # so say all others, whom it told
+        return False
+    return not (agreement.lost or agreement.disputed or agreement.unheard or allreduce.store.missing())

@@ -13,6 +13,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from hivemind.proto import runtime_pb2
 
@@ -25,13 +26,26 @@ from tt_cli.swarm.compression.partition import TensorPart
 AHEAD = 32  # parts that a sender may be ahead of the slowest: bounds what a reducer keeps
 
 
+@dataclass(frozen=True)
+class ReductionRules:
+    """What a reducer takes, and what it makes of it.
+
+    max_weight: the largest weight (samples) that a member may claim. allowed: peer id → what some may claim, from the
+    samples they published. aggregation: the run's.
+    """
+
+    max_weight: float
+    allowed: Mapping[str, float] = field(default_factory=dict)
+    aggregation: Aggregation = "mean"
+
+
 class Reducer:
-    """parts: those of this peer. own: its gradient. weight: its samples. me: its peer id. keep: takes each average as
-    it is made, its place in `parts` and its bytes.
+    """The averages of one round for which this peer is responsible.
 
-    senders: all members that send, in their order, this peer among them. max_weight: the largest weight (samples) that
-    a member may claim; allowed: that some may claim, from the samples they published. spread: of this peer's gradient.
+    parts: those of this peer. own: its gradient. weight: its samples. me: its peer id. senders: all members that send,
+    in their order, this peer among them. keep: takes each average as it is made, its place in `parts` and its bytes.
 
+    spreads: sender → root mean square of its whole gradient, as it says; to be filled in before its parts come.
     failed: senders that are out, with the reason; what they sent before counts. rejected: senders some of whose numbers
     were left out, with the reason. clipped: sender → parts in which it was clipped. seconds: spent on averages. waited:
     sender → seconds for which averages waited for it while more than half of the members had sent theirs.
@@ -45,19 +59,13 @@ class Reducer:
         weight: float,
         me: str,
         senders: Sequence[str],
-        max_weight: float,
         keep: Callable[[int, bytes], None],
-        *,
-        aggregation: Aggregation = "mean",
-        allowed: Mapping[str, float] | None = None,
-        spread: float = 0.0,
+        rules: ReductionRules,
     ):
         self.codec, self.parts, self.senders = codec, parts, list(senders)
-        self.max_weight, self.allowed = max_weight, allowed or {}
-        self.aggregation = aggregation
-        self._keep = keep
+        self._keep, self._rules = keep, rules
         self.clipped: Counter[str] = Counter()
-        self.spreads: dict[str, float] = {me: spread}
+        self.spreads: dict[str, float] = {}
         self.failed: dict[str, str] = {}
         self.rejected: dict[str, str] = {}
         self.weights: dict[str, float] = {me: weight}
@@ -87,7 +95,7 @@ class Reducer:
         index = self._counts[sender]
         if index >= len(self.parts):
             raise MalformedPart("more parts than it was asked for")
-        most = min(self.max_weight, self.allowed.get(sender, self.max_weight))
+        most = min(self._rules.max_weight, self._rules.allowed.get(sender, math.inf))
         if not math.isfinite(weight) or not 0.0 <= weight <= most:
             raise MalformedPart(f"weight {weight} outside 0 to {most:g}, which its samples allow")
         if self.weights.get(sender, weight) != weight:
@@ -163,7 +171,7 @@ class Reducer:
             for sender, encoded in found.items()
             if encoded is not None
         ]
-        made = average_part(self.codec, self.aggregation, contributions, part.elements, part.large)
+        made = average_part(self.codec, self._rules.aggregation, contributions, part.elements, part.large)
         self.clipped.update(made.clipped)
         for sender in made.huge:
             self.rejected[sender] = f"sent values beyond {LARGEST:.0e}"

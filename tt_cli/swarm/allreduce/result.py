@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
-from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, PartStatus
+from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, PartStatus, may_step
 from tt_cli.swarm.allreduce.lateness import beyond_most, read_waits
 
 
@@ -18,7 +18,7 @@ class RoundResult:
     """How one round went, as this member saw it.
 
     complete: the average in the store is whole and finite, this peer may step. members: peer id → what it said about
-    itself (samples, loss; {} when that got lost). received: what came from the reducers, 0 to 1. mended: parts that
+    itself (samples, loss; {} when that got lost). received: what came from the reducers, 0 to 1. repaired: parts that
     came from other members. differing: parts in whose bytes members differed. rejected: peer id → why what it sent was
     refused. failed: peer id → why its parts of the average did not all come. disputed: reducers of parts of which no
     bytes had a majority. overtaken: it was given up, for others have made the step. seconds: of each phase.
@@ -30,7 +30,7 @@ class RoundResult:
     complete: bool = False
     members: dict[str, dict[str, Any]] = field(default_factory=dict)
     received: float = 0.0
-    mended: int = 0
+    repaired: int = 0
     differing: int = 0
     rejected: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -52,82 +52,78 @@ class RoundResult:
 
 
 def outcome_of(
-    runner: AllReduce,
-    settlement: CommitProtocol,
+    allreduce: AllReduce,
+    commit: CommitProtocol,
     agreement: Agreement,
     received: float,
     unsigned: dict[str, str],
     doubts: dict[str, str],
     seconds: dict[str, float],
 ) -> RoundResult:
-    """What is told of a round that has been settled. received: before it was. unsigned: reducers that did not sign."""
-    statuses = settlement.statuses | {str(runner.me): settlement.status()}
-    whole = is_whole(runner, agreement) and not unsigned
+    """The result of a round that this peer has committed or dropped.
+
+    received: before parts were repaired. unsigned: reducers that did not sign.
+    """
+    statuses = commit.statuses | {str(allreduce.me): commit.status()}
+    whole = may_step(allreduce, agreement) and not unsigned
     return RoundResult(
         complete=whole,
-        members={str(peer): statuses[str(peer)].said if str(peer) in statuses else {} for peer in runner.members},
+        members={str(peer): statuses[str(peer)].said if str(peer) in statuses else {} for peer in allreduce.members},
         received=received,
-        mended=settlement.mended,
+        repaired=commit.repaired,
         differing=len(agreement.differing),
-        rejected=unsigned | runner.rejected | runner.reducer.rejected,  # what was seen first explains the rest
-        failed=dict(runner.failed),
-        disputed=_disputed(runner, agreement),
-        problem="" if whole else _problem(runner, agreement, received, unsigned),
-        seconds={**seconds, "reduce": runner.reducer.seconds},
-        clipped=_clipped(runner, statuses),
+        rejected=unsigned | allreduce.rejected | allreduce.reducer.rejected,  # what was seen first explains the rest
+        failed=dict(allreduce.failed),
+        disputed=_disputed(allreduce, agreement),
+        problem="" if whole else _problem(allreduce, agreement, received, unsigned),
+        seconds={**seconds, "reduce": allreduce.reducer.seconds},
+        clipped=_clipped(allreduce, statuses),
         doubts=doubts,
-        late=late_of(runner, settlement),
-        waited=waited_for(runner, settlement),
+        late=late_of(allreduce, commit),
+        waited=waited_for(allreduce, commit),
     )
 
 
-def is_whole(runner: AllReduce, agreement: Agreement) -> bool:
-    """Whether this member may step with what is in the store."""
-    if too_few(runner.used, len(runner.members)):  # so say all others, whom it told
-        return False
-    return not (agreement.lost or agreement.disputed or agreement.unheard or runner.store.missing())
-
-
-def _clipped(runner: AllReduce, statuses: Mapping[str, PartStatus]) -> dict[str, float]:
+def _clipped(allreduce: AllReduce, statuses: Mapping[str, PartStatus]) -> dict[str, float]:
     """As their reducers say, none of them about more parts than it has."""
     counts: Counter[str] = Counter()
-    for reducer in runner.reducers:
-        parts = len(runner.parts_of(reducer))
+    for reducer in allreduce.reducers:
+        parts = len(allreduce.parts_of(reducer))
         for peer, count in statuses[str(reducer)].clipped.items() if str(reducer) in statuses else ():
             counts[peer] += min(count, parts)
-    return {str(peer): counts[str(peer)] / len(runner.parts) for peer in runner.members if counts[str(peer)]}
+    return {str(peer): counts[str(peer)] / len(allreduce.parts) for peer in allreduce.members if counts[str(peer)]}
 
 
-def late_of(runner: AllReduce, settlement: CommitProtocol) -> dict[str, float]:
-    """Who held the round up as this peer saw it, in the transfer and when it was settled."""
-    waits, settled = runner.waits(), beyond_most(settlement.heard_at)
-    late = {str(peer): max(waits.get(str(peer), 0.0), settled.get(str(peer), 0.0)) for peer in runner.members}
-    return {peer: seconds for peer, seconds in late.items() if seconds > 0.0 and peer != str(runner.me)}
+def late_of(allreduce: AllReduce, commit: CommitProtocol) -> dict[str, float]:
+    """Who held the round up as this peer saw it, in the transfer and after it."""
+    waits, settled = allreduce.waits(), beyond_most(commit.heard_at)
+    late = {str(peer): max(waits.get(str(peer), 0.0), settled.get(str(peer), 0.0)) for peer in allreduce.members}
+    return {peer: seconds for peer, seconds in late.items() if seconds > 0.0 and peer != str(allreduce.me)}
 
 
-def waited_for(runner: AllReduce, settlement: CommitProtocol) -> dict[str, dict[str, float]]:
+def waited_for(allreduce: AllReduce, commit: CommitProtocol) -> dict[str, dict[str, float]]:
     """For which members of the round the others say that they waited, the longest wait first."""
-    members = {str(peer) for peer in runner.members}
-    told = {one: read_waits(status.waited) for one, status in settlement.statuses.items() if one in members}
+    members = {str(peer) for peer in allreduce.members}
+    told = {one: read_waits(status.waited) for one, status in commit.statuses.items() if one in members}
     kept = {one: {other: s for other, s in waits.items() if other in members} for one, waits in told.items()}
     return {one: waits for one, waits in kept.items() if waits}
 
 
-def _disputed(runner: AllReduce, agreement: Agreement) -> frozenset[str]:
+def _disputed(allreduce: AllReduce, agreement: Agreement) -> frozenset[str]:
     """Reducers of parts about which members disagree, but for this peer."""
-    reducers = {runner.reducers[runner.parts[index].reducer] for index in agreement.disputed}
-    return frozenset(str(reducer) for reducer in reducers if reducer != runner.me)
+    reducers = {allreduce.reducers[allreduce.parts[index].reducer] for index in agreement.disputed}
+    return frozenset(str(reducer) for reducer in reducers if reducer != allreduce.me)
 
 
-def _problem(runner: AllReduce, agreement: Agreement, received: float, unsigned: dict[str, str]) -> str:
+def _problem(allreduce: AllReduce, agreement: Agreement, received: float, unsigned: dict[str, str]) -> str:
     if agreement.disputed:
         return f"members hold unlike bytes of {len(agreement.disputed)} parts of the average"
     if agreement.unheard:
         return f"{agreement.unheard} what they received"
-    if too_few(runner.used, len(runner.members)):
-        return f"this peer received what {runner.used} of {len(runner.members)} members sent"
-    if is_whole(runner, agreement):
+    if too_few(allreduce.used, len(allreduce.members)):
+        return f"this peer received what {allreduce.used} of {len(allreduce.members)} members sent"
+    if may_step(allreduce, agreement):
         return "; ".join(f"{peer}: {why}" for peer, why in unsigned.items())
     part = math.floor(received * 1000) / 10
-    reasons = "; ".join(f"{peer}: {why}" for peer, why in runner.failed.items())
+    reasons = "; ".join(f"{peer}: {why}" for peer, why in allreduce.failed.items())
     return f"only {part} % of the average arrived ({reasons or 'a reducer left'}), and no member has the rest"

@@ -1,4 +1,4 @@
-"""How the members of a round find each other: at the peer that all of them take for the leader.
+"""The members of a round, and how they find each other: at the peer that all of them take for the leader.
 
 hivemind lets peers that look for a group find each other through the DHT, and whoever has waited longest leads. Two
 leaders can then begin two rounds from one state. Here the members' signed records say who should come, and the one
@@ -8,11 +8,14 @@ with the smallest peer id leads; the others go to it directly. Joining and the g
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgpack
+import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
@@ -22,67 +25,70 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from tt_cli.identity.passes import MAX_PASS
-from tt_cli.swarm.allreduce.claim_allowances import allowances
+from tt_cli.swarm.allreduce.messages import RoundName
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 POLL_SECONDS = 0.1
 MAX_GATHERED = MAX_PASS + 256  # bytes that a member tells about itself
 KEPT_GROUPS = 2  # that others may still ask about
-
-
-@dataclass(frozen=True)
-class Participants:
-    """Who should average together. leader: where they meet; "" when nobody of them accepts connections.
-
-    swarm: how many trainers there are, with those that hold another state or did not come the last time. allowed: peer
-    id → samples that it may claim. welcome: trainers whose records name no later state.
-    """
-
-    peer_ids: frozenset[str]
-    leader: str
-    swarm: int
-    allowed: Mapping[str, float] = field(default_factory=dict, compare=False, hash=False)
-    welcome: frozenset[str] = field(default=frozenset(), compare=False)
-
-    @classmethod
-    def of(cls, records: Iterable[PeerRecord], swarm: int = 0, welcome: Iterable[str] = ()) -> Participants:
-        """The trainers of these records; the smallest peer id that accepts connections leads."""
-        records = list(records)
-        listening = [record.peer_id for record in records if not record.client_mode]
-        everybody, leader = frozenset(record.peer_id for record in records), min(listening, default="")
-        return cls(everybody, leader, swarm, allowances(records, get_dht_time()), frozenset(welcome))
-
-    def __len__(self) -> int:
-        return len(self.peer_ids)
-
-    @property
-    def enough(self) -> bool:
-        """More than half of the trainers: no others can make the same step."""
-        return 2 * len(self) > self.swarm
-
-    @property
-    def lacking(self) -> str:
-        """Words about whom they need for a step; "" when they are enough."""
-        if not self.enough:
-            return f"for more than {len(self)} of {self.swarm} trainers"
-        return "" if self.leader else "in client mode, for a trainer that accepts connections"
+SPARE = 2.0  # times the samples that a member may claim: records are a few seconds old, and speeds are means
 
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """state_key: epoch and digest from which the round starts. expected: members that should come. leader: a peer id.
+    """The members that should average together, and where they meet.
 
-    swarm: trainers that there are, whatever they hold. avoided: peer ids with which no group is formed. welcome: those
-    that a leader takes in, None for all: whose records say that they may start from this state.
+    Plans are equal where the same members would meet for the same step; whom they avoid or let in may differ.
+
+    state_key: names the state from which the round starts. members: peer ids, this peer included. leader: the one that
+    the others go to; "" when none of them accepts connections. swarm: trainers that there are, whatever they hold, and
+    whether or not they came the last time. avoided: peers with which no group is formed. welcome: those that a leader
+    takes in, None for all: whose records say that they may start from this state. allowed: peer id → samples that it
+    may claim.
     """
 
     state_key: str = ""
-    expected: int = 2
+    members: frozenset[str] = frozenset()
     leader: str = ""
     swarm: int = 2
-    avoided: frozenset[str] = frozenset()
-    welcome: frozenset[str] | None = None
+    avoided: frozenset[str] = field(default=frozenset(), compare=False)
+    welcome: frozenset[str] | None = field(default=None, compare=False)
+    allowed: Mapping[str, float] = field(default_factory=dict, compare=False)
+
+    @classmethod
+    def of(
+        cls,
+        state_key: str,
+        records: Iterable[PeerRecord],
+        swarm: int = 0,
+        avoided: Iterable[str] = (),
+        welcome: Iterable[str] | None = None,
+    ) -> RoundPlan:
+        """A round of the peers of these records; the smallest peer id that accepts connections leads."""
+        records = list(records)
+        members = frozenset(record.peer_id for record in records)
+        return cls(
+            state_key,
+            members,
+            leader=min((record.peer_id for record in records if not record.client_mode), default=""),
+            swarm=max(swarm, len(members)),
+            avoided=frozenset(avoided),
+            welcome=None if welcome is None else frozenset(welcome),
+            allowed=claim_limits(records, get_dht_time()),
+        )
+
+    @property
+    def enough(self) -> bool:
+        """More than half of the trainers: no others can make the same step."""
+        return 2 * len(self.members) > self.swarm
+
+    @property
+    def lacking(self) -> str:
+        """Words about whom the members need for a step; "" when they are enough."""
+        if not self.enough:
+            return f"for more than {len(self.members)} of {self.swarm} trainers"
+        return "" if self.leader else "in client mode, for a trainer that accepts connections"
 
     def takes(self, peer_id: str) -> bool:
         """Whether a leader lets it into the group."""
@@ -97,6 +103,55 @@ class RoundPlan:
             raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, who spoiled a round")
         if 2 * len(group.peer_ids) <= self.swarm:
             raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} trainers came")
+
+
+def claim_limits(records: Iterable[PeerRecord], now: float) -> dict[str, float]:
+    """Peer id → samples that it may claim in a round: those in its record, and what it can have computed since.
+
+    now: DHT time. Who has published none yet, or no speed, is not in it: see `ReductionRules`.
+    """
+    return {
+        record.peer_id: SPARE
+        * (record.samples + record.samples_per_second * max(0.0, now - record.time) + record.micro_batch)
+        for record in records
+        if record.samples and record.samples_per_second
+    }
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """This peer's part in a round, beside its gradient.
+
+    samples: behind the gradient. loss: summed over them. allowed: as in the newest `RoundPlan`.
+    """
+
+    samples: int
+    loss: float
+    allowed: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundGroup:
+    """The members of a round that has begun, and how one of them reaches the others.
+
+    name: of the round. me: this peer. members: all of them, in the order of their ids' bytes. reducers: those of them
+    that accept connections, in the same order. stub_of: peer id → hivemind stub. traffic: int64 (2,), bytes sent and
+    received, counted up. patience: seconds to wait for a sender's next part; for what a member can only do when its own
+    senders are done, it is a multiple of that. longest: seconds for the whole round.
+    """
+
+    name: RoundName
+    me: PeerID
+    members: Sequence[PeerID]
+    reducers: Sequence[PeerID]
+    stub_of: Callable[[PeerID], Any]
+    traffic: torch.Tensor
+    patience: float
+    longest: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.reducers:
+            raise ValueError("a group in which nobody accepts connections")
 
 
 def member_in(gathered: bytes, peer: PeerID, membership: Admission) -> AveragingMode:
@@ -129,22 +184,22 @@ class LeaderRendezvous(GroupKeyManager):
 
     def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], StepControl | None]):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
-        self.meeting = RoundPlan()
+        self.plan = RoundPlan()
         self.formed: list[tuple[bytes, StepControl | None]] = []
         self._seeker = seeker
         self._asked = -float("inf")
 
     @property
     def current_key(self) -> str:
-        return f"{self.prefix}_{self.meeting.state_key}.0b"
+        return f"{self.prefix}_{self.plan.state_key}.0b"
 
     async def get_averagers(self, group_key: str, only_active: bool) -> list[tuple[PeerID, float]]:
         """The leader, unless this peer is it; hivemind asks in a busy loop and is held to one look per POLL_SECONDS."""
         await asyncio.sleep(max(0.0, self._asked + POLL_SECONDS - time.monotonic()))
         self._asked = time.monotonic()
-        if self.meeting.leader in ("", str(self.peer_id)):
+        if self.plan.leader in ("", str(self.peer_id)):
             return []
-        return [(PeerID.from_base58(self.meeting.leader), get_dht_time() + 2 * POLL_SECONDS)]
+        return [(PeerID.from_base58(self.plan.leader), get_dht_time() + 2 * POLL_SECONDS)]
 
     async def declare_averager(
         self, group_key: str, peer_id: PeerID, expiration_time: float, looking_for_group: bool = True
@@ -153,8 +208,8 @@ class LeaderRendezvous(GroupKeyManager):
         return True
 
     def check(self, group: GroupInfo) -> None:
-        """As Meeting.check; raises ValueError too for a group whose seeker was cancelled when it had just formed."""
-        self.meeting.check(group)
+        """Raise ValueError as `RoundPlan.check`, and for a group whose seeker was cancelled when it had just formed."""
+        self.plan.check(group)
         if any(seeker is not None and seeker.cancelled() for formed, seeker in self.formed if formed == group.group_id):
             raise ValueError("the group was given up")
 

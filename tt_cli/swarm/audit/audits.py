@@ -1,9 +1,9 @@
 """Parts of an average are computed again by members that did not reduce them; a wrong one is proven.
 
-After a committed round a member may pick a part (picking.py). Its reducer shows the list of inputs to which it
-committed, each sender that took part what it sent of this part: all of it was signed (signed.py). What follows from
+After a committed round a member may pick a part (sampling.py). Its reducer shows the list of inputs to which it
+committed, each sender that took part what it sent of this part: all of it was signed (messages.py). What follows from
 them must be the average that everybody has. If not, the inputs and signatures together are an `Accusation` that
-everybody can check: it is kept, passed on to the other members (proofs.py), and whoever is guilty is in no further
+everybody can check: it is kept, passed on to the other members (evidence.py), and whoever is guilty is in no further
 round.
 
 A reducer cannot know which parts will be looked at, for they are picked when its averages are signed. A sender that
@@ -55,13 +55,13 @@ class Finding:
     doubts: dict[str, str] = field(default_factory=dict)
 
 
-def commitments_in(settlement: CommitProtocol) -> dict[str, bytes]:
+def commitments_in(commit: CommitProtocol) -> dict[str, bytes]:
     """Member → what it signed, of those that were heard."""
-    return {peer: status.commitment for peer, status in settlement.statuses.items()}
+    return {peer: status.commitment for peer, status in commit.statuses.items()}
 
 
 def unsigned(
-    runner: AllReduce, commitments: Mapping[str, bytes], passed_on: Mapping[str, Collection[bytes]] | None = None
+    allreduce: AllReduce, commitments: Mapping[str, bytes], passed_on: Mapping[str, Collection[bytes]] | None = None
 ) -> dict[str, str]:
     """Other reducers that did not sign the averages that everybody has, with words. commitments: peer id → envelope.
 
@@ -70,28 +70,28 @@ def unsigned(
     is true.
     """
     found = {}
-    for reducer in runner.reducers:
+    for reducer in allreduce.reducers:
         name, signed = str(reducer), []
-        if reducer == runner.me or not runner.parts_of(reducer):
+        if reducer == allreduce.me or not allreduce.parts_of(reducer):
             continue
         for envelope in [commitments[name]] if name in commitments else (passed_on or {}).get(name, ()):
             try:
-                signed.append(_commitment(runner, reducer, envelope).complete)
+                signed.append(_commitment(allreduce, reducer, envelope).complete)
             except NotProven as error:
                 if name in commitments:
                     found[name] = f"did not sign its averages ({error})"
         for complete in signed:
-            if too_few(complete, len(runner.members)):
-                found[name] = f"used what {complete} of {len(runner.members)} members sent"
+            if too_few(complete, len(allreduce.members)):
+                found[name] = f"used what {complete} of {len(allreduce.members)} members sent"
     return found
 
 
-def _commitment(runner: AllReduce, reducer: PeerID, envelope: bytes) -> Commitment:
+def _commitment(allreduce: AllReduce, reducer: PeerID, envelope: bytes) -> Commitment:
     commitment = Commitment.read(envelope)
-    place = (runner.name, str(reducer), len(runner.reducers), runner.reducers.index(reducer))
+    place = (allreduce.name, str(reducer), len(allreduce.reducers), allreduce.reducers.index(reducer))
     if (commitment.name, commitment.reducer, commitment.reducers, commitment.position) != place:
         raise NotProven("signed for another round or by somebody else")
-    if commitment.outputs != tuple(runner.store.hashes[index] for index in runner.parts_of(reducer)):
+    if commitment.outputs != tuple(allreduce.store.hashes[index] for index in allreduce.parts_of(reducer)):
         raise NotProven("signed other averages")
     return commitment
 
@@ -99,25 +99,25 @@ def _commitment(runner: AllReduce, reducer: PeerID, envelope: bytes) -> Commitme
 class Shown:
     """Answers the audits of others: this peer's inputs as a reducer, and its own parts as a sender."""
 
-    def __init__(self, runner: AllReduce):
-        self._runner = runner
+    def __init__(self, allreduce: AllReduce):
+        self._allreduce = allreduce
         self._asked: Counter[str] = Counter()
 
     def answer(self, asker: str, reducer: str, index: int | None) -> bytes:
         """index: of the part among the reducer's; None for the list of its inputs. Raises ValueError."""
-        runner = self._runner
-        known = {str(member): member for member in runner.members}
+        allreduce = self._allreduce
+        known = {str(member): member for member in allreduce.members}
         if asker not in known or reducer not in known:
             raise ValueError("not a member of this round")
         self._asked[asker] += 1
-        if self._asked[asker] > ANSWERS + len(runner.members):
+        if self._asked[asker] > ANSWERS + len(allreduce.members):
             raise ValueError("asked too often")
         if index is None:
-            return runner.inputs
-        indexes = runner.parts_of(known[reducer])
+            return allreduce.inputs
+        indexes = allreduce.parts_of(known[reducer])
         if not 0 <= index < len(indexes):
             raise ValueError("no such part")
-        return runner.encoded(indexes[index])
+        return allreduce.encoded(indexes[index])
 
 
 def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes, str, int | None]:
@@ -132,7 +132,7 @@ def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes, str, int | Non
 
 
 async def audit(
-    runner: AllReduce,
+    allreduce: AllReduce,
     picked: Place | None,
     commitments: Mapping[str, bytes],
     rules: RoundRules,
@@ -146,15 +146,15 @@ async def audit(
     reducer, index = picked
 
     async def ask(peer: PeerID, part: int | None) -> bytes:
-        if peer == runner.me:
-            return runner.encoded(runner.parts_of(reducer)[index])
-        request = MSGPackSerializer.dumps([runner.name.group_id, str(reducer), part])
+        if peer == allreduce.me:
+            return allreduce.encoded(allreduce.parts_of(reducer)[index])
+        request = MSGPackSerializer.dumps([allreduce.name.group_id, str(reducer), part])
         answer = await stub_of(peer).rpc_audit(runtime_pb2.ExpertInfo(serialized_info=request), timeout=patience)
         return bytes(answer.serialized_info)
 
     with contextlib.suppress(NotProven):  # told already, see `unsigned`
         envelope = commitments[str(reducer)]
-        commitment = _commitment(runner, reducer, envelope)
+        commitment = _commitment(allreduce, reducer, envelope)
         try:
             packed = await ask(reducer, None)
             if hashlib.sha256(packed).digest() != commitment.inputs:
@@ -168,7 +168,7 @@ async def audit(
         except NotProven:
             return _proven(finding, Accusation(envelope, packed, index, ()), rules)
         used = {opening.sender: count for opening, count in zip(openings, inputs.used, strict=True)}
-        if used.get(str(runner.me), 0) <= index and runner.weight > 0.0 and str(reducer) not in runner.failed:
+        if used.get(str(allreduce.me), 0) <= index and allreduce.weight > 0.0 and str(reducer) not in allreduce.failed:
             finding.doubts[str(reducer)] = "left out what this peer sent"
         parts = []
         for opening in openings:
@@ -218,28 +218,28 @@ class Audits(ServicerBase):
         self._audit: asyncio.Task[None] | None = None
         self._picker = AuditSampler()
 
-    def unsigned(self, runner: AllReduce, settlement: CommitProtocol) -> dict[str, str]:
+    def unsigned(self, allreduce: AllReduce, commit: CommitProtocol) -> dict[str, str]:
         """Reducers that did not sign the averages that everybody has, with words: no step is made with those."""
-        return unsigned(runner, commitments_in(settlement), settlement.passed_on)
+        return unsigned(allreduce, commitments_in(commit), commit.passed_on)
 
-    def begin(self, runner: AllReduce, settlement: CommitProtocol, stub_of: Callable[[PeerID], Any]) -> dict[str, str]:
+    def begin(self, allreduce: AllReduce, commit: CommitProtocol, stub_of: Callable[[PeerID], Any]) -> dict[str, str]:
         """A round is committed: audit one part in the background. Returns the doubts of the audit before."""
-        commitments, doubts, self._doubts = commitments_in(settlement), self._doubts, {}
-        self.usual = runner.norm_of_average()
+        commitments, doubts, self._doubts = commitments_in(commit), self._doubts, {}
+        self.usual = allreduce.norm_of_average()
         if self._audit is not None:
             self._audit.cancel()
-        self._audit = asyncio.create_task(self._look(runner, commitments, stub_of))
+        self._audit = asyncio.create_task(self._look(allreduce, commitments, stub_of))
         return doubts
 
     async def _look(
-        self, runner: AllReduce, commitments: Mapping[str, bytes], stub_of: Callable[[PeerID], Any]
+        self, allreduce: AllReduce, commitments: Mapping[str, bytes], stub_of: Callable[[PeerID], Any]
     ) -> None:
-        picked = await asyncio.to_thread(self._picker.pick, runner)
-        finding = await audit(runner, picked, commitments, self.rules, stub_of, self._patience)
-        if list(self._rounds)[-1:] == [runner.group_id]:  # else what was sent may be gone
+        picked = await asyncio.to_thread(self._picker.pick, allreduce)
+        finding = await audit(allreduce, picked, commitments, self.rules, stub_of, self._patience)
+        if list(self._rounds)[-1:] == [allreduce.group_id]:  # else what was sent may be gone
             self._doubts |= finding.doubts
         if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
-            others = [peer for peer in runner.members if peer != runner.me and str(peer) != finding.guilty]
+            others = [peer for peer in allreduce.members if peer != allreduce.me and str(peer) != finding.guilty]
             await self._pass_on(finding.guilty, others, stub_of)
 
     def show(self, lacking: Mapping[str, list[str]], stub_of: Callable[[PeerID], Any]) -> None:
@@ -274,6 +274,6 @@ class Audits(ServicerBase):
         async with asyncio.timeout(self._patience):
             guilty = read_header(await anext(stream))
         if guilty not in known:
-            together = any(context.remote_id in runner.members for runner, _ in self._rounds.values())
+            together = any(context.remote_id in allreduce.members for allreduce, _ in self._rounds.values())
             guilty = await (self._court if together else self._court_of_strangers).hear(stream, accuser, self._patience)
         return runtime_pb2.ExpertInfo(serialized_info=guilty.encode())

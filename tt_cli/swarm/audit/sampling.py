@@ -36,52 +36,52 @@ class AuditSampler:
     def __init__(self) -> None:
         self._saved = SAVED
 
-    def pick(self, runner: AllReduce) -> Place | None:
+    def pick(self, allreduce: AllReduce) -> Place | None:
         """A part of a round whose average has just come whole; None: not this time."""
-        others = [reducer for reducer in runner.reducers if reducer != runner.me and runner.parts_of(reducer)]
+        others = [reducer for reducer in allreduce.reducers if reducer != allreduce.me and allreduce.parts_of(reducer)]
         if not others:
             return None
-        chance = _chance(runner)
+        chance = _chance(allreduce)
         self._saved = min(SAVED, self._saved + chance / 2)
-        if self._saved >= 1.0 and (doubtful := unlike(runner, others)):
+        if self._saved >= 1.0 and (doubtful := unlike(allreduce, others)):
             self._saved -= 1.0
             return secrets.choice(doubtful)
         if secrets.randbelow(10**6) >= chance * 10**6:
             return None
         return secrets.choice(
-            [(reducer, place) for reducer in others for place in range(len(runner.parts_of(reducer)))]
+            [(reducer, place) for reducer in others for place in range(len(allreduce.parts_of(reducer)))]
         )
 
 
-def _chance(runner: AllReduce) -> float:
-    cost = len(runner.members) * runner.store.buffer.nbytes / len(runner.parts)
-    return max(LEAST, SHARE * 2 * runner.store.buffer.nbytes / cost)
+def _chance(allreduce: AllReduce) -> float:
+    cost = len(allreduce.members) * allreduce.store.buffer.nbytes / len(allreduce.parts)
+    return max(LEAST, SHARE * 2 * allreduce.store.buffer.nbytes / cost)
 
 
-def unlike(runner: AllReduce, others: Sequence[PeerID]) -> list[Place]:
+def unlike(allreduce: AllReduce, others: Sequence[PeerID]) -> list[Place]:
     """Of one part of each reducer, those that are less than half as like this peer's gradient as the middle one."""
-    if runner.weight <= 0.0:
+    if allreduce.weight <= 0.0:
         return []
     compared = list(others)
     secrets.SystemRandom().shuffle(compared)
-    places = [(reducer, secrets.randbelow(len(runner.parts_of(reducer)))) for reducer in compared[:MOST_COMPARED]]
-    indexes = {(reducer, place): runner.parts_of(reducer)[place] for reducer, place in places}
-    places = [place for place in places if runner.parts[indexes[place]].elements >= LEAST_ELEMENTS]
+    places = [(reducer, secrets.randbelow(len(allreduce.parts_of(reducer)))) for reducer in compared[:MOST_COMPARED]]
+    indexes = {(reducer, place): allreduce.parts_of(reducer)[place] for reducer, place in places}
+    places = [place for place in places if allreduce.parts[indexes[place]].elements >= LEAST_ELEMENTS]
     if len(places) < FEWEST_COMPARED:
         return []
-    likeness = [_likeness(runner, indexes[place]) for place in places]
+    likeness = [_likeness(allreduce, indexes[place]) for place in places]
     middle = statistics.median(likeness)
-    smallest = min(runner.parts[indexes[place]].elements for place in places)
+    smallest = min(allreduce.parts[indexes[place]].elements for place in places)
     if middle < CLEAR / math.sqrt(smallest):  # this peer's own gradient cannot be made out
         return []
     return [place for place, found in zip(places, likeness, strict=True) if found < middle / 2]
 
 
-def _likeness(runner: AllReduce, index: int) -> float:
+def _likeness(allreduce: AllReduce, index: int) -> float:
     """The cosine between a part of the average and of this peer's gradient; 0 where one of them is nothing."""
-    part = runner.parts[index]
+    part = allreduce.parts[index]
     average, own = torch.empty(part.elements), torch.empty(part.elements)
-    runner.codec.decode_into(runner.store.get(index), part.large, average)
-    runner.codec.decode_into(runner.encoded(index), part.large, own)
+    allreduce.codec.decode_into(allreduce.store.get(index), part.large, average)
+    allreduce.codec.decode_into(allreduce.encoded(index), part.large, own)
     norms = float(average.norm()) * float(own.norm())
     return float(average @ own) / norms if norms > 0.0 else 0.0

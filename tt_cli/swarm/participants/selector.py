@@ -9,12 +9,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import Participants
+from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import Straggler, StragglerDetector
 from tt_cli.swarm.records.consensus import STEPS_APART
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
+from tt_cli.swarm.state.locked_state import state_key
 
 AVOIDED_STEPS, FOREVER = 10, 2**62
 SHOW_SECONDS = 5.0  # between two tries to make proofs known to all
@@ -56,8 +57,8 @@ class ParticipantSelector:
         """Try those again who did not come or spoiled a round; from any thread."""
         self._again.set()
 
-    def members(self, view: SwarmState, epoch: int, digest: str) -> Participants:
-        """Who should average with this peer from this state, itself included.
+    def plan(self, view: SwarmState, epoch: int, digest: str) -> RoundPlan:
+        """The round that this peer should make from this state.
 
         Without those who did not come to the last rounds: they may be dead.
         """
@@ -77,7 +78,8 @@ class ParticipantSelector:
         ]
         # others would take the places of those who should come; records may be read late
         welcome = [r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART]
-        return Participants.of([*own, *others], swarm=len(self.other_trainers(epoch)) + 1, welcome=welcome)
+        swarm = len(self.other_trainers(epoch)) + 1
+        return RoundPlan.of(state_key(epoch, digest), [*own, *others], swarm, self.shunned, welcome)
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Of whom more than half of the trainers say that it holds them up; never so many that the rest is not more."""

@@ -82,8 +82,8 @@ class RoundLog:
         """A round ended with the step `epoch`; result: None when this peer was alone."""
         company = "alone" if result is None else f"with {self._names(result.members.keys() - {self._peer_id})}"
         words = f"step {epoch} made {company}, {samples} samples"
-        if result is not None and result.mended:
-            words += f", {result.mended} parts fetched from others than their reducers"
+        if result is not None and result.repaired:
+            words += f", {result.repaired} parts fetched from others than their reducers"
         self._tell(epoch, "alone" if result is None else "committed", words, result, samples, seconds)
         if result is None:
             return self._note({})
@@ -174,7 +174,7 @@ class RoundLog:
                 samples=samples,
                 seconds=dict(seconds),
                 rejected={} if result is None else result.rejected,
-                mended=0 if result is None else result.mended,
+                mended=0 if result is None else result.repaired,
                 differing=0 if result is None else result.differing,
                 clipped={} if result is None else result.clipped,
             )
