@@ -1,18 +1,11 @@
 // Who trains now: a treemap whose areas are samples per second, and the same as a table.
 
+import { hierarchy, treemap, treemapSquarify, type HierarchyRectangularNode } from "d3-hierarchy";
 import type { PeerView as Peer, Snapshot } from "./answers";
 import { byId, draw, fillTable, make, named, plain, tell } from "./dom";
 import * as words from "./words";
 
-interface Box {
-  x: number;
-  y: number;
-  width: number;
-  height: number;
-}
-interface Tile extends Box {
-  peer: Peer;
-}
+type Tile = HierarchyRectangularNode<Peer>;
 
 const TILES = 400; // beyond that a tile is smaller than a fingertip's pixel; the rest share one
 const REDRAW_MS = 3000;
@@ -89,19 +82,24 @@ export class Swarm {
       "aria-label": `${plural(running.length, "computer")} by samples per second; the table says the same`,
     });
     this.tiles.clear();
-    for (const tile of squarified(running.slice(0, TILES), { x: 0, y: 0, width, height })) svg.append(this.tile(tile));
+    const all = { samples_per_second: 0, children: running.slice(0, TILES) } as Partial<Peer> as Peer;
+    const tree = hierarchy(all).sum((peer) => peer.samples_per_second);
+    const tiles = treemap<Peer>().tile(treemapSquarify.ratio(1)).size([width, height])(tree).leaves();
+    for (const tile of running.length ? tiles : []) svg.append(this.tile(tile));
     box.replaceChildren(svg);
     this.rest = idle + Math.max(0, running.length - TILES);
     this.point(null);
   }
 
-  private tile({ peer, x, y, width, height }: Tile): Element {
+  private tile({ data: peer, x0, y0, x1, y1 }: Tile): Element {
+    const width = x1 - x0,
+      height = y1 - y0;
     const level = peer.lag > 0 ? "late" : peer.share > 0.1 ? "big" : peer.share > 0.02 ? "middle" : "small";
     // An svg in the svg cuts off what a wide font makes too long.
     const box = draw("svg", {
       class: `tile ${level}`,
-      x: x + 1,
-      y: y + 1,
+      x: x0 + 1,
+      y: y0 + 1,
       width: Math.max(0, width - 2),
       height: Math.max(0, height - 2),
     });
@@ -171,44 +169,3 @@ export class Swarm {
 }
 
 const plural = words.plural;
-
-/** A squarified treemap (Bruls, Huizing and van Wijk, 2000): rows along the shorter side, while tiles get squarer. */
-function squarified(peers: Peer[], whole: Box): Tile[] {
-  const sum = peers.reduce((total, peer) => total + peer.samples_per_second, 0);
-  const area = (peer: Peer): number => (peer.samples_per_second / sum) * whole.width * whole.height;
-  const tiles: Tile[] = [];
-  let box = { ...whole };
-  for (let start = 0; start < peers.length;) {
-    const side = Math.min(box.width, box.height);
-    let end = start,
-      rowArea = 0,
-      worst = Infinity;
-    while (end < peers.length) {
-      const next = area(peers[end]!);
-      const total = rowArea + next,
-        largest = area(peers[start]!);
-      const ratio = Math.max((side * side * largest) / (total * total), (total * total) / (side * side * next));
-      if (ratio > worst) break;
-      worst = ratio;
-      rowArea = total;
-      end += 1;
-    }
-    const thickness = rowArea / side;
-    let at = 0;
-    for (const peer of peers.slice(start, end)) {
-      const length = area(peer) / thickness;
-      tiles.push(
-        box.width < box.height
-          ? { peer, x: box.x + at, y: box.y, width: length, height: thickness }
-          : { peer, x: box.x, y: box.y + at, width: thickness, height: length },
-      );
-      at += length;
-    }
-    box =
-      box.width < box.height
-        ? { ...box, y: box.y + thickness, height: box.height - thickness }
-        : { ...box, x: box.x + thickness, width: box.width - thickness };
-    start = end;
-  }
-  return tiles;
-}
