@@ -8,7 +8,7 @@ another width, codes out of range, no caption) never reaches training, whatever 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -140,12 +140,12 @@ class RowFilter:
         self.counts = Counts()
         self._width = {name: column_bytes(name, self.rules.codes, self.codebook_size) for name in CODE_COLUMNS}
         self._hopeless = HOPELESS if hopeless is None else hopeless
-        self._in_vain = 0  # rows since the last that `sift` or `collate` kept
+        self._in_vain = 0  # rows since the last that was kept
 
     def reason(self, row: Mapping[str, Any]) -> str | None:
         """The field of `Counts` that tells why this row is left out, or None if nothing is wrong so far.
 
-        Codes out of range are found by `collate`, for many rows at once. Width and height of 0, and a label of None,
+        Codes out of range are found by `sift`, for many rows at once. Width and height of 0, and a label of None,
         are unlike their absence: the data set has the column, and this row fails it.
         """
         if (reason := self.rules.against_caption(row.get("caption"))) is not None:
@@ -162,57 +162,39 @@ class RowFilter:
             return self.rules.against_shape(row["original_width"], row["original_height"])
         return None
 
-    def __call__(self, rows: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-        """The rows with nothing wrong; the others are counted. Raises TTError after HOPELESS of them on end."""
-        in_vain = 0
-        for row in rows:
-            reason = self.reason(row)
-            if reason is None:
-                in_vain = 0
-                yield row
-                continue
-            self.counts.add({reason: 1})
-            in_vain += 1
-            if in_vain >= self._hopeless:
-                raise self.unusable()
-
     def sift(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], np.ndarray, np.ndarray]:
         """Captions and codes (k, n) int16 of the good rows, and their places (k,) in `rows`; the rest is counted.
 
         Raises TTError after HOPELESS bad rows on end.
         """
         if isinstance(rows, ColumnRows) and (plain := rows.plain(self.rules)) is not None:
-            return self._sifted(rows, *plain)
+            captions, codes, passed = plain
+            odd = np.flatnonzero(~passed)
+            passed[odd] = self._passed(rows.chosen(odd)) if len(odd) else False
+            return self._kept(captions, codes, passed)
         rows = list(rows)
+        passed = self._passed(rows)
+        codes = np.zeros((len(rows), self.rules.codes), dtype=np.int16)
+        codes[passed] = self._decoded([rows[place] for place in np.flatnonzero(passed)])
+        return self._kept([row.get("caption") for row in rows], codes, passed)
+
+    def _passed(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Which rows (b,) have nothing wrong but perhaps codes out of range; the others are counted."""
         reasons = [self.reason(row) for row in rows]
         self.counts.add(Counter(reason for reason in reasons if reason is not None))
-        places = [place for place, reason in enumerate(reasons) if reason is None]
-        captions, codes, good = self._decoded([rows[place] for place in places])
-        self._look(len(rows), bool(captions))
-        return captions, codes, np.array(places, dtype=np.int64)[good]
+        return np.array([reason is None for reason in reasons], dtype=bool)
 
-    def _sifted(
-        self, rows: ColumnRows, captions: list[str], codes: np.ndarray, passed: np.ndarray
+    def _kept(
+        self, captions: list[Any], codes: np.ndarray, passed: np.ndarray
     ) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """As `sift`, of rows of which most are known to pass."""
-        odd = np.flatnonzero(~passed)
-        reasons = [self.reason(row) for row in rows.chosen(odd)] if len(odd) else []
-        passed[odd] = [reason is None for reason in reasons]
-        self.counts.add(Counter(reason for reason in reasons if reason is not None))
+        """What `sift` returns, of rows of which those that `passed` (b,) have codes; those in range are kept."""
         in_range = (codes.view(np.uint16) < self.codebook_size).all(axis=1)  # as if below 0 were very large
         good = np.flatnonzero(passed & in_range)
         self.counts.add({"kept": len(good), "code_range": int(passed.sum()) - len(good)})
-        self._look(len(rows), bool(len(good)))
+        self._in_vain = 0 if len(good) else self._in_vain + len(passed)
+        if self._in_vain >= self._hopeless:
+            raise self.unusable()
         return [captions[place] for place in good], codes[good], good
-
-    def collate(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], np.ndarray]:
-        """Captions and codes (b, n) int16 of the rows whose codes are all in the codebook; the rest is counted.
-
-        Raises TTError after HOPELESS rows on end that are out of range.
-        """
-        captions, codes, _ = self._decoded(rows)
-        self._look(len(rows), bool(captions))
-        return captions, codes
 
     def unusable(self) -> TTError:
         """What to raise when the data set has nothing for this run."""
@@ -221,23 +203,15 @@ class RowFilter:
             "check [data] and [vqgan] in the run file"
         )
 
-    def _decoded(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """Captions and codes of the rows in range, and their places; counted."""
+    def _decoded(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
+        """Codes (k, n) int16 of rows that have them in either column."""
         columns = [self._column(row) for row in rows]
         codes = np.empty((len(rows), self.rules.codes), dtype=np.int16)
-        for column in set(columns):
-            assert column is not None
+        for column in CODE_COLUMNS:
             mine = [place for place, name in enumerate(columns) if name == column]
             packed = [rows[place][column] for place in mine]
             codes[mine] = from_column(column, packed, self.rules.codes, self.codebook_size)
-        good = np.flatnonzero(((codes >= 0) & (codes < self.codebook_size)).all(axis=1))
-        self.counts.add({"kept": len(good), "code_range": len(rows) - len(good)})
-        return [rows[i]["caption"] for i in good], codes if len(good) == len(rows) else codes[good], good
-
-    def _look(self, seen: int, kept: bool) -> None:
-        self._in_vain = 0 if kept else self._in_vain + seen
-        if self._in_vain >= self._hopeless:
-            raise self.unusable()
+        return codes
 
     def _column(self, row: Mapping[str, Any]) -> str | None:
         """The column that has the codes of this row, at their width."""

@@ -196,7 +196,11 @@ def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 def _parsed(line: bytes) -> Row:
     """What is understood of a line: nothing of what is no JSON object."""
-    known = json_object(line.decode("utf-8", "surrogateescape"))
+    return row_of_json(json_object(line.decode("utf-8", "surrogateescape")))
+
+
+def row_of_json(known: Mapping[str, Any]) -> Row:
+    """A row of what `row_to_json` made, as far as it is one."""
     row: Row = {column: known[column] for column in COLUMNS if column in known}
     for column in TEXTS:
         if isinstance(text := row.get(column), str) and not text.isascii():
@@ -210,13 +214,14 @@ def _parsed(line: bytes) -> Row:
     return row
 
 
-def _as_json(row: Mapping[str, Any]) -> str:
-    fields = {
-        column: base64.b64encode(row[column]).decode("ascii") if column in CODE_COLUMNS else row[column]
-        for column in COLUMNS
-        if column in row
-    }
-    return json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
+def row_to_json(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row as what JSON can hold: the codes in base64."""
+    codes = {column: base64.b64encode(row[column]).decode("ascii") for column in CODE_COLUMNS if column in row}
+    return {column: codes.get(column, row[column]) for column in COLUMNS if column in row}
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row_to_json(row), ensure_ascii=False, separators=(",", ":")).encode("utf-8")
 
 
 def _write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -225,7 +230,7 @@ def _write_lines(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     compressor = brotli.Compressor(quality=BROTLI_QUALITY)
     with path.open("wb") as file:
         for row in rows:
-            file.write(compressor.process(_as_json(row).encode("utf-8") + b"\n"))
+            file.write(compressor.process(_line(row) + b"\n"))
         file.write(compressor.finish())
 
 
@@ -313,7 +318,7 @@ def _write_tar(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
         for number, row in enumerate(rows):
             rest = {column: row[column] for column in row if column not in CODE_COLUMNS}
-            _add_member(archive, f"{number:06d}.json", _as_json(rest).encode("utf-8"))
+            _add_member(archive, f"{number:06d}.json", _line(rest))
             for column in CODE_COLUMNS:
                 if column in row:
                     _add_member(archive, f"{number:06d}.{column}", row[column])

@@ -3,32 +3,5 @@
 from tt_cli.identity.multiaddr import check_multiaddr
 from tt_cli.run.run_config import RunConfig
 from tt_cli.run.run_source import load_run, name_for_others
-from tt_cli.run.sections import (
-    DataPart,
-    MembershipPart,
-    ModelPart,
-    OptimizerPart,
-    PeersPart,
-    RunPart,
-    SchedulePart,
-    SwarmPart,
-    TokenizerPart,
-    VqganPart,
-)
 
-__all__ = [
-    "DataPart",
-    "MembershipPart",
-    "ModelPart",
-    "OptimizerPart",
-    "PeersPart",
-    "RunConfig",
-    "RunPart",
-    "SchedulePart",
-    "SwarmPart",
-    "TokenizerPart",
-    "VqganPart",
-    "check_multiaddr",
-    "load_run",
-    "name_for_others",
-]
+__all__ = ["RunConfig", "check_multiaddr", "load_run", "name_for_others"]

@@ -19,7 +19,6 @@ Notable:
 
 from __future__ import annotations
 
-import base64
 import dataclasses
 import fcntl
 import json
@@ -32,9 +31,16 @@ from pathlib import Path
 from typing import Any, Self
 
 from tt_cli.atomic_write import atomic_write
-from tt_cli.data.codes import CODE_COLUMNS
 from tt_cli.data.columns import Row
-from tt_cli.data.shard_format import TARGET_BYTES, ShardFacts, advice, stored_bytes, write_shard
+from tt_cli.data.shard_format import (
+    TARGET_BYTES,
+    ShardFacts,
+    advice,
+    row_of_json,
+    row_to_json,
+    stored_bytes,
+    write_shard,
+)
 from tt_cli.errors import TTError, UsageError
 
 SETTINGS = "encode.json"
@@ -152,7 +158,7 @@ class Journal:
         line = {
             "seal": self.finished.seals,
             "place": place,
-            "rows": [_to_json(row) for row in rows],
+            "rows": [row_to_json(row) for row in rows],
             "counts": counts,
             "broken": list(broken),
         }
@@ -212,7 +218,7 @@ class Journal:
                 if known is None or known["seal"] != self.finished.seals:
                     break
                 good += len(line)
-                rows = [_from_json(row) for row in known["rows"]]
+                rows = [row_of_json(row) for row in known["rows"]]
                 self._add(tuple(known["place"]), rows, known["counts"], known["broken"])
         os.ftruncate(self._file.fileno(), good)
 
@@ -261,12 +267,3 @@ def _checked(line: bytes) -> dict[str, Any] | None:
         return None
     known: dict[str, Any] = json.loads(text)
     return known
-
-
-def _to_json(row: Row) -> Row:
-    codes = {column: base64.b64encode(row[column]).decode("ascii") for column in CODE_COLUMNS if column in row}
-    return {**row, **codes}
-
-
-def _from_json(row: Row) -> Row:
-    return {**row, **{column: base64.b64decode(row[column]) for column in CODE_COLUMNS if column in row}}

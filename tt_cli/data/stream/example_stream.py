@@ -173,8 +173,8 @@ class ExampleStream:
                     )
                 continue
             kept = self.counts.kept
-            rows = self.filter(rows_in_order(self.run, self.split, seed))
+            rows = rows_in_order(self.run, self.split, seed)
             while chunk := list(islice(rows, size)):
-                yield self.filter.collate(chunk)
+                yield self.filter.sift(chunk)[:2]
             if self.counts.kept == kept:
                 raise self.filter.unusable()

@@ -11,7 +11,6 @@ Notable:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -40,28 +39,22 @@ class Position:
 
     def as_json(self) -> dict[str, Any]:
         """What `of_json` reads."""
-        return {**asdict(self), "again": [list(one) for one in self.again]}
+        return {**asdict(self), "again": [list(pair) for pair in self.again]}
 
     @classmethod
     def of_json(cls, known: Any, shards: int) -> Position | None:
         """What `as_json` wrote about a data set of so many shards; None for anything else."""
-        if not isinstance(known, Mapping) or set(known) != set(cls.__dataclass_fields__):
+        try:
+            position = cls(**{**known, "again": tuple((shard, tries) for shard, tries in known["again"])})
+        except (TypeError, ValueError, KeyError):
             return None
-        again = known["again"]
-        if not isinstance(again, (list, tuple)) or not all(isinstance(one, (list, tuple)) for one in again):
-            return None
-        if any(len(one) != 2 for one in again):
-            return None
-        numbers = [value for name, value in known.items() if name not in ("again", "shard")]
-        numbers += [number for one in again for number in one]
-        if any(type(number) is not int or not 0 <= number < 2**62 for number in numbers):
-            return None
-        tried = [one[0] for one in again]
-        if known["shard"] is not None:
-            tried.append(known["shard"])
-        if any(type(shard) is not int or not 0 <= shard < shards for shard in tried) or known["index"] > shards:
-            return None
-        return cls(**{**known, "again": tuple((shard, tries) for shard, tries in again)})
+        tried = [shard for shard, _ in position.again]
+        numbers = [number for pair in position.again for number in pair]
+        numbers += [value for name, value in vars(position).items() if name not in ("again", "shard")]
+        if position.shard is not None:
+            tried.append(position.shard)
+        whole = all(type(number) is int and 0 <= number < 2**62 for number in numbers + tried)
+        return position if whole and position.index <= shards and all(shard < shards for shard in tried) else None
 
 
 class Walk:

@@ -23,6 +23,7 @@ from tt_cli.run import RunConfig
 # Shards that fill the shuffle buffer side by side. The default opens ten before the first row; and with two or more,
 # `datasets` sleeps 5 s at the end of every group of parquet shards (a guard against an Arrow bug in its threads).
 SHARDS_AT_ONCE = 1
+ROWS_AT_ONCE = 512  # that are filtered together
 HELD_OUT = ("heldout", "validation", "test")
 
 
@@ -34,33 +35,33 @@ def subset_examples(run: RunConfig) -> list[Example]:
     """
     data = run.data
     if data.source == "builtin":
-        examples = builtin.examples(data.name, "train")
+        built_in = builtin.examples(data.name, "train")
         row_filter = RowFilter(run)
-        for example in examples:
+        for example in built_in:
             if len(example.codes) != run.vqgan.grid**2 or example.codes.max() >= row_filter.codebook_size:
                 raise UsageError(f"the codes of the built-in data '{data.name}' do not fit the run file's [vqgan]")
         if data.subset == 0:
-            return list(examples)
-        if data.subset > len(examples):
+            return list(built_in)
+        if data.subset > len(built_in):
             raise UsageError(
-                f"data.subset is {data.subset}, but the built-in data '{data.name}' have {len(examples)} examples"
+                f"data.subset is {data.subset}, but the built-in data '{data.name}' have {len(built_in)} examples"
             )
-        order = np.random.default_rng(run.run.seed).permutation(len(examples))
-        return [examples[i] for i in order[: data.subset]]
+        order = np.random.default_rng(run.run.seed).permutation(len(built_in))
+        return [built_in[i] for i in order[: data.subset]]
     if data.subset == 0:
         raise UsageError("data.subset is 0, and a whole data set is only ever streamed; set data.subset")
     if data.source == "files":
         return _of_files(run)
     row_filter = RowFilter(run)
     seed = int(np.random.SeedSequence(run.run.seed).generate_state(1)[0])
-    rows = row_filter(rows_in_order(run, "train", seed))
-    found: list[Example] = []
-    while len(found) < data.subset and (chunk := list(islice(rows, data.subset - len(found)))):
-        captions, codes = row_filter.collate(chunk)
-        found += [Example(*pair) for pair in zip(captions, codes, strict=True)]
-    if len(found) < data.subset:
+    rows = rows_in_order(run, "train", seed)
+    examples: list[Example] = []
+    while len(examples) < data.subset and (chunk := list(islice(rows, ROWS_AT_ONCE))):
+        captions, codes, _ = row_filter.sift(chunk)
+        examples += [Example(*pair) for pair in zip(captions, codes, strict=True)]
+    if len(examples) < data.subset:
         raise TTError(f"data.subset is {data.subset}, but {data.name} has fewer: {row_filter.counts.in_words()}")
-    return found
+    return examples[: data.subset]
 
 
 def heldout_examples(run: RunConfig, most: int) -> list[Example]:
@@ -80,26 +81,26 @@ def heldout_examples(run: RunConfig, most: int) -> list[Example]:
 
 def _of_files(run: RunConfig) -> list[Example]:
     wanted = run.data.subset
-    found = _first_of(plan_of(run, "train", run.run.seed, strict=True), wanted)
-    if len(found) < wanted:
-        raise TTError(f"data.subset is {wanted}, but {run.data.name} has fewer usable examples: {len(found)}")
-    return found
+    examples = _first_of(plan_of(run, "train", run.run.seed, strict=True), wanted)
+    if len(examples) < wanted:
+        raise TTError(f"data.subset is {wanted}, but {run.data.name} has fewer usable examples: {len(examples)}")
+    return examples
 
 
 def _first_of(plan: ReadPlan, wanted: int) -> list[Example]:
     """Up to `wanted` of what is read by a plan, none twice."""
     reader = RowReader(plan, lambda words, remedy: None)
-    found: list[Example] = []
+    examples: list[Example] = []
     try:
         for block in reader.blocks():
             if block.position.epoch:  # all were seen
                 break
-            found += [Example(*pair) for pair in zip(block.captions, block.codes.astype(np.int16), strict=True)]
-            if len(found) >= wanted:
+            examples += [Example(*pair) for pair in zip(block.captions, block.codes.astype(np.int16), strict=True)]
+            if len(examples) >= wanted:
                 break
     finally:
         reader.close()
-    return found[:wanted]
+    return examples[:wanted]
 
 
 def rows_in_order(run: RunConfig, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
