@@ -19,13 +19,13 @@ class WholeDecoder:
         self.dalle, self.samples = dalle, samples
 
     def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
-        """See CodeByCode."""
+        """As StepDecoder's."""
         self.text = text.repeat_interleave(self.samples, dim=0)
         self.codes = self.text.new_empty(len(self.text), 0) if prime is None else prime
         return self._logits()
 
     def step(self, code: Tensor, position: int) -> Tensor:
-        """See CodeByCode."""
+        """As StepDecoder's."""
         self.codes = torch.cat([self.codes[:, :position], code[:, None]], dim=1)
         return self._logits()
 

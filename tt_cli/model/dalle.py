@@ -10,7 +10,7 @@ Notable:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
-from tt_cli.model.layers.blocks import AttentionBranch, FeedForwardBranch, layer_norm
+from tt_cli.model.layers.blocks import AttentionBranch, BranchRecorder, FeedForwardBranch, layer_norm
 from tt_cli.model.layers.rotary import RotaryTable
 from tt_cli.model.losses import Losses, Targets, split_cross_entropy
 from tt_cli.model.published_names import export_published, load_published
@@ -239,20 +239,30 @@ class Dalle(nn.Module):
             own.feed_forward.tensors() + feed_forward.tensors(),
         )
 
-    def trunk(self, x: Tensor) -> Tensor:
-        """All layers over x (b, n, dim), differentiable by autograd; returns the same shape."""
-        config, dtype = self.config, self.compute_dtype()
+    def trunk(
+        self,
+        x: Tensor,
+        dtype: torch.dtype | None = None,
+        recorder: Callable[[int, int], BranchRecorder] | None = None,
+    ) -> Tensor:
+        """All layers over x (b, n, dim), differentiable by autograd; returns the same shape.
+
+        ``dtype``: of matrix products, compute_dtype() if None. ``recorder``: for (layer, 0) what sees its attention
+        branch, for (layer, 1) its feed-forward branch.
+        """
+        config, dtype = self.config, dtype or self.compute_dtype()
         x1 = x2 = x
         with torch.autocast(x.device.type, enabled=False):  # the branches cast by themselves
             for layer in range(config.depth):
-                attention_weights, feed_forward_weights = self.layer_weights(layer)
+                weights = self.layer_weights(layer)
+                recorders = (None, None) if recorder is None else (recorder(layer, 0), recorder(layer, 1))
                 attention = self.attention_branches[config.attention_kind(layer)]
                 if not config.reversible:
-                    x1 = x1 + attention(x1, attention_weights, dtype)
-                    x1 = x1 + self.feed_forward_branch(x1, feed_forward_weights, dtype)
+                    x1 = x1 + attention(x1, weights[0], dtype, recorders[0])
+                    x1 = x1 + self.feed_forward_branch(x1, weights[1], dtype, recorders[1])
                     continue
-                x1 = x1 + attention(x2, attention_weights, dtype)
-                x2 = x2 + self.feed_forward_branch(x1, feed_forward_weights, dtype)
+                x1 = x1 + attention(x2, weights[0], dtype, recorders[0])
+                x2 = x2 + self.feed_forward_branch(x1, weights[1], dtype, recorders[1])
         return (x1 + x2) / 2 if config.reversible else x1
 
 

@@ -82,26 +82,11 @@ class DalleConfig:
     @classmethod
     def from_run(cls, run: RunConfig) -> Self:
         """The decoder that a run file describes: its model part, the tokenizer's ids, the VQGAN's codes."""
-        model = run.model
         return cls(
-            dim=model.dim,
-            depth=model.depth,
-            heads=model.heads,
-            dim_head=model.dim_head,
             text_vocab=run.tokenizer.vocab_size,
-            text_length=model.text_length,
             image_size=run.vqgan.grid,
             image_vocab=run.vqgan.codebook_size,
-            reversible=model.reversible,
-            ff_mult=model.ff_mult,
-            rotary=model.rotary,
-            shift_tokens=model.shift_tokens,
-            shared_layer_groups=model.shared_layer_groups,
-            attention_types=tuple(model.attention_types),
-            last_attention=model.last_attention,
-            conv_kernel=model.conv_kernel,
-            tied_embeddings=model.tied_embeddings,
-            loss_image_weight=model.loss_image_weight,
+            **run.model.model_dump(),
         )
 
     @property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -28,19 +28,9 @@ if TYPE_CHECKING:
 PROMPTS_AT_ONCE = 4
 
 
-class CodeByCode(Protocol):
-    """A decoder that draw_codes draws with."""
-
-    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
-        """Take text (p, text_length) and each picture's first codes (b, m); logits (b, image_vocab) of the next."""
-
-    def step(self, code: Tensor, position: int) -> Tensor:
-        """Take the code (b,) at raster position ``position``; logits of the next, valid until the next call."""
-
-
 @torch.no_grad()
 def draw_codes(
-    decoder: CodeByCode,
+    decoder: StepDecoder,
     text: Tensor,
     noise: Tensor,
     sampling: Sampling,
@@ -117,7 +107,10 @@ class StepDecoder:
 
     @torch.no_grad()
     def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
-        """See CodeByCode. Forgets the pictures drawn before."""
+        """Take text (p, text_length) and each picture's first codes (b, m); logits (b, image_vocab) of the next.
+
+        Forgets the pictures drawn before.
+        """
         if len(text) != self.prompts:
             raise ValueError(f"text has {len(text)} rows, this decoder draws for {self.prompts} prompts")
         self.caches.forget()
@@ -136,7 +129,7 @@ class StepDecoder:
 
     @torch.no_grad()
     def step(self, code: Tensor, position: int) -> Tensor:
-        """See CodeByCode."""
+        """Take the code (b,) at raster position ``position``; logits of the next, valid until the next call."""
         self._code.copy_(code)
         self._position.fill_(position)
         return self._step() if self._graph is None else self._graph()
@@ -165,28 +158,11 @@ class StepDecoder:
 
     def _prefill(self, ids: Tensor, prompts: slice, rows: slice) -> Tensor:
         """Run ids (rows or prompts, n) through the trunk into the caches; the last position's output."""
-        dalle, n = self.dalle, ids.shape[1]
 
-        def attend(layer: int, x: Tensor) -> Tensor:
-            branch = dalle.attention_branches[dalle.config.attention_kind(layer)]
-            state = self._layers[layer][0]
-            recorder = _Recorder(self.tables, state, n, prompts, rows)
-            return branch(x, dalle.layer_weights(layer)[0], self.dtype, recorder)
+        def recorder(layer: int, branch: int) -> _Recorder:
+            return _Recorder(self.tables, self._layers[layer][branch], ids.shape[1], prompts, rows)
 
-        def feed(layer: int, x: Tensor) -> Tensor:
-            recorder = _Recorder(self.tables, self._layers[layer][1], n, prompts, rows)
-            return dalle.feed_forward_branch(x, dalle.layer_weights(layer)[1], self.dtype, recorder)
-
-        with _no_autocast(ids.device):
-            x1 = x2 = dalle.embed(ids)
-            for layer in range(dalle.config.depth):
-                if dalle.config.reversible:
-                    x1 = x1 + attend(layer, x2)
-                    x2 = x2 + feed(layer, x1)
-                else:
-                    x1 = x1 + attend(layer, x1)
-                    x1 = x1 + feed(layer, x1)
-            return ((x1 + x2) / 2 if dalle.config.reversible else x1)[:, -1]
+        return self.dalle.trunk(self.dalle.embed(ids), self.dtype, recorder)[:, -1]
 
     def _step(self) -> Tensor:
         """Logits after the codes self._code at self._position; nothing here depends on their values' being known."""
