@@ -80,7 +80,7 @@ def test_a_second_trainer_gets_another_while_the_first_lives(tmp_path: Path, kep
 
 
 def test_there_is_a_limit(tmp_path: Path, kept: tuple[Path, Identity], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "MAX_PEERS_PER_MACHINE", 1)
+    monkeypatch.setattr("tt_cli.supervisor.slot.MOST", 1)
     place_key(tmp_path, kept, "trainer.key")
     first = claim_identity(tmp_path, "trainer")
     with pytest.raises(TTError, match="^1 peers of this run already work on this machine: stop one first$"):
@@ -93,7 +93,7 @@ def test_a_second_auxiliary_peer_is_refused(tmp_path: Path, kept: tuple[Path, Id
     first = claim_identity(tmp_path, "aux")
     with pytest.raises(TTError, match="already works on this machine") as caught:
         claim_identity(tmp_path, "aux")
-    assert str(path) in str(caught.value)
+    assert str(path.with_suffix(".lock")) in str(caught.value)
     release(first)
     release(claim_identity(tmp_path, "aux"))
 

@@ -44,27 +44,38 @@ class Slot:
 
 def claim_slot(folder: Path, kind: str) -> Slot:
     """The first slot of `kind` (TRAINER or AUX) in a run's folder that no living process holds. Raises TTError."""
-    slots = 1 if kind == AUX else MOST
-    for number in range(1, slots + 1):
-        name = kind if number == 1 else f"{kind}-{number}"
-        path = folder / f"{name}.lock"
-        try:
-            lock = path.open("w")
-            os.chmod(path, 0o600)
-        except OSError as error:
-            raise TTError(
-                f"cannot write {path}: {error.strerror}: free space or set TT_HOME to another folder"
-            ) from error
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            continue
-        return Slot(folder, name, lock)
-    if kind == AUX:
+    name, lock = claim_name(folder, kind)
+    return Slot(folder, name, lock)
+
+
+def claim_name(folder: Path, kind: str) -> tuple[str, IO[str]]:
+    """The first of the names "kind", "kind-2" … that no living process holds, and its lock.
+
+    Raises TTError where all are held: of an auxiliary peer there is one.
+    """
+    most = 1 if kind.startswith("aux") else MOST
+    for name in [kind, *(f"{kind}-{number}" for number in range(2, most + 1))]:
+        if (lock := try_lock(folder / f"{name}.lock")) is not None:
+            return name, lock
+    if kind.startswith("aux"):
         held = folder / f"{kind}.lock"
         raise TTError(f"an auxiliary peer of this run already works on this machine (it holds {held}): stop it first")
-    raise TTError(f"{slots} peers of this run already work on this machine: stop one first")
+    raise TTError(f"{most} peers of this run already work on this machine: stop one first")
+
+
+def try_lock(path: Path) -> IO[str] | None:
+    """Hold a lock file for as long as the returned file is open; None where a living process does. Raises TTError."""
+    try:
+        lock = path.open("w")
+        os.chmod(path, 0o600)
+    except OSError as error:
+        raise TTError(f"cannot write {path}: {error.strerror}: free space or set TT_HOME to another folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        return None
+    return lock
 
 
 def identity_name(slot: Slot) -> str:

@@ -5,10 +5,7 @@ Since both come from the same key, a signed record proves which peer id it speak
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,8 +20,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.errors import TTError
 from tt_cli.identity.peer_key import make_key_file
-
-MAX_PEERS_PER_MACHINE = 64
+from tt_cli.supervisor.slot import claim_name, try_lock
 
 
 @dataclass(frozen=True)
@@ -62,35 +58,12 @@ def claim_identity(folder: Path, role: str, name: str = "") -> Identity:
     their owner alone.
     """
     if name:
-        path = folder / f"{name}.key"
-        lock = _try_lock(path.with_suffix(".lock"))
+        lock = try_lock(folder / f"{name}.lock")
         if lock is None:
-            raise TTError(f"another peer of this machine uses {path}: stop it first")
-        return _load(path, lock)
-    slots = 1 if role == "aux" else MAX_PEERS_PER_MACHINE
-    for slot in range(1, slots + 1):
-        path = folder / (f"{role}.key" if slot == 1 else f"{role}-{slot}.key")
-        lock = _try_lock(path.with_suffix(".lock"))
-        if lock is not None:
-            return _load(path, lock)
-    if role == "aux":
-        raise TTError(f"an auxiliary peer of this run already works on this machine (it holds {path}): stop it first")
-    raise TTError(f"{slots} peers of this run already work on this machine: stop one first")
-
-
-def _try_lock(path: Path) -> IO[str] | None:
-    try:
-        handle = path.open("w")
-    except OSError as error:
-        raise TTError(
-            f"cannot write {path}: {error.strerror}: free space or choose another folder with TT_HOME"
-        ) from error
-    with contextlib.suppress(BlockingIOError):
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.chmod(path, 0o600)
-        return handle
-    handle.close()
-    return None
+            raise TTError(f"another peer of this machine uses {folder / name}.key: stop it first")
+    else:
+        name, lock = claim_name(folder, role)
+    return _load(folder / f"{name}.key", lock)
 
 
 def _load(path: Path, lock: IO[str]) -> Identity:
