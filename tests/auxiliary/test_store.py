@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, insert
+from sqlalchemy import create_engine, insert, select
 from swarm.made import record
 
 from tt_cli.auxiliary.history import writer as room
 from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.schema import steps
+from tt_cli.auxiliary.history.schema import contributions, steps
 from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, OtherDatabase, database_url, sane
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import UsageError
@@ -37,6 +38,16 @@ def add_steps(url: str, count: int) -> None:
     engine.dispose()
 
 
+def contributions_to(url: str, step: int) -> list[dict[str, Any]]:
+    """Rows of those who gave something for a step, most first."""
+    table, engine = contributions, create_engine(url)
+    query = select(table.c.peer_id, table.c.user, table.c.samples, table.c.seconds).order_by(table.c.samples.desc())
+    with engine.connect() as connection:
+        rows = connection.execute(query.where(table.c.undone == 0, table.c.step == step)).mappings().all()
+    engine.dispose()
+    return [dict(row) for row in rows]
+
+
 def open_both(url: str) -> tuple[HistoryWriter, HistoryReader]:
     return HistoryWriter(url, RUN), HistoryReader(url)
 
@@ -50,7 +61,7 @@ def the_story(url: str) -> None:
     store.record_step(made(2, loss=9.0), [seen("a", 40, "ada")], 100)  # seen by a second recorder too
     assert store.losses() == [(1, 2.5, 1001.0), (2, 2.5, 1002.0)]
     assert reader.steps_after(1) == [(2, 1002.0, 2.5, 2, 40.0)]
-    given = [(row["peer_id"], row["samples"], row["seconds"]) for row in reader.contributions(2)]
+    given = [(row["peer_id"], row["samples"], row["seconds"]) for row in contributions_to(url, 2)]
     assert given == [("a", 30, 1.0), ("b", 20, 1.0)]
     board = [(row["user"], row["samples"], row["seconds"], row["peers"], row["share"]) for row in reader.leaderboard()]
     assert board == [("ada", 40, 1.0, 1, pytest.approx(40 / 65)), ("b", 25, 1.0, 1, pytest.approx(25 / 65))]
@@ -104,7 +115,9 @@ def test_nobody_is_credited_with_more_than_a_step_holds(tmp_path: Path) -> None:
         store.record_activity(1010.0 + at, 2, 1, 1.0, [seen("liar", 10**12 - at % 2)], 100)
     assert [(row["user"], row["samples"]) for row in reader.leaderboard()] == [("liar", 400), ("a", 50)]
     store.record_step(made(11), [seen("a", 1000)], 100)  # nobody looked for ten steps
-    assert reader.contributions(11) == [{"peer_id": "a", "user": "", "samples": 950, "seconds": 10.0}]
+    assert contributions_to(database_url(tmp_path), 11) == [
+        {"peer_id": "a", "user": "", "samples": 950, "seconds": 10.0}
+    ]
 
 
 def test_a_peer_that_began_anew_and_one_that_was_away(tmp_path: Path) -> None:
@@ -126,7 +139,7 @@ def test_what_is_kept_for_a_time_only(tmp_path: Path, monkeypatch: pytest.Monkey
         store.record_step(made(step, words=f"round {step}"), [seen(f"peer{step}", 10 * step)], 100)
         store.record_activity(1000.0 + 30 * step, step, 1, 1.0, [], 100)
     store.tidy(1000.0 + 30 * 86400)
-    assert [bool(reader.contributions(step)) for step in range(1, 9)] == [False] * 5 + [True] * 3
+    assert [bool(contributions_to(database_url(tmp_path), step)) for step in range(1, 9)] == [False] * 5 + [True] * 3
     assert [row["words"] for row in reader.rounds()] == ["round 7", "round 8"]
     assert len(reader.activity(0.0)) == 2, "one of ten minutes"
     assert [row["user"] for row in reader.leaderboard()] == ["", "peer8", "peer7", "peer6"]

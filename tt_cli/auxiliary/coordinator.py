@@ -49,11 +49,12 @@ AUX_LOOK_SECONDS = 3.0  # nothing waits for an auxiliary peer
 SNAPSHOT_SECONDS = 2.0
 LARGE_SNAPSHOT_PEERS, LARGE_SNAPSHOT_SECONDS = 200, 10.0  # so many are written less often
 HISTORY_SECONDS = 5.0
+FIRST_PHASE = ("waiting", "for trainers")
 
 
 @dataclass(frozen=True)
 class CoordinatorOptions:
-    """What `tt aux-peer` hands its process, beside the run (TOML text)."""
+    """Options that `tt aux-peer` hands its process, beside the run (TOML text)."""
 
     run: str
     port: int
@@ -80,30 +81,38 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         closing.enter_context(daemon_watched(dht))
         hand_over, read_tree = keeper.hand_over, keeper.read_tree
         averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree)
-        board = PeerDirectory(run, dht, identity)
-        closing.callback(_close, board, averager)
-        board.expect(AUX_LOOK_SECONDS)
+        directory = PeerDirectory(run, dht, identity)
+        closing.callback(_close, directory, averager)
+        directory.expect(AUX_LOOK_SECONDS)
         addresses = addresses_of(dht)
         closing.callback(_forget, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
         _write_addresses(folder / "address", addresses_here(dht), emit)
-        steering = OrganiserOrders(
-            membership_at(dht),
-            identity.path.with_suffix(".era"),
-            leave=partial(_leave, keeper, recorder),
-        )
+        go_back = partial(_go_back, keeper, recorder)
+        followed = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"), leave=go_back)
         named = [address.rpartition("/p2p/")[2] for address in run.peers.initial if "/p2p/" in address]
-        lasts = min(LEASE_SECONDS, run.swarm.statistics_expiration)
-        lease = Lease(identity.peer_id, named, lasts), LeaseFile(folder)
-        closing.callback(lease[1].forget)
-        serve = _Service(run, emit, keeper, recorder, board, averager, steering, lease, identity.peer_id, opts.user)
-        board.start()
+        lease = Lease(identity.peer_id, named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
+        coordinator = Coordinator(
+            run=run,
+            emit=emit,
+            keeper=keeper,
+            recorder=recorder,
+            directory=directory,
+            averager=averager,
+            orders=followed,
+            lease=lease,
+            lease_file=LeaseFile(folder),
+            peer_id=identity.peer_id,
+            user=opts.user,
+        )
+        closing.callback(coordinator.lease_file.forget)
+        directory.start()
         recorder.put("model", task_of(run).sizes())
         recorder.put("addresses", addresses)
-        emit(Phase("waiting", "for trainers"))
+        emit(Phase(*FIRST_PHASE))
         daemon = daemon_pid(dht)
         while not orders.leave.wait(LOOK_SECONDS):
-            serve.look()
+            coordinator.look()
             _check_alive(averager, daemon)
         emit(Finished("left"))
 
@@ -132,14 +141,14 @@ def _forget(address_file: Path) -> None:
         address_file.unlink(missing_ok=True)
 
 
-def _leave(keeper: StateKeeper, recorder: RunRecorder, order: RollBack) -> None:
-    """What came after the step of an order is no part of the run any more."""
+def _go_back(keeper: StateKeeper, recorder: RunRecorder, order: RollBack) -> None:
+    """Leave what came after the step of an order: it is no part of the run any more."""
     keeper.go_back(order)
     recorder.go_back(order.step, order.order)
 
 
 def phase_of(records: Iterable[PeerRecord]) -> tuple[str, str]:
-    """What the swarm lets this peer do, and why; says so where nobody can make a step."""
+    """Name the phase of this peer and its reason; say so where nobody can make a step."""
     records = list(records)
     trainers = sum(record.role == "trainer" for record in records)
     if not trainers:
@@ -153,61 +162,61 @@ def phase_of(records: Iterable[PeerRecord]) -> tuple[str, str]:
     )
 
 
-class _Service:
-    """One look at the swarm after the other."""
+@dataclass
+class Coordinator:
+    """The auxiliary peer's own work, one look at the swarm after the other.
 
-    def __init__(
-        self,
-        run: RunConfig,
-        emit: Emit,
-        keeper: StateKeeper,
-        recorder: RunRecorder,
-        board: PeerDirectory,
-        averager: Averager,
-        steering: OrganiserOrders,
-        lease: tuple[Lease, LeaseFile],
-        peer_id: str,
-        user: str,
-    ):
-        self._run, self._emit, self._keeper, self._recorder = run, emit, keeper, recorder
-        self._board, self._averager, self._peer_id, self._user = board, averager, peer_id, user
-        self._told_at = self._remembered_at = self._written_at = -float("inf")
-        self._steering = steering
-        self._lease, self._lease_file = lease
-        self._leader = ""
-        self._fetching: threading.Thread | None = None
-        self._phase: tuple[str, str] = ("waiting", "for trainers")
-        self._failed = ""
+    directory: the peers' records. orders: the organiser's, which are followed here. peer_id, user: this peer's.
+    """
+
+    run: RunConfig
+    emit: Emit
+    keeper: StateKeeper
+    recorder: RunRecorder
+    directory: PeerDirectory
+    averager: Averager
+    orders: OrganiserOrders
+    lease: Lease
+    lease_file: LeaseFile
+    peer_id: str
+    user: str
+    _told_at: float = -float("inf")  # of the snapshot, the history and the database's snapshot: when they were due last
+    _remembered_at: float = -float("inf")
+    _written_at: float = -float("inf")
+    _leader: str = ""
+    _fetching: threading.Thread | None = None
+    _phase: tuple[str, str] = FIRST_PHASE
+    _failed: str = ""
 
     def look(self) -> None:
         """Record, fetch and tell what is due."""
         busy = self._fetching is not None and self._fetching.is_alive()
-        if (order := self._steering.due) and not busy:
+        if (order := self.orders.due) and not busy:
             self._go_back(order)
-        view = self._board.view
-        self._look_for_leader(view)
+        swarm = self.directory.view
+        self._look_for_leader(swarm)
         self._publish()
-        self._recorder.record(view)
-        if not busy and self._keeper.wants(view):  # it may take minutes
-            self._fetching = threading.Thread(target=self._keeper.fetch, args=(self._averager,), daemon=True)
+        self.recorder.record(swarm)
+        if not busy and self.keeper.wants(swarm):  # it may take minutes
+            self._fetching = threading.Thread(target=self.keeper.fetch, args=(self.averager,), daemon=True)
             self._fetching.start()
-        self._tell(view)
+        self._tell(swarm)
 
-    def _look_for_leader(self, view: SwarmState) -> None:
+    def _look_for_leader(self, swarm: SwarmState) -> None:
         now = dht_time()
-        fresh = [one for one in view.records if one.role == "aux" and one.time > now - self._lease.lasts]
-        self._lease.look({one.peer_id: one.lease for one in fresh}, now)
-        self._lease_file.write(self._lease.holder, self._lease.holder == self._peer_id)
-        holder = self._lease.holder
+        fresh = [record for record in swarm.records if record.role == "aux" and record.time > now - self.lease.lasts]
+        self.lease.look({record.peer_id: record.lease for record in fresh}, now)
+        self.lease_file.write(self.lease.holder, self.lease.holder == self.peer_id)
+        holder = self.lease.holder
         if holder and holder != self._leader and (self._leader or len(fresh) > 1):  # of one alone there is no word
-            words = "this auxiliary peer" if holder == self._peer_id else f"…{holder[-6:]}"
-            self._emit(Log(f"{words} leads: it publishes for all auxiliary peers of the run"))
+            words = "this auxiliary peer" if holder == self.peer_id else f"…{holder[-6:]}"
+            self.emit(Log(f"{words} leads: it publishes for all auxiliary peers of the run"))
             self._leader = holder
 
     def _go_back(self, order: RollBack) -> None:
         try:
-            self._steering.done(order)
-            self._emit(Log(f"the organiser took the run back to step {order.step}; holding step {self._keeper.epoch}"))
+            self.orders.done(order)
+            self.emit(Log(f"the organiser took the run back to step {order.step}; holding step {self.keeper.epoch}"))
         except (TTError, OSError) as error:
             self._fail(f"cannot go back to step {order.step}, as the organiser ordered: {error}")
 
@@ -215,47 +224,47 @@ class _Service:
         """Tell what stays due, and is tried at every look, once."""
         if words != self._failed:
             self._failed = words
-            self._emit(Log(words, "error"))
+            self.emit(Log(words, "error"))
 
     def _publish(self) -> None:
-        self._board.publish(
+        self.directory.publish(
             PeerRecord(
-                peer_id=self._peer_id,
+                peer_id=self.peer_id,
                 role="aux",
-                user=self._user,
+                user=self.user,
                 version=__version__,
                 client_mode=False,
-                epoch=self._keeper.epoch,
-                digest=self._keeper.digest,
+                epoch=self.keeper.epoch,
+                digest=self.keeper.digest,
                 samples=0,
                 samples_per_second=0.0,
                 total_samples=0,
-                era=self._steering.era,
-                lease=self._lease.since if self._lease.candidate else None,
-                bytes_sent=int(self._averager.traffic[0]),
-                bytes_received=int(self._averager.traffic[1]),
+                era=self.orders.era,
+                lease=self.lease.since if self.lease.candidate else None,
+                bytes_sent=int(self.averager.traffic[0]),
+                bytes_received=int(self.averager.traffic[1]),
                 time=dht_time(),
             )
         )
 
-    def _tell(self, view: SwarmState) -> None:
+    def _tell(self, swarm: SwarmState) -> None:
         now = time.monotonic()
         if now > self._remembered_at + HISTORY_SECONDS:
             self._remembered_at = now
-            self._board.publish_history(self._recorder.history())
+            self.directory.publish_history(self.recorder.history())
         if now < self._told_at + SNAPSHOT_SECONDS:
             return
         self._told_at = now
-        snapshot = take_snapshot(self._run, list(view.records), self._recorder.history(), dht_time())
+        snapshot = take_snapshot(self.run, list(swarm.records), self.recorder.history(), dht_time())
         told = snapshot.to_json()
-        self._emit(Snapshot(told))
-        if now >= self._written_at + (LARGE_SNAPSHOT_SECONDS if len(view.records) > LARGE_SNAPSHOT_PEERS else 0.0):
+        self.emit(Snapshot(told))
+        if now >= self._written_at + (LARGE_SNAPSHOT_SECONDS if len(swarm.records) > LARGE_SNAPSHOT_PEERS else 0.0):
             self._written_at = now
-            self._recorder.put("snapshot", {key: value for key, value in told.items() if key != "history"})
-        phase = ("waiting", paused) if (paused := self._steering.paused) else phase_of(view.records)
+            self.recorder.put("snapshot", {key: value for key, value in told.items() if key != "history"})
+        phase = ("waiting", paused) if (paused := self.orders.paused) else phase_of(swarm.records)
         if phase != self._phase:
             self._phase = phase
-            self._emit(Phase(*phase))
+            self.emit(Phase(*phase))
 
 
 def _check_alive(averager: Averager, daemon: int | None) -> None:
@@ -265,9 +274,9 @@ def _check_alive(averager: Averager, daemon: int | None) -> None:
         raise WorkerBroken("the averager process of this peer was ended by something else")
 
 
-def _close(board: PeerDirectory, averager: Averager) -> None:
-    if board.is_alive():
-        board.stop()
+def _close(directory: PeerDirectory, averager: Averager) -> None:
+    if directory.is_alive():
+        directory.stop()
     averager.shutdown()
     if averager.is_alive():
         averager.kill()

@@ -1,4 +1,4 @@
-"""Measures the held-out loss of checkpoints along training and draws from them: pictures that can be compared.
+"""Evaluation of checkpoints along training: their held-out loss, and pictures that can be compared.
 
 Notable:
 - it reads the run's folder and never asks the swarm; of several checkpoints that are new it takes the newest;
@@ -57,7 +57,7 @@ def use_one_thread() -> None:
 
 
 class Evaluator:
-    """Of one run. folder: the run's. every: global steps between two evaluations.
+    """Evaluates the checkpoints of one run. folder: the run's. every: global steps between two evaluations.
 
     tell takes a line for a person and its level, alive what it does at the moment. words: what it did last.
     """

@@ -46,7 +46,7 @@ GENERAL_PROMPTS = (
 
 @dataclass(frozen=True)
 class SamplesOptions:
-    """What is handed to the process, beside the run (TOML text). every: global steps between two evaluations."""
+    """Options of the process, beside the run (TOML text). every: global steps between two evaluations."""
 
     run: str
     every: int

@@ -1,4 +1,4 @@
-"""Who leads, of several auxiliary peers of one run: what should happen once, such as publishing, the leader does.
+"""Leadership among the auxiliary peers of a run: what should happen once, such as publishing, the leader does.
 
 Each that could lead says so in its signed record on the DHT, and since when it does. The record is the lease: it is
 renewed every few seconds, and does not count any more when it is older than `LEASE_SECONDS`. Nobody else leads as long
@@ -41,7 +41,7 @@ class Lease:
 
     @property
     def candidate(self) -> bool:
-        """Whether this peer could lead."""
+        """True for a peer that could lead."""
         return not self._named or self._me in self._named
 
     def look(self, claims: Mapping[str, float | None], now: float) -> None:

@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class PublisherOptions:
-    """What is handed to the process, beside the run (TOML text). Times in seconds, see Publisher.
+    """Options of the process, beside the run (TOML text). Times in seconds, see Publisher.
 
     The Hub's token stays where Hugging Face's tools keep it; the database's URL is in the environment.
     """
@@ -116,7 +116,7 @@ class Publisher:
             self._fail(f"{str(error).removesuffix('; try again later')}; trying again in {wait:.0f} s")
 
     def _waits(self) -> bool:
-        """Whether it is not yet time to try again; another token than the one that was refused makes it so."""
+        """True while it is not yet time to try again; another token than the one that was refused makes it so."""
         now = time.monotonic()
         if now >= self._retry_at:
             return False
@@ -156,7 +156,7 @@ class Publisher:
         raise HubUnreachable(f"cannot publish in {self._name}: others change it all the time")
 
     def _stands_by(self) -> bool:
-        """Whether another auxiliary peer leads, and publishes: what is there now is not what was there a while ago."""
+        """True where another auxiliary peer leads, and publishes: what is there now was not there a while ago."""
         leader, now = self._lease.other(), time.monotonic()
         if not leader:
             self._watched = None
@@ -209,7 +209,7 @@ class Publisher:
             return False
 
     def _head(self, path: Path) -> Head | None:
-        """Of a checkpoint that can be published; what is wrong with another one is told once."""
+        """The head of a checkpoint that can be published; what is wrong with another one is told once."""
         try:
             head = read_head(path)
             if head.identity != self._run.identity or head.step != step_in(path.name):
@@ -352,17 +352,17 @@ class PublishingHistory:
         self._last = "", -float("inf")
 
     def tell(self, words: str) -> None:
-        """What the publisher does, for /health: what is new at once, what is not now and then."""
+        """Tell /health what the publisher does: what is new at once, what is not now and then."""
         if words != self._last[0] or time.monotonic() > self._last[1] + TOLD_SECONDS:
             self._last = words, time.monotonic()
             self._try(lambda store: store.tell_part(PART, words))
 
     def add_checkpoint(self, head: Head, at: float, size: int, url: str) -> None:
-        """One that is published. at: Unix time when it was written."""
+        """Record one that is published. at: Unix time when it was written."""
         self._try(lambda store: store.add_checkpoint(head.step, at, head.digest, size, url))
 
     def loss(self, step: int) -> float | None:
-        """Of a step, None where it is not known."""
+        """The loss of a step, None where it is not known."""
         rows = self._try(lambda _: self._reader.steps_after(step - 1, 1)) or []
         return rows[0][2] if rows and rows[0][0] == step else None
 
@@ -392,7 +392,7 @@ def _token() -> str | None:
 
 
 def _with_fix(error: UsageError) -> str:
-    """What was refused, and what helps where it is about the token."""
+    """Name what was refused, and what helps where it is about the token."""
     from huggingface_hub.errors import HfHubHTTPError
 
     if not isinstance(error.__cause__, (HfHubHTTPError, PermissionError)) and "logged in" not in str(error):

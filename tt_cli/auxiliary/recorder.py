@@ -1,4 +1,4 @@
-"""Records what the swarm did: every step, who gave what for it, how many train. Others read it from the database.
+"""Recorder of what the swarm did: every step, who gave what for it, how many train. Others read it from the database.
 
 Notable:
 - a thread of its own writes; a database that is locked, full or out of reach never stops the coordinator: what is due
@@ -37,7 +37,7 @@ Write = Callable[[HistoryWriter, list[PeerRecord], int], None]
 
 
 class RunRecorder:
-    """Of one run, into the database at this URL. tell: takes a line and "info", "warning" or "error".
+    """Records one run into the database at this URL. tell: takes a line and "info", "warning" or "error".
 
     Raises OtherDatabase, for a database that is not this run's. All methods are for one thread.
     """
@@ -70,7 +70,7 @@ class RunRecorder:
     # ---------------------------------------------------------------- what is seen
 
     def record(self, view: SwarmState) -> bool:
-        """One look at the swarm. True when it shows a new step whose loss is known."""
+        """Record one look at the swarm. True when it shows a new step whose loss is known."""
         now, trainers = time.time(), [record for record in view.records if record.role == "trainer"]
         with self._lock:
             self._seen |= {(record.peer_id, record.user): record for record in view.records}
@@ -104,7 +104,7 @@ class RunRecorder:
         self._wake()
 
     def go_back(self, step: int, order: int) -> None:
-        """What came after this step is no part of the run any more. Raises TTError when it is not written in time."""
+        """Take what came after this step out of the run. Raises TTError when it is not written in time."""
         if self._order is None or self._order[0] != order:
             written = threading.Event()
             self._order = order, written
@@ -228,7 +228,7 @@ class RunRecorder:
 
 
 def _round_of(at_step: list[PeerRecord]) -> str:
-    """What the fastest that tells of its round says of it."""
+    """Words about the round, of the fastest peer that has any."""
     telling = [record for record in at_step if record.round]
     if not telling:
         return ""

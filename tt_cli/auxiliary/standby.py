@@ -1,4 +1,4 @@
-"""Starts the assistant where no step can be made without it: all trainers are in client mode, and nobody can dial them.
+"""Start of the assistant where no step is made without it: all trainers are in client mode, and nobody can dial them.
 
 So it is with the first volunteers of most runs, whose routers let nobody in, and with notebooks. Of several auxiliary
 peers the one that leads does it. Once started it stays: what it does is worth its memory while anybody trains.
@@ -94,7 +94,7 @@ class Standby:
 
 
 def waiting_trainers(peers: Iterable[Mapping[str, Any]]) -> int:
-    """How many trainers a snapshot names, none where somebody among those who average accepts connections."""
+    """Number of trainers that a snapshot names, none where somebody among those who average accepts connections."""
     average = [peer for peer in peers if peer["role"] in ("trainer", "assistant")]
     if any(not peer["client_mode"] for peer in average):
         return 0

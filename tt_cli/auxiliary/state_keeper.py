@@ -1,4 +1,4 @@
-"""Keeps the swarm's latest state: takes it from a trainer by verified chunks, writes it, hands it out."""
+"""Keeper of the swarm's latest state: takes it from a trainer by verified chunks, writes it, hands it out."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class StateKeeper:
 
     @property
     def digest(self) -> str:
-        """Of the state held, empty without one."""
+        """Digest of the state held, empty without one."""
         return self._held[0].digest if self._held else ""
 
     def _hold(self, path: Path, state: TrainingState) -> None:

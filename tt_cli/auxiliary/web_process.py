@@ -27,7 +27,7 @@ MOST_CONNECTIONS = 3000
 
 @dataclass(frozen=True)
 class WebOptions:
-    """What is handed to the process, beside the run (TOML text). name: how people join it, such as "emoji".
+    """Options of the process, beside the run (TOML text). name: how people join it, such as "emoji".
 
     port: None for the usual one, or one of the next where another auxiliary peer of this machine has that. The
     database's URL, with its password, is in the environment.

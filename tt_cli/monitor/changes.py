@@ -1,4 +1,4 @@
-"""What happened between two snapshots, in plain words: the lines of the monitor's log."""
+"""Lines of the monitor's log: what happened between two snapshots, in plain words."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def changes(before: SwarmSnapshot, after: SwarmSnapshot) -> list[str]:
 
 
 def first_words(snapshot: SwarmSnapshot) -> str:
-    """What the log begins with."""
+    """The log's first line."""
     helpers = sum(peer.role == "aux" for peer in snapshot.peers)
     loss = f", loss {loss_value(snapshot.loss)}" if snapshot.loss is not None else ""
     who = plural(snapshot.trainers, "trainer") + (f" and {plural(helpers, 'aux peer')}" if helpers else "")
@@ -68,7 +68,7 @@ def _rounds(stayed: Sequence[tuple[PeerView, PeerView]]) -> list[str]:
 
 
 def _standing(stayed: Sequence[tuple[PeerView, PeerView]], trainers: int) -> list[str]:
-    """Who fell behind or caught up, who differs or agrees again, whom others accuse or clip."""
+    """Lines about peers that fell behind or caught up, differ or agree again, are accused or clipped."""
     found: dict[str, list[PeerView]] = {}
     for old, peer in stayed:
         if peer.role != "trainer":

@@ -1,4 +1,4 @@
-"""What a run's web page knows, asked over HTTP: the swarm now, and its past. Nothing it answers is believed unchecked.
+"""Client of a run's web page: the swarm now, and its past, over HTTP. Nothing that it answers is believed unchecked.
 
 A page is an aux peer's, or one that was exported to files (`api/run.json` for `api/run`). Answers are bounded in bytes
 and in rows, numbers are finite and texts short; texts lose their control characters where they are drawn.

@@ -63,13 +63,13 @@ class PeerRow:
 
 
 def rows_of(swarm: SwarmNow) -> list[PeerRow]:
-    """One of each peer."""
+    """Rows of a snapshot, one of each peer."""
     middle = middle_speed(swarm)
     return [PeerRow(peer, peer_name(peer), remarks(peer, swarm.trainers, middle)) for peer in swarm.peers]
 
 
 def peer_rows(scene: Scene) -> list[PeerRow]:
-    """One of each peer of the newest snapshot."""
+    """Rows of the newest snapshot."""
     return [] if scene.snapshot is None else rows_of(scene.snapshot)
 
 

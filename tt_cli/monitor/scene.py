@@ -1,4 +1,4 @@
-"""Everything that the screen of `tt monitor` shows, at one moment: the swarm now, its past, and who contributed."""
+"""The state of `tt monitor`'s screen at one moment: the swarm now, its past, and who contributed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Scene:
     flops_per_sample: int | None = None
 
     def alarm(self, patience: float) -> str:
-        """What keeps the screen from being true now, "" if nothing does. patience: seconds an answer may take."""
+        """Tell what keeps the screen from being true now, "" if nothing does. patience: seconds an answer may take."""
         if self.answered is None:
             waits = f"asking since {duration(self.now - self.asked_since)}"
             if self.trouble:
@@ -84,7 +84,7 @@ class Scene:
 
     @property
     def flops(self) -> float | None:
-        """Of the whole swarm in FLOP/s: forward and backward pass, recomputation not counted."""
+        """Speed of the whole swarm in FLOP/s: forward and backward pass, recomputation not counted."""
         if self.flops_per_sample is None or self.snapshot is None:
             return None
         return self.flops_per_sample * self.snapshot.samples_per_second
@@ -113,7 +113,7 @@ def middle_speed(snapshot: SwarmNow) -> float:
 
 
 def remarks(peer: PeerView, trainers: int, middle: float) -> list[str]:
-    """What is not as it should be with a peer, in words, the worst first. trainers: how many there are."""
+    """Name what is not as it should be with a peer, the worst first. trainers: how many there are."""
     words = []
     if peer.accused_by and 2 * peer.accused_by >= trainers:
         words.append(f"made a wrong average, say {plural(peer.accused_by, 'peer')}")

@@ -29,7 +29,7 @@ AT_LEAST_EVERY = 30.0
 
 
 def one_truth(snapshot: SwarmNow) -> Text:
-    """Whether all peers at the newest step hold the same state, and who does not. Without peers: nothing."""
+    """The sentence about the state that peers at the newest step hold, and those that differ; "" for no peer."""
     holders = [peer for peer in snapshot.peers if peer.epoch == snapshot.epoch and peer.digest]
     if not holders:
         return Text()

@@ -1,4 +1,4 @@
-"""What each view of the screen says, as lines of a given width. Pure: a scene in, lines out."""
+"""The views of the screen, as lines of a given width. Pure: a scene in, lines out."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def mine(scene: Scene, width: int) -> list[Text]:
 
 
 def log_lines(scene: Scene, width: int) -> list[Text]:
-    """What happened, newest first, wrapped to `width`."""
+    """The log, newest first, wrapped to `width`."""
     if not scene.log:
         return [Text(""), fit(Text("Nothing has happened since this screen began to watch.", style="dim"), width)]
     lines: list[Text] = []

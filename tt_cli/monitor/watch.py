@@ -1,4 +1,4 @@
-"""Looks at the swarm beside the screen, in threads of its own: a slow answer never keeps a key waiting."""
+"""Observation of the swarm beside the screen, in threads of its own: a slow answer never keeps a key waiting."""
 
 from __future__ import annotations
 

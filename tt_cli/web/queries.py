@@ -1,4 +1,4 @@
-"""What the page is told, as plain data: served as JSON by `tt_cli.web.web_app`, and written into files by an export."""
+"""The page's answers as plain data: served as JSON by `tt_cli.web.web_app`, and written into files by an export."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ STALE_SECONDS = 60.0  # of a snapshot, after which nobody watches the swarm
 
 
 class Calculator(Protocol):
-    """What the page shows of memory; tt_cli.memory.answer_tables.Tables is one, and says what a table holds."""
+    """The memory that the page shows; tt_cli.memory.answer_tables.Tables is one, and says what a table holds."""
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the models."""
+        """Names of the models."""
 
     def table(self, name: str) -> Content:
         """All answers for one of `names`."""
@@ -40,7 +40,7 @@ class NothingYet(Exception):
 
 
 class Answers:
-    """Of one run. name: how people join it. clock: Unix seconds. Methods raise DatabaseDown; thread-safe.
+    """Answers about one run. name: how people join it. clock: Unix seconds. Methods raise DatabaseDown; thread-safe.
 
     calculator: None: the page goes without.
     """

@@ -23,7 +23,7 @@ Words = Annotated[str, Field(max_length=MAX_TEXT)]
 
 
 class Form(BaseModel):
-    """What all have in common: nothing is in an answer that is not described."""
+    """Base of all: nothing is in an answer that is not described."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -42,7 +42,7 @@ class Model(Form):
 
 
 class Membership(Form):
-    """Who may join."""
+    """The rule by which peers are admitted."""
 
     kind: str
     organisation: str | None
@@ -50,7 +50,7 @@ class Membership(Form):
 
 
 class Join(Form):
-    """How to join: commands, the multiaddrs of this auxiliary peer, and notebooks as files of this server."""
+    """Ways to join: commands, the multiaddrs of this auxiliary peer, and notebooks as files of this server."""
 
     commands: list[str]
     peers: list[str]
@@ -58,7 +58,7 @@ class Join(Form):
 
 
 class Run(Form):
-    """What the run is. data: the run file's table. run_file: TOML. checkpoints_at: an address."""
+    """The run itself. data: the run file's table. run_file: TOML. checkpoints_at: an address."""
 
     name: str
     identity: str
@@ -123,7 +123,7 @@ class Leader(Form):
 
 
 class Leaderboard(Form):
-    """Who gave how much, most first."""
+    """Contributions, most first."""
 
     window: str
     rows: Annotated[list[Leader], Rows]
@@ -213,7 +213,7 @@ class ChosenFrom(Form):
 
 
 class Choices(Form):
-    """What is chosen; the first option is usual."""
+    """A choice; the first option is usual."""
 
     name: str
     title: str
@@ -272,7 +272,7 @@ class Table(Form):
 
 
 class Part(Form):
-    """What a part of the auxiliary peer last told, and how long ago."""
+    """Last words of a part of the auxiliary peer, and their age."""
 
     name: str
     words: str
@@ -289,6 +289,6 @@ class Health(Form):
 
 
 class Problem(Form):
-    """Why not, in one line."""
+    """The reason of a refusal, in one line."""
 
     detail: str

@@ -1,4 +1,4 @@
-"""Reads what the recorder wrote: for the web page, the screens and whoever exports a run. Changes nothing."""
+"""Reader of what the recorder wrote: for the web page, the screens and whoever exports a run. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tt_cli.auxiliary.history.schema import (
     about,
     activity,
     checkpoints,
-    contributions,
     hours,
     now,
     peers,
@@ -45,7 +44,7 @@ class HistoryReader:
         return None if row is None else (row.value, row.time)
 
     def parts(self) -> list[Row]:
-        """What the parts last told of themselves: {"name", "words", "time"}."""
+        """The parts' last words about themselves: {"name", "words", "time"}."""
         query = select(now).where(now.c.key.startswith("part ", autoescape=True)).order_by(now.c.key)
         return [
             {"name": row["key"].removeprefix("part "), "words": row["value"], "time": row["time"]}
@@ -59,7 +58,7 @@ class HistoryReader:
         return mark or ""
 
     def taken_back(self) -> tuple[int, int] | None:
-        """Of the organiser's newest order to go back that took back recorded steps: (its number, the first of them)."""
+        """The organiser's newest order to go back that took back recorded steps: (its number, the first of them)."""
         query = select(steps.c.undone, func.min(steps.c.step)).where(steps.c.undone > 0).group_by(steps.c.undone)
         with self._database.reading() as connection:
             found = connection.execute(query.order_by(steps.c.undone.desc()).limit(1)).first()
@@ -78,12 +77,6 @@ class HistoryReader:
         with self._database.reading() as connection:
             query = select(activity).where(activity.c.time > since).order_by(activity.c.time)
             return [(row.time, row.trainers, row.samples_per_second) for row in connection.execute(query)]
-
-    def contributions(self, step: int) -> list[Row]:
-        """Who gave what for one of the newest steps: {"peer_id", "user", "samples", "seconds"}, most first."""
-        columns = (contributions.c.peer_id, contributions.c.user, contributions.c.samples, contributions.c.seconds)
-        part = (contributions.c.undone == 0, contributions.c.step == step)
-        return self._rows(select(*columns).where(*part).order_by(contributions.c.samples.desc()))
 
     def leaderboard(self, since: float | None = None) -> list[Row]:
         """{"user", "samples", "seconds", "peers", "share", "last_seen"}, most samples first.
@@ -114,7 +107,7 @@ class HistoryReader:
         return rows
 
     def peers(self) -> list[Row]:
-        """Everybody who has been seen, the latest first."""
+        """Peers that have been seen, the latest first."""
         columns = (peers.c.peer_id, peers.c.user, peers.c.role, peers.c.device, peers.c.first_seen, peers.c.last_seen)
         query = select(*columns, peers.c.samples, peers.c.seconds).where(peers.c.peer_id != "")
         return self._rows(query.order_by(peers.c.last_seen.desc(), peers.c.peer_id).limit(MOST_ROWS))

@@ -1,4 +1,4 @@
-"""What an auxiliary peer remembers of its run, as tables. Times are Unix seconds, compute times are seconds.
+"""Tables of what an auxiliary peer remembers of its run. Times are Unix seconds, compute times are seconds.
 
 A step that an organiser's order took back stays in its row, with the order's number in `undone`; of what is still part
 of the run `undone` is 0. Text of peers is cut to the columns' lengths before it is written.

@@ -1,4 +1,4 @@
-"""Writes what an auxiliary peer sees of its run into a database. Every method is one transaction, and may be repeated.
+"""Writer of what an auxiliary peer sees of its run. Every method is one transaction, and may be repeated.
 
 Notable:
 - who gave what is counted from the growth of `total_samples` in the peers' records, against what the database last
@@ -185,7 +185,7 @@ class HistoryWriter:
     def record_activity(
         self, at: float, step: int, trainers: int, samples_per_second: float, seen: Sequence[PeerRecord], target: int
     ) -> None:
-        """How many train now, towards which step, and what its peers gave since they were last seen."""
+        """Record how many train now, towards which step, and what its peers gave since they were last seen."""
         with self._database.transaction() as connection:
             row = {"time": at, "trainers": trainers, "samples_per_second": samples_per_second}
             connection.execute(self._insert(activity).values(**row).on_conflict_do_nothing())
@@ -321,7 +321,7 @@ class HistoryWriter:
             self._fold_peers(connection, at)
 
     def _fold_peers(self, connection: Connection, at: float) -> None:
-        """Of too many peers, those away for a day that gave least become one nameless row."""
+        """Make one nameless row of those peers, of too many, that are away for a day and gave least."""
         excess = connection.execute(select(func.count()).select_from(peers)).scalar_one() - MOST_PEERS
         if excess <= 0:
             return
@@ -339,7 +339,7 @@ class HistoryWriter:
 
 
 def readable(file: Path) -> list[tuple[Table, list[dict[str, Any]]]]:
-    """What can be read of a damaged SQLite file, each table from both ends up to where its damage begins."""
+    """Rows that can be read of a damaged SQLite file, each table from both ends up to where its damage begins."""
     found = []
     database = Database(f"sqlite:///{file}", WHOSE, pooled=False)
     for table in metadata.sorted_tables:

@@ -1,4 +1,4 @@
-"""What every peer publishes about itself on the DHT: one signed record, the source of every screen.
+"""The record that every peer publishes about itself on the DHT: signed, and the source of every screen.
 
 The record lies under `<run identity>_peers`, one subkey per signing key, and expires by itself. Every DHT node
 of the run refuses records of another form, records that their owner did not sign (hivemind's
@@ -117,13 +117,13 @@ class PeerRecord(PeerFigures):
 
     @property
     def averages(self) -> bool:
-        """Whether it makes the run's steps, in rounds with all others that do: a trainer, or an assistant."""
+        """True for a member that makes the run's steps in rounds with the others: a trainer, or an assistant."""
         return self.role != "aux"
 
 
 @dataclass
 class About:
-    """What this peer tells the others about itself, beside its progress. role: as in `PeerRecord`."""
+    """Facts that this peer tells the others about itself, beside its progress. role: as in `PeerRecord`."""
 
     role: str = "trainer"
     user: str = ""

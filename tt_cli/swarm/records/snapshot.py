@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -112,6 +113,7 @@ def _meanings(model: type[BaseModel]) -> Mapping[str, str]:
     return {name: field.description or "" for name, field in model.model_fields.items()}
 
 
+OWN = tuple(PeerFigures.model_fields)
 PEER_FIELDS = _meanings(PeerView)
 SNAPSHOT_FIELDS = _meanings(SwarmSnapshot)
 
@@ -141,9 +143,10 @@ def take_snapshot(
     clipped = Counter(peer_id for record in records for peer_id in set(record.clipped) - {record.peer_id})
     accused = Counter(peer_id for record in records for peer_id in set(record.accused) - {record.peer_id})
     slow = Counter(peer_id for record in records for peer_id in set(record.slow) - {record.peer_id})
+    own = itemgetter(*OWN)  # quick: of 10,000 peers every two seconds
     peers = [
         PeerView(
-            **{name: getattr(record, name) for name in PeerFigures.model_fields},
+            **dict(zip(OWN, own(vars(record)), strict=True)),
             lag=max(0, epoch - record.epoch),
             share=_share(record, per_second),
             in_agreement=bool(record.digest) and record.digest == majority.get(record.epoch),
@@ -186,10 +189,10 @@ def _possible(loss: float) -> bool:
 
 def _majorities(records: list[PeerRecord]) -> dict[int, str]:
     """The digest that most peers have, by step; steps where two digests have equally many are left out."""
-    votes: dict[int, Counter[str]] = {}
+    votes: dict[int, Counter[str]] = defaultdict(Counter)
     for record in records:
         if record.digest:
-            votes.setdefault(record.epoch, Counter())[record.digest] += 1
+            votes[record.epoch][record.digest] += 1
     found = {}
     for epoch, counter in votes.items():
         first, *others = counter.most_common(2)
