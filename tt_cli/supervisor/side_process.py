@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
@@ -67,46 +68,37 @@ class SideProcess:
     def _keep(self) -> None:
         failures = 0
         while not self._over.is_set():
-            try:
-                worker = self._worker = Worker(self._module, self._options, self._log, self._environment)
-            except TTError as error:
-                if self._ended(str(error), error.exit_code):
-                    return
-                self._over.wait(AGAIN_SECONDS[-1])
-                continue
-            steady = threading.Timer(STEADY_SECONDS, lambda: None)
-            steady.start()
-            for event in worker.events():
-                if isinstance(event, Failure):
-                    continue
+            started = time.monotonic()
+            reason, code = self._run()
+            failures = failures + 1 if time.monotonic() < started + STEADY_SECONDS else 1
+            wait = AGAIN_SECONDS[min(failures, len(AGAIN_SECONDS)) - 1]
+            if self._over.is_set():
+                return
+            if self._first.is_set():
+                words = f"{self._name} ended ({reason}); starting it again in {wait:.0f} s"
+            elif self._needed:  # the person who starts it is there to read why
+                self._failed = TTError(f"{self._name} does not start: {reason}")
+                self._failed.exit_code = code
+                self._first.set()
+                return
+            else:
+                wait = AGAIN_SECONDS[-1]
+                words = f"{self._name} does not start: {reason}; the rest goes on, and it is tried again"
+            if reason != self._told:
+                self._told = reason
+                self._show(Log(words, "error"))
+            self._over.wait(wait)
+
+    def _run(self) -> tuple[str, int]:
+        """Follow one worker to its end. Returns why it ended, and with which exit code."""
+        try:
+            worker = self._worker = Worker(self._module, self._options, self._log, self._environment)
+        except TTError as error:
+            return str(error), error.exit_code
+        for event in worker.events():
+            if not isinstance(event, Failure):
                 self._first.set()
                 self._told = ""
                 self._show(event)
-            code = worker.wait()
-            failures = failures + 1 if steady.is_alive() else 1
-            steady.cancel()
-            if self._over.is_set():
-                return
-            reason = worker.failure.message if worker.failure else f"exit code {code}"
-            if not self._first.is_set():
-                if self._ended(reason, worker.failure.exit_code if worker.failure else 1):
-                    return
-                self._over.wait(AGAIN_SECONDS[-1])
-                continue
-            wait = AGAIN_SECONDS[min(failures, len(AGAIN_SECONDS)) - 1]
-            if reason != self._told:
-                self._told = reason
-                self._show(Log(f"{self._name} ended ({reason}); starting it again in {wait:.0f} s", "error"))
-            self._over.wait(wait)
-
-    def _ended(self, reason: str, code: int) -> bool:
-        """It never worked. Where it is needed the person who starts it is there to read why, and that is its end."""
-        words = f"{self._name} does not start: {reason}"
-        if self._needed:
-            self._failed = TTError(words)
-            self._failed.exit_code = code
-            self._first.set()
-        elif words != self._told:
-            self._told = words
-            self._show(Log(f"{words}; the rest goes on, and it is tried again", "error"))
-        return self._needed
+        code = worker.wait()
+        return (worker.failure.message, worker.failure.exit_code) if worker.failure else (f"exit code {code}", 1)
