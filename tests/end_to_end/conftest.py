@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -42,7 +43,7 @@ def tiny_run(**changes: dict[str, object]) -> RunConfig:
 def patient_peers() -> Iterator[None]:
     """Trainers of these swarms leave each other the machine, as patient_peer.py says; `tt join` is as it is."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, Path(__file__).parents[1:3])))
         patch.setattr(LocalSwarm, "trainer_module", "end_to_end.patient_peer")
         yield
 
