@@ -22,7 +22,7 @@ SPLITS = ("train", "heldout")
 
 
 def folder() -> Path:
-    """Where the built-in data sets lie, each in a folder of its own."""
+    """The folder of the built-in data sets, each in one of its own."""
     return Path(__file__).parent / "builtin"
 
 

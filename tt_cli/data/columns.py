@@ -91,7 +91,7 @@ class ColumnRows(Sequence[Row]):
         return values
 
     def _codes(self, rules: RowRules) -> np.ndarray | None:
-        """Where each row has as many bytes as its codes should."""
+        """Codes (n, k) int16; None unless each row has as many bytes as its codes should."""
         import pyarrow
 
         names = [name for name in CODE_COLUMNS if name in self._names]

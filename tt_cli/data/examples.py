@@ -87,7 +87,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class RowRules:
-    """What a row must be for a run: `codes` of them below `codebook_size`, and the filters of [data] if `filtered`."""
+    """The demands of a run on a row: `codes` of them below `codebook_size`, and the filters of [data] if `filtered`."""
 
     name: str  # of the data set, for words
     filtered: bool
@@ -179,7 +179,7 @@ class RowFilter:
         return self._kept([row.get("caption") for row in rows], codes, passed)
 
     def _passed(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Which rows (b,) have nothing wrong but perhaps codes out of range; the others are counted."""
+        """A mask (b,) of the rows with nothing wrong but perhaps codes out of range; the others are counted."""
         reasons = [self.reason(row) for row in rows]
         self.counts.add(Counter(reason for reason in reasons if reason is not None))
         return np.array([reason is None for reason in reasons], dtype=bool)
@@ -187,7 +187,7 @@ class RowFilter:
     def _kept(
         self, captions: list[Any], codes: np.ndarray, passed: np.ndarray
     ) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """What `sift` returns, of rows of which those that `passed` (b,) have codes; those in range are kept."""
+        """The result of `sift`, of rows of which those that `passed` (b,) have codes; those in range are kept."""
         in_range = (codes.view(np.uint16) < self.codebook_size).all(axis=1)  # as if below 0 were very large
         good = np.flatnonzero(passed & in_range)
         self.counts.add({"kept": len(good), "code_range": int(passed.sum()) - len(good)})
@@ -197,7 +197,7 @@ class RowFilter:
         return [captions[place] for place in good], codes[good], good
 
     def unusable(self) -> TTError:
-        """What to raise when the data set has nothing for this run."""
+        """The error to raise when the data set has nothing for this run."""
         return TTError(
             f"the data set {self.rules.name} has no example that this run can use ({self.counts.in_words()}); "
             "check [data] and [vqgan] in the run file"
@@ -223,7 +223,7 @@ class RowFilter:
 
 
 def missing_columns(row: Mapping[str, Any]) -> list[str]:
-    """What a row of an unknown data set would need; the codes may be in either column."""
+    """The columns that a row of an unknown data set would need; the codes may be in either one."""
     return [name for name in COLUMNS if name not in row and not (name == CODE and PACKED in row)]
 
 

@@ -109,7 +109,7 @@ def stored_bytes(row: Mapping[str, Any], container: str) -> int:
 
 
 def advice(error: OSError) -> str:
-    """What helps where a file cannot be written."""
+    """Advice where a file cannot be written."""
     if error.errno == errno.EFBIG:
         return "raise the limit on file sizes (ulimit -f)"
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -195,7 +195,7 @@ def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
 
 
 def _parsed(line: bytes) -> Row:
-    """What is understood of a line: nothing of what is no JSON object."""
+    """The row in a line, as far as it is understood: an empty one of what is no JSON object."""
     return row_of_json(json_object(line.decode("utf-8", "surrogateescape")))
 
 
@@ -261,11 +261,11 @@ def tar_samples(
                 break
             if not member.isreg():
                 continue
-            found, kind = _split(member.name)
-            if key != found and sample:
+            stem, kind = _split(member.name)
+            if key != stem and sample:
                 yield sample
-            if key != found:
-                key, sample = found, {"": found.encode("utf-8", "surrogateescape")}
+            if key != stem:
+                key, sample = stem, {"": stem.encode("utf-8", "surrogateescape")}
             fits = wanted(kind) and member.size <= most
             opened = archive.extractfile(member) if fits else None
             sample[kind] = opened.read() if opened else b""
@@ -334,19 +334,19 @@ def _add_member(archive: Any, name: str, content: bytes) -> None:
 
 def _in_batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
     """Lists of BATCH_ROWS rows, and of the last ones before the end or an error."""
-    found: list[Row] = []
+    batch: list[Row] = []
     try:
         for row in rows:
-            found.append(row)
-            if len(found) == BATCH_ROWS:
-                yield found
-                found = []
+            batch.append(row)
+            if len(batch) == BATCH_ROWS:
+                yield batch
+                batch = []
     except TTError:
-        if found:
-            yield found
+        if batch:
+            yield batch
         raise
-    if found:
-        yield found
+    if batch:
+        yield batch
 
 
 _READERS: dict[str, Callable[[BinaryIO, str, int], Iterator[Sequence[Row]]]] = {

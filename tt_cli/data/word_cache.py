@@ -38,7 +38,7 @@ class Words:
         self._backend = backend
         self._known: dict[str, list[int]] = {}
         parts = json.loads(backend.to_str())
-        added = [one["content"] for one in parts.get("added_tokens") or []]
+        added = [token["content"] for token in parts.get("added_tokens") or []]
         self._marks = sorted({content[0] for content in added if content})  # a caption without them has none of these
         self.apart = cuts_at_spaces(parts) and len(self._marks) <= MOST_MARKS
 
@@ -46,12 +46,12 @@ class Words:
         """As the tokenizer's own for the whole caption."""
         if not self.apart or not caption.isascii() or not caption.isprintable() or self._odd(caption):
             return self._whole(caption)
-        found: list[int] = []
+        all_ids: list[int] = []
         known = self._known
         for word in caption.split(" "):
             ids = known.get(word)
-            found += self._learn(word) if ids is None else ids
-        return found
+            all_ids += self._learn(word) if ids is None else ids
+        return all_ids
 
     def _odd(self, caption: str) -> bool:
         spaced = not caption or "  " in caption or caption[0] == " " or caption[-1] == " "
@@ -71,7 +71,7 @@ class Words:
 
 
 def cuts_at_spaces(parts: dict[str, Any]) -> bool:
-    """Whether a word of printable ASCII has the same ids between single spaces as alone. parts: of tokenizer.json."""
+    """True if a word of printable ASCII has the same ids between single spaces as alone. parts: of tokenizer.json."""
     changes = _sequence(parts.get("normalizer"), "normalizers")
     cuts = _sequence(parts.get("pre_tokenizer"), "pretokenizers")
     prepends = [change for change in changes if change["type"] == "Prepend"]
@@ -82,16 +82,18 @@ def cuts_at_spaces(parts: dict[str, Any]) -> bool:
         return not prepends and cuts[-1].get("prepend_scheme") == "always" and cuts[-1].get("split") is True
     if kinds == ["Split", "ByteLevel"]:
         first, then = cuts
-        each = first["pattern"] == {"Regex": WORDS} and first["behavior"] == "Isolated" and not first["invert"]
+        isolated = first["pattern"] == {"Regex": WORDS} and first["behavior"] == "Isolated" and not first["invert"]
         plain = not then["add_prefix_space"] and not then["use_regex"]
-        return each and plain and changes[-1:] == prepends and prepends[0]["prepend"] == " "
+        return isolated and plain and changes[-1:] == prepends and prepends[0]["prepend"] == " "
     return False
 
 
 def _sequence(part: dict[str, Any] | None, inner: str) -> list[dict[str, Any]]:
     if part is None:
         return []
-    return [one for each in part[inner] for one in _sequence(each, inner)] if part["type"] == "Sequence" else [part]
+    if part["type"] != "Sequence":
+        return [part]
+    return [step for member in part[inner] for step in _sequence(member, inner)]
 
 
 def _is_local(change: dict[str, Any]) -> bool:

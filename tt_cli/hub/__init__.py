@@ -1,1 +1,1 @@
-"""What is read from and written to the Hugging Face Hub."""
+"""Reading from and writing to the Hugging Face Hub."""

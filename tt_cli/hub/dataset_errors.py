@@ -1,4 +1,4 @@
-"""What `datasets` raises, as one line."""
+"""Errors of `datasets` as one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is: its configuration, and where one is read from (built-in name, file, Hub repository)."""
+"""A run: its configuration, read from a built-in name, a file or a Hub repository."""
 
 from tt_cli.identity.multiaddr import check_multiaddr
 from tt_cli.run.run_config import RunConfig

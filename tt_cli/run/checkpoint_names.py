@@ -19,7 +19,7 @@ _NAME = re.compile(r"step-(\d{8,15})\.safetensors")
 
 @dataclass(frozen=True)
 class Head:
-    """What a checkpoint says of itself. digest: of the whole state. trains: the optimizer's state is in it."""
+    """The facts in a checkpoint's metadata. digest: of the whole state. trains: the optimizer's state is in it."""
 
     step: int
     identity: str

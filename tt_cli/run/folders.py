@@ -1,4 +1,4 @@
-"""Where `tt` keeps its files: one folder for the user, one folder in it for each run."""
+"""The folders of `tt`: one for the user, one in it for each run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run is read from: a built-in name, a TOML file, or a repository on the Hugging Face Hub."""
+"""Sources of a run: a built-in name, a TOML file, or a repository on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def load_run(name: str) -> RunConfig:
 
 
 def name_for_others(name: str, run: RunConfig) -> str:
-    """What others type for the run that is called `name` here: the path of a file means nothing on their machines."""
+    """The name that others type for the run called `name` here: the path of a file means nothing on their machines."""
     if name in builtin_runs() or not (name.endswith(".toml") or Path(name).expanduser().is_file()):
         return name
     return run.checkpoints.repository or Path(name).name

@@ -25,7 +25,7 @@ def Untrained(default: Any = PydanticUndefined, **limits: Any) -> Any:
 
 
 class Section(BaseModel):
-    """What all parts share: unknown keys are errors, TOML's types count, values do not change."""
+    """The rules of all parts: unknown keys are errors, TOML's types count, values do not change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -85,7 +85,7 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class RunPart(Section):
-    """What the run is called."""
+    """The run's name."""
 
     name: Annotated[str, AfterValidator(_run_name)]
     description: str = Untrained("")
@@ -223,7 +223,7 @@ class SchedulePart(Section):
 
 
 class SwarmPart(Section):
-    """How peers average. Times are in seconds."""
+    """The averaging of peers. Times are in seconds."""
 
     target_batch_size: int = Field(ge=1)  # examples of all peers for one global step
     compression: Literal["linear8", "blockwise8"] = "linear8"  # of large gradients
@@ -247,7 +247,7 @@ class SwarmPart(Section):
 
 
 class MembershipPart(Section):
-    """Who may join: anyone, or the members of one Hugging Face organisation.
+    """Membership: anyone, or the members of one Hugging Face organisation.
 
     The authority issues the passes that a closed run asks for at every door, and signs bans and orders, which hold in
     an open run too. Without one, only `tt join` itself looks whether its user is a member.
@@ -278,18 +278,18 @@ class MembershipPart(Section):
 
     @property
     def closed(self) -> bool:
-        """Whether every door asks for a pass."""
+        """True if every door asks for a pass."""
         return self.kind == "organisation" and self.authority_key is not None
 
 
 class CheckpointsPart(Section):
-    """Where the organiser publishes the run's checkpoints, for those who start when no peer can hand a state over."""
+    """The organiser's published checkpoints, for those who start when no peer can hand a state over."""
 
     repository: Annotated[str, AfterValidator(_repository)] | None = Untrained(None)  # a model repository on the Hub
 
 
 class PeersPart(Section):
-    """Where the swarm is found."""
+    """The first addresses of the swarm."""
 
     initial: list[Multiaddr] = Untrained(default_factory=list)
     coordinator_port: int = Untrained(31337, ge=1, le=65535)  # of an aux peer of this run

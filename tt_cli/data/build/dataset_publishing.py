@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tt_cli.data.build.journal import PROGRESS, SETTINGS, SHARDS, SUMS, FinishedShard, sums_of
+from tt_cli.data.build.journal import PROGRESS, SETTINGS, SHARDS, SUMS, ShareState, sums_of
 from tt_cli.data.shard_format import ShardFacts
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import HubUnreachable
@@ -48,12 +48,12 @@ class EncodedFolder:
 
     @property
     def sums(self) -> str:
-        """What SHA256SUMS holds."""
+        """The content of SHA256SUMS."""
         return sums_of(self.shards)
 
 
 def finished_folder(folder: Path) -> EncodedFolder:
-    """What lies in a folder of `tt data encode`, every shard checked against its SHA-256.
+    """The content of a folder of `tt data encode`, every shard checked against its SHA-256.
 
     Raises UsageError where a share is not finished, TTError for a shard that is missing or damaged.
     """
@@ -67,7 +67,7 @@ def finished_folder(folder: Path) -> EncodedFolder:
     counts: Counter[str] = Counter()
     shards: list[ShardFacts] = []
     for share in range(shares):
-        state = FinishedShard.read(folder / PROGRESS / f"{share:03d}.json")
+        state = ShareState.read(folder / PROGRESS / f"{share:03d}.json")
         if not state.done:
             raise UsageError(
                 f"share {share + 1} of {shares} of {folder} is not finished; run `tt data encode` "
@@ -176,7 +176,7 @@ def card(encoded: EncodedFolder, name: str, licence: str) -> str:
     lines += ["", "## Shards", "", f"{len(encoded.shards):,}, of {size / 1e6:,.1f} MB together; `{SUMS}` has them all."]
     if len(encoded.shards) <= MOST_IN_CARD:
         lines += ["", "| shard | rows | bytes | SHA-256 |", "|---|---|---|---|"]
-        lines += [f"| {one.name} | {one.rows:,} | {one.bytes:,} | `{one.sha256}` |" for one in encoded.shards]
+        lines += [f"| {shard.name} | {shard.rows:,} | {shard.bytes:,} | `{shard.sha256}` |" for shard in encoded.shards]
     return "\n".join(lines) + "\n"
 
 

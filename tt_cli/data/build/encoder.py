@@ -57,7 +57,7 @@ class WorkShare:
         return list(everything[self.index :: self.count] if self._by_unit(source) else everything)
 
     def has(self, source: PictureSource, number: int) -> bool:
-        """Whether picture `number` of one of its units is this worker's."""
+        """True if picture `number` of one of its units is this worker's."""
         return self._by_unit(source) or number % self.count == self.index
 
     def _by_unit(self, source: PictureSource) -> bool:
@@ -66,7 +66,7 @@ class WorkShare:
 
 @dataclass(frozen=True)
 class EncodingProgress:
-    """How far this worker is. counts: see `reason_against`, and "seen" and "kept". seconds: of this start.
+    """The progress of one worker. counts: see `reason_against`, and "seen" and "kept". seconds: of this start.
 
     eta: seconds that are left at this speed, None where the number of pictures is not known.
     """
@@ -80,7 +80,7 @@ class EncodingProgress:
 
 
 def reason_against(picture: CaptionedPicture, rules: RowRules) -> str | None:
-    """Why the run's filters leave a picture out before it is decoded, None if they do not."""
+    """The reason for which the run's filters leave a picture out before it is decoded, None if they do not."""
     if (reason := rules.against_caption(picture.caption)) is not None:
         return reason
     if "NSFW" in picture.fields and picture.fields["NSFW"] not in rules.nsfw_allowed:
@@ -116,7 +116,7 @@ def fields_of(first: CaptionedPicture) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class EncodingJob:
-    """What one worker encodes, and how."""
+    """The work of one worker, and the way to do it."""
 
     source: PictureSource
     run: RunConfig  # whose VQGAN and filters these are
@@ -137,7 +137,7 @@ class EncodingJob:
         return self.source.total and -(-self.source.total // self.share.count)
 
     def settings(self, container: str) -> dict[str, Any]:
-        """What all workers on one folder must have in common, as JSON: units and filters too, or places mean nothing."""
+        """The facts that all workers on one folder must share, as JSON: units and filters too, or places mean nothing."""
         units = hashlib.sha256(json.dumps(list(self.source.units)).encode()).hexdigest()
         filters = ("min_caption_length", "max_aspect_ratio", "nsfw_allowed")
         return {
@@ -166,27 +166,27 @@ class EncodingJob:
 
 
 def choose_batch(device: torch.device, pixels: int) -> tuple[int, str]:
-    """How many pictures to encode side by side, and why, in words."""
+    """The number of pictures to encode side by side, and the reason in words."""
     if device.type == "cpu":
         batch = max(4, min(64, 2**18 // pixels**2))
         return batch, f"{batch} pictures at a time: a kill costs some seconds of a CPU's work at most"
     import torch
 
     free, _ = torch.cuda.mem_get_info(device)
-    each = GPU_PICTURE_BYTES * pixels**2 / 256**2
-    batch = 1 << max(0, min(6, int(free / 2 / each).bit_length() - 1))
+    bytes_each = GPU_PICTURE_BYTES * pixels**2 / 256**2
+    batch = 1 << max(0, min(6, int(free / 2 / bytes_each).bit_length() - 1))
     return (
         batch,
-        f"{batch} pictures at a time: {free / 1e9:.1f} GB of the GPU's memory are free, {each / 1e6:.0f} MB each",
+        f"{batch} pictures at a time: {free / 1e9:.1f} GB of the GPU's memory are free, {bytes_each / 1e6:.0f} MB each",
     )
 
 
 class VqEncoder(Protocol):
-    """What this room needs of a VQGAN."""
+    """The part of a VQGAN that this room needs."""
 
     @property
     def has_encoder(self) -> bool:
-        """Whether its weights hold the encoder too."""
+        """True if its weights hold the encoder too."""
 
     def encode(self, pictures: torch.Tensor) -> torch.Tensor:
         """Pictures (b, 3, side, side) in 0..1 → codes (b, n)."""
@@ -308,12 +308,12 @@ class _Clock:
 
     def __init__(self, journal: Journal, total: int | None, tell: Callable[[EncodingProgress], None]):
         self._journal, self._total, self._tell = journal, total, tell
-        self._started, self._told = time.monotonic(), -math.inf  # the first batch is told at once
+        self._started, self._reported = time.monotonic(), -math.inf  # the first batch is told at once
         self._seen_before = journal.counts["seen"]
 
     def tell(self) -> None:
-        if time.monotonic() - self._told >= TOLD_SECONDS:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported >= TOLD_SECONDS:
+            self._reported = time.monotonic()
             self._tell(self.progress())
 
     def progress(self) -> EncodingProgress:

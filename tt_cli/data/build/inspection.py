@@ -1,4 +1,4 @@
-"""What is in shards: counts, sizes, captions, how often each code is there, and random rows as pictures again."""
+"""Inspection of shards: counts, sizes, captions, how often each code is there, and random rows as pictures again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tt_cli.terminal.format import byte_count, plural
 
 @dataclass
 class Inspection:
-    """What was found in `shards` files.
+    """The facts about `shards` files.
 
     used: how often each code is there, (codebook_size,) int64. problems: rows that training would not take, by what
     is wrong. damaged: a line for each shard that cannot be read to its end. samples: captions and codes (n,) of random
@@ -74,7 +74,7 @@ class Inspection:
         }
 
     def histogram(self, bins: int = 64) -> list[int]:
-        """How often the codes of each of `bins` stretches of the codebook are there."""
+        """Counts of the codes in each of `bins` stretches of the codebook."""
         parts = np.array_split(self.used, min(bins, self.codebook_size))
         return [int(part.sum()) for part in parts]
 
@@ -87,8 +87,8 @@ def shard_files(path: Path) -> list[Path]:
     if path.is_file() and container_of(path.name):
         return [path]
     for folder in (path / SHARDS, path):
-        if folder.is_dir() and (found := sorted(file for file in folder.iterdir() if container_of(file.name))):
-            return [file for file in found if not file.name.startswith(".")]
+        if folder.is_dir() and (shards := sorted(file for file in folder.iterdir() if container_of(file.name))):
+            return [file for file in shards if not file.name.startswith(".")]
     raise UsageError(f"there are no shards in {path}: their names end in {', '.join(CONTAINERS)}")
 
 
@@ -147,26 +147,26 @@ def _batches(path: Path, result: Inspection) -> Iterator[Sequence[Row]]:
         result.damaged.append(str(error))
 
 
-def as_text(found: Inspection) -> str:
+def as_text(result: Inspection) -> str:
     """For a terminal."""
-    facts = found.facts()
-    bins = found.histogram()
+    facts = result.facts()
+    bins = result.histogram()
     most = max(bins, default=0) or 1
     lines = [
-        f"{plural(found.rows, 'row')} in {plural(found.shards, 'shard')} of {byte_count(found.bytes)} together: "
+        f"{plural(result.rows, 'row')} in {plural(result.shards, 'shard')} of {byte_count(result.bytes)} together: "
         f"{facts['bytes_per_row']:,.1f} bytes a row",
-        f"codes: {facts['codes_used']:,} of {found.codebook_size:,} are used, "
-        f"{facts['bits_per_code']:.2f} bits each (column {found.column})",
+        f"codes: {facts['codes_used']:,} of {result.codebook_size:,} are used, "
+        f"{facts['bits_per_code']:.2f} bits each (column {result.column})",
         "".join(SPARKS[8 * count // (most + 1)] for count in bins),
         f"captions: {facts['caption_characters']:,.1f} characters on average",
     ]
-    lines += [f"not to be trained on, {key.replace('_', ' ')}: {count:,}" for key, count in found.problems.items()]
-    return "\n".join([*lines, *found.damaged])
+    lines += [f"not to be trained on, {key.replace('_', ' ')}: {count:,}" for key, count in result.problems.items()]
+    return "\n".join([*lines, *result.damaged])
 
 
-def as_page(found: Inspection, pictures: np.ndarray, title: str) -> str:
+def as_page(result: Inspection, pictures: np.ndarray, title: str) -> str:
     """One HTML page that needs no other file. pictures: of the samples, (b, H, W, 3) uint8."""
-    bins = found.histogram()
+    bins = result.histogram()
     most = max(bins, default=0) or 1
     bars = "".join(
         f'<rect x="{10 * place}" y="{100 - 100 * count / most:.1f}" width="9" height="{100 * count / most:.1f}"/>'
@@ -174,9 +174,9 @@ def as_page(found: Inspection, pictures: np.ndarray, title: str) -> str:
     )
     figures = "".join(
         f'<figure><img alt="" src="{_inline(picture)}"><figcaption>{html.escape(caption)}</figcaption></figure>'
-        for (caption, _), picture in zip(found.samples, pictures, strict=True)
+        for (caption, _), picture in zip(result.samples, pictures, strict=True)
     )
-    words = html.escape(as_text(found))
+    summary = html.escape(as_text(result))
     name = html.escape(title)
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}</title>
@@ -185,7 +185,7 @@ body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 2rem aut
 main {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: 1rem }}
 figure {{ margin: 0 }} img {{ width: 100% }} figcaption {{ font-size: .85rem; overflow-wrap: anywhere }}
 </style>
-<h1>{name}</h1><pre>{words}</pre>
+<h1>{name}</h1><pre>{summary}</pre>
 <h2>How often each part of the codebook is used</h2>
 <svg role="img" aria-label="histogram of codes" viewBox="0 0 {10 * len(bins)} 100" width="100%">{bars}</svg>
 <h2>Random rows, decoded</h2><main>{figures}</main></html>

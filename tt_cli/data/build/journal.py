@@ -1,4 +1,4 @@
-"""What one worker of `tt data encode` has done, on the disk so that it can be killed at any instant.
+"""Journal of the work of one process of `tt data encode`, on the disk so that it can be killed at any instant.
 
 In the output folder, for worker 0:
 
@@ -53,8 +53,8 @@ Place = tuple[int, int]
 
 
 @dataclass
-class FinishedShard:
-    """What `progress/NNN.json` says. broken_bytes: the length of the list of broken pictures up to here."""
+class ShareState:
+    """The content of `progress/NNN.json`. broken_bytes: the length of the list of broken pictures up to here."""
 
     place: Place = (0, 0)
     counts: Counter[str] = field(default_factory=Counter)
@@ -77,19 +77,19 @@ class FinishedShard:
             raise TTError(f"cannot read {path} ({error}); start again with another output folder") from error
 
     def to_json(self) -> bytes:
-        """What `read` takes."""
+        """The text that `read` takes."""
         shards = [dataclasses.asdict(facts) for facts in self.shards]
         return json.dumps({**vars(self), "counts": dict(self.counts), "shards": shards}).encode() + b"\n"
 
 
 def sums_of(shards: Iterable[ShardFacts]) -> str:
-    """What SHA256SUMS holds: `sha256sum -c` reads it."""
+    """The content of SHA256SUMS, which `sha256sum -c` reads."""
     return "".join(f"{facts.sha256}  {SHARDS}/{facts.name}\n" for facts in shards)
 
 
 def write_sums(out: Path, shares: int) -> bool:
     """Write SHA256SUMS if every share is finished in this folder. Raises TTError."""
-    states = [FinishedShard.read(out / PROGRESS / f"{share:03d}.json") for share in range(shares)]
+    states = [ShareState.read(out / PROGRESS / f"{share:03d}.json") for share in range(shares)]
     if not all(state.done for state in states):
         return False
     path = out / SUMS
@@ -141,7 +141,7 @@ class Journal:
         try:
             self._file = self._path.open("ab+", buffering=0)
             self._lock()
-            self.finished = FinishedShard.read(self._state_path)
+            self.finished = ShareState.read(self._state_path)
             self.place, self.counts = self.finished.place, Counter(self.finished.counts)
             self._recover()
         except OSError as error:
@@ -172,7 +172,7 @@ class Journal:
 
     @property
     def full(self) -> bool:
-        """Whether the rows are enough for a shard."""
+        """True if the rows are enough for a shard."""
         return self._bytes >= self._target
 
     def seal(self, *, done: bool = False) -> ShardFacts | None:
@@ -183,7 +183,7 @@ class Journal:
         if self.rows:
             name = f"train-{self._worker:03d}-{len(before.shards):05d}{self._container}"
             facts = write_shard(self._out / SHARDS / name, self.rows)
-        now = FinishedShard(
+        now = ShareState(
             self.place,
             self.counts,
             [*before.shards, *([facts] if facts else [])],
@@ -237,7 +237,7 @@ class Journal:
         if not self.broken:
             return before
         path = self._out / f"broken-{self._worker:03d}.jsonl"
-        text = b"".join(json.dumps(one, ensure_ascii=False).encode("utf-8", "replace") + b"\n" for one in self.broken)
+        text = b"".join(json.dumps(picture, ensure_ascii=False).encode("utf-8", "replace") + b"\n" for picture in self.broken)
         try:
             with path.open("ab") as file:
                 file.truncate(before)

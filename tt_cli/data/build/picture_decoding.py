@@ -70,11 +70,11 @@ def _read(path: Path) -> bytes | Undecodable:
     try:
         # Without waiting: a named pipe that nobody writes to would stop everything.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            found = os.fstat(file.fileno())
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
                 return Undecodable("broken", "it is no plain file")
-            if found.st_size > MOST_BYTES:
-                return Undecodable("too_large", f"the file has {found.st_size:,} bytes")
+            if status.st_size > MOST_BYTES:
+                return Undecodable("too_large", f"the file has {status.st_size:,} bytes")
             return file.read()
     except FileNotFoundError:
         return Undecodable("missing", "there is no such file")

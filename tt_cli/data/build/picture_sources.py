@@ -1,4 +1,4 @@
-"""Where pictures with captions come from: a folder, a table of captions, WebDataset tars, a data set on the Hub.
+"""Sources of pictures with captions: a folder, a table of captions, WebDataset tars, a data set on the Hub.
 
 A source is a list of units (files, shards), each of which gives its pictures in the same order every time; so a place
 in it is a unit and a number, and work goes on from there. Names of columns are taken in any case:

@@ -82,7 +82,7 @@ class ExampleStream:
         return self._shuffled_here(batch_size)
 
     def state(self) -> dict[str, Any] | None:
-        """Where this stream is, as JSON: after the last batch that was asked for and done with. None before that."""
+        """The position of this stream as JSON: after the last batch that was asked for and done with; None before."""
         return self._state
 
     def close(self) -> None:
@@ -125,12 +125,12 @@ class ExampleStream:
         return self._prefetch
 
     def _loaded(self) -> dict[str, Any] | None:
-        """Where this peer was the last time, as far as that can be read."""
+        """The position of this peer the last time, as far as that can be read."""
         try:
-            found = json.loads(self._state_path.read_text(encoding="utf-8")) if self._state_path else None
+            state = json.loads(self._state_path.read_text(encoding="utf-8")) if self._state_path else None
         except (OSError, ValueError):
             return None
-        return found if isinstance(found, dict) else None
+        return state if isinstance(state, dict) else None
 
     def _save(self, state: dict[str, Any]) -> None:
         self._state = state

@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # the process that reads ahead does without
 
 @dataclass(frozen=True)
 class ReadPlan:
-    """What a reader is to read: plain data, for another process."""
+    """The work of a reader: plain data, for another process."""
 
     kind: str  # this and the next two: see `location_of`
     place: str
@@ -33,12 +33,12 @@ class ReadPlan:
     strict: bool = False  # a shard that does not come is an error
 
     def to_json(self) -> str:
-        """What `from_json` reads."""
+        """The text that `from_json` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> ReadPlan:
-        """What `to_json` wrote."""
+        """The plan that `to_json` wrote."""
         known = json.loads(text)
         rules = known.pop("rules")
         return cls(rules=RowRules(**{**rules, "nsfw_allowed": tuple(rules["nsfw_allowed"])}), **known)

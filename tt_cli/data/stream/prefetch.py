@@ -41,7 +41,7 @@ class Chunk:
     counts: dict[str, int]
 
     def state_after(self, count: int) -> dict[str, Any]:
-        """How to go on after the first `count` examples."""
+        """The state to go on with after the first `count` examples."""
         position = self.state["position"]
         return {**self.state, "position": {**position, "taken": position["taken"] + count}}
 

@@ -81,7 +81,7 @@ class RowReader:
         self._failures = 0  # on end
         self._came = False  # whether a good row ever came
         self._problem, self._missing = "", ""
-        self._told: dict[str, int] = {}
+        self._reported: dict[str, int] = {}
         self._skip: dict[int, int] = {}  # of shards that were begun before they were put off
         self.source = ShardSource(plan, self._note)
         while (problem := self.source.find()) is not None:
@@ -92,7 +92,7 @@ class RowReader:
 
     @property
     def resumed(self) -> bool:
-        """Whether this goes on where another one was."""
+        """True if this goes on where another one was."""
         return self._start != Position()
 
     def blocks(self) -> Iterator[Block]:
@@ -117,7 +117,7 @@ class RowReader:
                     break
 
     def state(self, position: Position) -> dict[str, Any]:
-        """What a plan's `state` takes to go on there."""
+        """The value for a plan's `state` to go on there."""
         return {"version": 1, "data": self.fingerprint, "seed": self.seed, "position": position.as_json()}
 
     def close(self) -> None:
@@ -131,8 +131,8 @@ class RowReader:
         codes = np.concatenate([piece.codes for piece in held])
         order = block_order(self.seed, at.epoch, at.block, len(captions))[taken:]
         now = asdict(self.filter.counts)
-        counts = {name: count - self._told.get(name, 0) for name, count in now.items() if name != "kept"}
-        self._told = now
+        counts = {name: count - self._reported.get(name, 0) for name, count in now.items() if name != "kept"}
+        self._reported = now
         return Block([captions[i] for i in order], codes[order], replace(at, taken=taken), counts)
 
     def _pieces(self, start: Position) -> Iterator[_Piece]:
@@ -226,7 +226,7 @@ class RowReader:
         self._tell(words, "")
 
     def _nothing(self) -> TTError:
-        """What to raise when nothing of the data set can be used."""
+        """The error to raise when nothing of the data set can be used."""
         name, counts = self.plan.rules.name, self.filter.counts
         if not self._came and self._missing:
             return UsageError(f"the data set {name} has {self._missing}")

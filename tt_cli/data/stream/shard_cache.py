@@ -58,9 +58,9 @@ class ShardCache:
 
         Where there is no room on the disk, it is held in memory.
         """
-        found = self.find(content)
-        if found is not None:
-            return found
+        kept = self.find(content)
+        if kept is not None:
+            return kept
         if self._of_use:
             try:
                 return self._kept(_key(content), fetch)

@@ -1,4 +1,4 @@
-"""Where the shards of a data set lie: a folder, an http(s) address with an index, or the Hugging Face Hub.
+"""Locations of a data set's shards: a folder, an http(s) address with an index, or the Hugging Face Hub.
 
 Each kind lists the shards of a split and brings one of them. A shard's name is its path inside the data set, the same
 in every copy. Failures are words for a person: `ShardProblem` for what may pass, UsageError for what will not.
@@ -72,7 +72,7 @@ class Folder:
     """A folder, or one file, on this machine."""
 
     def __init__(self, place: str) -> None:
-        self.place, self.found = Path(place).expanduser(), ""
+        self.place, self.resolved = Path(place).expanduser(), ""
 
     @property
     def key(self) -> str:
@@ -116,7 +116,7 @@ class Address:
     def __init__(self, place: str, patience: float = PATIENCE) -> None:
         self.place, self._patience = place, patience
         self._client: Any = None
-        self.found = place  # the index
+        self.resolved = place  # the index
 
     @property
     def key(self) -> str:
@@ -141,7 +141,7 @@ class Address:
                     raise
                 last = error
                 continue
-            self.found = address
+            self.resolved = address
             listed = {shard.name: shard for shard in _listed(text)}
             return [listed[name] for name in of_split(listed, split, self.place)]
         raise UsageError(
@@ -149,9 +149,9 @@ class Address:
         )
 
     def request(self, shard: Shard) -> Request:
-        """How to ask for a shard."""
+        """The request for a shard."""
         query = urlsplit(self.place).query
-        return self._request(urljoin(self.found, quote(shard.name)) + (f"?{query}" if query else ""))
+        return self._request(urljoin(self.resolved, quote(shard.name)) + (f"?{query}" if query else ""))
 
     def _request(self, url: str) -> Request:
         import httpx2
@@ -166,12 +166,12 @@ class HubRepository:
 
     def __init__(self, place: str, revision: str | None = None, patience: float = PATIENCE) -> None:
         self.place, self.revision, self._patience = place, revision, patience
-        self.found = revision or "main"  # the commit, once it is known
+        self.resolved = revision or "main"  # the commit, once it is known
 
     @property
     def key(self) -> str:
         """Tells the content of this place from that of others."""
-        return f"hub:{self.place}@{self.found}"
+        return f"hub:{self.place}@{self.resolved}"
 
     def shards(self, split: str) -> list[Shard]:
         """See `Address`. Shards come from the commit that was listed."""
@@ -185,16 +185,16 @@ class HubRepository:
             answer = getattr(error.__cause__, "response", None)
             wait = None if answer is None else seconds_to_wait(answer.headers.get("Retry-After"))
             raise ShardProblem(str(error).removeprefix(f"{action}: "), wait=wait) from error
-        self.found = info.sha or self.found
+        self.resolved = info.sha or self.resolved
         names = [file.rfilename for file in info.siblings or [] if container_of(file.rfilename)]
         return [Shard(name) for name in of_split(names, split, self.place)]
 
     def request(self, shard: Shard) -> Request:
-        """How to ask for a shard."""
+        """The request for a shard."""
         from huggingface_hub import get_session, hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-        url = hf_hub_url(self.place, shard.name, repo_type="dataset", revision=self.found)
+        url = hf_hub_url(self.place, shard.name, repo_type="dataset", revision=self.resolved)
         return Request(get_session(), url, build_hf_headers(library_name="tt"), self._patience)
 
 

@@ -1,4 +1,4 @@
-"""In which order a peer reads the shards of a data set, and where it is in that order.
+"""Order in which a peer reads the shards of a data set, and its position in that order.
 
 Notable:
 - the order of the shards is drawn anew for every epoch (pass over the data) from the peer's seed; nothing of it is
@@ -38,12 +38,12 @@ class Position:
     taken: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """What `of_json` reads."""
+        """The value that `of_json` reads."""
         return {**asdict(self), "again": [list(pair) for pair in self.again]}
 
     @classmethod
     def of_json(cls, known: Any, shards: int) -> Position | None:
-        """What `as_json` wrote about a data set of so many shards; None for anything else."""
+        """The position that `as_json` wrote about a data set of so many shards; None for anything else."""
         try:
             position = cls(**{**known, "again": tuple((shard, tries) for shard, tries in known["again"])})
         except (TypeError, ValueError, KeyError):
@@ -58,7 +58,7 @@ class Position:
 
 
 class Walk:
-    """Which shard comes next. at: where this is, without a shard in hand."""
+    """The way through the shards. at: the position, without a shard in hand."""
 
     def __init__(self, seed: int, shards: int, at: Position = Position()) -> None:
         self.seed, self.shards = seed, shards
@@ -109,6 +109,6 @@ def block_order(seed: int, epoch: int, block: int, rows: int) -> np.ndarray:
 
 
 def block_rows(shuffle_buffer: int, block: int) -> int:
-    """How many rows block number `block` has, unless the epoch ends in it."""
+    """The number of rows in block number `block`, unless the epoch ends in it."""
     first = -(-shuffle_buffer // FIRST_BLOCKS)
     return min(shuffle_buffer, first << min(block, FIRST_BLOCKS))

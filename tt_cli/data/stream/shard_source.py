@@ -56,7 +56,7 @@ class ShardSource:
 
     @property
     def local(self) -> bool:
-        """Whether the shards lie on this machine; then none is fetched or kept."""
+        """True if the shards lie on this machine; then none is fetched or kept."""
         return isinstance(self._location, Folder)
 
     def take(self, number: int) -> BinaryIO:
@@ -111,7 +111,7 @@ class ShardSource:
     def _remember(self) -> None:
         if self._folder is None:
             return
-        content = {"found": self._location.found, "shards": [astuple(shard) for shard in self.shards]}
+        content = {"resolved": self._location.resolved, "shards": [astuple(shard) for shard in self.shards]}
         with contextlib.suppress(OSError):  # it is fetched again the next time
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             atomic_write(self._list_path(), json.dumps(content), durable=False)
@@ -122,7 +122,7 @@ class ShardSource:
         try:
             known = json.loads(self._list_path().read_text(encoding="utf-8"))
             shards = [Shard(str(name), size, digest) for name, size, digest in known["shards"]]
-            self._location.found = str(known["found"])
+            self._location.resolved = str(known["resolved"])
         except (OSError, ValueError, KeyError, TypeError):
             return []
         return shards

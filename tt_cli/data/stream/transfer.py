@@ -43,7 +43,7 @@ class ShardProblem(TTError):
 
 @dataclass(frozen=True)
 class Request:
-    """How a shard is asked for."""
+    """An HTTP request for a shard."""
 
     client: Any  # of httpx2
     url: str
@@ -53,7 +53,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Received:
-    """What a transfer brought."""
+    """The content that a transfer brought."""
 
     bytes: int
     sha256: str  # hex
@@ -128,7 +128,7 @@ class _Transfer:
         self._whole: int | None = None
         self._version: str | None = None
         self._digest = hashlib.sha256()
-        self._told = False
+        self._size_announced = False
         self.sha256: str | None = None  # that the Hub tells of large files
 
     def received(self) -> Received:
@@ -175,11 +175,11 @@ class _Transfer:
             self._whole = int(length) if length.isdigit() else None
         self._version = _strong(answer.headers.get("ETag")) or answer.headers.get("Last-Modified")
         for response in (*answer.history, answer):
-            told = (response.headers.get("X-Linked-ETag") or "").strip('"')
-            if len(told) == 64:
-                self.sha256 = told
-        if self._whole is not None and not self._told:
-            self._told = True
+            digest = (response.headers.get("X-Linked-ETag") or "").strip('"')
+            if len(digest) == 64:
+                self.sha256 = digest
+        if self._whole is not None and not self._size_announced:
+            self._size_announced = True
             self._announced(self._whole)
 
     def _receive(self, answer: Any) -> None:
