@@ -3,7 +3,8 @@
 
 The web part runs as under `tt aux-peer`, over a history of 100,000 steps. Beside it this process writes a snapshot of
 the swarm every 2 s and a step every 5 s, as a coordinator does, and holds the clients' connections. `sse_cpu_share` is
-the web process' CPU time over the wall time, in cores, while all clients are told everything.
+the web process' CPU time over the wall time, in cores, while all clients are told everything. `live_*` compares live
+updates as they are, a snapshot deflated once for all clients, with a Brotli stream for each of them.
 
 Examples:
   scripts/bench_web.py
@@ -24,12 +25,15 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
 from sqlalchemy import create_engine, insert
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import brotli
 
 from tt_cli.auxiliary.history.schema import steps
 from tt_cli.auxiliary.history.writer import DATABASE, HistoryWriter, MadeStep, database_url
@@ -123,23 +127,47 @@ async def live(pid: int, port: int, store: HistoryWriter, clients: int, peers: i
     }
 
 
-def requests(port: int, paths: list[str]) -> list[float]:
-    """Milliseconds of each request, over one connection."""
+def requests(port: int, paths: list[str], coding: str = "br") -> tuple[list[float], int]:
+    """Milliseconds of each request, over one connection, and the bytes of the last answer."""
     connection, spent = http.client.HTTPConnection("127.0.0.1", port, timeout=60), []
     for path in paths:
         started = time.perf_counter()
-        connection.request("GET", path, headers={"Accept-Encoding": "gzip, br"})
+        connection.request("GET", path, headers={"Accept-Encoding": coding})
         answer = connection.getresponse()
         content = answer.read()
         spent.append(1e3 * (time.perf_counter() - started))
         assert answer.status == 200 and content, path
     connection.close()
-    return spent
+    return spent, len(content)
+
+
+def codings(peers: int) -> Figures:
+    """A snapshot in live updates: deflated once for all clients, against a Brotli stream for each of them."""
+    texts = [snapshot(step, peers, time.time()).encode() for step in range(5)]
+    started = time.perf_counter()
+    for text in texts:
+        deflate = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
+        deflated = deflate.compress(text) + deflate.flush(zlib.Z_FULL_FLUSH)
+    spent = time.perf_counter() - started
+    figures = {"live_gzip_bytes": len(deflated), "live_gzip_ms": round(1e3 * spent / len(texts), 3)}
+    before = resident(os.getpid())
+    streams = [brotli.Compressor(quality=4, lgwin=18, mode=brotli.MODE_TEXT) for _ in range(100)]
+    for stream in streams:
+        stream.process(texts[0])
+        stream.flush()
+    kib = 1024 * (resident(os.getpid()) - before) / len(streams)
+    started = time.perf_counter()
+    for stream in streams:
+        for text in texts[1:]:
+            size = len(stream.process(text) + stream.flush())
+    spent = (time.perf_counter() - started) / (len(streams) * len(texts[1:]))
+    figures |= {"live_brotli_bytes": size, "live_brotli_ms": round(1e3 * spent, 3), "live_brotli_kib": round(kib)}
+    return figures
 
 
 def measure(clients: int, peers: int, seconds: float) -> Figures:
     """All of it."""
-    found: Figures = {"machine": machine(), "clients": clients, "peers": peers, "steps": STEPS}
+    figures: Figures = {"machine": machine(), "clients": clients, "peers": peers, "steps": STEPS} | codings(peers)
     with tempfile.TemporaryDirectory() as name:
         os.environ["TT_HOME"] = name
         store = HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity)
@@ -150,19 +178,23 @@ def measure(clients: int, peers: int, seconds: float) -> Figures:
             line = next(event.message for event in worker.events(60) if isinstance(event, Log))
             port = int(re.findall(r":(\d+)/", line)[0])
             store.put("snapshot", snapshot(STEPS, peers, time.time()), time.time())
-            found["history_first_ms"] = round(requests(port, ["/api/history?points=2000"])[0], 1)
-            new = requests(port, [f"/api/history?points=2000&first={10 * number}" for number in range(REQUESTS)])
-            found["history_new_ms"] = round(statistics.median(new), 1)
-            known = requests(port, ["/api/history?points=2000"] * REQUESTS)
-            found["history_known_ms"] = round(statistics.median(known), 1)
-            found |= asyncio.run(live(worker.pid, port, store, clients, peers, seconds))
-            found["rss_mib"] = resident(worker.pid)
+            for coding in ("br", "gzip"):
+                first, size = requests(port, ["/api/history?points=2000"], coding)
+                figures.setdefault("history_first_ms", round(first[0], 1))
+                figures[f"history_{coding}_bytes"] = size
+                paths = [f"/api/history?points=2000&first={10 * number + len(coding)}" for number in range(REQUESTS)]
+                new, _ = requests(port, paths, coding)
+                figures[f"history_{coding}_new_ms"] = round(statistics.median(new), 1)
+            known, _ = requests(port, ["/api/history?points=2000"] * REQUESTS)
+            figures["history_known_ms"] = round(statistics.median(known), 1)
+            figures |= asyncio.run(live(worker.pid, port, store, clients, peers, seconds))
+            figures["rss_mib"] = resident(worker.pid)
         finally:
             worker.leave()
             worker.wait(5)
             worker.kill()
             store.close()
-    return found
+    return figures
 
 
 def machine() -> str:
@@ -179,12 +211,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="10 s instead of 60")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    found = measure(args.clients, args.peers, 10.0 if args.quick else 60.0)
+    figures = measure(args.clients, args.peers, 10.0 if args.quick else 60.0)
     if args.json:
-        print(json.dumps(found))
+        print(json.dumps(figures))
     else:
-        print(found.pop("machine"))
-        print("\n".join(f"{name:<22}{value:>10}" for name, value in found.items()))
+        print(figures.pop("machine"))
+        print("\n".join(f"{name:<22}{value:>10}" for name, value in figures.items()))
 
 
 if __name__ == "__main__":
