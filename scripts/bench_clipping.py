@@ -43,13 +43,15 @@ from hivemind.utils.crypto import RSAPrivateKey  # noqa: E402
 
 from tt_cli.optim import warm_up  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
-from tt_cli.swarm.allreduce.aggregation import average_part  # noqa: E402
-from tt_cli.swarm.allreduce.centered_clip import ReceivedPart  # noqa: E402
+from tt_cli.swarm.allreduce.centered_clip import ReceivedPart, average_part  # noqa: E402
 from tt_cli.swarm.allreduce.messages import Opening, RoundName, Signer, input_hash  # noqa: E402
 from tt_cli.swarm.audit.sampling import unlike  # noqa: E402
 from tt_cli.swarm.compression.codec import GradientCodec, codec_of  # noqa: E402
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer  # noqa: E402
-from tt_cli.swarm.compression.partition import PART_ELEMENTS  # noqa: E402
+from tt_cli.swarm.compression.gradient_buffer import (  # noqa: E402
+    PART_ELEMENTS,
+    DecodedGradients,
+    GradientBuffer,
+)
 
 SIZES = [28, 20, 12, 4, 16, 16, 8, 8, 12, 4]  # samples of each member in a step
 ATTACKERS = (0, 2, 4)

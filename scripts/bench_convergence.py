@@ -58,14 +58,16 @@ from tt_cli.peer.trained_state import TrainedState  # noqa: E402
 from tt_cli.run import RunConfig, load_run  # noqa: E402
 from tt_cli.supervisor.events import Listening, Round, Step  # noqa: E402
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm  # noqa: E402
-from tt_cli.swarm.allreduce.aggregation import Aggregation  # noqa: E402
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer  # noqa: E402
-from tt_cli.swarm.allreduce.centered_clip import spread  # noqa: E402
+from tt_cli.swarm.allreduce.centered_clip import Aggregation, spread  # noqa: E402
 from tt_cli.swarm.allreduce.reducer import Reducer, ReductionRules  # noqa: E402
 from tt_cli.swarm.compression.accumulator import Accumulator  # noqa: E402
 from tt_cli.swarm.compression.codec import codec_of  # noqa: E402
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer  # noqa: E402
-from tt_cli.swarm.compression.partition import Partition  # noqa: E402
+from tt_cli.swarm.compression.gradient_buffer import (  # noqa: E402
+    DecodedGradients,
+    GradientBuffer,
+    Partition,
+)
 
 ARMS = {"fp32": (False, False), "swarm": (True, True), "codec": (True, False), "lamb": (False, True)}
 SHARES = (28, 20, 12, 4)  # of 64

@@ -55,9 +55,8 @@ from tt_cli.supervisor.reporter import die_with_parent
 from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 from tt_cli.swarm.compression.linear8 import implementation
-from tt_cli.swarm.compression.partition import Partition
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht
 

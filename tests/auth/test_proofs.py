@@ -24,9 +24,8 @@ from tt_cli.auth.authority.proof_judge import MOST_PROOF, NoProof, judged
 from tt_cli.auth.authority_client import AuthorityClient, Rejected
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, folders
-from tt_cli.swarm.allreduce.aggregation import average_part
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
-from tt_cli.swarm.allreduce.centered_clip import ReceivedPart
+from tt_cli.swarm.allreduce.centered_clip import ReceivedPart, average_part
 from tt_cli.swarm.allreduce.messages import (
     Accusation,
     Commitment,

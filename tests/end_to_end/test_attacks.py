@@ -16,7 +16,7 @@ from swarm.rounds import Member, Outcome
 from scripts.lab.attacks.gradients import GRADIENTS
 from scripts.lab.attacks.rounds import ROUNDS
 from tt_cli.swarm.allreduce.result import late_of
-from tt_cli.swarm.compression import partition
+from tt_cli.swarm.compression import gradient_buffer
 
 HONEST = 4
 LATE, LYING, ENDLESS, HUGE = "slow-loris peer", "lying reducer", "endless stream", "1e30"
@@ -81,7 +81,7 @@ def test_a_poisoned_gradient_moves_the_average_little_and_is_told(nodes: Nodes, 
 
 
 def test_who_is_always_just_in_time_is_left_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(partition, "PART_ELEMENTS", 2**14)  # many parts: time to waste
+    monkeypatch.setattr(gradient_buffer, "PART_ELEMENTS", 2**14)  # many parts: time to waste
     outcomes, members = nodes.round(LATE, HONEST)
     late = str(members[-1].peer)
     assert_alike(outcomes)

@@ -11,8 +11,7 @@ from tt_cli.model import Dalle, DalleConfig
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import load_run
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
-from tt_cli.swarm.compression.partition import Partition
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, Partition
 
 EMOJI = load_run("emoji")
 

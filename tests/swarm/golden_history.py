@@ -14,8 +14,7 @@ from peer.states import layers, small_run
 from swarm.rounds import CODEC, Member, run_round
 
 from tt_cli.peer.trained_state import TrainedState
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
-from tt_cli.swarm.compression.partition import Partition
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, Partition
 
 STEPS = 6
 

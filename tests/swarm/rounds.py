@@ -17,17 +17,16 @@ from hivemind.utils.crypto import RSAPrivateKey
 from optim.settings import normal
 
 from tt_cli.run import load_run
-from tt_cli.swarm.allreduce.aggregation import Aggregation
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
+from tt_cli.swarm.allreduce.centered_clip import Aggregation
 from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of, may_step
 from tt_cli.swarm.allreduce.messages import RoundName, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, read_request
 from tt_cli.swarm.allreduce.reducer import ReductionRules
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
-from tt_cli.swarm.compression.partition import Partition
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 
 SHAPES = {"weight": torch.Size([1600, 1600]), "small": torch.Size([30, 40]), "bias": torch.Size([7])}
 WEIGHTS = [10.0, 20.0, 70.0, 30.0]

@@ -8,8 +8,7 @@ import torch
 from scripts.bench_convergence import smoothed, steps_to, swarm_average
 from tt_cli.run import load_run
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
-from tt_cli.swarm.compression.partition import Partition
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 
 
 def test_the_average_of_a_swarm_is_that_by_samples_but_for_the_codec() -> None:

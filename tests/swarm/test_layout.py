@@ -10,8 +10,13 @@ from optim.settings import normal
 
 from tt_cli.run import load_run
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
-from tt_cli.swarm.compression.partition import MAX_REDUCERS, PART_ELEMENTS, Partition
+from tt_cli.swarm.compression.gradient_buffer import (
+    MAX_REDUCERS,
+    PART_ELEMENTS,
+    DecodedGradients,
+    GradientBuffer,
+    Partition,
+)
 
 LARGE, BLOCK = 1000, 256
 SIZES = st.lists(st.integers(1, 3 * PART_ELEMENTS), min_size=1, max_size=6)

@@ -16,8 +16,7 @@ from tt_cli.swarm import step_replay as room
 from tt_cli.swarm.allreduce import average_buffer as stores
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
-from tt_cli.swarm.compression.partition import Partition
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.state.locked_state import LockedState, state_key
 from tt_cli.swarm.step_replay import StepReplay

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hivemind.proto import averaging_pb2
 from swarm.rounds import CODEC, PEERS, SIGNERS, WEIGHTS, Member, run_round
-from swarm.test_runner import assert_whole
+from swarm.test_allreduce import assert_whole
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.messages import Opening

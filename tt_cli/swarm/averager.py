@@ -53,8 +53,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     member_in,
 )
 from tt_cli.swarm.audit.audits import Audits
-from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
-from tt_cli.swarm.compression.partition import PART_ELEMENTS
+from tt_cli.swarm.compression.gradient_buffer import PART_ELEMENTS, GradientBuffer
 from tt_cli.swarm.membership.admission import NotAdmitted
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader

@@ -18,7 +18,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Opening, input_hash
-from tt_cli.swarm.compression.partition import TensorPart
+from tt_cli.swarm.compression.gradient_buffer import TensorPart
 
 ENDLESS = 10**5  # messages more than were asked for, then this attacker is tired too
 Message: TypeAlias = averaging_pb2.AveragingData

@@ -7,8 +7,7 @@ import time
 from dataclasses import dataclass
 
 from tt_cli.swarm.compression.codec import GradientCodec
-from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
-from tt_cli.swarm.compression.partition import Partition, TensorPart
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, Partition, TensorPart
 
 HASH_BYTES = 16
 MISSING = bytes(HASH_BYTES)

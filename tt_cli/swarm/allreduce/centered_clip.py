@@ -1,4 +1,6 @@
-"""CenteredClip: an average that a minority of the members cannot move far (Karimireddy, He, Jaggi, 2021).
+"""Parts of an average from those of the members, as a reducer makes them and an audit repeats it.
+
+CenteredClip is an average that a minority of the members cannot move far (Karimireddy, He, Jaggi, 2021).
 
 As in "Secure Distributed Training at Scale" (Gorbunov et al., 2021) each part of the gradient is averaged by itself. A
 member's part enters whole when it is near the centre, and shortened to a radius when it is not.
@@ -24,15 +26,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 
 from tt_cli.kernel_choice import Implementation, choose
 from tt_cli.swarm.compression.codec import GradientCodec
-from tt_cli.swarm.compression.partition import TensorPart
+from tt_cli.swarm.compression.gradient_buffer import TensorPart
 
 RADIUS = 2.0  # of the noise; of honest members none was beyond 1.6 (scripts/bench_clipping.py)
 LEFT_OUT = 3.0  # radii
@@ -47,6 +49,9 @@ PIECE, TOGETHER = 2**15, 2**19  # elements that are looked at together: of each 
 COLUMNS = 2048  # that numpy sorts at a time: they stay in the cache
 LANES = 1024  # sums at a time, of every so many elements each, that are added by halves in the end
 VOTES = 2**16 - 1  # of the heaviest
+LARGEST = 1e18  # magnitude: beyond it no gradient is meant, and below it no weighted sum overflows
+
+Aggregation = Literal["centered_clip", "mean"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +62,48 @@ class ReceivedPart:
     encoded: bytes
     weight: float
     spread: float
+
+
+@dataclass(frozen=True)
+class AveragedPart:
+    """encoded: as it travels. clipped: senders that were moved towards the others. huge: senders left out for values
+    beyond LARGEST."""
+
+    encoded: bytes
+    clipped: frozenset[str] = frozenset()
+    huge: list[str] = field(default_factory=list)
+
+
+def average_part(
+    codec: GradientCodec, aggregation: Aggregation, contributions: Sequence[ReceivedPart], elements: int, large: bool
+) -> AveragedPart:
+    """Equal contributions, in the order of the senders' peer ids, give equal bytes on every machine.
+
+    Zeros when nobody has samples. CenteredClip begins at three members; below, nobody knows which one is wrong.
+    """
+    taking = [each for each in contributions if each.weight > 0.0]
+    average, clipped = _aggregated(codec, aggregation, taking, elements, large)
+    huge: list[str] = []
+    if not average.abs().max() <= LARGEST:
+        huge = [each.sender for each in taking if _magnitude(codec, each, elements, large) > LARGEST]
+        taking = [each for each in taking if each.sender not in huge]
+        average, clipped = _aggregated(codec, aggregation, taking, elements, large)
+    return AveragedPart(codec.encode_part(average, large).buffer, clipped, huge)
+
+
+def _aggregated(
+    codec: GradientCodec, aggregation: Aggregation, taking: Sequence[ReceivedPart], elements: int, large: bool
+) -> tuple[torch.Tensor, frozenset[str]]:
+    if aggregation == "mean" or len(taking) < FEWEST:
+        return weighted_mean(codec, taking, elements, large), frozenset()
+    average, factors = centered_clip(codec, taking, elements, large)
+    return average, frozenset(factors)
+
+
+def _magnitude(codec: GradientCodec, contribution: ReceivedPart, elements: int, large: bool) -> float:
+    decoded = torch.empty(elements)
+    codec.decode_into(contribution.encoded, large, decoded)
+    return float(decoded.abs().max())
 
 
 def centered_clip(

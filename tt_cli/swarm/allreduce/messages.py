@@ -24,11 +24,10 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 
 from tt_cli.run import RunConfig
-from tt_cli.swarm.allreduce.aggregation import Aggregation, average_part
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
-from tt_cli.swarm.allreduce.centered_clip import ReceivedPart
+from tt_cli.swarm.allreduce.centered_clip import Aggregation, ReceivedPart, average_part
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of
-from tt_cli.swarm.compression.partition import MAX_REDUCERS, Partition
+from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS, Partition
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 
 INPUT_BYTES = 32  # of an input's hash: nobody finds two inputs with one

@@ -18,7 +18,7 @@ from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, KeptAverage, part_hash
 from tt_cli.swarm.compression.codec import MalformedPart
-from tt_cli.swarm.compression.partition import TensorPart
+from tt_cli.swarm.compression.gradient_buffer import TensorPart
 
 
 def request(key: bytes | str, parts: Sequence[int] | None) -> runtime_pb2.ExpertInfo:

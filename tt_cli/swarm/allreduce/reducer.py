@@ -1,7 +1,7 @@
 """Averages the parts that this peer is responsible for.
 
 The members' parts are kept as they came, a byte for each element, until all members that are still there have sent the
-same part. Then they are averaged (aggregation.py), in the order of the members, so that the same contributions give the
+same part. Then they are averaged (`average_part`), in the order of the members, so that the same contributions give the
 same bytes; and the average is encoded once, for all. It lies in the store, of which the answers are read: nothing of a
 round stays here.
 """
@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 
 from hivemind.proto import runtime_pb2
 
-from tt_cli.swarm.allreduce.aggregation import LARGEST, Aggregation, average_part
-from tt_cli.swarm.allreduce.centered_clip import ReceivedPart
+from tt_cli.swarm.allreduce.centered_clip import LARGEST, Aggregation, ReceivedPart, average_part
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart
-from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
-from tt_cli.swarm.compression.partition import TensorPart
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, TensorPart
 
 AHEAD = 32  # parts that a sender may be ahead of the slowest: bounds what a reducer keeps
 

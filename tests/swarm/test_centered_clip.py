@@ -15,7 +15,6 @@ from swarm.rounds import CODEC
 from tt_cli.kernel_choice import Implementation
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce import centered_clip as clipping
-from tt_cli.swarm.allreduce.aggregation import average_part
 from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.centered_clip import (
     LANES,
@@ -23,11 +22,12 @@ from tt_cli.swarm.allreduce.centered_clip import (
     VOTES,
     PortableClip,
     ReceivedPart,
+    average_part,
     centered_clip,
     weighted_mean,
 )
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.partition import TensorPart
+from tt_cli.swarm.compression.gradient_buffer import TensorPart
 
 ELEMENTS = 3000
 BLOCKWISE = codec_of(load_run("emoji").replaced({"swarm.compression": "blockwise8"}))
