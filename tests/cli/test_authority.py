@@ -96,13 +96,13 @@ def test_from_the_first_key_to_a_change_of_keys(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["members"], "the following arguments are required: RUN"),
-        (["unheard", "FILE"], "invalid choice: 'unheard'"),
+        (["members"], "missing argument 'RUN'; see `tt authority members --help`"),
+        (["unheard", "FILE"], "no command is called 'unheard'; there are init, serve,"),
         (["bans", "FILE"], "there is no authority in"),
         (["backup", "FILE", "x.json"], "there is no authority in"),
-        (["ban", "FILE"], "one of the arguments USER --peer is required"),
-        (["serve", "FILE", "--pass-minutes", "0"], "must be 1 to 1440 minutes"),
-        (["rotate", "FILE"], "one of the arguments --until --now is required"),
+        (["ban", "FILE"], "who? Give a USER, or one peer with --peer"),
+        (["serve", "FILE", "--pass-minutes", "0"], "--pass-minutes: 0: should be greater than or equal to 1"),
+        (["rotate", "FILE"], "which way? Give --until DAY, or --now"),
         (["init", "FILE", "--database", "mysql://x"], "--database:"),
     ],
 )

@@ -173,7 +173,7 @@ def test_code_in_a_file_is_not_run(folder: Path, capsys: pytest.CaptureFixture[s
         ("dalle.pt out.safetensors --step -1", "--step -1: must be 0 or more"),
         ("dalle.pt out.safetensors --run emoji", "weights do not fit the reversible model of depth 6"),
         ("dalle.pt out.safetensors --run nosuch", "no run is called 'nosuch'"),
-        ("dalle.pt out.safetensors --to elsewhere", "invalid choice: 'elsewhere'"),
+        ("dalle.pt out.safetensors --to elsewhere", "--to: 'elsewhere' is not one of"),
     ],
 )
 def test_impossible_wishes(folder: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str) -> None:

@@ -93,8 +93,8 @@ def test_killed_and_gone_on_with(tmp_path: Path) -> None:
     [
         (["nothing", "out"], "tt: cannot encode nothing: there is no such folder or file"),
         (["empty", "out"], "tt: there is nothing to encode in empty: no tars"),
-        (["one", "out", "--shard", "3/2"], "tt: argument --shard: 3/2 is no share such as 2/8"),
-        (["one", "out", "--batch", "0"], "tt: argument --batch: 0 is no whole number of at least 1"),
+        (["one", "out", "--shard", "3/2"], "tt: --shard: 3/2 is no share such as 2/8"),
+        (["one", "out", "--batch", "0"], "tt: --batch: 0: should be greater than or equal to 1"),
         (["one", "file/out", "--run", "emoji"], "tt: cannot write to file/out: Not a directory"),
         (["one", "out", "--run", "emojo"], "tt: no run is called 'emojo'"),
     ],

@@ -16,8 +16,8 @@ import pytest
 
 from tests.docs.links import anchors
 from tt_cli import errors
-from tt_cli.cli.troubles import BY_ROOM, OTHERWISE, explaining, of_error, page, sections
 from tt_cli.errors import TTError
+from tt_cli.terminal.troubleshooting import BY_ROOM, OTHERWISE, explaining, of_error, page, sections
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ def test_topics_are_the_anchors_of_the_page() -> None:
     rooms = {
         path.stem for path in (ROOT / "tt_cli").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
     }
-    assert rooms - {"__init__", "errors"} == {*BY_ROOM, "cli"}
+    assert rooms - {"__init__", "__main__", "errors"} == {*BY_ROOM, "cli"}
 
 
 def test_each_quoted_line_is_found_again() -> None:

@@ -67,7 +67,7 @@ def test_json_is_one_object(here: Tt, tmp_path: Path) -> None:
         (["My Run", "--yes"], "NAME My Run: must be 1 to 41 of a-z"),
         (["my-run", "--yes", "--size", "big"], "--size big: give tiny, small"),
         (["my-run", "--yes", "--publish"], "nobody is logged in here: run `tt login`"),
-        ([], "the following arguments are required: NAME"),
+        ([], "missing argument 'NAME'; see `tt init --help`"),
     ],
 )
 def test_what_is_wrong_is_one_line(here: Tt, tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -102,4 +102,4 @@ def test_an_auxiliary_peer_is_meant_only_where_no_trainer_runs(tt: Tt, start: St
 @pytest.mark.parametrize("time", ["", "2", "h", "2h3", "-1h", "0s", "367d", "1w"])
 def test_a_wrong_time_is_one_line(time: str, tt: Tt) -> None:
     code, _, errors = said(tt("pause", f"--for={time}"))
-    assert code == 2 and errors.startswith("tt: argument --for: ") and errors.count("\n") == 1
+    assert code == 2 and errors.startswith("tt: --for: ") and errors.count("\n") == 1

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 from tests.docs.links import anchors
-from tt_cli.cli.troubles import BLANK, pattern, quotes
+from tt_cli.terminal.troubleshooting import BLANK, pattern, quotes
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs/troubleshooting.md"

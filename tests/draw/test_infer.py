@@ -16,7 +16,7 @@ from draw.tiny import Tiny, tiny_run
 from PIL import Image
 
 from tt_cli import __version__
-from tt_cli.cli.infer import _bytes
+from tt_cli.cli.infer import size
 from tt_cli.cli.main import main
 from tt_cli.run import folders
 
@@ -152,7 +152,7 @@ def test_a_terminal_shows_the_pictures_and_a_pipe_does_not(run_file: str, tmp_pa
 
 
 def test_sizes_are_read_as_they_are_written() -> None:
-    assert [_bytes(text) for text in ("4GB", "1.5 GiB", "800M", "2k")] == [4 * 10**9, 3 * 2**29, 8 * 10**8, 2000]
+    assert [size(text) for text in ("4GB", "1.5 GiB", "800M", "2k")] == [4 * 10**9, 3 * 2**29, 8 * 10**8, 2000]
 
 
 def test_a_checkpoint_by_file_or_folder(run_file: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,15 +185,15 @@ def fails(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFix
     [
         ([], "no prompt; say what to draw"),
         ([" "], "a prompt is empty; say what to draw"),
-        (["red apple", "--samples", "0"], "--samples: 0: must be a whole number from 1"),
-        (["red apple", "--candidates", "x"], "--candidates/--samples: x: must be a whole number from 1"),
+        (["red apple", "--samples", "0"], "--samples: 0: should be greater than or equal to 1"),
+        (["red apple", "--candidates", "x"], "--candidates/--samples: x: should be a valid integer"),
         (["red apple", "--keep", "-2"], "--keep"),
         (["red apple", "--keep", "5"], "--keep 5: there are only 4 candidates; draw more with --candidates"),
         (["red apple", "--keep", "9", "--candidates", "8"], "--keep 9: there are only 8 candidates"),
-        (["red apple", "--batch", "0"], "--batch: 0: must be a whole number from 1"),
+        (["red apple", "--batch", "0"], "--batch: 0: should be greater than or equal to 1"),
         (["red apple", "--memory", "4"], "--memory: 4: write a size such as 4GB or 800MB"),
         (["red apple", "--memory", "0GB"], "--memory: 0GB: write a size"),
-        (["red apple", "--preview", "sixel"], "--preview: invalid choice: 'sixel'"),
+        (["red apple", "--preview", "sixel"], "--preview: 'sixel' is not one of 'auto', 'never'"),
         (["red apple", "--peer", "here"], "--peer here: is no multiaddr"),
         (["red apple", "--peer", "x", "--checkpoint", "y"], "leave out --checkpoint and --revision, or --peer"),
         (["red apple", "--revision", "main"], "--revision is one of a Hub repository: name it with --checkpoint"),
@@ -202,7 +202,7 @@ def fails(arguments: list[str], code: int, words: str, capsys: pytest.CaptureFix
         (["red apple", "--checkpoint", "./not/here"], "no such file or folder"),
         (["red apple", "--temperature", "-1"], "temperature is -1.0"),
         (["red apple", "--top-p", "2"], "top-p is 2.0"),
-        (["red apple", "--top-k", "many"], "--top-k: invalid int value: 'many'"),
+        (["red apple", "--top-k", "many"], "--top-k: many: should be a valid integer"),
         (["red apple", "--run", "emojis"], "did you mean 'emoji'?"),
         (["red apple", "--checkpoint", "nowhere"], "--checkpoint nowhere: no such file or folder"),
         (["red apple", "--checkpoint", "."], "no usable checkpoint"),

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tt_cli.cli import aux_peer
-from tt_cli.cli.main import COMMANDS, command_parser
+from tt_cli.cli.main import COMMANDS, loaded
 from tt_cli.organise.server_files import EXAMPLE, ServerFacts, rendered
 
 SOURCE = Path(__file__).parents[2]
@@ -25,16 +24,15 @@ def test_the_examples_are_what_init_writes() -> None:
 
 @pytest.mark.parametrize("facts", [EXAMPLE, ServerFacts("mine", 4000), ServerFacts("mine", 4000, "203.0.113.7")])
 def test_the_aux_peer_takes_the_flags(facts: ServerFacts) -> None:
-    command = next(command for command in COMMANDS if command.name == "aux-peer")
-    parser = command_parser(command, aux_peer)
+    command = loaded(next(command for command in COMMANDS if command.name == "aux-peer"))
     files = rendered(facts)
     service = re.search(r"^ExecStart=\S+/tt aux-peer (.*)$", files[f"tt-{facts.name}.service"], re.MULTILINE)
     assert service is not None
     compose = yaml.safe_load(files["compose.yaml"])["services"]["aux-peer"]["command"]
     for flags in (service[1].split(), compose):
-        args = parser.parse_args(flags)
-        assert args.port == facts.port and args.authority == bool(facts.authority)
-        assert [address.split("/")[2] for address in args.announce] == ([facts.address] if facts.address else [])
+        given = command.make_context("aux-peer", list(flags)).params
+        assert given["port"] == facts.port and given["authority"] == bool(facts.authority)
+        assert [address.split("/")[2] for address in given["announce"]] == ([facts.address] if facts.address else [])
 
 
 def test_compose_keeps_the_aux_peer_from_what_it_does_not_need() -> None:

@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def no_flags(**given: Any) -> dict[str, Any]:
-    """What argparse leaves where nothing was given, and what was."""
+    """What the command line leaves where nothing was given, and what was."""
     return {**dict.fromkeys(JoinSettings.model_fields), "peer": [], "announce": [], **given}
 
 

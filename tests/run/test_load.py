@@ -37,7 +37,7 @@ def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
     code = (
         "import tt_cli; from tt_cli.run import load_run; print(tt_cli.__file__, load_run('emoji').identity); "
         "from tt_cli.web.notebooks import folder; print(folder()); "
-        "from tt_cli.cli.troubles import page; print(page())"
+        "from tt_cli.terminal.troubleshooting import page; print(page())"
     )
     found = subprocess.run(
         [sys.executable, "-c", code],

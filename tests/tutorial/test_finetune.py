@@ -5,7 +5,6 @@ Most tests call its main(): a process would import torch and transformers again.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import hashlib
 import importlib.util
@@ -16,7 +15,6 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,9 +28,10 @@ from scripts import finetune_gpt2
 from scripts.lab.memory_step import optimizer_of
 from scripts.lab.offloaded import Offloaded
 from scripts.lab.saved_training import OPTIMIZER, put_back, save, state_tensors
-from tt_cli.cli import calc
+from tt_cli.cli.calc import question
+from tt_cli.cli.main import COMMANDS, loaded
 from tt_cli.memory import shown
-from tt_cli.memory.question import CalculatorQuestion, report
+from tt_cli.memory.question import report
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "finetune_gpt2.py"
@@ -244,13 +243,11 @@ def test_transformers_is_asked_for(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_the_table_of_the_tutorial_is_what_the_calculator_says() -> None:
-    parser = argparse.ArgumentParser()
-    calc.add_arguments(parser)
+    command = loaded(next(command for command in COMMANDS if command.name == "calc"))
     rows = re.findall(r"^\| `(--[^`]+)` \| (.+? GiB) \| (.+? GiB) \| (\w+) \|", PAGE.read_text("utf-8"), re.MULTILINE)
     assert len(rows) >= 6
     for flags, gpu, ram, largest in rows:
-        args = parser.parse_args(["gpt2-large", "--gpu", "8GB", "--alone", "--micro-batch", "1", *flags.split()])
-        asked = {field.name: getattr(args, field.name) for field in fields(CalculatorQuestion) if field.name != "mbits"}
-        found = report(CalculatorQuestion(**asked))
+        words = ["gpt2-large", "--gpu", "8GB", "--alone", "--micro-batch", "1", *flags.split()]
+        found = report(question(command.make_context("calc", words).params))
         sizes = [shown(found.answer.total(place)) for place in ("device", "host")]
         assert [*sizes, str(found.largest or "none")] == [gpu, ram, largest], flags

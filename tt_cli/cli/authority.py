@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import json
+import contextlib
+import json as codec
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tt_cli.cli.main import CommandGroup, app
+from tt_cli.cli.options import Force, argument, exclusive, option, switch
+from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from tt_cli.auth.authority.organiser import Organiser
@@ -23,210 +30,241 @@ tt authority backup my-run.toml authority-2026-01-31.json
 
 `tt authority ACTION --help` says more about each. Bans and orders reach every peer within a minute."""
 
+authority = typer.Typer(cls=CommandGroup, epilog=EXAMPLES)
+app.add_typer(authority, name="authority")
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-
-    def action(name: str, words: str) -> argparse.ArgumentParser:
-        made = actions.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.", allow_abbrev=False)
-        made.add_argument("run", metavar="RUN", help="TOML file, ORGANISATION/REPOSITORY, or built-in name")
-        return made
-
-    init = action("init", "make the run's authority, and print what belongs into the run file")
-    init.add_argument("--url", metavar="URL", default="https://HOST", help="where volunteers will reach it")
-    init.add_argument("--database", metavar="URL", help="postgresql://USER:PASSWORD@HOST/NAME; default: a SQLite file")
-    init.add_argument("--new-database", action="store_true", help="begin an empty database for the keys that are here")
-    add_serve_arguments(action("serve", "answer volunteers' requests until Ctrl-C"))
-    for name, words in (("ban", "take a user's or peer's pass away and give no other"), ("unban", "take a ban back")):
-        made = action(name, words)
-        who = made.add_mutually_exclusive_group(required=True)
-        who.add_argument("user", nargs="?", metavar="USER", help="a user's name on the Hub: all peers of theirs")
-        who.add_argument("--peer", metavar="PEER_ID", help="one peer")
-        if name == "ban":
-            made.add_argument("--reason", default="", metavar="WORDS", help="for the list of bans")
-    for name, words in (("bans", "list who is banned"), ("members", "list the peers that have had a pass")):
-        action(name, words).add_argument("--json", action="store_true", help="one JSON object a line")
-    audit = action("audit", "list who joined, who was refused, and what the organiser did")
-    audit.add_argument("--last", type=int, default=50, metavar="N", help="so many entries (default 50)")
-    audit.add_argument("--json", action="store_true", help='{"at", "who", "what", "peer_id", "detail"} a line')
-    action("pause", "have the whole swarm wait").add_argument("reason", metavar="REASON", help="why, for every screen")
-    action("resume", "have the swarm go on")
-    back = action("rollback", "have the whole swarm go back to a checkpoint")
-    back.add_argument("step", type=int, metavar="STEP", help="its global step")
-    words = "of the state at that step; read from the checkpoint on this host when left out"
-    back.add_argument("digest", metavar="DIGEST", nargs="?", default="", help=words)
-    words = "where it lies beside peers' own disks: OWNER/REPOSITORY[@REVISION] on the Hub"
-    back.add_argument("--source", default="", help=words)
-    rotate = action("rotate", "change the signing key")
-    when = rotate.add_mutually_exclusive_group(required=True)
-    when.add_argument("--until", metavar="DAY", help="take the old key until that day begins (UTC), e.g. 2026-12-01")
-    when.add_argument("--now", action="store_true", help="it has leaked: everyone needs the new run file at once")
-    for name, words in (("backup", "write keys and database into one file"), ("restore", "put a backup in place")):
-        made = action(name, words)
-        made.add_argument("file", type=Path, metavar="FILE", help="it holds the signing keys: keep it safe")
-        made.add_argument("--force", action="store_true", help="replace what is there")
-        if name == "restore":
-            made.add_argument("--database", metavar="URL", help="into this one instead of the backup's")
+Run = Annotated[str, argument("RUN", "TOML file, ORGANISATION/REPOSITORY, or built-in name")]
+User = Annotated[str | None, argument("USER", "a user's name on the Hub: all peers of theirs")]
+Peer = Annotated[str | None, option("--peer", "PEER_ID", "one peer")]
+JsonLines = Annotated[bool, switch("--json", "one JSON object a line")]
+BackupFile = Annotated[Path, argument("FILE", "it holds the signing keys: keep it safe")]
+DATABASE = "postgresql://USER:PASSWORD@HOST/NAME"
 
 
-def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
-    """How it is served."""
-    parser.add_argument("--host", default="0.0.0.0", metavar="IP", help="address to listen on (default all)")
-    parser.add_argument("--port", type=int, default=8470, metavar="N", help="TCP port (default 8470)")
-    parser.add_argument(
-        "--trusted-proxy",
-        default="",
-        metavar="IP",
-        help="believe X-Forwarded-For from this address, of your HTTPS proxy; default: from nobody",
-    )
-    parser.add_argument(
-        "--pass-minutes", type=_minutes, default=60.0, metavar="N", help="life of a pass, 1 to 1440 (default 60)"
-    )
-    parser.add_argument(
-        "--most-peers", type=int, default=64, metavar="N", help="peers of one user at the same time (default 64)"
-    )
-
-
-def run(args: argparse.Namespace) -> int:
-    """Do one action."""
-    from tt_cli.run import load_run
-
-    config = load_run(args.run)
-    match args.action:
-        case "init":
-            return _init(config, args)
-        case "serve":
-            return _serve(config, args)
-        case "backup":
-            from tt_cli.auth.authority.authority_backup import back_up
-
-            back_up(config, args.file, time.time(), force=args.force)
-            print(f"Keys and database are in {args.file}. Whoever has it can issue passes: keep it safe.")
-            return 0
-        case "restore":
-            from tt_cli.auth.authority.authority_backup import restore
-
-            at = restore(config, args.file, time.time(), database=args.database, force=args.force)
-            print(f"Restored as of {at}. Bans and orders after that are not in it: look at `tt authority bans`.")
-            return 0
-    from tt_cli.auth.authority.organiser import Organiser
-
-    with Organiser.at_work(config) as organiser:
-        _ACTIONS[args.action](organiser, args)
-    return 0
-
-
-def _init(config: Any, args: argparse.Namespace) -> int:
+@authority.command(help="Make the run's authority, and print what belongs into the run file.")
+def init(
+    run: Run,
+    url: Annotated[str, option("--url", "URL", "where volunteers will reach it")] = "https://HOST",
+    database: Annotated[str, option("--database", "URL", f"{DATABASE}; default: a SQLite file")] = "",
+    new_database: Annotated[
+        bool, switch("--new-database", "begin an empty database for the keys that are here")
+    ] = False,
+) -> None:
+    """Make keys and database, or the database alone."""
     from tt_cli.auth.authority.authority_folder import AuthorityFolder
     from tt_cli.auth.authority.authority_server import found, found_database
-    from tt_cli.run import toml
+    from tt_cli.run import load_run, toml
 
+    config = load_run(run)
     folder = AuthorityFolder(config)
-    if folder.exists and args.new_database:
+    if folder.exists and new_database:
         found_database(folder)
     else:
-        found(config, args.database or "")
+        found(config, database)
     print(f"The keys are in {folder.file}: `tt authority backup` makes a copy. The run file's [membership] needs:\n")
-    print(f"authority = {toml.toml_value(args.url)}\nauthority_key = {toml.toml_value(folder.settings().line())}")
-    return 0
+    print(f"authority = {toml.toml_value(url)}\nauthority_key = {toml.toml_value(folder.settings().line())}")
 
 
-def _serve(config: Any, args: argparse.Namespace) -> int:
-    import contextlib
+@authority.command(help="Answer volunteers' requests until Ctrl-C.")
+def serve(
+    run: Run,
+    host: Annotated[str, option("--host", "IP", "address to listen on (default all)")] = "0.0.0.0",
+    port: Annotated[int, option("--port", "N", "TCP port (default 8470)")] = 8470,
+    trusted_proxy: Annotated[
+        str,
+        option(
+            "--trusted-proxy",
+            "IP",
+            "believe X-Forwarded-For from this address, of your HTTPS proxy; default: from nobody",
+        ),
+    ] = "",
+    pass_minutes: Annotated[
+        float, option("--pass-minutes", "N", "life of a pass, 1 to 1440 (default 60)", min=1, max=1440)
+    ] = 60.0,
+    most_peers: Annotated[int, option("--most-peers", "N", "peers of one user at the same time (default 64)")] = 64,
+) -> None:
+    """Serve until the user ends it."""
+    from tt_cli.auth.authority.authority_server import AuthorityServer, ServeOptions
+    from tt_cli.run import load_run
 
-    from tt_cli.auth.authority.authority_server import AuthorityServer
-
-    server = AuthorityServer(serve_options(config, args))
-    facts = server.authority.facts()
-    print(
-        f"The authority of {facts['run']} listens on port {server.port}; its key: {facts['authority_key']}", flush=True
+    config = load_run(run)
+    options = ServeOptions(
+        run=config.to_toml(),
+        host=host,
+        port=port,
+        trusted_proxy=trusted_proxy,
+        pass_seconds=pass_minutes * 60,
+        most_peers=most_peers,
     )
-    if warning := key_warning(config, facts["authority_key"]):
-        print(warning, flush=True)
+    server = AuthorityServer(options)
+    facts = server.authority.facts()
+    key = facts["authority_key"]
+    print(f"The authority of {facts['run']} listens on port {server.port}; its key: {key}", flush=True)
+    if config.membership.authority_key != key:
+        fix = f'put authority_key = "{key}" into its [membership], and share it.'
+        print(f"The run file does not name this key: {fix}", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
-    return 0
 
 
-def serve_options(config: Any, args: argparse.Namespace) -> Any:
-    """What a server's process needs, from the flags."""
-    from tt_cli.auth.authority.authority_server import ServeOptions
-
-    return ServeOptions(
-        run=config.to_toml(),
-        host=args.host,
-        port=args.port,
-        trusted_proxy=args.trusted_proxy,
-        pass_seconds=args.pass_minutes * 60,
-        most_peers=args.most_peers,
-    )
-
-
-def key_warning(config: Any, line: str) -> str:
-    """What is wrong when the run file names another key; "" when it does not."""
-    if config.membership.authority_key == line:
-        return ""
-    return f'The run file does not name this key: put authority_key = "{line}" into its [membership], and share it.'
-
-
-def _ban(organiser: Organiser, args: argparse.Namespace) -> None:
-    kind, name = ("peer", args.peer) if args.peer else ("user", args.user)
-    organiser.ban(kind, name, args.reason)
+@authority.command(help="Take a user's or peer's pass away and give no other.")
+def ban(
+    run: Run,
+    user: User = None,
+    peer: Peer = None,
+    reason: Annotated[str, option("--reason", "WORDS", "for the list of bans")] = "",
+) -> None:
+    """Ban, and say whom."""
+    kind, name = _subject(user, peer)
+    with _organiser(run) as organiser:
+        organiser.ban(kind, name, reason)
     print(f"Banned {kind} {name}. Every peer knows within a minute.")
 
 
-def _unban(organiser: Organiser, args: argparse.Namespace) -> None:
-    kind, name = ("peer", args.peer) if args.peer else ("user", args.user)
-    organiser.unban(kind, name)
+@authority.command(help="Take a ban back.")
+def unban(run: Run, user: User = None, peer: Peer = None) -> None:
+    """Take it back, and say whose."""
+    kind, name = _subject(user, peer)
+    with _organiser(run) as organiser:
+        organiser.unban(kind, name)
     print(f"{kind.capitalize()} {name} may join again.")
 
 
-def _bans(organiser: Organiser, args: argparse.Namespace) -> None:
-    _list(args, organiser.bans(), lambda one: f"{_at(one['at'])}  {one['kind']}  {one['name']}  {one['reason']}")
+@authority.command(help="List who is banned.")
+def bans(run: Run, json: JsonLines = False) -> None:
+    """Print a line for each ban."""
+    with _organiser(run) as organiser:
+        _list(json, organiser.bans(), lambda ban: f"{_at(ban['at'])}  {ban['kind']}  {ban['name']}  {ban['reason']}")
 
 
-def _members(organiser: Organiser, args: argparse.Namespace) -> None:
+@authority.command(help="List the peers that have had a pass.")
+def members(run: Run, json: JsonLines = False) -> None:
+    """Print a line for each peer."""
     now = time.time()
+    with _organiser(run) as organiser:
+        _list(
+            json,
+            [vars(member) for member in organiser.members()],
+            lambda member: (
+                f"{member['user']}  {member['peer_id']}  since {_at(member['joined'])} by {member['way']}  "
+                f"{'pass until ' + _at(member['expires']) if member['expires'] > now else 'pass expired'}"
+            ),
+        )
+
+
+@authority.command(help="List who joined, who was refused, and what the organiser did.")
+def audit(
+    run: Run,
+    last: Annotated[int, option("--last", "N", "so many entries (default 50)")] = 50,
+    json: Annotated[bool, switch("--json", '{"at", "who", "what", "peer_id", "detail"} a line')] = False,
+) -> None:
+    """Print a line for each entry, the newest last."""
+    with _organiser(run) as organiser:
+        entries = [{name: entry[name] for name in entry if name != "id"} for entry in organiser.audit(last)]
     _list(
-        args,
-        [vars(one) for one in organiser.members()],
-        lambda one: (
-            f"{one['user']}  {one['peer_id']}  since {_at(one['joined'])} by {one['way']}  "
-            f"{'pass until ' + _at(one['expires']) if one['expires'] > now else 'pass expired'}"
-        ),
+        json,
+        entries,
+        lambda entry: f"{_at(entry['at'])}  {entry['who']}  {entry['what']}  {entry['peer_id']}  {entry['detail']}",
     )
 
 
-def _audit(organiser: Organiser, args: argparse.Namespace) -> None:
-    entries = [{name: value for name, value in one.items() if name != "id"} for one in organiser.audit(args.last)]
-    _list(
-        args, entries, lambda one: f"{_at(one['at'])}  {one['who']}  {one['what']}  {one['peer_id']}  {one['detail']}"
-    )
-
-
-def _pause(organiser: Organiser, args: argparse.Namespace) -> None:
-    organiser.pause(args.reason)
+@authority.command(help="Have the whole swarm wait.")
+def pause(run: Run, reason: Annotated[str, argument("REASON", "why, for every screen")]) -> None:
+    """Give the order."""
+    with _organiser(run) as organiser:
+        organiser.pause(reason)
     print("The swarm pauses within a minute; `tt authority resume` lets it go on.")
 
 
-def _resume(organiser: Organiser, args: argparse.Namespace) -> None:
-    organiser.resume()
+@authority.command(help="Have the swarm go on.")
+def resume(run: Run) -> None:
+    """Give the order."""
+    with _organiser(run) as organiser:
+        organiser.resume()
     print("The swarm goes on within a minute.")
 
 
-def _rollback(organiser: Organiser, args: argparse.Namespace) -> None:
+@authority.command(help="Have the whole swarm go back to a checkpoint.")
+def rollback(
+    run: Run,
+    step: Annotated[int, argument("STEP", "its global step")],
+    digest: Annotated[
+        str, argument("DIGEST", "of the state at that step; read from the checkpoint on this host when left out")
+    ] = "",
+    source: Annotated[
+        str,
+        option("--source", "PLACE", "where it lies beside peers' own disks: OWNER/REPOSITORY[@REVISION] on the Hub"),
+    ] = "",
+) -> None:
+    """Give the order."""
     from tt_cli.run import load_run
 
-    digest = args.digest or _digest_here(load_run(args.run), args.step)
-    order = organiser.roll_back(args.step, digest, args.source)
-    print(f"Order {order}: every peer goes back to step {args.step} within a minute.")
+    with _organiser(run) as organiser:
+        order = organiser.roll_back(step, digest or _digest_here(load_run(run), step), source)
+    print(f"Order {order}: every peer goes back to step {step} within a minute.")
+
+
+@authority.command(help="Change the signing key.")
+def rotate(
+    run: Run,
+    until: Annotated[
+        str | None, option("--until", "DAY", "take the old key until that day begins (UTC), e.g. 2026-12-01")
+    ] = None,
+    now: Annotated[bool, switch("--now", "it has leaked: everyone needs the new run file at once")] = False,
+) -> None:
+    """Make the key, and print what belongs into the run file."""
+    exclusive(until=until, now=now)
+    if until is None and not now:
+        raise UsageError("which way? Give --until DAY, or --now where the key has leaked")
+    with _organiser(run) as organiser:
+        settings = organiser.rotate(until)
+    print(f'The run file\'s [membership] needs, and everyone that run file:\n\nauthority_key = "{settings.line()}"')
+    print("\nMake a new backup too: the last one does not hold the new key.")
+
+
+@authority.command(help="Write keys and database into one file.")
+def backup(run: Run, file: BackupFile, force: Force = False) -> None:
+    """Write the file."""
+    from tt_cli.auth.authority.authority_backup import back_up
+    from tt_cli.run import load_run
+
+    back_up(load_run(run), file, time.time(), force=force)
+    print(f"Keys and database are in {file}. Whoever has it can issue passes: keep it safe.")
+
+
+@authority.command(help="Put a backup in place.")
+def restore(
+    run: Run,
+    file: BackupFile,
+    force: Force = False,
+    database: Annotated[str | None, option("--database", "URL", "into this one instead of the backup's")] = None,
+) -> None:
+    """Put it in place, and say of when it is."""
+    from tt_cli.auth.authority import authority_backup
+    from tt_cli.run import load_run
+
+    at = authority_backup.restore(load_run(run), file, time.time(), database=database, force=force)
+    print(f"Restored as of {at}. Bans and orders after that are not in it: look at `tt authority bans`.")
+
+
+def _organiser(run: str) -> AbstractContextManager[Organiser]:
+    """The organiser of a run whose authority is on this machine."""
+    from tt_cli.auth.authority.organiser import Organiser
+    from tt_cli.run import load_run
+
+    return Organiser.at_work(load_run(run))
+
+
+def _subject(user: str | None, peer: str | None) -> tuple[str, str]:
+    """The kind and name of who is meant. Raises UsageError."""
+    if (user is None) == (peer is None):
+        raise UsageError("who? Give a USER, or one peer with --peer, not both")
+    return ("user", user) if user is not None else ("peer", peer or "")
 
 
 def _digest_here(run: RunConfig, step: int) -> str:
     """Of the checkpoint that a peer on this host kept. Raises UsageError where there is none."""
     from tt_cli.checkpoint import CheckpointError, load
-    from tt_cli.errors import UsageError
     from tt_cli.run import folders
 
     folder = folders.checkpoints(run)
@@ -240,38 +278,12 @@ def _digest_here(run: RunConfig, step: int) -> str:
         ) from error
 
 
-def _rotate(organiser: Organiser, args: argparse.Namespace) -> None:
-    settings = organiser.rotate(args.until)
-    print(f'The run file\'s [membership] needs, and everyone that run file:\n\nauthority_key = "{settings.line()}"')
-    print("\nMake a new backup too: the last one does not hold the new key.")
-
-
-_ACTIONS: dict[str, Callable[[Organiser, argparse.Namespace], None]] = {
-    "ban": _ban,
-    "unban": _unban,
-    "bans": _bans,
-    "members": _members,
-    "audit": _audit,
-    "pause": _pause,
-    "resume": _resume,
-    "rollback": _rollback,
-    "rotate": _rotate,
-}
-
-
-def _list(args: argparse.Namespace, entries: list[dict[str, Any]], words: Callable[[dict[str, Any]], str]) -> None:
+def _list(json: bool, entries: list[dict[str, Any]], line: Callable[[dict[str, Any]], str]) -> None:
     for entry in entries:
-        print(json.dumps(entry) if args.json else words(entry).rstrip())
-    if not entries and not args.json:
+        print(codec.dumps(entry) if json else line(entry).rstrip())
+    if not entries and not json:
         print("None.")
 
 
 def _at(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(seconds))
-
-
-def _minutes(text: str) -> float:
-    number = float(text)
-    if not 1 <= number <= 1440:
-        raise argparse.ArgumentTypeError(f"{text}: must be 1 to 1440 minutes")
-    return number

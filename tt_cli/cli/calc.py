@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
-import json
+import json as codec
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tt_cli.cli.main import app
+from tt_cli.cli.options import Json, OptionalValues, argument, exclusive, option, switch
+from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tt_cli.memory.question import MemoryReport
+    from tt_cli.memory.question import CalculatorQuestion, MemoryReport
 
 EXAMPLES = """\
 tt calc gpt2-large --gpu 8GB --8bit --offload    does it fit, with how many examples at a time
@@ -28,93 +34,106 @@ Exit code: 0, also where it does not fit; 2 for a wrong name, flag or value. Wha
 BAR = 24
 COUNTED = {"sequence": "{} tokens", "state_bits": "{}-bit state", "shared_groups": "{} shared groups"}
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `tt calc` takes."""
-    parser.add_argument("model", metavar="MODEL", nargs="?", help="an architecture (--list names them), or a run")
-    parser.add_argument("--list", action="store_true", help="name the architectures")
-    where = parser.add_argument_group("where")
-    where.add_argument("--gpu", metavar="SIZE", help="its memory (8GB) or its name (t4, rtx3090, a100, …)")
-    where.add_argument("--cpu", metavar="SIZE", nargs="?", const="", help="train on a CPU, with so much RAM")
-    how = parser.add_argument_group("how")
-    how.add_argument("--precision", choices=("fp32", "mixed", "pure16"), help="mixed: 16-bit products, float32 weights")
-    how.add_argument("--optimizer", choices=("adam", "lamb", "adafactor"))
-    bits = how.add_mutually_exclusive_group()
-    bits.add_argument("--bits", type=int, choices=(32, 16, 8), help="of the optimizer's state")
-    bits.add_argument("--8bit", dest="bits", action="store_const", const=8, help="the same as --bits 8")
-    how.add_argument("--offload", action="store_true", help="optimizer and its weights in the host's memory")
-    layers = how.add_mutually_exclusive_group()
-    layers.add_argument("--checkpointing", dest="layers", action="store_const", const="checkpointed",
-                        help="keep each layer's input alone")  # fmt: skip
-    layers.add_argument("--reversible", dest="layers", action="store_const", const="reversible",
-                        help="keep not even that: rebuild it")  # fmt: skip
-    how.add_argument("--share", metavar="N", type=int, help="layers share N sets of weights")
-    how.add_argument("--untied", action="store_true", help="embeddings and logits have a matrix each")
-    how.add_argument("--attention", choices=("eager", "fused"), help="fused: no matrix of scores (flash, sdpa)")
-    how.add_argument("--sequence", metavar="N", type=int, help="tokens of an example")
-    how.add_argument("--micro-batch", metavar="N", type=int, help="examples at a time (default: what fits)")
-    swarm = parser.add_argument_group("in a swarm")
-    swarm.add_argument("--compression", choices=("linear8", "blockwise8", "fp16", "fp32"), help="of averaged gradients")
-    swarm.add_argument("--alone", action="store_true", help="no swarm: no buffers for averaging")
-    swarm.add_argument("--peers", metavar="N", type=int, default=16, help="that average (default 16)")
-    swarm.add_argument("--line", metavar="MBIT", type=float, default=100.0, help="Mbit/s each way (default 100)")
-    swarm.add_argument("--examples", metavar="N", type=int, help="of a global step, of all peers")
-    parser.add_argument("--compare", action="store_true", help="techniques side by side")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+where = partial(option, panel="Where")
+how, how_switch = partial(option, panel="How"), partial(switch, panel="How")
+swarm, swarm_switch = partial(option, panel="In a swarm"), partial(switch, panel="In a swarm")
 
 
-def run(args: argparse.Namespace) -> int:
+@app.command(epilog=EXAMPLES, cls=OptionalValues)
+def calc(
+    context: typer.Context,
+    model: Annotated[str | None, argument("MODEL", "an architecture (--list names them), or a run")] = None,
+    list_all: Annotated[bool, switch("--list", "name the architectures")] = False,
+    gpu: Annotated[str | None, where("--gpu", "SIZE", "its memory (8GB) or its name (t4, rtx3090, a100, …)")] = None,
+    cpu: Annotated[str | None, where("--cpu", "[SIZE]", "train on a CPU, with so much RAM")] = None,
+    precision: Annotated[
+        Literal["fp32", "mixed", "pure16"] | None,
+        how("--precision", None, "mixed: 16-bit products, float32 weights"),
+    ] = None,
+    optimizer: Annotated[
+        Literal["adam", "lamb", "adafactor"] | None, how("--optimizer", None, "what makes the step")
+    ] = None,
+    bits: Annotated[Literal[32, 16, 8] | None, how("--bits", None, "of the optimizer's state")] = None,
+    eight_bit: Annotated[bool, how_switch("--8bit", "the same as --bits 8")] = False,
+    offload: Annotated[bool, how_switch("--offload", "optimizer and its weights in the host's memory")] = False,
+    checkpointing: Annotated[bool, how_switch("--checkpointing", "keep each layer's input alone")] = False,
+    reversible: Annotated[bool, how_switch("--reversible", "keep not even that: rebuild it")] = False,
+    share: Annotated[int | None, how("--share", "N", "layers share N sets of weights")] = None,
+    untied: Annotated[bool, how_switch("--untied", "embeddings and logits have a matrix each")] = False,
+    attention: Annotated[
+        Literal["eager", "fused"] | None, how("--attention", None, "fused: no matrix of scores (flash, sdpa)")
+    ] = None,
+    sequence: Annotated[int | None, how("--sequence", "N", "tokens of an example")] = None,
+    micro_batch: Annotated[int | None, how("--micro-batch", "N", "examples at a time (default: what fits)")] = None,
+    compression: Annotated[
+        Literal["linear8", "blockwise8", "fp16", "fp32"] | None,
+        swarm("--compression", "CODEC", "of averaged gradients: linear8, blockwise8, fp16 or fp32"),
+    ] = None,
+    alone: Annotated[bool, swarm_switch("--alone", "no swarm: no buffers for averaging")] = False,
+    peers: Annotated[int, swarm("--peers", "N", "that average (default 16)")] = 16,
+    mbits: Annotated[float, swarm("--line", "MBIT", "Mbit/s each way (default 100)")] = 100.0,
+    examples: Annotated[int | None, swarm("--examples", "N", "of a global step, of all peers")] = None,
+    compare: Annotated[bool, switch("--compare", "techniques side by side")] = False,
+    json: Json = False,
+) -> None:
     """Ask, and print the answer."""
-    from tt_cli.errors import UsageError
-
-    if args.list:
-        return _list(args.json)
-    if args.model is None:
+    exclusive(**{"bits": bits, "8bit": eight_bit})
+    exclusive(checkpointing=checkpointing, reversible=reversible)
+    if list_all:
+        _list_architectures(json)
+        return
+    if model is None:
         raise UsageError("which model? Give its name, such as gpt2-large, or a run; `tt calc --list` names them")
-    from tt_cli.memory.question import CalculatorQuestion, report
+    from tt_cli.memory.question import report
 
-    asked = {field.name: getattr(args, field.name) for field in fields(CalculatorQuestion) if field.name != "mbits"}
-    found = report(CalculatorQuestion(**asked, mbits=args.line), compare=args.compare)
-    if args.json:
-        print(json.dumps(found.to_json(), indent=1))
-        return 0
+    memory = report(question(context.params), compare=compare)
+    if json:
+        print(codec.dumps(memory.to_json(), indent=1))
+        return
     from rich.console import Console
 
     console = Console(highlight=False)
-    _show_memory(console, found)
-    _show_answers(console, found)
-    if args.compare:
-        _show_compared(console, found)
-    return 0
+    _show_memory(console, memory)
+    _show_answers(console, memory)
+    if compare:
+        _show_compared(console, memory)
 
 
-def _list(as_json: bool) -> int:
+def question(flags: dict[str, Any]) -> CalculatorQuestion:
+    """What the flags of `tt calc` ask."""
+    from tt_cli.memory.question import CalculatorQuestion
+
+    layers = "checkpointed" if flags["checkpointing"] else "reversible" if flags["reversible"] else None
+    flags = {**flags, "layers": layers, "bits": 8 if flags["eight_bit"] else flags["bits"]}
+    return CalculatorQuestion(**{field.name: flags[field.name] for field in fields(CalculatorQuestion)})
+
+
+def _list_architectures(json: bool) -> None:
     from tt_cli.memory.architectures import ARCHITECTURES, tensors
 
     counts = {model.name: sum(tensor.count for tensor in tensors(model)) for model in ARCHITECTURES.values()}
-    if as_json:
-        print(json.dumps(counts, indent=1))
-        return 0
+    if json:
+        print(codec.dumps(counts, indent=1))
+        return
     for name, count in counts.items():
         print(f"{name:<12} {ARCHITECTURES[name].title:<14} {count:>15,} parameters")
-    return 0
 
 
-def _show_memory(console: Console, found: MemoryReport) -> None:
+def _show_memory(console: Console, memory: MemoryReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from tt_cli.memory import shown
 
-    settings = ", ".join(_setting(key, value) for key, value in found.settings.items() if value not in (None, False))
-    console.print(Text(f"{found.title}: {found.answer.parameters:,} parameters", style="bold"))
-    console.print(Text(f"micro-batch {found.micro_batch}, {settings}", style="dim"))
-    console.print(Text(f"worst moment: {found.answer.moment}", style="dim"))
+    settings = ", ".join(_setting(key, value) for key, value in memory.settings.items() if value not in (None, False))
+    console.print(Text(f"{memory.title}: {memory.answer.parameters:,} parameters", style="bold"))
+    console.print(Text(f"micro-batch {memory.micro_batch}, {settings}", style="dim"))
+    console.print(Text(f"worst moment: {memory.answer.moment}", style="dim"))
     for place, title in (("device", "GPU"), ("host", "host's RAM")):
-        rows = [component for component in found.answer.components if component.place == place]
+        rows = [component for component in memory.answer.components if component.place == place]
         if not rows:
             continue
-        total = found.answer.total("device" if place == "device" else "host")
+        total = memory.answer.total("device" if place == "device" else "host")
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(min_width=35)
         table.add_column(justify="right", min_width=9)
@@ -137,21 +156,23 @@ def _setting(key: str, value: Any) -> str:
     return str(value) if key in ("precision", "optimizer") else f"{words} {value}"
 
 
-def _show_answers(console: Console, found: MemoryReport) -> None:
+def _show_answers(console: Console, memory: MemoryReport) -> None:
     from rich.text import Text
 
     from tt_cli.memory import shown
 
     lines: list[tuple[str, str]] = []
-    if found.room is not None:
-        verdict = "✓ it fits" if found.fits else "✗ it does not fit"
-        lines.append((f"{verdict}: {shown(found.taken)} of {shown(found.room)}", "green" if found.fits else "bold red"))
-        most = f"largest micro-batch that fits: {found.largest}" if found.largest else "not even one example fits"
+    if memory.room is not None:
+        verdict = "✓ it fits" if memory.fits else "✗ it does not fit"
+        lines.append(
+            (f"{verdict}: {shown(memory.taken)} of {shown(memory.room)}", "green" if memory.fits else "bold red")
+        )
+        most = f"largest micro-batch that fits: {memory.largest}" if memory.largest else "not even one example fits"
         lines.append((most, ""))
-        if not found.fits:
-            fix = f"smallest change: add {' '.join(found.change)}" if found.change else "nothing of this makes it fit"
+        if not memory.fits:
+            fix = f"smallest change: add {' '.join(memory.change)}" if memory.change else "nothing of this makes it fit"
             lines.append((f"→ {fix}", ""))
-    network, compute = found.network, found.compute
+    network, compute = memory.network, memory.compute
     if network["bytes_each_way"]:
         size, line = shown(network["bytes_each_way"]), f"{network['mbits']:g} Mbit/s"
         words = f"a global step on the network: {size} out and in, {network['seconds']:.1f} s at {line}"
@@ -162,26 +183,26 @@ def _show_answers(console: Console, found: MemoryReport) -> None:
     for line, style in lines:
         console.print(Text(line, style=style), soft_wrap=True)
     console.print()
-    for name, reason in found.reasons.items():
+    for name, reason in memory.reasons.items():
         console.print(Text(f"{name}: {reason}", style="dim"), soft_wrap=True)
 
 
-def _show_compared(console: Console, found: MemoryReport) -> None:
+def _show_compared(console: Console, memory: MemoryReport) -> None:
     from rich.table import Table
     from rich.text import Text
 
     from tt_cli.memory import shown
 
-    gpu = found.kind == "cuda"
+    gpu = memory.kind == "cuda"
     table = Table(box=None, pad_edge=False)
     for name in ("technique", *(("GPU",) if gpu else ()), "RAM", "largest", ""):
         table.add_column(name, justify="left" if name in ("technique", "") else "right")
-    most = max(row["gpu_bytes" if gpu else "host_bytes"] for row in found.compared)
-    for row in found.compared:
+    most = max(row["gpu_bytes" if gpu else "host_bytes"] for row in memory.compared)
+    for row in memory.compared:
         bar = "█" * round(16 * row["gpu_bytes" if gpu else "host_bytes"] / most)
         largest = "" if row["largest_micro_batch"] is None else str(row["largest_micro_batch"] or "none")
         sizes = [shown(row["gpu_bytes"])] if gpu else []
         table.add_row(row["technique"], *sizes, shown(row["host_bytes"]), largest, Text(bar, style="cyan"))
     console.print()
     console.print(table)
-    console.print(Text(f"micro-batch {found.micro_batch}; largest: micro-batch that fits", style="dim"))
+    console.print(Text(f"micro-batch {memory.micro_batch}; largest: micro-batch that fits", style="dim"))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
-import json
+import json as codec
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import typer
+
+from tt_cli.cli.main import CommandGroup, app
+from tt_cli.cli.options import Json, argument, option, switch
 from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -49,111 +52,154 @@ LEFT_OUT = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the actions."""
-    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    _add_encode(
-        actions.add_parser(
-            "encode",
-            help="pictures with captions into shards of codes",
-            description="Encode pictures with the run's VQGAN. The filters are those of the run file's [data].",
-            allow_abbrev=False,
-        )
-    )
-    publish = actions.add_parser(
-        "publish",
-        help="an encoded folder as a data set on the Hub",
-        description="Put all shards on the Hub in one commit, with a card and checksums, once every share is finished.",
-        allow_abbrev=False,
-    )
-    publish.add_argument("out", metavar="OUT", type=Path, help="the folder that `tt data encode` made")
-    publish.add_argument("name", metavar="OWNER/NAME", help="the data set; it is made where it is missing")
-    publish.add_argument(
-        "--licence", required=True, metavar="ID", help="of the data, as the Hub names it: cc-by-4.0, …"
-    )
-    publish.add_argument("--private", action="store_true", help="make it private, if it has to be made")
-    publish.add_argument("--json", action="store_true", help="print one JSON object")
-    inspect = actions.add_parser(
-        "inspect",
-        help="what is in shards, and random rows as pictures",
-        description="Read shards: counts, sizes, how often each code is there; and decode random rows.",
-        allow_abbrev=False,
-    )
-    inspect.add_argument("path", metavar="PATH", type=Path, help="a shard, or a folder of them")
-    inspect.add_argument(
-        "--run", help=f"whose VQGAN the codes are of (default: as written by `encode` beside them, else {DEFAULT_RUN})"
-    )
-    inspect.add_argument("--samples", type=_positive, default=16, metavar="N", help="random rows to show (default 16)")
-    inspect.add_argument("--seed", type=int, default=0, metavar="N", help="another seed shows other rows (default 0)")
-    inspect.add_argument("--page", type=Path, metavar="FILE", help="write one HTML page with everything in it")
-    inspect.add_argument("--sheet", type=Path, metavar="FILE", help="write the pictures as one, such as sheet.png")
-    inspect.add_argument("--json", action="store_true", help="print one JSON object")
+def share(text: str) -> tuple[int, int]:
+    """A share such as 2/8: its index, from 0, and how many there are."""
+    index, _, count = text.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count) <= 999):
+        raise typer.BadParameter(f"{text} is no share such as 2/8, from 1/N to N/N")
+    return int(index) - 1, int(count)
 
 
-def _add_encode(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "source", metavar="SOURCE", help="folder, .tar, .csv, .jsonl, .parquet, or OWNER/NAME on the Hub"
-    )
-    parser.add_argument(
-        "out", metavar="OUT", type=Path, help="folder of the shards; an interrupted one is gone on with"
-    )
-    parser.add_argument("--run", default=DEFAULT_RUN, help=f"whose VQGAN and filters to use (default {DEFAULT_RUN})")
-    parser.add_argument("--split", default="train", help="of a data set on the Hub (default train)")
-    parser.add_argument("--revision", metavar="R", help="commit, branch or tag of a data set on the Hub")
-    parser.add_argument("--shard", type=_part, default=(0, 1), metavar="I/N", help="do the I-th of N shares, from 1")
-    parser.add_argument(
-        "--column",
-        choices=("code", "code13"),
-        help="how codes are written (default: [data] code_column of the run file)",
-    )
-    parser.add_argument(
-        "--container", choices=("parquet", "tar", "jsonl.br"), default="parquet", help="kind of file (default parquet)"
-    )
-    parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
-    )
-    parser.add_argument(
-        "--batch", type=_positive, metavar="N", help="pictures encoded side by side (default: what fits)"
-    )
-    parser.add_argument("--workers", type=_positive, metavar="N", help="processes that decode (default: by the cores)")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+data = typer.Typer(cls=CommandGroup, epilog=EXAMPLES)
+app.add_typer(data, name="data")
 
 
-def run(args: argparse.Namespace) -> int:
-    """Do one action."""
-    return {"encode": _encode, "publish": _publish, "inspect": _inspect}[args.action](args)
+@data.command(help="Encode pictures with the run's VQGAN. The filters are those of the run file's [data].")
+def encode(
+    source: Annotated[str, argument("SOURCE", "folder, .tar, .csv, .jsonl, .parquet, or OWNER/NAME on the Hub")],
+    out: Annotated[Path, argument("OUT", "folder of the shards; an interrupted one is gone on with")],
+    run: Annotated[
+        str, option("--run", "RUN", f"whose VQGAN and filters to use (default {DEFAULT_RUN})")
+    ] = DEFAULT_RUN,
+    split: Annotated[str, option("--split", "SPLIT", "of a data set on the Hub (default train)")] = "train",
+    revision: Annotated[str | None, option("--revision", "R", "commit, branch or tag of a data set on the Hub")] = None,
+    shard: Annotated[Any, option("--shard", "I/N", "do the I-th of N shares, from 1", parser=share)] = "1/1",
+    column: Annotated[
+        Literal["code", "code13"] | None,
+        option("--column", None, "how codes are written (default: [data] code_column of the run file)"),
+    ] = None,
+    container: Annotated[
+        Literal["parquet", "tar", "jsonl.br"], option("--container", None, "kind of file (default parquet)")
+    ] = "parquet",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], option("--device", None, "default: a GPU if there is one")
+    ] = "auto",
+    batch: Annotated[
+        int | None, option("--batch", "N", "pictures encoded side by side (default: what fits)", min=1)
+    ] = None,
+    workers: Annotated[
+        int | None, option("--workers", "N", "processes that decode (default: by the cores)", min=1)
+    ] = None,
+    json: Annotated[bool, switch("--json", "print one JSON object a line")] = False,
+) -> None:
+    """Encode what is not encoded yet."""
+    from tt_cli.data.build import encoder as encoding
+    from tt_cli.data.build import journal
+    from tt_cli.data.build.picture_sources import open_source
+    from tt_cli.run import load_run
+    from tt_cli.task.picture_codec import load_vqgan
+    from tt_cli.terminal.format import plural
+
+    config = load_run(run)
+    chosen = _device(device)
+    pictures = open_source(source, split=split, revision=revision)
+    fields = encoding.fields_of(encoding.first_picture(pictures))
+    column = column or config.data.code_column
+    job = encoding.EncodingJob(pictures, config, encoding.WorkShare(*shard), column, fields)
+    journal.agree_on(out, job.settings(container))
+    work = journal.Journal(out, job.share.index, f".{container}")
+    try:
+        encoder = encoding.PictureEncoder(load_vqgan(config).to(chosen), chosen, config.vqgan.codebook_size)
+        fitting, reason = encoding.choose_batch(chosen, config.vqgan.pixels)
+        if batch:
+            reason = f"{batch} pictures at a time, as --batch says"
+        workers = workers or (max(1, min(16, encoding.cores() - 1)) if chosen.type != "cpu" else 1)
+        tell = _teller(json, f"{chosen}; {reason}; {plural(workers, 'worker')} to decode them")
+        job = replace(job, batch=batch or fitting, workers=workers)
+        done = encoding.encode(job, encoder, work, lambda progress: tell("progress", progress))
+        journal.write_sums(out, job.share.count)
+        tell("done", done)
+    finally:
+        work.close()
 
 
-def _inspect(args: argparse.Namespace) -> int:
-    from tt_cli.data.build.inspection import as_page, as_text, inspect, run_of, shard_files
+@data.command(help="Put all shards on the Hub in one commit, with a card and checksums, once every share is finished.")
+def publish(
+    out: Annotated[Path, argument("OUT", "the folder that `tt data encode` made")],
+    name: Annotated[str, argument("OWNER/NAME", "the data set; it is made where it is missing")],
+    licence: Annotated[str, option("--licence", "ID", "of the data, as the Hub names it: cc-by-4.0, …")],
+    private: Annotated[bool, switch("--private", "make it private, if it has to be made")] = False,
+    json: Json = False,
+) -> None:
+    """Publish the folder, say where it is."""
+    from tt_cli.data.build.dataset_publishing import finished_folder
+    from tt_cli.data.build.dataset_publishing import publish as publish_folder
+    from tt_cli.memory import shown
+    from tt_cli.terminal.format import plural
+
+    encoded = finished_folder(out)
+
+    def tell(words: str) -> None:
+        print(words, file=sys.stderr, flush=True)
+
+    address = publish_folder(encoded, name, licence, private=private or None, tell=tell)
+    rows, size = encoded.counts["kept"], sum(facts.bytes for facts in encoded.shards)
+    if json:
+        print(codec.dumps({"published": address, "rows": rows, "shards": len(encoded.shards), "bytes": size}))
+    else:
+        shards = plural(len(encoded.shards), "shard")
+        print(f"Published: {address}, {rows:,} rows in {shards} of {shown(size)} together.")
+
+
+@data.command(help="Read shards: counts, sizes, how often each code is there; and decode random rows.")
+def inspect(
+    path: Annotated[Path, argument("PATH", "a shard, or a folder of them")],
+    run: Annotated[
+        str | None,
+        option(
+            "--run",
+            "RUN",
+            f"whose VQGAN the codes are of (default: as written by `encode` beside them, else {DEFAULT_RUN})",
+        ),
+    ] = None,
+    samples: Annotated[int, option("--samples", "N", "random rows to show (default 16)", min=1)] = 16,
+    seed: Annotated[int, option("--seed", "N", "another seed shows other rows (default 0)")] = 0,
+    page: Annotated[Path | None, option("--page", "FILE", "write one HTML page with everything in it")] = None,
+    sheet: Annotated[Path | None, option("--sheet", "FILE", "write the pictures as one, such as sheet.png")] = None,
+    json: Json = False,
+) -> None:
+    """Print what is in it; exit code 1 where a shard is damaged."""
+    from tt_cli.data.build import inspection
+    from tt_cli.data.build.inspection import as_page, as_text, run_of, shard_files
     from tt_cli.draw import Drawing, contact_sheet
     from tt_cli.run import load_run
     from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
-    files = shard_files(args.path)
-    config = load_run(args.run) if args.run else run_of(args.path, load_run(DEFAULT_RUN))
-    found = inspect(files, config, args.samples, args.seed)
-    if args.json:
-        captions = [caption for caption, _ in found.samples]
-        print(json.dumps({**found.facts(), "histogram": found.histogram(), "samples": captions}))
+    files = shard_files(path)
+    config = load_run(run) if run else run_of(path, load_run(DEFAULT_RUN))
+    contents = inspection.inspect(files, config, samples, seed)
+    if json:
+        captions = [caption for caption, _ in contents.samples]
+        print(codec.dumps({**contents.facts(), "histogram": contents.histogram(), "samples": captions}))
     else:
-        print(as_text(found))
-    if found.samples and (args.page or args.sheet):
+        print(as_text(contents))
+    if contents.samples and (page or sheet):
         import numpy as np
 
-        codes = np.stack([codes for _, codes in found.samples])
+        codes = np.stack([codes for _, codes in contents.samples])
         pictures = decode_pictures(load_vqgan(config), codes)
-        if args.page:
-            with _writing(args.page):
-                args.page.write_text(as_page(found, pictures, str(args.path)), encoding="utf-8")
-        if args.sheet:
+        if page:
+            with _writing(page):
+                page.write_text(as_page(contents, pictures, str(path)), encoding="utf-8")
+        if sheet:
             drawings = [
                 Drawing(caption, place, one, picture)
-                for place, ((caption, one), picture) in enumerate(zip(found.samples, pictures, strict=True))
+                for place, ((caption, one), picture) in enumerate(zip(contents.samples, pictures, strict=True))
             ]
-            with _writing(args.sheet):
-                contact_sheet(drawings).save(args.sheet)
-    return 1 if found.damaged else 0
+            with _writing(sheet):
+                contact_sheet(drawings).save(sheet)
+    if contents.damaged:
+        raise typer.Exit(1)
 
 
 @contextmanager
@@ -165,58 +211,6 @@ def _writing(path: Path) -> Iterator[None]:
         raise UsageError(f"cannot write {path}: {reason}; name another file") from error
 
 
-def _publish(args: argparse.Namespace) -> int:
-    from tt_cli.data.build.dataset_publishing import finished_folder, publish
-    from tt_cli.memory import shown
-    from tt_cli.terminal.format import plural
-
-    encoded = finished_folder(args.out)
-
-    def tell(words: str) -> None:
-        print(words, file=sys.stderr, flush=True)
-
-    address = publish(encoded, args.name, args.licence, private=args.private or None, tell=tell)
-    rows, size = encoded.counts["kept"], sum(facts.bytes for facts in encoded.shards)
-    if args.json:
-        print(json.dumps({"published": address, "rows": rows, "shards": len(encoded.shards), "bytes": size}))
-    else:
-        shards = plural(len(encoded.shards), "shard")
-        print(f"Published: {address}, {rows:,} rows in {shards} of {shown(size)} together.")
-    return 0
-
-
-def _encode(args: argparse.Namespace) -> int:
-    from tt_cli.data.build import encoder as encoding
-    from tt_cli.data.build import journal
-    from tt_cli.data.build.picture_sources import open_source
-    from tt_cli.run import load_run
-    from tt_cli.task.picture_codec import load_vqgan
-    from tt_cli.terminal.format import plural
-
-    config = load_run(args.run)
-    device = _device(args.device)
-    source = open_source(args.source, split=args.split, revision=args.revision)
-    fields = encoding.fields_of(encoding.first_picture(source))
-    column = args.column or config.data.code_column
-    job = encoding.EncodingJob(source, config, encoding.WorkShare(*args.shard), column, fields)
-    journal.agree_on(args.out, job.settings(args.container))
-    work = journal.Journal(args.out, job.share.index, f".{args.container}")
-    try:
-        encoder = encoding.PictureEncoder(load_vqgan(config).to(device), device, config.vqgan.codebook_size)
-        batch, reason = encoding.choose_batch(device, config.vqgan.pixels)
-        if args.batch:
-            batch, reason = args.batch, f"{args.batch} pictures at a time, as --batch says"
-        workers = args.workers or (max(1, min(16, encoding.cores() - 1)) if device.type != "cpu" else 1)
-        tell = _teller(args.json, f"{device}; {reason}; {plural(workers, 'worker')} to decode them")
-        job = replace(job, batch=batch, workers=workers)
-        done = encoding.encode(job, encoder, work, lambda progress: tell("progress", progress))
-        journal.write_sums(args.out, job.share.count)
-        tell("done", done)
-        return 0
-    finally:
-        work.close()
-
-
 def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
     """What shows how far it is: JSON lines, a line that is renewed on a terminal, or a line now and then."""
     terminal = sys.stderr.isatty() and not as_json
@@ -225,7 +219,7 @@ def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
 
     def tell(event: str, progress: EncodingProgress) -> None:
         if as_json:
-            print(json.dumps({"event": event, **_facts(progress)}), flush=True)
+            print(codec.dumps({"event": event, **_facts(progress)}), flush=True)
         elif event == "done":
             print("\r\x1b[K" if terminal else "", end="", file=sys.stderr)
             print(_summary(progress))
@@ -279,16 +273,3 @@ def _device(wanted: str) -> torch.device:
     if wanted == "cuda" and not gpu:
         raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
     return torch.device("cuda" if gpu and wanted != "cpu" else "cpu")
-
-
-def _part(text: str) -> tuple[int, int]:
-    index, _, count = text.partition("/")
-    if not (index.isdecimal() and count.isdecimal() and 1 <= int(index) <= int(count) <= 999):
-        raise argparse.ArgumentTypeError(f"{text} is no share such as 2/8, from 1/N to N/N")
-    return int(index) - 1, int(count)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
-    return int(text)

@@ -1,26 +1,31 @@
-"""`tt infer "a red apple"`: draw pictures with what a run has learned."""
+"""`tt infer "a red apple"`: draw with what a run has learned; `tt convert FILE OUT`: published weights, and back."""
 
 from __future__ import annotations
 
-import argparse
-import json
+import json as codec
 import os
 import re
 import secrets
 import shutil
 import sys
 import time
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from tt_cli.cli.main import app
+from tt_cli.cli.options import Json, argument, option, switch
+from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from tt_cli.draw import WeightsSource
     from tt_cli.draw.clip_ranking import Clip
 
-EXAMPLES = """\
+INFER_EXAMPLES = """\
 tt infer "a red apple"                       four pictures with the newest checkpoint of the run emoji
 tt infer sailboat "hot beverage" --candidates 8
 tt infer "red heart" --seed 7 --temperature 0.8
@@ -30,150 +35,168 @@ tt infer sailboat --run emoji --peer /ip4/203.0.113.7/tcp/31337/p2p/Qm…
 tt infer "a cat on a sofa" --run dalle --checkpoint published.pt --candidates 128 --keep 4 --top-k 256 --top-p 0.75
 tt infer --from prompts.txt --json           {"run", "step", "seed", …, "drawings": [{"prompt", "path", …}]}
 echo "red apple" | tt infer -"""
+CONVERT_EXAMPLES = """\
+tt convert dalle.pt weights.safetensors --step 31250           the paper's weights, to draw with --checkpoint
+tt convert dalle.pt weights.safetensors --run my-run.toml      of a run of your own
+tt convert step-00000200.safetensors dalle.pt --to published   under the names of the paper's checkpoint
+tt convert last.ckpt vqgan.safetensors                         a VQGAN, without the rest of its training
+tt convert dalle.pt weights.safetensors --json                 {"kind", "from", "to", "run", "step", …, "bytes"}"""
 
 DEFAULT_RUN = "emoji"
 CANDIDATES = 4
 # A young model knows the likeliest code long before it is sure of it: at 1.0 a wrong first code spoils the rest.
 TEMPERATURE = 0.5
 TOP_P = 0.9
-PLAIN_INTERVAL = 10.0  # seconds between two lines of progress without a terminal
-PREVIEWS = ("auto", "never", "blocks", "kitty", "iterm")
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+
+weights = partial(option, panel="What to draw with")
+how = partial(option, panel="How to draw")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the flags of `tt infer`."""
-    parser.add_argument("prompts", metavar="PROMPT", nargs="*", help="what to draw; - reads prompts from stdin")
-    parser.add_argument("--from", dest="file", metavar="FILE", help="more prompts, one a line; - reads stdin")
-    source = parser.add_argument_group("what to draw with")
-    source.add_argument("--run", help=f"the run: name, TOML file or ORGANISATION/REPOSITORY (default {DEFAULT_RUN})")
-    source.add_argument(
-        "--checkpoint",
-        metavar="PLACE",
-        help="a file, a folder, or ORGANISATION/REPOSITORY[/FILE] on the Hub; of several checkpoints the newest. "
-        "Published weights (.pt, .safetensors) need --run too",
-    )
-    source.add_argument("--revision", metavar="R", help="commit, branch or tag of the Hub repository")
-    source.add_argument(
-        "--peer",
-        metavar="MULTIADDR",
-        action="append",
-        default=[],
-        help="take the state from the run's swarm, found through this peer (may be given several times)",
-    )
-    source.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
-    )
-    how = parser.add_argument_group("how to draw")
-    how.add_argument(
-        "--candidates",
-        "--samples",
-        type=_positive,
-        default=CANDIDATES,
-        metavar="N",
-        help=f"pictures for each prompt (default {CANDIDATES})",
-    )
-    how.add_argument("--keep", type=_positive, metavar="K", help="save only the K that CLIP ranks best, best first")
-    how.add_argument(
-        "--clip",
-        metavar="MODEL",
-        help="rank with this CLIP: a folder, or OWNER/NAME[@REVISION] on the Hub (default: OpenAI's ViT-B/32)",
-    )
-    how.add_argument(
-        "--temperature",
-        type=float,
-        default=TEMPERATURE,
-        metavar="T",
-        help=f"lower: surer, less varied (default {TEMPERATURE})",
-    )
-    how.add_argument(
-        "--top-k", type=int, default=0, metavar="K", help="choose among the K likeliest codes (default 0: off)"
-    )
-    how.add_argument(
-        "--top-p",
-        type=float,
-        default=TOP_P,
-        metavar="P",
-        help=f"… among the likeliest that have share P (default {TOP_P}; 1: off)",
-    )
-    how.add_argument(
-        "--temperature-first",
-        action="store_true",
-        help="apply the temperature before top-k and top-p, as is usual, not after them as the paper's authors do",
-    )
-    how.add_argument("--seed", type=int, metavar="N", help="the same seed draws the same pictures (default: a new one)")
-    how.add_argument("--batch", type=_positive, metavar="N", help="pictures drawn side by side (default: what fits)")
-    how.add_argument("--memory", type=_bytes, metavar="SIZE", help="use at most this much for drawing, such as 4GB")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where to save (default: a new folder in ./drawings)")
-    parser.add_argument(
-        "--preview",
-        choices=PREVIEWS,
-        default="auto",
-        help="show the pictures in a terminal that can (default auto); never in pipes",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+def size(text: str) -> int:
+    """Bytes, such as 4GB, 1.5 GiB, 800M."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT])(i?)B?", text, re.IGNORECASE)
+    if match is None or float(match[1]) == 0:
+        raise typer.BadParameter(f"{text}: write a size such as 4GB or 800MB")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** ("KMGT".index(match[2].upper()) + 1))
 
 
-def run(args: argparse.Namespace) -> int:
+@app.command(epilog=INFER_EXAMPLES)
+def infer(
+    prompt: Annotated[list[str] | None, argument("PROMPT…", "what to draw; - reads prompts from stdin")] = None,
+    file: Annotated[str | None, option("--from", "FILE", "more prompts, one a line; - reads stdin")] = None,
+    run: Annotated[
+        str | None,
+        weights("--run", "RUN", f"the run: name, TOML file or ORGANISATION/REPOSITORY (default {DEFAULT_RUN})"),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        weights(
+            "--checkpoint",
+            "PLACE",
+            "a file, a folder, or ORGANISATION/REPOSITORY[/FILE] on the Hub; of several checkpoints the newest. "
+            "Published weights (.pt, .safetensors) need --run too",
+        ),
+    ] = None,
+    revision: Annotated[str | None, weights("--revision", "R", "commit, branch or tag of the Hub repository")] = None,
+    peer: Annotated[
+        list[str] | None,
+        weights(
+            "--peer",
+            "MULTIADDR",
+            "take the state from the run's swarm, found through this peer (may be given several times)",
+        ),
+    ] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], weights("--device", None, "default: a GPU if there is one")] = (
+        "auto"
+    ),
+    candidates: Annotated[
+        int,
+        how(
+            "--candidates --samples",
+            "N",
+            f"pictures for each prompt (default {CANDIDATES})",
+            min=1,
+        ),
+    ] = CANDIDATES,
+    keep: Annotated[int | None, how("--keep", "K", "save only the K that CLIP ranks best, best first", min=1)] = None,
+    clip: Annotated[
+        str | None,
+        how(
+            "--clip",
+            "MODEL",
+            "rank with this CLIP: a folder, or OWNER/NAME[@REVISION] on the Hub (default: OpenAI's ViT-B/32)",
+        ),
+    ] = None,
+    temperature: Annotated[
+        float, how("--temperature", "T", f"lower: surer, less varied (default {TEMPERATURE})")
+    ] = TEMPERATURE,
+    top_k: Annotated[int, how("--top-k", "K", "choose among the K likeliest codes (default 0: off)")] = 0,
+    top_p: Annotated[
+        float, how("--top-p", "P", f"… among the likeliest that have share P (default {TOP_P}; 1: off)")
+    ] = TOP_P,
+    temperature_first: Annotated[
+        bool,
+        switch(
+            "--temperature-first",
+            "apply the temperature before top-k and top-p, as is usual, not after them as the paper's authors do",
+            panel="How to draw",
+        ),
+    ] = False,
+    seed: Annotated[
+        int | None, how("--seed", "N", "the same seed draws the same pictures (default: a new one)")
+    ] = None,
+    batch: Annotated[int | None, how("--batch", "N", "pictures drawn side by side (default: what fits)", min=1)] = None,
+    memory: Annotated[
+        int | None, how("--memory", "SIZE", "use at most this much for drawing, such as 4GB", parser=size)
+    ] = None,
+    out: Annotated[Path | None, option("--out", "DIR", "where to save (default: a new folder in ./drawings)")] = None,
+    preview: Annotated[
+        Literal["auto", "never", "blocks", "kitty", "iterm"],
+        option("--preview", None, "show the pictures in a terminal that can (default auto); never in pipes"),
+    ] = "auto",
+    json: Json = False,
+) -> None:
     """Draw, rank, save, print the paths."""
-    from tt_cli.errors import UsageError
     from tt_cli.terminal.live_view import write_line
 
-    prompts = _prompts(args.prompts, args.file)
-    if args.keep is not None and args.keep > args.candidates:
-        raise UsageError(
-            f"--keep {args.keep}: there are only {args.candidates} candidates; draw more with --candidates"
-        )
-    if args.peer and (args.checkpoint or args.revision):
+    prompts = _prompts(prompt or [], file)
+    if keep is not None and keep > candidates:
+        raise UsageError(f"--keep {keep}: there are only {candidates} candidates; draw more with --candidates")
+    if peer and (checkpoint or revision):
         raise UsageError("--peer draws with the swarm's state: leave out --checkpoint and --revision, or --peer")
-    seed = secrets.randbelow(2**31) if args.seed is None else args.seed
+    seed = secrets.randbelow(2**31) if seed is None else seed
 
     from tt_cli import __version__
     from tt_cli.draw import DrawingSettings, cut_prompts, draw, load_models, output_folder, save_drawings
     from tt_cli.model.sampling.code_choice import Sampling
+    from tt_cli.terminal.progress import progress
 
-    sampling = Sampling(args.temperature, args.top_k, args.top_p, args.temperature_first)
-    say = _say_nothing if args.json else lambda line: write_line(sys.stdout, line)
+    sampling = Sampling(temperature, top_k, top_p, temperature_first)
+
+    def say(line: str) -> None:
+        if not json:
+            write_line(sys.stdout, line)
 
     def warn(line: str) -> None:
         write_line(sys.stderr, f"tt: {line}")
 
-    source = _source(args, warn)
+    source = _source(run, checkpoint, revision, peer or [], warn)
     step = "unknown step" if source.step is None else f"step {source.step}"
     say(f"Checkpoint: {step} of run {source.run.identity} ({source.reason})")
     say(f"            {source.origin}")
-    models = load_models(source, args.device)
-    clip = _clip(args, next(models.decoder.parameters()).device)
-    for prompt, read in cut_prompts(models.tokenizer, prompts).items():
+    models = load_models(source, device)
+    ranker = _clip(keep, clip, next(models.decoder.parameters()).device)
+    for text, read in cut_prompts(models.tokenizer, prompts).items():
         length = models.tokenizer.text_length
-        warn(f'of "{prompt}" the model reads only the first {length} tokens: "{read}"')
-    facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": args.candidates}
-    facts |= vars(sampling)
-    if clip is not None:
-        facts |= {"keep": args.keep or args.candidates, "clip": clip.name}
-    with output_folder(args.out, source.run.run.name) as folder:
+        warn(f'of "{text}" the model reads only the first {length} tokens: "{read}"')
+    facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": candidates, **vars(sampling)}
+    if ranker is not None:
+        facts |= {"keep": keep or candidates, "clip": ranker.name}
+    with output_folder(out, source.run.run.name) as folder:
         started = time.monotonic()
-        with _progress("Drawing", "tokens") as on_progress:
+        with progress("Drawing", "tokens") as on_progress:
             drawings = draw(
                 models,
                 prompts,
-                DrawingSettings(args.candidates, sampling, seed, args.batch, args.memory),
+                DrawingSettings(candidates, sampling, seed, batch, memory),
                 on_progress=on_progress,
                 on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"),
             )
         seconds = time.monotonic() - started
         drawn, tokens = len(drawings), sum(len(drawing.codes) for drawing in drawings)
         similarities = None
-        if clip is not None:
+        if ranker is not None:
             from tt_cli.draw.clip_ranking import keep_best
 
-            with _progress("Ranking", "pictures") as on_progress:
-                ranked = keep_best(clip, drawings, args.keep, on_progress=on_progress)
-            drawings, similarities = [one.drawing for one in ranked], [one.similarity for one in ranked]
+            with progress("Ranking", "pictures") as on_progress:
+                ranked = keep_best(ranker, drawings, keep, on_progress=on_progress)
+            drawings, similarities = [pick.drawing for pick in ranked], [pick.similarity for pick in ranked]
         about = {**facts, "checkpoint": source.origin, "software": f"tt {__version__}"}
         chunks = {name: str(value) for name, value in about.items() if value is not None}
         paths, sheet = save_drawings(drawings, folder, chunks, similarities)
     rate = tokens / max(seconds, 1e-3)
-    if args.json:
+    if json:
         listed: list[dict[str, Any]] = [
             {"prompt": drawing.prompt, "index": drawing.index, "path": str(path)}
             for drawing, path in zip(drawings, paths, strict=True)
@@ -182,45 +205,47 @@ def run(args: argparse.Namespace) -> int:
             entry["clip_similarity"] = round(similarity, 4)
         where = {"checkpoint": source.origin, "contact_sheet": str(sheet)}
         cost = {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_s": round(rate, 1)}
-        print(json.dumps({**facts, **where, **cost, "drawings": listed}))
-        return 0
+        print(codec.dumps({**facts, **where, **cost, "drawings": listed}))
+        return
     kept = f", kept the best {len(drawings)}" if len(drawings) < drawn else ""
     say(f"Drew {drawn} pictures in {seconds:.1f} s ({rate:.0f} tokens/s){kept}. Again: --seed {seed}")
     for path in [*paths, sheet]:
         say(str(path))
-    _show(drawings, args.preview)
-    return 0
+    _show(drawings, preview)
 
 
-def _source(args: argparse.Namespace, warn: Callable[[str], None]) -> WeightsSource:
+def _source(
+    run: str | None, checkpoint: str | None, revision: str | None, peers: list[str], warn: Callable[[str], None]
+) -> WeightsSource:
     """What the flags say to draw with."""
     from tt_cli.auth.peer_admission import observing
-    from tt_cli.cli.join import checked_peers
     from tt_cli.draw import fetch_from_swarm, find_checkpoint
     from tt_cli.run import load_run
+    from tt_cli.run.initial_peers import checked_peers
     from tt_cli.terminal.live_view import output_mode, write_line
+    from tt_cli.terminal.progress import progress
 
-    peers = checked_peers(args.peer)
-    named = args.run or (None if args.checkpoint else DEFAULT_RUN)
+    peers = checked_peers(peers)
+    named = run or (None if checkpoint else DEFAULT_RUN)
     config = load_run(named) if named else None
     if peers and config is not None:
         if output_mode(sys.stderr) == "live":
             write_line(sys.stderr, f"Asking {len(peers)} peer(s) of {config.identity} …")
         with (
             observing(config, lambda line, level: warn(line)),
-            _progress(f"Taking the state of {config.identity}", "bytes") as on_bytes,
+            progress(f"Taking the state of {config.identity}", "bytes") as on_bytes,
         ):
             return fetch_from_swarm(config, peers, on_bytes)
-    return find_checkpoint(config, args.checkpoint, revision=args.revision, on_message=warn)
+    return find_checkpoint(config, checkpoint, revision=revision, on_message=warn)
 
 
-def _clip(args: argparse.Namespace, device: Any) -> Clip | None:
+def _clip(keep: int | None, name: str | None, device: Any) -> Clip | None:
     """The model that ranks, before anything is drawn in vain; None where nothing is to be ranked."""
-    if args.keep is None and args.clip is None:
+    if keep is None and name is None:
         return None
     from tt_cli.draw.clip_ranking import DEFAULT, load_clip
 
-    return load_clip(args.clip or DEFAULT, device)
+    return load_clip(name or DEFAULT, device)
 
 
 def _show(drawings: list[Any], wanted: str) -> None:
@@ -233,25 +258,8 @@ def _show(drawings: list[Any], wanted: str) -> None:
         sys.stdout.flush()
 
 
-def _positive(text: str) -> int:
-    number = int(text) if re.fullmatch(r"\d{1,9}", text) else 0
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text}: must be a whole number from 1")
-    return number
-
-
-def _bytes(text: str) -> int:
-    """Such as 4GB, 1.5 GiB, 800M."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT])(i?)B?", text, re.IGNORECASE)
-    if match is None or float(match[1]) == 0:
-        raise argparse.ArgumentTypeError(f"{text}: write a size such as 4GB or 800MB")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** ("KMGT".index(match[2].upper()) + 1))
-
-
 def _prompts(given: list[str], file: str | None) -> list[str]:
     """The prompts of the command line, of `file` and of stdin where one is "-", each once. Raises UsageError."""
-    from tt_cli.errors import UsageError
-
     if any(not prompt.strip() for prompt in given):
         raise UsageError('a prompt is empty; say what to draw, such as tt infer "a red apple"')
     prompts: list[str] = []
@@ -272,39 +280,60 @@ def _prompts(given: list[str], file: str | None) -> list[str]:
     return list(dict.fromkeys(prompts))
 
 
-@contextmanager
-def _progress(label: str, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """What to call with what is done and to do: a bar on a terminal, else some lines, on stderr."""
-    from tt_cli.terminal.live_view import output_mode, write_line
+@app.command(epilog=CONVERT_EXAMPLES)
+def convert(
+    file: Annotated[Path, argument("FILE", ".pt, .pth, .ckpt, .bin or .safetensors to read")],
+    out: Annotated[Path, argument("OUT", "the file to write: .safetensors, or .pt for --to published")],
+    run: Annotated[
+        str | None, option("--run", "RUN", "the run that they are weights of: name or TOML file (default dalle)")
+    ] = None,
+    step: Annotated[int | None, option("--step", "N", "the global step that they are of (default 0)")] = None,
+    to: Annotated[
+        Literal["checkpoint", "published"],
+        option("--to", None, "what to write: a checkpoint of tt (default), or published names from one"),
+    ] = "checkpoint",
+    force: Annotated[bool, switch("--force", "overwrite OUT")] = False,
+    json: Json = False,
+) -> None:
+    """Read, check, write, say what was written."""
+    from tt_cli.terminal.live_view import write_line
 
-    begun = said = time.monotonic()
+    if step is not None and not 0 <= step < 10**15:
+        raise UsageError(f"--step {step}: must be 0 or more and have at most 15 digits")
+    _check_paths(file, out, (".safetensors", *TORCH_SUFFIXES) if to == "published" else (".safetensors",), force)
+    from tt_cli.task.weights_conversion import to_checkpoint, to_published_names
 
-    def words(done: float, total: float) -> str:
-        rate = done / max(time.monotonic() - begun, 1e-3)
-        if unit == "bytes":
-            return f"{done / 1e6:.1f} of {total / 1e6:.1f} MB, {rate / 1e6:.1f} MB/s"
-        return f"{done:.0f} of {total:.0f} {unit}, {rate:.0f} {unit}/s"
+    def say(line: str) -> None:
+        if not json:
+            write_line(sys.stderr, line)
 
-    if output_mode(sys.stderr) == "live":
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn(label), BarColumn(), TextColumn("{task.fields[words]}, ETA"), TimeRemainingColumn())
-        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=None, words="…")
-            yield lambda done, total: bar.update(task, completed=done, total=total, words=words(done, total))
+    if to == "published":
+        if run is not None or step is not None:
+            raise UsageError(f"--to published takes run and step from {file}; leave out --run and --step")
+        facts = to_published_names(file, out, say)
+    else:
+        facts = to_checkpoint(file, out, run, step, say)
+    facts = {"kind": facts.pop("kind"), "from": str(file), "to": str(out), **facts, "bytes": out.stat().st_size}
+    if json:
+        print(codec.dumps(facts))
         return
-
-    def lines(done: int, total: int) -> None:
-        nonlocal said
-        now = time.monotonic()
-        if now - said >= PLAIN_INTERVAL or (unit == "bytes" and done == total):
-            said = now
-            eta = f", ETA {(total - done) * (now - begun) / done:.0f} s" if 0 < done < total else ""
-            write_line(sys.stderr, f"{label}: {words(done, total)}{eta}")
-
-    yield lines
+    what = {"checkpoint": "a checkpoint", "published": "published weights", "vqgan": "a VQGAN"}[facts["kind"]]
+    print(f"Wrote {what} of {facts['elements']:,} parameters, {facts['bytes'] / 1e6:.1f} MB: {out}")
+    if facts["kind"] == "checkpoint":
+        print(f'Draw with it: tt infer "a red apple" --checkpoint {out}')
 
 
-def _say_nothing(line: str) -> None:
-    """Where lines for people go when the output is JSON."""
+def _check_paths(file: Path, out: Path, suffixes: tuple[str, ...], force: bool) -> None:
+    """What can be wrong with the files, before the long work. Raises UsageError."""
+    if not file.is_file():
+        raise UsageError(f"cannot read {file}: " + ("a folder; name a file in it" if file.is_dir() else "no such file"))
+    if out.suffix not in suffixes:
+        raise UsageError(f"{out}: must end in {' or '.join(suffixes)}")
+    if not out.parent.is_dir():
+        raise UsageError(f"{out}: there is no folder {out.parent}; make it first")
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder; name a file in it")
+    if out.exists() and out.samefile(file):
+        raise UsageError(f"{out} is what is to be read; name another file to write")
+    if out.exists() and not force:
+        raise UsageError(f"{out} exists; name another file, or overwrite it with --force")

@@ -1,18 +1,24 @@
-"""`tt init NAME`: set up a new run, by questions or flags."""
+"""`tt init NAME`: set up a new run, by questions or flags; `tt check RUN`: open and try all that a run file names."""
 
 from __future__ import annotations
 
-import argparse
-import json
+import json as codec
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tt_cli.cli.doctor import show_checks
+from tt_cli.cli.main import app
+from tt_cli.cli.options import Json, Run, argument, option, switch
 
 if TYPE_CHECKING:
     from tt_cli.organise.questions import RunQuestion
     from tt_cli.organise.recipe import Recipe
 
-EXAMPLES = """\
+INIT_EXAMPLES = """\
 tt init my-run                                    asks, and writes the folder my-run
 tt init my-run --address 203.0.113.7 --yes        the defaults for all that is not said
 tt init art --size medium --data acme/art-codes --organisation acme \\
@@ -22,63 +28,98 @@ tt init art --publish                             publishes the folder that is t
 It makes a run file, the keys of the aux peer and of the authority, a card for the Hub, and files for compose,
 systemd, nginx, Caddy and Prometheus. Nothing that exists is overwritten. `tt check my-run/run.toml` looks it over.
 --json prints {"folder", "published", "next": […], "identity", "peer_id", "address", "takes": {…}, "files": […]}."""
+CHECK_EXAMPLES = """\
+tt check my-run/run.toml           after `tt init`, and after every change
+tt check org/run                   as volunteers will read it
+tt check my-run/run.toml --no-step --json
+
+It looks at every field, keys, tokenizer, data, VQGAN, model and memory, peers and authority, and dry-runs one step.
+--json prints {"ok": …, "checks": [{"name", "verdict": "pass" | "warning" | "fail", "words", "fix"}, …]}.
+Exit code: 0 when nothing fails, 1 else. `tt doctor` looks at the machine."""
+CHECK_MARKS = {"pass": "✓ ", "warning": "! ", "fail": "✗ "}
+
+Text = str | None
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `tt init` takes: a flag for each question of tt_cli.organise.questions."""
-    parser.add_argument("name", metavar="NAME", help="the run's name: a-z, 0-9 and '-'")
-    parser.add_argument("--size", help="tiny, small, medium, large, paper, or DIMxLAYERS (default small)")
-    parser.add_argument("--data", help="emoji, OWNER/NAME of a data set on the Hub, or a folder (default emoji)")
-    parser.add_argument("--codes", help="which codes that data holds: f8 or emoji (default f8)")
-    parser.add_argument("--vqgan", metavar="OWNER/NAME[:FILE]", help="weights of the VQGAN for f8 codes")
-    parser.add_argument("--organisation", metavar="NAME", help="members of it alone may take part (default anybody)")
-    parser.add_argument("--authority", metavar="URL", help="where yours will answer; its keys are made (default none)")
-    parser.add_argument("--address", metavar="HOST", help="IP or host name of the server with the aux peer")
-    parser.add_argument("--port", metavar="N", help="its TCP port for peers (default 31337)")
-    parser.add_argument("--repository", metavar="OWNER/NAME", help="on the Hub, for run file, card and checkpoints")
-    parser.add_argument("--steps", metavar="N", help="global steps (default: by size)")
-    parser.add_argument("--batch", metavar="N", help="examples of all peers for one step (default: by size)")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="the folder to make (default ./NAME)")
-    parser.add_argument("--publish", action="store_true", help="put run file and card on the Hub, in one commit")
-    parser.add_argument("--yes", action="store_true", help="ask nothing: defaults for what is not said")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def run(args: argparse.Namespace) -> int:
+@app.command(epilog=INIT_EXAMPLES)
+def init(
+    context: typer.Context,
+    name: Annotated[str, argument("NAME", "the run's name: a-z, 0-9 and '-'")],
+    size: Annotated[
+        Text, option("--size", "SIZE", "tiny, small, medium, large, paper, or DIMxLAYERS (default small)")
+    ] = None,
+    data: Annotated[
+        Text, option("--data", "DATA", "emoji, OWNER/NAME of a data set on the Hub, or a folder (default emoji)")
+    ] = None,
+    codes: Annotated[Text, option("--codes", "CODES", "which codes that data holds: f8 or emoji (default f8)")] = None,
+    vqgan: Annotated[Text, option("--vqgan", "OWNER/NAME[:FILE]", "weights of the VQGAN for f8 codes")] = None,
+    organisation: Annotated[
+        Text, option("--organisation", "NAME", "members of it alone may take part (default anybody)")
+    ] = None,
+    authority: Annotated[
+        Text, option("--authority", "URL", "where yours will answer; its keys are made (default none)")
+    ] = None,
+    address: Annotated[Text, option("--address", "HOST", "IP or host name of the server with the aux peer")] = None,
+    port: Annotated[Text, option("--port", "N", "its TCP port for peers (default 31337)")] = None,
+    repository: Annotated[
+        Text, option("--repository", "OWNER/NAME", "on the Hub, for run file, card and checkpoints")
+    ] = None,
+    steps: Annotated[Text, option("--steps", "N", "global steps (default: by size)")] = None,
+    batch: Annotated[Text, option("--batch", "N", "examples of all peers for one step (default: by size)")] = None,
+    out: Annotated[Path | None, option("--out", "DIR", "the folder to make (default ./NAME)")] = None,
+    publish: Annotated[bool, switch("--publish", "put run file and card on the Hub, in one commit")] = False,
+    yes: Annotated[bool, switch("--yes", "ask nothing: defaults for what is not said")] = False,
+    json: Json = False,
+) -> None:
     """Ask, make, publish, say what comes next."""
+    from tt_cli.organise import run_publishing
     from tt_cli.organise.questions import QUESTIONS, answered, checked_name
     from tt_cli.organise.recipe import check_free, finished, make, next_steps
-    from tt_cli.organise.run_publishing import check_may_publish, publish
 
-    folder = args.out or Path(checked_name(args.name))
-    user = check_may_publish() if args.publish else ""
-    given = {question.key: getattr(args, question.key) for question in QUESTIONS}
+    folder = out or Path(checked_name(name))
+    user = run_publishing.check_may_publish() if publish else ""
+    given = {question.key: context.params[question.key] for question in QUESTIONS}
     recipe = None
-    if args.publish and (there := finished(folder, args.name)) is not None:
-        repository = args.repository or there.checkpoints.repository or f"{user}/{args.name}"
+    if publish and (there := finished(folder, name)) is not None:
+        repository = repository or there.checkpoints.repository or f"{user}/{name}"
     else:
-        if user and given["repository"] is None:
-            given["repository"] = f"{given['organisation'] or user}/{args.name}"
+        if user and repository is None:
+            given["repository"] = f"{organisation or user}/{name}"
         check_free(folder)
-        answers = answered(args.name, given, _asker(args))
+        answers = answered(name, given, _asker(yes, json))
         recipe = make(answers, folder)
         repository = answers.repository
-        if not args.json:
+        if not json:
             _tell(recipe)
-    published = publish(folder, repository) if args.publish else None
-    steps = next_steps(folder.absolute(), repository if published else "")
-    if args.json:
-        print(json.dumps(_facts(recipe, folder, published, steps), indent=1))
-        return 0
+    published = run_publishing.publish(folder, repository) if publish else None
+    next_commands = next_steps(folder.absolute(), repository if published else "")
+    if json:
+        print(codec.dumps(_facts(recipe, folder, published, next_commands), indent=1))
+        return
     if published:
         print(f"Published: {published}. Volunteers type: tt join {repository}")
     print("\nNext:")
-    for step in steps:
-        print(f"  {step}")
-    return 0
+    for command in next_commands:
+        print(f"  {command}")
 
 
-def _asker(args: argparse.Namespace) -> Any:
+@app.command(epilog=CHECK_EXAMPLES)
+def check(
+    run: Run,
+    peer: Annotated[list[str] | None, option("--peer", "MULTIADDR", "try this one, not the file's")] = None,
+    device: Annotated[str | None, option("--device", "DEVICE", "cpu, cuda or cuda:N for the step")] = None,
+    no_step: Annotated[bool, switch("--no-step", "make no step: for small machines")] = False,
+    json: Json = False,
+) -> None:
+    """Print a line for each check as it is made."""
+    from tt_cli.organise.run_check import look_over
+    from tt_cli.run.initial_peers import checked_peers
+
+    checks = look_over(run, peers=checked_peers(peer or []), device=device, step=not no_step)
+    show_checks(checks, json, CHECK_MARKS)
+
+
+def _asker(yes: bool, json: bool) -> Callable[[RunQuestion, str], str]:
     """What asks a person, takes defaults, or says which flag is missing."""
     from tt_cli.errors import UsageError
 
@@ -91,9 +132,9 @@ def _asker(args: argparse.Namespace) -> Any:
             f"there is no terminal to ask on: give {question.flag} (default {shown}), or --yes for all defaults"
         )
 
-    if args.yes:
+    if yes:
         return default
-    return _ask if sys.stdin.isatty() and sys.stdout.isatty() and not args.json else refuse
+    return _ask if sys.stdin.isatty() and sys.stdout.isatty() and not json else refuse
 
 
 def _ask(question: RunQuestion, default: str) -> str:

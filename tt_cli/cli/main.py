@@ -1,21 +1,24 @@
-"""The entry of `tt`: finds the command, parses its flags, runs it, turns errors into a line and an exit code.
+"""The Typer app `tt`: which commands there are, how the one that runs is loaded, and errors as one line.
 
 Notable:
-- commands are named in a table, so help costs no import; only the command that runs is imported;
-- a command is a module with EXAMPLES, add_arguments(parser) and run(args) -> exit code.
+- commands stand in a table, so that help costs no import; the module of the one that runs registers it in `app`;
+- whatever a person got wrong is one line on standard error and an exit code; a traceback is for bugs, or --debug.
 """
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_group
 
 from tt_cli import __version__
 from tt_cli.errors import TTError, UsageError
@@ -25,39 +28,38 @@ BROKEN_PIPE = 141  # … and by a reader that went away
 
 
 @dataclass(frozen=True)
-class Command:
-    """One command: its name, what it is for, the module in tt_cli.cli that does it, its group in the help."""
+class CommandEntry:
+    """One command: its name, what it is for, the module in tt_cli.cli that registers it, its panel in the help."""
 
     name: str
     help: str
     module: str
-    group: str
+    panel: str
 
 
 COMMANDS = (
-    Command("demo", "start a small swarm on this machine and watch it learn to draw", "demo", "Try it"),
-    Command("join", "train with a run's swarm", "join", "Take part"),
-    Command("aux-peer", "keep a run's swarm together; needs no GPU", "aux_peer", "Take part"),
-    Command("status", "say what the peers of this machine do, and why", "status", "Take part"),
-    Command("pause", "have a peer leave the swarm and wait", "pause", "Take part"),
-    Command("resume", "have a peer go on after `tt pause`", "resume", "Take part"),
-    Command("finish", "have a peer end after the current step", "finish", "Take part"),
-    Command("doctor", "find what would keep a peer from working here", "doctor", "Take part"),
-    Command("explain", "say what a trouble or an error means", "explain", "Take part"),
-    Command("monitor", "watch a run's swarm", "monitor", "See what it does"),
-    Command("infer", "draw pictures with what a run has learned", "infer", "See what it does"),
-    Command("convert", "turn published weights into a checkpoint, and back", "convert", "See what it does"),
-    Command("init", "set up a new run", "init", "Organise"),
-    Command("check", "validate a run and dry-run one step of it", "check", "Organise"),
-    Command("calc", "say how much memory training a model takes", "calc", "Organise"),
-    Command("authority", "issue a closed run's passes, ban, give orders", "authority", "Organise"),
-    Command("data", "encode pictures into a data set, publish it, look at it", "data", "Organise"),
-    Command("site", "write a run's web page into files", "site", "Organise"),
-    Command("login", "log in to Hugging Face", "login", "Account"),
-    Command("logout", "forget the login", "logout", "Account"),
-    Command("whoami", "say who is logged in", "whoami", "Account"),
-    Command("identity", "show, export or import this machine's peers' keys", "identity", "Account"),
-    Command("completion", "print what a shell completes `tt` with", "completion", "Account"),
+    CommandEntry("demo", "Start a small swarm on this machine and watch it learn to draw.", "demo", "Try it"),
+    CommandEntry("join", "Train with a run's swarm.", "join", "Take part"),
+    CommandEntry("aux-peer", "Keep a run's swarm together; needs no GPU.", "aux_peer", "Take part"),
+    CommandEntry("status", "Say what the peers of this machine do, and why.", "running_peers", "Take part"),
+    CommandEntry("pause", "Have a peer leave the swarm and wait.", "running_peers", "Take part"),
+    CommandEntry("resume", "Have a peer go on after `tt pause`.", "running_peers", "Take part"),
+    CommandEntry("finish", "Have a peer end after the current step.", "running_peers", "Take part"),
+    CommandEntry("doctor", "Find what would keep a peer from working here.", "doctor", "Take part"),
+    CommandEntry("explain", "Say what a trouble or an error means.", "doctor", "Take part"),
+    CommandEntry("monitor", "Watch a run's swarm.", "monitor", "See what it does"),
+    CommandEntry("infer", "Draw pictures with what a run has learned.", "infer", "See what it does"),
+    CommandEntry("convert", "Turn published weights into a checkpoint, and back.", "infer", "See what it does"),
+    CommandEntry("init", "Set up a new run.", "init", "Organise"),
+    CommandEntry("check", "Validate a run and dry-run one step of it.", "init", "Organise"),
+    CommandEntry("calc", "Say how much memory training a model takes.", "calc", "Organise"),
+    CommandEntry("authority", "Issue a closed run's passes, ban, give orders.", "authority", "Organise"),
+    CommandEntry("data", "Encode pictures into a data set, publish it, look at it.", "data", "Organise"),
+    CommandEntry("site", "Write a run's web page into files.", "monitor", "Organise"),
+    CommandEntry("login", "Log in to Hugging Face.", "login", "Account"),
+    CommandEntry("logout", "Forget the login.", "login", "Account"),
+    CommandEntry("whoami", "Say who is logged in.", "login", "Account"),
+    CommandEntry("identity", "Show, export or import this machine's peers' keys.", "login", "Account"),
 )
 
 EXAMPLES = """\
@@ -67,108 +69,161 @@ tt monitor emoji              see who trains, and the loss
 tt infer "a red apple"        draw with the newest checkpoint"""
 
 
-class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are UsageErrors."""
+class CommandGroup(TyperGroup):
+    """A group of commands that names the nearest one to a mistyped name."""
 
-    def error(self, message: str) -> NoReturn:
-        """Raise UsageError in one line, with the way to the help."""
-        raise UsageError(message if message.endswith("?") else f"{message}; see `{self.prog} --help`")
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the name, the command and what is left of `args`. Raises UsageError for an unknown command."""
+        name = args[0]
+        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
+            close = difflib.get_close_matches(name, self.commands, n=1)
+            hint = (
+                f"did you mean `{ctx.command_path} {close[0]}`?" if close else f"there are {', '.join(self.commands)}"
+            )
+            raise UsageError(f"no command is called '{name}'; {hint}")
+        return super().resolve_command(ctx, args)
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """What argparse's does, but nothing may be unknown, in whom it concerns: `tt data encode`, not `tt data`."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if not unknown:
-            return found, unknown
-        flag = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
-        close = difflib.get_close_matches(flag, self._option_string_actions, n=1) if flag else []
-        hint = f"; did you mean {close[0]}?" if close else ""
-        self.error(f"no such flag: {flag}{hint}" if flag else f"too many arguments: {' '.join(unknown)}")
+
+class LazyGroup(CommandGroup):
+    """The commands of the table, each loaded when it is run."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        registered = self.commands
+        self.epilog = f"Examples:\n\n{EXAMPLES}"
+        self.commands = {entry.name: registered.get(entry.name) or TyperCommand(entry.name) for entry in COMMANDS}
+        for entry in COMMANDS:
+            command: Any = self.commands[entry.name]
+            command.help, command.short_help, command.rich_help_panel = entry.help, entry.help, entry.panel
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Load the command's module, then find the command as any group does."""
+        for entry in COMMANDS:
+            if entry.name == args[0]:
+                self.commands[entry.name] = _for_rich(loaded(entry))
+        return super().resolve_command(ctx, args)
+
+    def main(self, args: Sequence[str] | None = None, *unused: Any, **settings: Any) -> NoReturn:
+        """Run `tt` with `args` (default: those of the process) and end with its exit code, by SystemExit."""
+        words = list(sys.argv[1:] if args is None else args)
+        flags_end = words.index("--") if "--" in words else len(words)
+        debug = "--debug" in words[:flags_end]
+        words = [word for word in words[:flags_end] if word != "--debug"] + words[flags_end:]
+        self._main_shell_completion({}, "tt")
+        try:
+            code = self._run(["--help"] if words[:1] in ([], ["help"]) else words)
+            sys.stdout.flush()
+        except (TTError, typer.TyperException) as error:
+            if debug:
+                raise
+            print(f"tt: {error if isinstance(error, TTError) else error_line(error)}", file=sys.stderr)
+            if sys.stderr.isatty() and isinstance(error, TTError):  # elsewhere an error is one line
+                from tt_cli.terminal.troubleshooting import of_error
+
+                print(f"    more: tt explain {of_error(error)}", file=sys.stderr)
+            code = error.exit_code
+        except KeyboardInterrupt:
+            if debug:
+                raise
+            code = INTERRUPTED
+        except BrokenPipeError:
+            # Python flushes standard output once more at exit, which must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = BROKEN_PIPE
+        except SystemExit as end:
+            if not isinstance(end.__context__, BrokenPipeError):  # what Rich makes of one
+                raise
+            code = BROKEN_PIPE
+        sys.exit(code)
+
+    def _run(self, words: list[str]) -> int:
+        try:
+            with self.make_context("tt", words) as context:
+                self.invoke(context)
+        except typer.Exit as end:
+            return end.exit_code
+        return 0
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    subcommand_metavar="COMMAND …",
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"tt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tt(
+    version: Annotated[
+        bool,
+        typer.Option("--version", "-V", metavar="", help="show the version", is_eager=True, callback=_show_version),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", metavar="", help="show tracebacks of errors; may stand after a command too")
+    ] = False,
+) -> None:
+    """Train a text-to-image transformer together over the internet."""
+
+
+def loaded(entry: CommandEntry) -> Any:
+    """The command of an entry, with its flags and examples."""
+    importlib.import_module(f"tt_cli.cli.{entry.module}")
+    return get_group(app).commands[entry.name]
+
+
+def _for_rich(command: Any) -> Any:
+    """The command with its examples under a heading, and no [text] in it that Rich takes for markup of its own."""
+    children = getattr(command, "commands", {})
+    for name, child in children.items():
+        lines = [line for line in command.epilog.splitlines() if line.startswith(f"tt {command.name} {name} ")]
+        child.epilog = "\n".join(lines)
+    for each in (command, *children.values()):
+        each.epilog = each.epilog and _escaped(f"Examples:\n\n{each.epilog}")
+        for part in (each, *each.params):
+            part.help = part.help and _escaped(part.help)
+    return command
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"\[(?=[a-z#/@])", r"\[", text, flags=re.IGNORECASE)
+
+
+def error_line(error: Any) -> str:
+    """What Typer found wrong with the words of a command line, and what to do, in one line."""
+    hint = f"see `{error.ctx.command_path if error.ctx else 'tt'} --help`"
+    if hasattr(error, "possibilities"):
+        close = f"did you mean {error.possibilities[0]}?" if error.possibilities else hint
+        return f"no such flag: {error.option_name}; {close}"
+    if isinstance(error, typer.BadParameter) and error.message and error.param is not None:
+        return f"{'/'.join(error.param.opts)}: {_with_value(error)}"
+    message = error.format_message().rstrip(".")
+    return f"{message[:1].lower()}{message[1:]}; {hint}"
+
+
+def _with_value(error: typer.BadParameter) -> str:
+    """What is wrong with a value, without the words with which pydantic begins, and the value where it is not named."""
+    message = re.sub("^(Input|Value error,) ", "", error.message)
+    findings: list[Any] = getattr(error.__cause__, "errors", list)()
+    value = str(findings[0]["input"]) if findings else ""
+    return message if value in message else f"{value}: {message}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `tt` with `arguments` (default: those of the process) and return its exit code."""
-    argv = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in argv[: argv.index("--") if "--" in argv else None]
     try:
-        code = _dispatch(argv)
-        sys.stdout.flush()
-        return code
-    except TTError as error:
-        if debug:
-            raise
-        print(f"tt: {error}", file=sys.stderr)
-        if sys.stderr.isatty():  # elsewhere an error is one line
-            from tt_cli.cli.troubles import of_error
-
-            print(f"    more: tt explain {of_error(error)}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        if debug:
-            raise
-        return INTERRUPTED
-    except BrokenPipeError:
-        # Python flushes standard output once more at exit, which must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
-
-
-def _dispatch(argv: list[str]) -> int:
-    while argv and argv[0] == "--debug":
-        argv.pop(0)
-    if not argv or argv[0] in ("-h", "--help", "help"):
-        print(help_text())
-        return 0
-    if argv[0] in ("-V", "--version"):
-        print(f"tt {__version__}")
-        return 0
-    command = _find(argv[0])
-    module = importlib.import_module(f"tt_cli.cli.{command.module}")
-    args = command_parser(command, module).parse_args(argv[1:])
-    code = module.run(args)
-    assert isinstance(code, int)
-    return code
-
-
-def _find(name: str) -> Command:
-    for command in COMMANDS:
-        if command.name == name:
-            return command
-    names = [command.name for command in COMMANDS]
-    if name.startswith("-"):
-        raise UsageError(f"no such flag: {name}; see `tt --help`")
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean `tt {close[0]}`?" if close else f"there are {', '.join(names)}"
-    raise UsageError(f"no command is called '{name}'; {hint}")
-
-
-def command_parser(command: Command, module: ModuleType) -> Parser:
-    """Return the parser of one command."""
-    parser = Parser(
-        prog=f"tt {command.name}",
-        description=command.help[0].upper() + command.help[1:] + ".",
-        epilog=f"examples:\n{_indented(module.EXAMPLES)}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    module.add_arguments(parser)
-    parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
-
-
-def help_text() -> str:
-    """Return what `tt --help` prints."""
-    lines = ["usage: tt COMMAND …", "", "Train a text-to-image transformer together over the internet."]
-    for group in dict.fromkeys(command.group for command in COMMANDS):
-        lines += ["", f"{group}:"]
-        lines += [f"  {command.name:<11}{command.help}" for command in COMMANDS if command.group == group]
-    lines += ["", "Anywhere:", "  --help     show this, or with a command what it can do"]
-    lines += ["  --debug    show tracebacks of errors", "  --version  show the version"]
-    return "\n".join([*lines, "", "examples:", _indented(EXAMPLES)])
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}".rstrip() for line in text.strip("\n").splitlines())
+        app(arguments)
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Commands register in the app of the module of this name, which __main__ is not.
+    sys.exit(importlib.import_module("tt_cli.cli.main").main())

@@ -1,15 +1,22 @@
-"""`tt monitor RUN`: watch a swarm without being part of it."""
+"""`tt monitor RUN`: watch a swarm without being part of it; `tt site export RUN OUT`: its web page as files."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import dataclasses
+import json as codec
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tt_cli.cli.main import CommandGroup, app
+from tt_cli.cli.options import Json, Run, argument, exclusive, option, switch
+from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
 
 if TYPE_CHECKING:
     from tt_cli.monitor import SwarmSnapshot
@@ -18,73 +25,86 @@ if TYPE_CHECKING:
 
     Look = Callable[[], SwarmSnapshot]
 
-EXAMPLES = """\
+MONITOR_EXAMPLES = """\
 tt monitor emoji                             a full screen, until q; ? shows its keys
 tt monitor emoji --from http://203.0.113.7:8471
 tt monitor emoji --json                      one snapshot
 tt monitor emoji --plain --watch >> log.txt  a few lines at every step
 tt monitor run.toml --peer /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"""
+SITE_EXAMPLES = """\
+tt site export emoji site/
+tt site export my-run.toml /srv/www/my-run        again and again, from cron: it replaces what it wrote before
+tt site export org/run site/ --json
+
+It shows what the aux peer on this machine has recorded up to now. The folder needs no server of its own: upload it,
+under any path. --json prints {"folder", "step", "pictures", "files", "bytes"}."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what `tt monitor` takes."""
-    parser.add_argument("run", metavar="RUN", help="built-in name, TOML file, or ORGANISATION/REPOSITORY")
-    parser.add_argument(
-        "--peer",
-        metavar="MULTIADDR",
-        action="append",
-        default=[],
-        help="ask this peer (may be given several times); "
-        "default: the run file's initial peers, else an aux peer of this run on this machine",
-    )
-    parser.add_argument(
-        "--from",
-        dest="page",
-        metavar="URL",
-        help="ask an aux peer's web page: it knows all steps and who contributed what; without --peer it is asked for "
-        "the present too. Default: the page of an aux peer of this run on this machine, for the past alone",
-    )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="print one snapshot as a JSON object and end")
-    form.add_argument(
-        "--plain", action="store_true", help="print one snapshot as text and end; so too without a terminal"
-    )
-    parser.add_argument(
-        "--watch", action="store_true", help="with --json or text: go on, and print again at each change"
-    )
-    parser.add_argument(
-        "--interval", type=_seconds, default=2.0, metavar="SECONDS", help="time between two looks (default 2)"
-    )
-    parser.epilog = f"{parser.epilog}\n\n{_schema()}"
+def _schema() -> str:
+    width = max(map(len, [*SNAPSHOT_FIELDS, *PEER_FIELDS])) + 2
+    lines = ["--json prints one object:"]
+    for name, meaning in SNAPSHOT_FIELDS.items():
+        lines.append(f"  {name:<{width}}{meaning}")
+        if name == "peers":
+            lines += [f"    {field:<{width}}{words}" for field, words in PEER_FIELDS.items()]
+    return "\n".join(lines)
 
 
-def run(args: argparse.Namespace) -> int:
+@app.command(epilog=f"{MONITOR_EXAMPLES}\n\n{_schema()}")
+def monitor(
+    run: Run,
+    peer: Annotated[
+        list[str] | None,
+        option(
+            "--peer",
+            "MULTIADDR",
+            "ask this peer (may be given several times); default: the run file's initial peers, else an aux peer of "
+            "this run on this machine",
+        ),
+    ] = None,
+    page_url: Annotated[
+        str,
+        option(
+            "--from",
+            "URL",
+            "ask an aux peer's web page: it knows all steps and who contributed what; without --peer it is asked for "
+            "the present too. Default: the page of an aux peer of this run on this machine, for the past alone",
+        ),
+    ] = "",
+    watch: Annotated[bool, switch("--watch", "with --json or text: go on, and print again at each change")] = False,
+    interval: Annotated[
+        float, option("--interval", "SECONDS", "time between two looks (default 2)", min=0.1, max=3600)
+    ] = 2.0,
+    json: Annotated[bool, switch("--json", "print one snapshot as a JSON object and end")] = False,
+    plain: Annotated[bool, switch("--plain", "print one snapshot as text and end; so too without a terminal")] = False,
+) -> None:
     """Show the swarm. q or Ctrl-C ends with exit code 0."""
     from tt_cli.monitor.page_client import Page, page_here
     from tt_cli.monitor.snapshot_text import follow
     from tt_cli.run import folders, load_run
+    from tt_cli.run.initial_peers import peers_to_ask
     from tt_cli.terminal.live_view import output_mode
 
-    config = load_run(args.run)
-    mode = output_mode(sys.stdout, plain=args.plain or args.watch or not sys.stdin.isatty(), json=args.json)
+    exclusive(json=json, plain=plain)
+    config = load_run(run)
+    mode = output_mode(sys.stdout, plain=plain or watch or not sys.stdin.isatty(), json=json)
     log = folders.run_folder(config) / "monitor.log"
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as opened:
-        url = args.page or (page_here(config) if mode == "live" else "")
+        url = page_url or (page_here(config) if mode == "live" else "")
         page = opened.enter_context(Page(url, config.identity)) if url else None
         look: Look
-        if page is not None and args.page and not args.peer:
+        if page is not None and page_url and not peer:
             page.snapshot()  # an address that is no page of this run is told before there is a screen
             look, source = page.snapshot, page.url
             if mode == "live":
                 opened.enter_context(standard_error_in(log))
         else:
-            peers = _peers_to_ask(config, args.peer, args.run)
+            peers = peers_to_ask(config, peer or [], run)
             look, source = opened.enter_context(_swarm(config, peers, log if mode == "live" else None)), "the DHT"
         if mode == "live":
-            _full_screen(config, args, look, source, page)
+            _full_screen(config, run, interval, look, source, page)
         else:
-            follow(look, sys.stdout, mode, interval=args.interval, watch=args.watch)
-    return 0
+            follow(look, sys.stdout, mode, interval=interval, watch=watch)
 
 
 @contextlib.contextmanager
@@ -109,7 +129,7 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
             yield look
 
 
-def _full_screen(config: RunConfig, args: argparse.Namespace, look: Look, source: str, page: Page | None) -> None:
+def _full_screen(config: RunConfig, run: str, interval: float, look: Look, source: str, page: Page | None) -> None:
     from tt_cli.monitor.monitor_app import MonitorApp
     from tt_cli.monitor.watch import SwarmWatch
     from tt_cli.run import folders
@@ -120,17 +140,17 @@ def _full_screen(config: RunConfig, args: argparse.Namespace, look: Look, source
         return DalleConfig.from_run(config).flops_per_sample()
 
     watch = SwarmWatch(
-        args.run,
+        run,
         config.identity,
         look,
-        interval=args.interval,
+        interval=interval,
         source=source,
         page=page,
         folder=folders.run_folder(config),
         flops=flops,
     )
     with watch:
-        MonitorApp(watch, args.interval).run()
+        MonitorApp(watch, interval).run()
     print(watch.scene().summary())
 
 
@@ -150,36 +170,47 @@ def standard_error_in(file: Path) -> Iterator[None]:
         os.close(kept)
 
 
-def _peers_to_ask(config: RunConfig, flags: list[str], name: str) -> list[str]:
-    from tt_cli.cli.join import initial_peers
-    from tt_cli.errors import UsageError
-
-    known = initial_peers(config, flags)
-    if not known:
-        raise UsageError(
-            f"no peer of run {name} is known to ask: give one with --peer MULTIADDR (the screen of "
-            f"`tt aux-peer {name}` shows it), or name it in the run file under [peers] initial"
-        )
-    return known
+site = typer.Typer(cls=CommandGroup, epilog=SITE_EXAMPLES)
+app.add_typer(site, name="site")
 
 
-def _seconds(text: str) -> float:
+@site.callback()
+def _site() -> None:
+    """Keep `export` a command of its own although it is the only one."""
+
+
+@site.command(help="Write the run's web page into a folder.")
+def export(
+    run: Run,
+    out: Annotated[Path, argument("OUT", "the folder: a new or empty one, or an earlier export")],
+    database: Annotated[
+        str, option("--database", "URL", "of the aux peer's history, where it is not the run folder's file")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Write it, and say what was written."""
+    from tt_cli.auxiliary.history.reader import HistoryReader
+    from tt_cli.auxiliary.history.writer import FILE, PICTURES, database_url
+    from tt_cli.errors import TTError
+    from tt_cli.memory.answer_tables import Tables
+    from tt_cli.run import folders, load_run, name_for_others
+    from tt_cli.web.queries import Answers
+    from tt_cli.web.site_export import export as export_site
+
+    config = load_run(run)
+    folder = folders.run_folder(config)
+    if not database and not (folder / FILE).is_file():
+        raise TTError(f"this machine has recorded nothing of run {run}: `tt aux-peer {run}` does")
+    reader = HistoryReader(database_url(folder, database))
+    name = name_for_others(run, config)
     try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.1 <= seconds <= 3600:
-        raise argparse.ArgumentTypeError(f"{text}: must be from 0.1 to 3600 seconds")
-    return seconds
-
-
-def _schema() -> str:
-    from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
-
-    width = max(map(len, [*SNAPSHOT_FIELDS, *PEER_FIELDS])) + 2
-    lines = ["--json prints one object:"]
-    for name, meaning in SNAPSHOT_FIELDS.items():
-        lines.append(f"  {name:<{width}}{meaning}")
-        if name == "peers":
-            lines += [f"    {field:<{width}}{words}" for field, words in PEER_FIELDS.items()]
-    return "\n".join(lines)
+        answers = Answers(reader, config, name, calculator=Tables(config, name))
+        written = export_site(answers, folder / PICTURES, out)
+    finally:
+        reader.close()
+    if json:
+        print(codec.dumps(dataclasses.asdict(written)))
+    else:
+        size = f"{written.bytes / 1e6:.1f} MB in {written.files} files"
+        pictures = f"{written.pictures} picture{'' if written.pictures == 1 else 's'}"
+        print(f"{written.folder}: step {written.step:,}, {pictures}, {size}")

@@ -85,6 +85,17 @@ class JoinSettings(Section):
     log_to: Annotated[str, AfterValidator(check_sink)] | None = None
 
 
+def parse_setting(name: str, text: str) -> Any:
+    """The value of one flag, checked as the settings file's. Raises ValueError that says what is allowed."""
+    several = name in ("peer", "announce")
+    try:
+        checked = JoinSettings.model_validate({name: [text] if several else text}, strict=False)
+    except ValidationError as error:
+        raise ValueError(str(wrong_value(JoinSettings, error, "")).partition(" = ")[2]) from None
+    value = getattr(checked, name)
+    return value[0] if several else value
+
+
 @dataclass(frozen=True)
 class Settings:
     """The values that count, by field of JoinSettings, and where each came from: a flag, or the file."""

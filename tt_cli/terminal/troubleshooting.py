@@ -11,6 +11,7 @@ from types import TracebackType
 BLANK = "…"  # in a quoted line: what differs from time to time
 # The section of a line that the page does not quote, by the room of tt_cli that said it.
 BY_ROOM = {
+    "atomic_write": "disk-and-files",
     "auth": "membership",
     "auxiliary": "for-organisers",
     "checkpoint": "checkpoints-and-weights",
@@ -20,6 +21,7 @@ BY_ROOM = {
     "draw": "checkpoints-and-weights",
     "hub": "the-hugging-face-hub",
     "identity": "membership",
+    "kernel_choice": "memory-and-device",
     "memory": "memory-and-device",
     "model": "memory-and-device",
     "monitor": "joining",

@@ -1,0 +1,112 @@
+"""Conversion of weights: published ones into a checkpoint of tt and back, without running what is in them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tt_cli.checkpoint import (
+    TrainingState,
+    is_checkpoint,
+    load_model,
+    read_published,
+    serialised,
+    write,
+    write_published,
+)
+from tt_cli.errors import TTError, UsageError
+from tt_cli.model import Dalle, vqgan
+from tt_cli.model.published_names import from_published, to_published
+from tt_cli.run import RunConfig, load_run
+from tt_cli.task import task_of
+from tt_cli.terminal.progress import progress
+
+DEFAULT_RUN = "dalle"
+
+Say = Callable[[str], None]
+
+
+def to_checkpoint(file: Path, out: Path, run: str | None, step: int | None, say: Say) -> dict[str, Any]:
+    """Write the published weights of a decoder as a checkpoint of its run, those of a VQGAN without its training's.
+
+    Returns facts about what was written. Raises UsageError and TTError.
+    """
+    if is_checkpoint(file):
+        raise UsageError(f"{file} is a checkpoint of tt already; for the published names add --to published")
+    say(f"Reading {file}")
+    state = read_published(file)
+    if {"decoder.conv_in.weight", "quantize.embed.weight"} <= state.keys():
+        if run is not None or step is not None:
+            raise UsageError(f"{file} holds a VQGAN, which is of no run; leave out --run and --step")
+        return _keep_vqgan(state, out, say)
+    return _adopt(state, run or DEFAULT_RUN, step or 0, out, say)
+
+
+def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
+    """Write a checkpoint's weights under the published names. Returns facts about them. Raises UsageError, TTError."""
+    if not is_checkpoint(file):
+        raise UsageError(f"{file} is no checkpoint of tt; --to published reads what tt wrote")
+    say(f"Reading {file}")
+    config, parameters = load_model(file)
+    model = _empty_model(config)
+    own = {name: tensor.shape for name, tensor in model.named_parameters()}
+    if own != {name: tensor.shape for name, tensor in parameters.items()}:
+        raise TTError(
+            f"{file} does not fit the run file inside it; it was written by another version of tt, or changed"
+        )
+    state = to_published(model.config, parameters)
+    with _writing(sum(tensor.nbytes for tensor in parameters.values()), say) as on_bytes:
+        write_published(out, state, on_bytes)
+    return {"kind": "published", "run": config.identity, **_counted(parameters), "names": len(state)}
+
+
+def _adopt(state: dict[str, Tensor], run: str, step: int, out: Path, say: Say) -> dict[str, Any]:
+    """Published weights of a decoder as a checkpoint of its run, with no optimizer state."""
+    config = load_run(run)
+    say(f"Checking {len(state)} tensors against the model of run {config.identity}")
+    weights = from_published(_empty_model(config), state)
+    parameters = {name: tensor.to(torch.float32).contiguous() for name, tensor in weights.items()}
+    pieces = serialised(TrainingState(step, parameters, {}, config.to_toml(), config.identity))
+    with _writing(sum(len(piece) for piece in pieces), say) as on_bytes:
+        write(out, pieces, on_bytes)
+    return {"kind": "checkpoint", "run": config.identity, "step": step, **_counted(parameters)}
+
+
+def _keep_vqgan(state: dict[str, Tensor], out: Path, say: Say) -> dict[str, Any]:
+    """Published weights of a VQGAN without what only its training needed."""
+    say(f"Checking {len(state)} tensors against the published VQGAN")
+    with torch.device("meta"):
+        model = vqgan.Vqgan(vqgan.PUBLISHED, with_encoder="encoder.conv_in.weight" in state)
+    tensors = {name: tensor.contiguous() for name, tensor in model.checked(state).items()}
+    with _writing(sum(tensor.nbytes for tensor in tensors.values()), say) as on_bytes:
+        write_published(out, tensors, on_bytes)
+    return {"kind": "vqgan", **_counted(tensors)}
+
+
+def _empty_model(config: RunConfig) -> Dalle:
+    """The run's model without values: its names and shapes."""
+    return task_of(config).unfilled_model("meta")
+
+
+def _counted(tensors: dict[str, Tensor]) -> dict[str, int]:
+    return {"tensors": len(tensors), "elements": sum(tensor.numel() for tensor in tensors.values())}
+
+
+@contextmanager
+def _writing(total: int, say: Say) -> Iterator[Callable[[int], None]]:
+    """What to call with the bytes just written, of `total`."""
+    say(f"Writing {total / 1e6:.1f} MB")
+    done = 0
+    with progress("Writing", "bytes", lines=False) as on_progress:
+
+        def on_bytes(count: int) -> None:
+            nonlocal done
+            done += count
+            on_progress(done, total)
+
+        yield on_bytes
