@@ -9,11 +9,11 @@ here.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from tt_cli.errors import UsageError
+from tt_cli.run.run_source import builtin_runs
 
 Family = Literal["gpt", "gptj", "bert", "t5"]
 
@@ -126,11 +126,11 @@ def known(name: str) -> Architecture | None:
     return ARCHITECTURES.get(_ALIASES.get(plain, plain))
 
 
-def architecture(name: str, runs: Callable[[], Iterable[str]] = tuple) -> Architecture:
-    """The one of this name. Raises UsageError with the nearest name, also among the built-in `runs`."""
+def architecture(name: str) -> Architecture:
+    """The one of this name. Raises UsageError with the nearest name, also among the built-in runs."""
     if (model := known(name)) is not None:
         return model
-    names = [*ARCHITECTURES, *runs()]
+    names = [*ARCHITECTURES, *builtin_runs()]
     close = difflib.get_close_matches(name.lower(), [*names, *_ALIASES], n=1)
     hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(names)};"
     raise UsageError(f"no model is called '{name}'; {hint} else give a run: a .toml file, or ORGANISATION/REPOSITORY")

@@ -18,7 +18,6 @@ from tt_cli.memory.architectures import Architecture, Tensor, layer_tensors, ten
 from tt_cli.memory.forward_backward import play
 from tt_cli.memory.operations import Setting
 from tt_cli.memory.trainer_account import (
-    AVERAGING,
     HELD_BY_ALLOCATOR,
     LIBRARIES,
     PROCESSES,
@@ -26,6 +25,8 @@ from tt_cli.memory.trainer_account import (
     Place,
     cuda_components,
     encoded_bytes,
+    moment_bytes,
+    round_components,
 )
 
 Optimizer = Literal["adam", "lamb", "adafactor"]
@@ -133,9 +134,7 @@ def _of_the_swarm(parameters: list[Tensor], state: int, options: CalculatorOptio
         return [MemoryComponent("process and libraries", PROCESSES["trainer"] + LIBRARIES, "host")]
     sizes = [tensor.count for tensor in parameters]
     return [
-        MemoryComponent("swarm: encoded gradient and average", 2 * encoded_bytes(sizes, options.compression), "host"),
-        MemoryComponent("swarm: largest tensor decoded", 4 * max(sizes), "host"),
-        MemoryComponent("swarm: a round's messages", int(AVERAGING * count), "host"),
+        *round_components(sizes, encoded_bytes(sizes, options.compression), "swarm: "),
         MemoryComponent("swarm: copy of the state for a backup", 4 * count + state, "host"),
         MemoryComponent("processes and libraries", sum(PROCESSES.values()) + LIBRARIES, "host"),
     ]
@@ -146,15 +145,10 @@ def state_bytes(parameters: Iterable[Tensor], optimizer: Optimizer, bits: int) -
 
     8 bits: a byte for each element and a float32 for each block of 256; tensors under 4096 elements stay in 32 bits.
     """
-    total = 0
-    for tensor in parameters:
-        if optimizer == "adafactor":
-            total += (tensor.rows + tensor.columns) * bits // 8
-        elif bits == 8 and tensor.count >= _SMALLEST:
-            total += 2 * tensor.count + 8 * -(-tensor.count // _BLOCK)
-        else:
-            total += 2 * tensor.count * (4 if bits == 8 else bits // 8)
-    return total
+    if optimizer == "adafactor":
+        return sum((tensor.rows + tensor.columns) * bits // 8 for tensor in parameters)
+    sizes = [tensor.count for tensor in parameters]
+    return moment_bytes(sizes, _SMALLEST, _BLOCK) if bits == 8 else 2 * sum(sizes) * bits // 8
 
 
 def _update_bytes(parameters: list[Tensor], options: CalculatorOptions, item: int) -> int:

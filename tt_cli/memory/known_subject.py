@@ -29,7 +29,7 @@ class Known:
     @classmethod
     def asked(cls, question: CalculatorQuestion) -> Known:
         """Choose what the question leaves open. Raises UsageError."""
-        model, kind = architecture(question.model, _runs), question.kind
+        model, kind = architecture(question.model), question.kind
         reasons: dict[str, str] = {}
         precision, attention, bits = question.precision, question.attention, question.bits
         if precision is None:
@@ -130,9 +130,3 @@ class Known:
             "sequence": options.sequence or self.model.sequence,
             "compression": options.compression,
         }
-
-
-def _runs() -> list[str]:
-    from tt_cli.run.run_source import builtin_runs
-
-    return list(builtin_runs())

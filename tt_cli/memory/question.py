@@ -12,6 +12,7 @@ from tt_cli.memory.calculator import Answer, Compression, Optimizer
 from tt_cli.memory.gpus import GPUS, TYPICAL, USABLE, UTILISATION, Gpu, device_room
 from tt_cli.memory.operations import Attention, Kind, Layers, Precision
 from tt_cli.memory.trainer_account import Place
+from tt_cli.run.run_source import builtin_runs
 
 EXAMPLES = 512  # of a global step, where nothing says more
 MOST_EXAMPLES = 1 << 16
@@ -195,8 +196,6 @@ def _subject(question: CalculatorQuestion) -> Subject:
 
 
 def _maybe_a_run(name: str) -> bool:
-    from tt_cli.run.run_source import builtin_runs
-
     return name in builtin_runs() or name.endswith(".toml") or "/" in name or name.startswith((".", "~"))
 
 

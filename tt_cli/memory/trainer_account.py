@@ -7,6 +7,7 @@ measured, see docs/performance.md; scripts/bench_peer.py measures the whole agai
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -78,7 +79,7 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     parameters = sum(sizes)
     place: Place = "host" if kind == "cpu" else "device"
     computed = activations(decoder, micro_batch, itemsize, budget, kind)
-    state = 4 * parameters + _moments(run, sizes)
+    state = 4 * parameters + moment_bytes(sizes, run.optimizer.min_8bit_size, run.optimizer.block_size)
     encoded = encoded_bytes(sizes, run.swarm.compression, run.swarm.large_tensor)
     items = [
         MemoryComponent("parameters in training", 4 * parameters, place),
@@ -88,9 +89,7 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
         MemoryComponent("activations at work", computed.workspace, place),
         MemoryComponent("shared state", state, "host"),
         MemoryComponent("its copy for a backup", state, "host"),
-        MemoryComponent("encoded gradient and average", 2 * encoded, "host"),
-        MemoryComponent("largest tensor decoded", 4 * max(sizes), "host"),
-        MemoryComponent("a round's messages", int(AVERAGING * parameters), "host"),
+        *round_components(sizes, encoded),
         MemoryComponent("processes", sum(PROCESSES.values()), "host"),
         MemoryComponent("libraries", LIBRARIES, "host"),
     ]
@@ -111,12 +110,21 @@ def cuda_components() -> list[MemoryComponent]:
     ]
 
 
-def _moments(run: RunConfig, sizes: list[int]) -> int:
-    """Both moments of every tensor: a byte for each element and a scale for each block, or 4 bytes each."""
-    part = run.optimizer
-    large = [size for size in sizes if size >= part.min_8bit_size]
-    blocks = sum(-(-size // part.block_size) for size in large)
-    return 2 * (sum(large) + 4 * blocks) + 8 * (sum(sizes) - sum(large))
+def round_components(sizes: list[int], encoded: int, prefix: str = "") -> list[MemoryComponent]:
+    """Memory of averaging tensors of these sizes. encoded: bytes of a gradient as it travels."""
+    return [
+        MemoryComponent(f"{prefix}encoded gradient and average", 2 * encoded, "host"),
+        MemoryComponent(f"{prefix}largest tensor decoded", 4 * max(sizes), "host"),
+        MemoryComponent(f"{prefix}a round's messages", int(AVERAGING * sum(sizes)), "host"),
+    ]
+
+
+def moment_bytes(sizes: Iterable[int], smallest: int, block: int) -> int:
+    """Both moments of every tensor in 8 bits: a byte for each element and a float32 for each block, or 4 bytes each.
+
+    smallest: elements from which a tensor's moments are in 8 bits. block: elements that share a scale.
+    """
+    return sum(2 * size + 8 * -(-size // block) if size >= smallest else 8 * size for size in sizes)
 
 
 def encoded_bytes(sizes: list[int], compression: str, large_tensor: int = 65536) -> int:
