@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from types import TracebackType
 from typing import Any, Self
 
 from tt_cli.auxiliary.lease import LeaseFile
@@ -48,9 +47,7 @@ class Standby:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._running.close()
 
     def show(self, event: Event) -> None:

@@ -18,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from tt_cli.errors import UsageError
@@ -112,9 +111,7 @@ class Logged:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             self._due.put(None, timeout=CLOSE_SECONDS)
         except queue.Full:

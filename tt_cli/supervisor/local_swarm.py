@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 from tt_cli.errors import TTError
@@ -58,9 +57,7 @@ class LocalSwarm:
     def __enter__(self) -> LocalSwarm:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         for member in self.members.values():
             member.worker.kill()
             member.worker.wait(LEAVE_SECONDS)

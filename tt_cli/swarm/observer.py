@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
 from typing import Any
 
 from tt_cli.errors import TTError
@@ -40,9 +39,7 @@ class Observer:
     def __enter__(self) -> Observer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def records(self) -> list[PeerRecord]:

@@ -12,7 +12,6 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from hivemind.utils import get_logger
 
@@ -54,9 +53,7 @@ class StepReplay:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with self._changed:
             self._ending = True
             self._changed.notify_all()

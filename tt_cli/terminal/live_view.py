@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 from typing import Literal, Self, TextIO
 
 from rich.console import Console, Group
@@ -65,9 +64,7 @@ class LiveView:
         self._live.start(refresh=True)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             self._live.stop()
         except OSError as gone:
@@ -118,12 +115,10 @@ class LiveScreen:
             self.live = LiveView(self.stream, self._locked_frame).__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         live, self.live = self.live, None
         if live is not None:
-            live.__exit__(kind, error, trace)
+            live.__exit__(*exception)
 
     def frame(self, width: int, height: int) -> list[Text]:
         """Draw it as at most `height` lines of at most `width` cells."""

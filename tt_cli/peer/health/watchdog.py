@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
@@ -92,9 +91,7 @@ class ProgressWatchdog:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._ended.set()
 
     # ---------------------------------------------------------------- for the training loop
