@@ -39,7 +39,7 @@ _ADVICE[errno.EFBIG] = _FULL[errno.EFBIG]
 def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = False) -> Path:
     """Write `state` into `folder`, remove all but the `keep` newest checkpoints, return the new file's path.
 
-    spread: keep older ones too, ever fewer the older they are, to which a run can go back: see `saved.outdated`.
+    spread: keep older ones too, ever fewer the older they are, to which a run can go back: see `outdated`.
     The file appears under its name only when all of it is on the disk. Raises CheckpointError when it cannot
     be written; checkpoints already there are then untouched.
     """

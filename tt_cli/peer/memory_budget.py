@@ -40,6 +40,10 @@ class Room:
     whose: str
     memory: int | None = None
 
+    def taken_by(self, need: Need) -> int:
+        """The part of a need that is taken from this room."""
+        return need.host if self.place == "host" else need.device
+
     def in_words(self) -> str:
         """Such as "6.1 of 7.7 GiB are free on this machine"."""
         if self.memory is not None and self.memory <= self.most:
@@ -79,7 +83,7 @@ def check_host(run: RunConfig, wanted: str | None, memory: int | None) -> None:
     room = host_room(memory)
     need = min((trainer_need(run, kind) for kind in kinds), key=lambda need: need.host)
     if need.host > room.most:
-        raise refusal(run, need, room, need.host)
+        raise refusal(run, need, room)
 
 
 def check_room(run: RunConfig, device: Device, wanted: int | None, memory: int | None) -> Room:
@@ -88,10 +92,9 @@ def check_room(run: RunConfig, device: Device, wanted: int | None, memory: int |
     room = room_on(device.torch_device, device.name, memory)
     need = trainer_need(run, kind, itemsize=device.itemsize, micro_batch=wanted or 1)
     if kind == "cuda" and need.host > (host := host_room(memory)).most:
-        raise refusal(run, need, host, need.host)
-    taken = need.host if room.place == "host" else need.device
-    if taken > room.most:
-        raise refusal(run, need, room, taken)
+        raise refusal(run, need, host)
+    if room.taken_by(need) > room.most:
+        raise refusal(run, need, room)
     if kind == "cuda" and memory is not None:
         allowed = max(0, memory - CUDA_ON_DEVICE) / room.total
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed), device.torch_device)
@@ -103,9 +106,9 @@ def kind_of(device: Device) -> Kind:
     return "cpu" if device.torch_device.type == "cpu" else "cuda"
 
 
-def refusal(run: RunConfig, need: Need, room: Room, taken: int) -> TTError:
+def refusal(run: RunConfig, need: Need, room: Room) -> TTError:
     """One line: what it needs, what there is, what would make it fit."""
-    fixes = []
+    fixes, taken = [], room.taken_by(need)
     if room.memory is not None and taken <= room.total and room.memory < taken:
         fixes.append(f"give --memory {_rounded_up(taken)}")
     elif taken <= room.total:
@@ -132,7 +135,7 @@ def _rounded_up(size: int) -> str:
 def choose_activation_budget(run: RunConfig, device: Device, room: Room, emit: Emit) -> int:
     """Bytes that the reversible trunk may keep for its backward pass; the more, the less it computes again."""
     least = trainer_need(run, kind_of(device), itemsize=device.itemsize)
-    rest = max(0, room.usual - (least.host if room.place == "host" else least.device))
+    rest = max(0, room.usual - room.taken_by(least))
     share = ACTIVATION_SHARE[kind_of(device)]
     reason = f"{share:.0%} of the {shown(rest)} left beside the rest of the peer; others are computed again"
     emit(Choice("activations", shown(share * rest), reason))
@@ -151,8 +154,7 @@ class RoomMemory:
 
     def predicted(self, size: int) -> int:
         """Bytes that it takes by the memory model."""
-        need = self._need(size)
-        return need.host if self._room.place == "host" else need.device
+        return self._room.taken_by(self._need(size))
 
     def expected_of_host(self, size: int) -> int:
         """Bytes of the host's RAM that it takes by the memory model."""

@@ -20,7 +20,7 @@ class StateLost(WorkerBroken):
 
 
 class TrainedState:
-    """`swarm.shared.SharedState` of a Dalle trained with 8-bit LAMB.
+    """The `SharedState` of a model trained with 8-bit LAMB.
 
     The parameters are fp32 copies on the CPU: the device goes on with its own while a step changes these.
     backup: to begin with. newest: reads the newest one again, when the state turns out to be damaged.

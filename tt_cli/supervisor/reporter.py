@@ -1,6 +1,6 @@
 """The worker's end of supervision: what a worker process does first, and how it reports.
 
-A worker is started by `supervisor.process.Worker`. Its events go out through a pipe of their own; commands come
+A worker is started by `worker_process.Worker`. Its events go out through a pipe of their own; commands come
 in on standard input, one a line. It dies with its supervisor, and everything it forks dies with it.
 """
 
