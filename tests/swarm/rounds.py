@@ -17,12 +17,13 @@ from hivemind.utils.crypto import RSAPrivateKey
 from optim.settings import normal
 
 from tt_cli.run import load_run
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.centered_clip import Aggregation
 from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of, may_step
 from tt_cli.swarm.allreduce.messages import RoundName, Signer
-from tt_cli.swarm.allreduce.part_fetch import answer, read_request
+from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.reducer import ReductionRules
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
 from tt_cli.swarm.compression.codec import codec_of
@@ -132,7 +133,7 @@ class Member:
         return await self.commit.answer(context.remote_id, message)
 
     async def rpc_fetch_average(self, message: runtime_pb2.ExpertInfo) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        key, parts, *_ = read_request(message)
+        key, parts = wire.PARTS_REQUEST.read(message)
         assert key == GROUP
         async for part in answer(self.store, parts, self.commit.holds):
             yield part

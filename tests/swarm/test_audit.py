@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, Member, Outcome, run_round
 
 from tt_cli.run import load_run
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.messages import (
     Accusation,
@@ -29,13 +30,12 @@ from tt_cli.swarm.allreduce.messages import (
     Opening,
     RoundName,
     RoundRules,
-    read_envelope,
     verify,
 )
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.audit import audits, evidence
-from tt_cli.swarm.audit.audits import Audits, Finding, Shown, read_request, unsigned
-from tt_cli.swarm.audit.evidence import Court, EvidenceStore, header_of, read_header
+from tt_cli.swarm.audit.audits import Audits, Finding, Shown, unsigned
+from tt_cli.swarm.audit.evidence import Court, EvidenceStore
 
 RULES = RoundRules(NAME.run, LAYOUT, CODEC, "centered_clip")
 
@@ -91,7 +91,7 @@ def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int
         async def rpc_audit(self, request: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
             if PEERS.index(self.peer) in silent:
                 raise ConnectionError("nobody there")
-            group_id, asked, part = read_request(request)
+            group_id, asked, part = wire.AUDIT_REQUEST.read(request)
             assert group_id == GROUP
             return runtime_pb2.ExpertInfo(serialized_info=shown[self.peer].answer(str(PEERS[0]), asked, part))
 
@@ -210,11 +210,9 @@ def test_inputs_that_nobody_signed_are_proof_enough(change: Any) -> None:
 @given(st.binary(max_size=200))
 @settings(deadline=None)
 def test_bytes_that_are_nothing_are_refused(data: bytes) -> None:
-    for read in (read_envelope, Opening.read, Commitment.read, Inputs.read, Accusation.read):
+    for read in (Opening.read, Commitment.read, Inputs.read, Accusation.read):
         with pytest.raises(NotProven):
             read(data)
-    with pytest.raises(ValueError):
-        read_request(runtime_pb2.ExpertInfo(serialized_info=data))
 
 
 @given(st.lists(st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=70), max_size=9))
@@ -224,7 +222,7 @@ def test_signed_fields_that_cannot_be_are_refused(fields: list[Any]) -> None:
         envelope = SIGNERS[0].sign(fields)
     except OverflowError:
         return
-    assert read_envelope(envelope)[0] == str(PEERS[0])
+    assert wire.ENVELOPE.read(envelope)[1] == SIGNERS[0]._public
     for read in (Opening.read, Commitment.read):
         for kind in ("opening", "averages"):
             with pytest.raises(NotProven):
@@ -304,14 +302,3 @@ def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_wh
     sizes.clear()
     asyncio.run(shown())
     assert len(sizes) == 1, "what is known is not sent again"
-
-
-@settings(max_examples=200)
-@given(st.binary(max_size=200))
-def test_a_header_is_nothing_else(data: bytes) -> None:
-    assert read_header(header_of("somebody")) == "somebody"
-    try:
-        guilty = read_header(runtime_pb2.ExpertInfo(serialized_info=data))
-    except ValueError:
-        return
-    assert isinstance(guilty, str)

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from swarm.rounds import CODEC, GROUP, LAYOUT, Member, run_round
 
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, part_hash
 from tt_cli.swarm.allreduce.commit import PartStatus, agree, group_of, read_status
-from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole, read_request, request
+from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole, request
 from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
 
 A, B = part_hash(b"a"), part_hash(b"b")
@@ -151,12 +152,12 @@ def test_nonsense_about_the_loss_is_not_shown(loss: object) -> None:
 @pytest.mark.parametrize("value", [None, [1, None], ["key"], ["key", [-1]], ["key", ["0"]], ["key", 5]], ids=str)
 def test_what_is_no_request_is_refused(value: object) -> None:
     with pytest.raises(ValueError):
-        read_request(message(value))
+        wire.PARTS_REQUEST.read(message(value))
 
 
 def test_a_request_arrives_as_it_was() -> None:
-    assert read_request(request("3_abc", None)) == ("3_abc", None)
-    assert read_request(request(GROUP, [2, 4])) == (GROUP, [2, 4])
+    assert wire.PARTS_REQUEST.read(request("3_abc", None)) == ("3_abc", None)
+    assert wire.PARTS_REQUEST.read(request(GROUP, [2, 4])) == (GROUP, (2, 4))
 
 
 def donor_stub(messages: list[runtime_pb2.ExpertInfo]) -> Any:

@@ -30,21 +30,20 @@ from swarm.rounds import CODEC, LAYOUT
 from scripts.lab.passes import Issuer
 from tt_cli.identity.passes import InvalidPass, Notice, Pass, read_notice, read_pass, sign_notice, sign_pass
 from tt_cli.run import load_run
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
-from tt_cli.swarm.allreduce.commit import group_of, read_status
+from tt_cli.swarm.allreduce.commit import read_status
+from tt_cli.swarm.allreduce.messages import Accusation, Inputs, NotProven, Opening, RoundName, Signer
 from tt_cli.swarm.allreduce.round_plan import member_in
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.membership.control_notices import notice_key
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 from tt_cli.swarm.network.addresses import tcp_addresses
-from tt_cli.swarm.network.reachability import Reachability, _unpacked, ports_in
 from tt_cli.swarm.records.peer_record import HistoryRecord, history_key, peers_key
 from tt_cli.swarm.records.publisher import _parse
 from tt_cli.swarm.records.validator import RecordValidator
-from tt_cli.swarm.state.donor_stream import DonorRefused, answer_in, request_of
-from tt_cli.swarm.state.server import Unavailable, request_in
 
 ISSUER = Issuer()
 RUN = ISSUER.closed(load_run("emoji"))
@@ -54,6 +53,8 @@ SIGNER = RSASignatureValidator(RSAPrivateKey())
 PEER = peer_id_of(SIGNER._private_key.get_public_key().to_bytes())
 PASS = sign_pass(Pass("anna", PEER, RUN.identity, 900.0, 1e10), ISSUER._key)
 NOTICE = sign_notice(Notice(RUN.identity, 7, 900.0, frozenset({"ben"}), frozenset(), "", None), ISSUER._key)
+SIGNED = Signer(SIGNER._private_key)
+OPENING = Opening(RoundName(RUN.identity, "5_ab", b"group"), PEER, PEER, 4.0, 0.1, (bytes(32),))
 MOST_BYTES = 2**25  # of memory: what an answer is checked against may be large, such as the tree of a state
 STORE = AverageBuffer(LAYOUT, CODEC)
 PART = 4096
@@ -88,39 +89,25 @@ def valid_record(**changes: object) -> bytes:
 
 
 READERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...], bytes]] = {
+    **{name: (form.read, (wire.MalformedMessage,), form.pack(form.example)) for name, form in wire.FORMS.items()},
     "status": (
         lambda data: read_status(message(data), 2),
         (ValueError,),
-        MSGPackSerializer.dumps([b"group", bytes(32), {"samples": 4, "loss": 1.0}, b"", {}, {}, False]),
+        wire.STATUS.pack((b"group", bytes(32), {"samples": 4, "loss": 1.0}, b"", {}, {}, False)),
     ),
-    "group of a status": (
-        lambda data: group_of(message(data)),
-        (ValueError,),
-        MSGPackSerializer.dumps([b"g", b"", {}]),
-    ),
-    "fetch": (
-        lambda data: part_fetch.read_request(message(data)),
-        (ValueError,),
-        part_fetch.request("5_ab", [1, 2]).serialized_info,
-    ),
-    "header of an average": (
+    "average": (
         lambda data: part_fetch._read_header(message(data), STORE),
         (ValueError,),
-        MSGPackSerializer.dumps([2, bytes(16 * len(LAYOUT.parts(2)))]),
+        wire.AVERAGE_HEADER.pack((2, bytes(16 * len(LAYOUT.parts(2))))),
     ),
+    "opening that was signed": (Opening.read, (NotProven,), OPENING.sign(SIGNED)),
+    "inputs": (Inputs.read, (NotProven,), Inputs((b"opening",), (1,)).pack()),
+    "proof": (Accusation.read, (NotProven,), Accusation(b"", b"", 0, ()).pack()),
     "large part": (a_part(True), (MalformedPart,), CODEC.message(ENCODED[True], PART, True).SerializeToString()),
     "small part": (a_part(False), (MalformedPart,), CODEC.message(ENCODED[False], PART, False).SerializeToString()),
     "large bytes": (lambda data: CODEC.check_part(data, PART, True), (MalformedPart,), ENCODED[True]),
     "small bytes": (lambda data: CODEC.check_part(data, PART, False), (MalformedPart,), ENCODED[False]),
-    "request for a state": (request_in, (Unavailable,), request_of("ab" * 32, [1, 2, 5])),
-    "answer of a donor": (answer_in, (DonorRefused,), msgpack.packb({"chunk": 3, "data": bytes(50)})),
     "manifest": (read_tree, (ValueError,), state().tree().manifest()),
-    "ports": (ports_in, (ValueError,), msgpack.packb({"ports": [31337]})),
-    "dialled": (
-        lambda data: Reachability.of([found for found in [_unpacked(data)] if found]),
-        (),
-        msgpack.packb({"seen": "203.0.113.7", "reached": [31337]}),
-    ),
     "addresses": (lambda data: tcp_addresses([data.decode(errors="replace")]), (), b"/ip4/203.0.113.7/tcp/31337"),
     "told to the leader": (
         lambda data: member_in(data, PeerID.from_base58(PEER), CLOSED),

@@ -13,14 +13,14 @@ from typing import Any
 import msgpack
 import pytest
 from hivemind.p2p import P2P
-from hivemind.proto import runtime_pb2
 
 from scripts.lab.launched import Launched
 from scripts.lab.namespaces import Network
+from tt_cli.swarm import wire
 from tt_cli.swarm.network import addresses as room
 from tt_cli.swarm.network import reachability
 from tt_cli.swarm.network.addresses import announceable, listen_and_announce, moved, steps_to_be_reached, tcp_addresses
-from tt_cli.swarm.network.reachability import DialBack, Reachability, ports_in, reached_at, seen_at
+from tt_cli.swarm.network.reachability import DialBack, Reachability, reached_at, seen_at
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 120.0
@@ -91,20 +91,20 @@ def test_a_peer_is_dialled_where_it_is_seen_and_nowhere_else(monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "request_",
-    [{"ports": []}, {"ports": [0]}, {"ports": [70000]}, {"ports": [1, 2, 3, 4]}, {"ports": ["22"]}, {"x": [1]}, [1], 7],
+    [[], [0], [70000], [1, 2, 3, 4], ["22"], {"ports": [1]}, [[1]], 7],
 )
 def test_any_other_request_is_refused(request_: Any) -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
-        ports_in(msgpack.packb(request_))
-    assert ports_in(msgpack.packb({"ports": [1, 65535]})) == [1, 65535]
+    with pytest.raises(ValueError, match="no request to be dialled"):
+        wire.DIAL_REQUEST.read(msgpack.packb(request_))
+    assert wire.DIAL_REQUEST.read(wire.DIAL_REQUEST.pack((1, 65535))) == (1, 65535)
 
 
 def test_most_of_those_who_dialled_decide() -> None:
-    yes, no = {"seen": "203.0.113.7", "reached": [41234]}, {"seen": "203.0.113.7", "reached": []}
+    yes, no = ("203.0.113.7", (41234,), ""), ("203.0.113.7", (), "")
     assert Reachability.of([]).reachable is None
-    here = {"seen": "127.0.0.1", "reached": []}  # an aux peer on this machine, too busy to dial in time
+    here = ("127.0.0.1", (), "")  # an aux peer on this machine, too busy to dial in time
     assert Reachability.of([here]).reachable is None and Reachability.of([here, yes]).reachable is True
-    assert Reachability.of([{"refused": "busy"}, {"seen": "not an address", "reached": []}, {}]).reachable is None
+    assert Reachability.of([("", (), "busy"), ("not an address", (), "")]).reachable is None
     assert Reachability.of([yes]).reachable and Reachability.of([yes, yes, no]).reachable
     assert Reachability.of([yes, no]).reachable is False and Reachability.of([no]).seen == "203.0.113.7"
     assert Reachability.of([yes, yes, no]).reached == ((("203.0.113.7", 41234), 2),)
@@ -138,18 +138,18 @@ def test_nobody_is_dialled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(reachability, "reached_at", reached)
     service = DialBack()
     service._p2p = SimpleNamespace(list_peers=list_peers)  # type: ignore[assignment]
-    request = runtime_pb2.ExpertInfo(serialized_info=msgpack.packb({"ports": [41234]}))
+    request = wire.DIAL_REQUEST.message((41234,))
 
     async def ask(peer: int) -> Any:
         answer = await service.rpc_dial_back(request, SimpleNamespace(remote_id=peer))  # type: ignore[arg-type]
-        return msgpack.unpackb(answer.serialized_info)
+        return wire.DIAL_ANSWER.read(answer)
 
     async def run() -> list[Any]:
         return [await ask(1), await ask(1), await ask(2)]
 
     first, again, other = asyncio.run(run())
-    assert first == {"seen": "203.0.113.1", "reached": [41234]} and other["seen"] == "203.0.113.2"
-    assert again == {"refused": "it dials others now"} and len(dialled) == 2
+    assert first == ("203.0.113.1", (41234,), "") and other[0] == "203.0.113.2"
+    assert again == ("", (), "it dials others now") and len(dialled) == 2
 
 
 JOIN = """

@@ -36,12 +36,13 @@ from hivemind.utils.crypto import RSAPrivateKey
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import release_freed_memory
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverage, KeptAverages
 from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of, may_step
 from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, Signer
-from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole, read_request
+from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole
 from tt_cli.swarm.allreduce.reducer import ReductionRules
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.round_plan import (
@@ -389,7 +390,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self, request: runtime_pb2.ExpertInfo, context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         """Parts of an average, as they travelled: of a round that is being settled, or of one of the last steps."""
-        key, parts = read_request(request)
+        key, parts = wire.PARTS_REQUEST.read(request)
         found: AverageBuffer | KeptAverage | None = self._averages.find(key) if isinstance(key, str) else None
         commit = self._rounds[key][1] if isinstance(key, bytes) and key in self._rounds else None
         if commit is not None:

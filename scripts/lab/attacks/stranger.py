@@ -22,19 +22,20 @@ from hivemind.averaging.averager import compute_schema_hash
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, PeerID, ServicerBase
-from hivemind.proto import averaging_pb2, dht_pb2, runtime_pb2
+from hivemind.proto import averaging_pb2, dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.records.peer_record import peers_key
-from tt_cli.swarm.state.donor_stream import answer_in, connect_over, request_of
+from tt_cli.swarm.state.donor_stream import connect_over, request_of
 
 PAUSE_SECONDS = 0.2  # between two tries
 PATIENCE = 6.0  # seconds for an answer
@@ -103,12 +104,13 @@ async def state(stranger: Stranger, member: str) -> str:
     """The shared state, chunk by chunk."""
     async with connect_over(stranger.p2p, stranger.run.identity)(member) as stream:
         await stream.ask(request_of(stranger.facts.digest, []))
-        first = answer_in(await stream.answer() or b"")
-        if "manifest" not in first:
-            raise Refused(first.get("refused", "another answer"))
+        first = wire.STATE_ANSWER.read(await stream.answer() or b"")
+        if first[0] != "manifest":
+            raise Refused(str(first[1]))
         await stream.ask(request_of(stranger.facts.digest, [0]))
-        chunk = answer_in(await stream.answer() or b"")
-        return f"a manifest of {len(first['manifest'])} bytes and {len(chunk.get('data', b''))} bytes of the state"
+        chunk = wire.STATE_ANSWER.read(await stream.answer() or b"")
+        data = chunk[2] if chunk[0] == "chunk" else b""
+        return f"a manifest of {len(first[1])} bytes and {len(data)} bytes of the state"
 
 
 async def hiveminds_state(stranger: Stranger, member: str) -> str:
@@ -168,8 +170,8 @@ async def parts(stranger: Stranger, member: str) -> str:
 
 async def settling(stranger: Stranger, member: str) -> str:
     """What a member received in a round."""
-    status = MSGPackSerializer.dumps([b"x" * 20, bytes(HASH_BYTES), {}])
-    await stranger.averager(member).rpc_settle(runtime_pb2.ExpertInfo(serialized_info=status), timeout=PATIENCE)
+    status = wire.STATUS.message((b"x" * 20, bytes(HASH_BYTES), {}, b"", {}, {}, False))
+    await stranger.averager(member).rpc_settle(status, timeout=PATIENCE)
     return "it was told what a member received"
 
 

@@ -28,8 +28,9 @@ from typing import Any
 
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
-from hivemind.utils import MSGPackSerializer, get_logger
+from hivemind.utils import get_logger
 
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer
 from tt_cli.swarm.allreduce.lateness import waits_to_tell
@@ -64,37 +65,19 @@ class PartStatus:
 
     def pack(self, group_id: bytes) -> runtime_pb2.ExpertInfo:
         """As a message."""
-        return runtime_pb2.ExpertInfo(
-            serialized_info=MSGPackSerializer.dumps(
-                [
-                    group_id,
-                    b"".join(self.hashes),
-                    {**self.said, "waited": self.waited} if self.waited else self.said,
-                    self.commitment,
-                    self.clipped,
-                    self.others,
-                    self.dropped,
-                ]
-            )
-        )
+        said = {**self.said, "waited": self.waited} if self.waited else self.said
+        joined = b"".join(self.hashes)
+        return wire.STATUS.message((group_id, joined, said, self.commitment, self.clipped, self.others, self.dropped))
 
 
 def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> PartStatus:
     """Raises ValueError for anything else than the status of a round with so many parts."""
-    try:
-        _, joined, said, commitment, clipped, others, dropped = MSGPackSerializer.loads(message.serialized_info)
-    except Exception as error:  # msgpack raises many types
-        raise ValueError(f"no status: {error}") from error
-    if not isinstance(joined, bytes) or len(joined) != HASH_BYTES * parts or not isinstance(said, dict):
+    _, joined, said, commitment, clipped, others, dropped = wire.STATUS.read(message)
+    if len(joined) != HASH_BYTES * parts:
         raise ValueError("a status of another round")
     samples, loss = said.get("samples"), said.get("loss")
     honest = isinstance(samples, int) and 0 <= samples <= 10**12 and isinstance(loss, float) and math.isfinite(loss)
     hashes = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
-    if not (isinstance(commitment, bytes) and isinstance(clipped, dict) and isinstance(others, dict)):
-        raise ValueError("a status without what was reduced")
-    named = all(isinstance(peer, str) and isinstance(signed, bytes) for peer, signed in others.items())
-    if not (named and isinstance(dropped, bool)):
-        raise ValueError("a status with what nobody signed")
     counted = all(
         isinstance(peer, str) and isinstance(count, int) and 0 < count <= parts for peer, count in clipped.items()
     )
@@ -104,13 +87,7 @@ def read_status(message: runtime_pb2.ExpertInfo, parts: int) -> PartStatus:
 
 def group_of(message: runtime_pb2.ExpertInfo) -> bytes:
     """The round that a status belongs to. Raises ValueError for anything else than a status."""
-    try:
-        group_id, *_ = MSGPackSerializer.loads(message.serialized_info)
-    except Exception as error:  # msgpack raises many types
-        raise ValueError(f"no status: {error}") from error
-    if not isinstance(group_id, bytes):
-        raise ValueError("a status without a round")
-    return group_id
+    return wire.STATUS.read(message)[0]
 
 
 @dataclass(frozen=True)

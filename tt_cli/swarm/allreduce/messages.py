@@ -15,15 +15,15 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 import torch
 from hivemind.p2p import PeerID
-from hivemind.utils import MSGPackSerializer
 from hivemind.utils.crypto import RSAPrivateKey, RSAPublicKey
 
 from tt_cli.run import RunConfig
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
 from tt_cli.swarm.allreduce.centered_clip import Aggregation, ReceivedPart, average_part
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of
@@ -31,7 +31,8 @@ from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS, Partition
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 
 INPUT_BYTES = 32  # of an input's hash: nobody finds two inputs with one
-KEY_BYTES, SIGNATURE_BYTES = 2048, 1024  # at most
+
+Fields = TypeVar("Fields")
 
 
 class NotProven(ValueError):
@@ -61,24 +62,20 @@ class Signer:
 
     def sign(self, fields: Sequence[Any]) -> bytes:
         """An envelope: the fields, the public key and the signature."""
-        body = MSGPackSerializer.dumps(list(fields))
-        return MSGPackSerializer.dumps([body, self._public, self._key.sign(body)])
+        body = msgpack.packb(list(fields))
+        return wire.ENVELOPE.pack((body, self._public, self._key.sign(body)))
 
 
-def read_envelope(envelope: bytes) -> tuple[str, list[Any]]:
-    """Who signed, and what. Raises NotProven for a wrong signature and for what is no envelope."""
+def read_envelope(envelope: bytes, form: wire.Form[Fields]) -> tuple[str, Fields]:
+    """The signer, and what was signed. Raises NotProven for a wrong signature and for what is no envelope."""
     try:
-        body, public, signature = msgpack.unpackb(envelope, max_ext_len=0)
-        if not all(isinstance(each, bytes) for each in (body, public, signature)):
-            raise ValueError("fields of other types")
-        if len(public) > KEY_BYTES or len(signature) > SIGNATURE_BYTES:
-            raise ValueError("a key or a signature that is too long")
+        body, public, signature = wire.ENVELOPE.read(envelope)
         signer = peer_id_of(public)
         valid = RSAPublicKey.from_bytes(public).verify(body, signature)
-        fields = msgpack.unpackb(body, max_ext_len=0)
-    except Exception as error:  # msgpack and cryptography raise many types
+        fields = form.read(body)
+    except Exception as error:  # cryptography raises many types
         raise NotProven(f"no signed message: {error}") from error
-    if not valid or not isinstance(fields, list):
+    if not valid:
         raise NotProven("a signature that is wrong")
     return signer, fields
 
@@ -106,16 +103,8 @@ class Opening:
     @classmethod
     def read(cls, envelope: bytes) -> Opening:
         """Raises NotProven for anything else than an opening that its sender signed."""
-        sender, fields = read_envelope(envelope)
-        try:
-            kind, run, state_key, group_id, reducer, weight, spread, joined = fields
-        except ValueError as error:
-            raise NotProven("no opening") from error
-        texts = all(isinstance(each, str) for each in (kind, run, state_key, reducer))
-        numbers = all(isinstance(each, float) for each in (weight, spread))
-        if kind != "opening" or not texts or not numbers or not all(isinstance(e, bytes) for e in (group_id, joined)):
-            raise NotProven("no opening")
-        if len(joined) % INPUT_BYTES or not (math.isfinite(spread) and spread >= 0.0):
+        sender, (_, run, state_key, group_id, reducer, weight, spread, joined) = read_envelope(envelope, wire.OPENING)
+        if len(joined) % INPUT_BYTES:
             raise NotProven("an opening that cannot be")
         hashes = tuple(joined[start : start + INPUT_BYTES] for start in range(0, len(joined), INPUT_BYTES))
         return cls(RoundName(run, state_key, group_id), sender, reducer, weight, spread, hashes)
@@ -130,21 +119,18 @@ class Inputs:
 
     def pack(self) -> bytes:
         """The bytes whose hash the reducer signs."""
-        return MSGPackSerializer.dumps([list(self.openings), list(self.used)])
+        return wire.INPUTS.pack((self.openings, self.used))
 
     @classmethod
     def read(cls, packed: bytes) -> Inputs:
         """Raises NotProven for anything else."""
         try:
-            openings, used = msgpack.unpackb(packed, max_ext_len=0)
-        except Exception as error:  # msgpack raises many types
-            raise NotProven("no list of inputs") from error
-        lists = isinstance(openings, list) and isinstance(used, list) and len(openings) == len(used) <= MAX_REDUCERS * 4
-        if not lists or not all(isinstance(each, bytes) for each in openings):
+            openings, used = wire.INPUTS.read(packed)
+        except wire.MalformedMessage as error:
+            raise NotProven(str(error)) from error
+        if not len(openings) == len(used) <= MAX_REDUCERS * 4:
             raise NotProven("no list of inputs")
-        if not all(isinstance(count, int) and count >= 0 for count in used):
-            raise NotProven("no list of inputs")
-        return cls(tuple(openings), tuple(used))
+        return cls(openings, used)
 
 
 def input_hash(encoded: bytes) -> bytes:
@@ -176,16 +162,9 @@ class Commitment:
     @classmethod
     def read(cls, envelope: bytes) -> Commitment:
         """Raises NotProven for anything else than a commitment that its reducer signed."""
-        reducer, fields = read_envelope(envelope)
-        try:
-            kind, run, state_key, group_id, reducers, position, complete, inputs, joined = fields
-        except ValueError as error:
-            raise NotProven("no commitment") from error
-        texts = all(isinstance(each, str) for each in (kind, run, state_key))
-        numbers = all(isinstance(each, int) for each in (reducers, position, complete))
-        if kind != "averages" or not texts or not numbers:
-            raise NotProven("no commitment")
-        if not all(isinstance(each, bytes) for each in (group_id, inputs, joined)) or len(joined) % HASH_BYTES:
+        reducer, fields = read_envelope(envelope, wire.COMMITMENT)
+        _, run, state_key, group_id, reducers, position, complete, inputs, joined = fields
+        if len(joined) % HASH_BYTES:
             raise NotProven("no commitment")
         if not 0 <= position < reducers <= MAX_REDUCERS:
             raise NotProven("a commitment of no reducer")
@@ -208,20 +187,16 @@ class Accusation:
 
     def pack(self) -> bytes:
         """As it is kept and sent."""
-        return MSGPackSerializer.dumps(["tt-accusation-1", self.commitment, self.inputs, self.index, list(self.parts)])
+        return wire.ACCUSATION.pack(("tt-accusation-1", self.commitment, self.inputs, self.index, self.parts))
 
     @classmethod
     def read(cls, packed: bytes) -> Accusation:
         """Raises NotProven for anything else. What it says is not checked: see `verify`."""
         try:
-            kind, commitment, inputs, index, parts = msgpack.unpackb(packed, max_ext_len=0)
-        except Exception as error:  # msgpack raises many types
+            _, commitment, inputs, index, parts = wire.ACCUSATION.read(packed)
+        except wire.MalformedMessage as error:
             raise NotProven("no accusation") from error
-        if kind != "tt-accusation-1" or not isinstance(index, int) or not isinstance(parts, list):
-            raise NotProven("no accusation")
-        if not all(isinstance(each, bytes) for each in (commitment, inputs, *parts)):
-            raise NotProven("no accusation")
-        return cls(commitment, inputs, index, tuple(parts))
+        return cls(commitment, inputs, index, parts)
 
 
 @dataclass(frozen=True)

@@ -7,40 +7,22 @@ travelled in the round. What does not fit its hash or is no part of this run is 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from typing import Any
 
-import msgpack
 from hivemind.proto import runtime_pb2
-from hivemind.utils import MSGPackSerializer
 from hivemind.utils.asyncio import aiter_with_timeout
 
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, KeptAverage, part_hash
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.compression.gradient_buffer import TensorPart
 
 
-def request(key: bytes | str, parts: Sequence[int] | None) -> runtime_pb2.ExpertInfo:
+def request(key: bytes | str, parts: Iterable[int] | None) -> runtime_pb2.ExpertInfo:
     """key: group id, or the state key of a round that was committed."""
-    return runtime_pb2.ExpertInfo(
-        serialized_info=MSGPackSerializer.dumps([key, None if parts is None else list(parts)])
-    )
-
-
-def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes | str, list[int] | None]:
-    """Key and parts (in rising order, each once). Raises ValueError for anything else than a request."""
-    try:
-        key, parts = msgpack.unpackb(message.serialized_info, max_ext_len=0)
-    except Exception as error:  # msgpack raises many types
-        raise ValueError(f"no request: {error}") from error
-    if not isinstance(key, (bytes, str)) or not (parts is None or isinstance(parts, list)):
-        raise ValueError("no request for parts")
-    if parts is not None and not all(type(index) is int and index >= 0 for index in parts):
-        raise ValueError("a request for parts that cannot be")
-    if parts is not None and not all(one < two for one, two in zip(parts, parts[1:], strict=False)):
-        raise ValueError("a request for parts more than once")
-    return key, parts
+    return wire.PARTS_REQUEST.message((key, None if parts is None else tuple(parts)))
 
 
 async def answer(
@@ -49,7 +31,7 @@ async def answer(
     """What a member sends. It ends early when `holds` says that the store went on to another round."""
     hashes = store.hashes
     reducers = 1 + max((part.reducer for part in store.parts), default=0)
-    yield runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps([reducers, b"".join(hashes)]))
+    yield wire.AVERAGE_HEADER.message((reducers, b"".join(hashes)))
     for index in range(len(hashes)) if parts is None else parts:
         if not holds() or index >= len(hashes) or hashes[index] == MISSING:
             return
@@ -93,12 +75,7 @@ async def fetch_whole(
 
 
 def _read_header(header: runtime_pb2.ExpertInfo, store: AverageBuffer) -> tuple[tuple[TensorPart, ...], list[bytes]]:
-    try:
-        reducers, joined = msgpack.unpackb(header.serialized_info, max_ext_len=0)
-    except Exception as error:  # msgpack raises many types
-        raise ValueError(f"no header: {error}") from error
-    if type(reducers) is not int or not isinstance(joined, bytes):
-        raise ValueError("a header without reducers or hashes")
+    reducers, joined = wire.AVERAGE_HEADER.read(header)
     parts = store.layout.parts(reducers)
     if len(joined) != HASH_BYTES * len(parts):
         raise ValueError("hashes of another cut")

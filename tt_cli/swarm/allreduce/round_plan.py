@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import msgpack
 import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
@@ -24,13 +23,12 @@ from hivemind.dht import DHT
 from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
-from tt_cli.identity.passes import MAX_PASS
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import RoundName
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 POLL_SECONDS = 0.1
-MAX_GATHERED = MAX_PASS + 256  # bytes that a member tells about itself
 KEPT_GROUPS = 2  # that others may still ask about
 SPARE = 2.0  # times the samples that a member may claim: records are a few seconds old, and speeds are means
 
@@ -159,16 +157,8 @@ def member_in(gathered: bytes, peer: PeerID, membership: Admission) -> Averaging
 
     Raises ValueError for anything else, NotAdmitted for who is no member of the run.
     """
-    if len(gathered) > MAX_GATHERED:
-        raise ValueError("a member that says too much")
-    try:
-        _, mode, told = msgpack.unpackb(gathered, max_ext_len=0)
-        pass_text = msgpack.unpackb(told, max_ext_len=0)
-        if not isinstance(pass_text, str):
-            raise ValueError("no pass")
-        found = AveragingMode(mode)
-    except Exception as error:  # msgpack raises many types
-        raise ValueError(f"a member that says something else than it should: {error}") from error
+    _, mode, shown = wire.GATHERED.read(gathered)
+    pass_text, found = wire.SHOWN_PASS.read(shown), AveragingMode(mode)
     try:
         membership.admit(pass_text, str(peer))
     except NotAdmitted as error:

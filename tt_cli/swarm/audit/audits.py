@@ -20,12 +20,12 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
-import msgpack
 from hivemind.p2p import P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
-from hivemind.utils import MSGPackSerializer, get_logger
+from hivemind.utils import get_logger
 
 from tt_cli.run import RunConfig, folders
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import (
@@ -38,7 +38,7 @@ from tt_cli.swarm.allreduce.messages import (
     read_openings,
     verify,
 )
-from tt_cli.swarm.audit.evidence import Court, EvidenceStore, header_of, pass_on, read_header
+from tt_cli.swarm.audit.evidence import Court, EvidenceStore, pass_on
 from tt_cli.swarm.audit.sampling import AuditSampler, Place
 
 logger = get_logger(__name__)
@@ -120,17 +120,6 @@ class Shown:
         return allreduce.encoded(indexes[index])
 
 
-def read_request(message: runtime_pb2.ExpertInfo) -> tuple[bytes, str, int | None]:
-    """The group, the reducer and the part that are asked for. Raises ValueError."""
-    try:
-        group_id, reducer, index = msgpack.unpackb(message.serialized_info, max_ext_len=0)
-    except Exception as error:  # msgpack raises many types
-        raise ValueError(f"no request: {error}") from error
-    if not isinstance(group_id, bytes) or not isinstance(reducer, str) or not (index is None or isinstance(index, int)):
-        raise ValueError("no request for what was sent")
-    return group_id, reducer, index
-
-
 async def audit(
     allreduce: AllReduce,
     picked: Place | None,
@@ -148,8 +137,8 @@ async def audit(
     async def ask(peer: PeerID, part: int | None) -> bytes:
         if peer == allreduce.me:
             return allreduce.encoded(allreduce.parts_of(reducer)[index])
-        request = MSGPackSerializer.dumps([allreduce.name.group_id, str(reducer), part])
-        answer = await stub_of(peer).rpc_audit(runtime_pb2.ExpertInfo(serialized_info=request), timeout=patience)
+        request = wire.AUDIT_REQUEST.message((allreduce.name.group_id, str(reducer), part))
+        answer = await stub_of(peer).rpc_audit(request, timeout=patience)
         return bytes(answer.serialized_info)
 
     with contextlib.suppress(NotProven):  # told already, see `unsigned`
@@ -254,11 +243,11 @@ class Audits(ServicerBase):
 
     async def _pass_on(self, guilty: str, peers: list[PeerID], stub_of: Callable[[PeerID], Any]) -> None:
         if packed := self.proofs.read(guilty):
-            await pass_on(packed, header_of(guilty), peers, stub_of, self._patience)
+            await pass_on(packed, guilty, peers, stub_of, self._patience)
 
     async def rpc_audit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of a round is shown what this peer sent, or the list of what it reduced."""
-        group_id, reducer, index = read_request(request)
+        group_id, reducer, index = wire.AUDIT_REQUEST.read(request)
         found = self._rounds.get(group_id)
         if found is None:
             raise ValueError("no such round here")
@@ -272,7 +261,7 @@ class Audits(ServicerBase):
         """A member shows that a reducer made a wrong average."""
         accuser, known = str(context.remote_id), self.proofs.guilty()
         async with asyncio.timeout(self._patience):
-            guilty = read_header(await anext(stream))
+            (guilty,) = wire.ACCUSED.read(await anext(stream))
         if guilty not in known:
             together = any(context.remote_id in allreduce.members for allreduce, _ in self._rounds.values())
             guilty = await (self._court if together else self._court_of_strangers).hear(stream, accuser, self._patience)

@@ -13,19 +13,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
-import msgpack
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
-from hivemind.utils import MSGPackSerializer, get_logger
+from hivemind.utils import get_logger
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import Accusation, NotProven, RoundRules, verify
 
 logger = get_logger(__name__)
 
 MOST_BYTES, CHUNK = 2**25, 2**20  # of an accusation, and of a message of one
 MOST_KEPT = 64  # accusations
-LONGEST_ID = 128  # of a peer
 
 
 class EvidenceStore:
@@ -60,25 +59,9 @@ class EvidenceStore:
         return True
 
 
-def header_of(guilty: str) -> runtime_pb2.ExpertInfo:
-    """The first message of an accusation: whom it is against."""
-    return runtime_pb2.ExpertInfo(serialized_info=MSGPackSerializer.dumps([guilty]))
-
-
-def read_header(message: runtime_pb2.ExpertInfo) -> str:
-    """Whom an accusation is against. Raises ValueError for anything else."""
-    try:
-        (guilty,) = msgpack.unpackb(message.serialized_info, max_ext_len=0)
-    except Exception as error:  # msgpack raises many types
-        raise ValueError(f"no accusation: {error}") from error
-    if not isinstance(guilty, str) or len(guilty) > LONGEST_ID:
-        raise ValueError("an accusation of nobody")
-    return guilty
-
-
 async def pass_on(
     packed: bytes,
-    header: runtime_pb2.ExpertInfo,
+    guilty: str,
     peers: list[PeerID],
     stub_of: Callable[[PeerID], Any],
     patience: float,
@@ -86,7 +69,7 @@ async def pass_on(
     """Send an accusation to others, who verify it themselves."""
 
     async def chunks() -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        yield header
+        yield wire.ACCUSED.message((guilty,))
         for start in range(0, len(packed), CHUNK):
             yield runtime_pb2.ExpertInfo(serialized_info=packed[start : start + CHUNK])
 

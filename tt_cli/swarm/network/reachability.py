@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import msgpack
 from hivemind.dht import DHT, DHTNode
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import runtime_pb2
@@ -27,6 +27,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Emit, Log
+from tt_cli.swarm import wire
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.addresses import announceable, default_gateway, steps_to_be_reached, tcp_addresses
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
@@ -56,15 +57,14 @@ class DialBack(ServicerBase):
         await super().add_p2p_handlers(p2p, *args, **kwargs)
 
     async def rpc_dial_back(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
-        """{"ports"} → {"seen": address, "reached": ports of it that this peer could dial}, or {"refused": words}."""
+        """The address where this peer sees the caller, and those of the ports asked for at which it could dial it."""
         try:
-            ports = ports_in(request.serialized_info)
-            answer: dict[str, Any] = await self._dial(context.remote_id, ports)
+            seen, reached = await self._dial(context.remote_id, wire.DIAL_REQUEST.read(request))
         except ValueError as error:
-            answer = {"refused": str(error)}
-        return runtime_pb2.ExpertInfo(serialized_info=msgpack.packb(answer))
+            return wire.DIAL_ANSWER.message(("", (), str(error)))
+        return wire.DIAL_ANSWER.message((seen, tuple(reached), ""))
 
-    async def _dial(self, peer: PeerID, ports: Sequence[int]) -> dict[str, Any]:
+    async def _dial(self, peer: PeerID, ports: Sequence[int]) -> tuple[str, list[int]]:
         now, name = time.monotonic(), str(peer)
         if self._waiting >= MOST_WAITING or now < self._asked.get(name, -AGAIN_SECONDS) + AGAIN_SECONDS:
             raise ValueError("it dials others now")
@@ -74,20 +74,9 @@ class DialBack(ServicerBase):
         self._waiting += 1
         try:
             async with self._probing:
-                return {"seen": seen, "reached": await reached_at(peer, seen, ports)}
+                return seen, await reached_at(peer, seen, ports)
         finally:
             self._waiting -= 1
-
-
-def ports_in(request: bytes) -> list[int]:
-    """Raises ValueError for anything else than a few ports."""
-    try:
-        match msgpack.unpackb(request, max_array_len=MOST_PORTS, max_map_len=1, max_bin_len=0):
-            case {"ports": [*ports]} if ports and all(type(port) is int and 0 < port < 2**16 for port in ports):
-                return ports
-    except (ValueError, msgpack.UnpackException):
-        pass
-    raise ValueError("the request cannot be read")
 
 
 def seen_at(addresses: Sequence[str]) -> str:
@@ -140,16 +129,15 @@ class Reachability:
     seen: str = ""
 
     @classmethod
-    def of(cls, answers: Sequence[dict[str, Any]]) -> Reachability:
-        """From what members answered; left out: what is malformed, and who is on this machine: it speaks for none."""
+    def of(cls, answers: Sequence[tuple[str, Sequence[int], str]]) -> Reachability:
+        """From what members answered; who is on this machine is left out: it speaks for none."""
         counts: dict[tuple[str, int], int] = {}
         seen: list[str] = []
-        for answer in answers:
-            match answer:
-                case {"seen": str(address), "reached": [*ports]} if _is_of_a_network(address):
-                    seen.append(address)
-                    for port in {port for port in ports if type(port) is int}:
-                        counts[address, port] = counts.get((address, port), 0) + 1
+        for address, ports, _ in answers:
+            if _is_of_a_network(address):
+                seen.append(address)
+                for port in set(ports):
+                    counts[address, port] = counts.get((address, port), 0) + 1
         most = max(seen, key=seen.count, default="")
         return cls(len(seen), tuple(sorted(counts.items(), key=lambda item: -item[1])), most)
 
@@ -166,7 +154,7 @@ class Reachability:
 
 async def _ask(_: DHT, node: DHTNode, peers: Sequence[str], namespace: str, ports: Sequence[int]) -> list[bytes]:
     """In the DHT's process: the answers of those who answer."""
-    request = runtime_pb2.ExpertInfo(serialized_info=msgpack.packb({"ports": list(ports)}))
+    request = wire.DIAL_REQUEST.message(tuple(ports))
 
     async def ask(peer: str) -> bytes:
         stub = DialBack.get_stub(node.protocol.p2p, PeerID.from_base58(peer), namespace=namespace)
@@ -190,15 +178,11 @@ def dialled_back(run: RunConfig, dht: DHT, ports: Sequence[int]) -> Reachability
         answers = dht.run_coroutine(ask, return_future=True).result(timeout=ANSWER_SECONDS + 5.0)
     except concurrent.futures.TimeoutError:
         return Reachability()
-    return Reachability.of([answer for answer in map(_unpacked, answers) if answer])
-
-
-def _unpacked(answer: bytes) -> dict[str, Any] | None:
-    try:
-        found = msgpack.unpackb(answer[:4096], max_map_len=2, max_array_len=MOST_PORTS, max_str_len=200)
-    except (ValueError, msgpack.UnpackException):
-        return None
-    return found if isinstance(found, dict) else None
+    read = []
+    for answer in answers:
+        with contextlib.suppress(wire.MalformedMessage):
+            read.append(wire.DIAL_ANSWER.read(answer))
+    return Reachability.of(read)
 
 
 def start_reachable_dht(

@@ -17,10 +17,11 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from tt_cli.errors import TTError
+from tt_cli.swarm import wire
 from tt_cli.swarm.network.failures import printable
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.donor_stream import Connect, DonorRefused, DonorStream, answer_in, request_of
+from tt_cli.swarm.state.donor_stream import Connect, DonorRefused, DonorStream, request_of
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 ATTEMPTS, PAUSE_SECONDS, LONGEST_PAUSE = 3, 0.5, 5.0
@@ -285,13 +286,15 @@ class StateClient:
     async def _manifest_in(self, head: bytes | None) -> Tree:
         if head is None:
             raise ValueError("it did not answer")
-        answer = answer_in(head)
-        if "refused" in answer:
-            raise ValueError(f"it refuses: {answer['refused']}")
-        if "manifest" not in answer:
-            raise DonorRefused("it sent a chunk before the manifest")
+        match _answer_in(head):
+            case ("refused", words):
+                raise ValueError(f"it refuses: {words}")
+            case ("manifest", manifest):
+                pass
+            case _:
+                raise DonorRefused("it sent a chunk before the manifest")
         try:
-            tree: Tree = await asyncio.to_thread(self._read_tree, answer["manifest"])
+            tree: Tree = await asyncio.to_thread(self._read_tree, manifest)
         except ValueError as error:
             raise DonorRefused(f"it sent {error}") from error
         return tree
@@ -373,13 +376,21 @@ class StateClient:
         self._on_bytes(self.received, self.received + target.left)
 
     def _verify_and_write(self, index: int, message: bytes, target: _Target) -> int:
-        answer = answer_in(message)
-        if answer.get("chunk") != index:
-            if "refused" in answer:
-                raise ValueError(f"it refuses: {answer['refused']}")
-            raise DonorRefused("it sent something else than the chunks that were asked for")
-        data = answer["data"]
+        match _answer_in(message):
+            case ("refused", words):
+                raise ValueError(f"it refuses: {words}")
+            case ("chunk", number, data) if number == index:
+                pass
+            case _:
+                raise DonorRefused("it sent something else than the chunks that were asked for")
         if not target.tree.holds(index, data):
             raise DonorRefused(f"its chunk {target.tree.name_of(index)} is not what members signed")
         self._buffer.write(target.tree.place(index)[0], data)
         return len(data)
+
+
+def _answer_in(message: bytes) -> wire.Answer:
+    try:
+        return wire.STATE_ANSWER.read(message)
+    except wire.MalformedMessage as error:
+        raise DonorRefused(f"it sent {error}") from None

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing, suppress
-from typing import Any, Protocol
+from typing import Protocol
 
-import msgpack
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import runtime_pb2
 
-from tt_cli.swarm.state.server import MAX_MANIFEST, MAX_MESSAGE, StateServer
+from tt_cli.swarm import wire
+from tt_cli.swarm.state.server import StateServer
 
 Connect = Callable[[str], AbstractAsyncContextManager["DonorStream"]]
 """Donor's peer id → a stream to it."""
@@ -73,21 +73,4 @@ def request_of(digest: str, chunks: Sequence[int]) -> bytes:
             runs[-1] = index + 1
         else:
             runs += [index, index + 1]
-    return bytes(msgpack.packb({"digest": digest, "chunks": runs}))
-
-
-def answer_in(message: bytes) -> dict[str, Any]:
-    """One answer of a donor: {"manifest"}, {"chunk", "data"} or {"refused"}. Raises Refused for anything else."""
-    if len(message) <= MAX_MESSAGE:
-        try:
-            answer = msgpack.unpackb(message, max_map_len=2, max_ext_len=0, max_array_len=0, max_str_len=2**10)
-        except (ValueError, msgpack.UnpackException) as error:
-            raise DonorRefused("it sent an answer that cannot be read") from error
-        match answer:
-            case {"manifest": bytes(data), **more} if not more and len(data) <= MAX_MANIFEST:
-                return answer
-            case {"refused": str(), **more} if not more:
-                return answer
-            case {"chunk": int(), "data": bytes(), **more} if not more:
-                return answer
-    raise DonorRefused("it sent an answer of another form")
+    return wire.STATE_REQUEST.pack((digest, tuple(runs)))

@@ -11,22 +11,19 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
+from typing import AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
-import msgpack
 from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
+from tt_cli.swarm import wire
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
 
 logger = get_logger(__name__)
 
-MAX_REQUEST = 2**20
-MAX_MESSAGE = 2**21 + 2**10
-MAX_MANIFEST = 2**21
 SNAPSHOT_SECONDS = 60.0  # to wait for the host process: it may be making a step
 LINGER_SECONDS = 15.0
 STALL_SECONDS = 30.0  # a taker that reads nothing for so long does not keep the copy alive
@@ -63,10 +60,10 @@ class StateServer(ServicerBase):
     async def rpc_state_chunks(
         self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        """Answer the first request with {"refused"} or {"manifest"}, and each with the chunks it asks for, in order."""
+        """Answer the first request with a refusal or the manifest, and each with the chunks it asks for, in order."""
         taker = str(context.remote_id)
         if self._takers.total() >= MAX_TAKERS or self._takers[taker] >= MAX_OF_ONE:
-            yield _message({"refused": "it hands its state to as many as it can"})
+            yield wire.STATE_ANSWER.message(("refused", "it hands its state to as many as it can"))
             return
         self._takers[taker] += 1
         try:
@@ -76,7 +73,7 @@ class StateServer(ServicerBase):
                 async for answer in snapshot.answers(*first, admitted, self._on_sent):
                     yield answer
         except (Unavailable, NotAdmitted) as error:
-            yield _message({"refused": str(error)})
+            yield wire.STATE_ANSWER.message(("refused", str(error)[:200]))
         finally:
             self._takers[taker] -= 1
 
@@ -157,7 +154,7 @@ class _Snapshot:
     async def answers(
         self,
         digest: str,
-        runs: list[int],
+        runs: tuple[int, ...],
         requests: AsyncIterator[runtime_pb2.ExpertInfo],
         on_sent: Callable[[int], None],
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
@@ -165,9 +162,9 @@ class _Snapshot:
         self._readers += 1
         try:
             self._read_at = time.monotonic()
-            yield _message({"manifest": self._manifest})
-            runs = runs if digest == self.tree.digest else []  # the manifest says that it is another one
-            asked: tuple[str, list[int]] | None = digest, runs
+            yield wire.STATE_ANSWER.message(("manifest", self._manifest))
+            runs = runs if digest == self.tree.digest else ()  # the manifest says that it is another one
+            asked: tuple[str, tuple[int, ...]] | None = digest, runs
             while asked is not None:
                 _, runs = asked
                 if runs and runs[-1] > len(self.tree):
@@ -189,39 +186,20 @@ class _Snapshot:
             raise Unavailable("it does not hold that state any more") from None
         self._read_at = time.monotonic()
         on_sent(size)
-        return _message({"chunk": index, "data": data})
+        return wire.STATE_ANSWER.message(("chunk", index, data))
 
     def close(self) -> None:
         self._buffer.close()
 
 
-async def _next_request(requests: AsyncIterator[runtime_pb2.ExpertInfo]) -> tuple[str, list[int]] | None:
+async def _next_request(requests: AsyncIterator[runtime_pb2.ExpertInfo]) -> tuple[str, tuple[int, ...]] | None:
     """None when the taker hung up or asks for nothing any more. Raises Unavailable for what is no request."""
     try:
         async with asyncio.timeout(IDLE_SECONDS):
             message = await anext(requests, None)
     except TimeoutError:
         return None
-    return None if message is None else request_in(message.serialized_info)
-
-
-def request_in(data: bytes) -> tuple[str, list[int]]:
-    """What a taker asks for: (digest, runs of chunks [first, end, …] in rising order). Raises Unavailable."""
     try:
-        if len(data) > MAX_REQUEST:
-            raise ValueError("too long")
-        match msgpack.unpackb(data, max_map_len=2, max_ext_len=0, max_bin_len=0, max_str_len=64):
-            case {"digest": str(digest), "chunks": list(runs)} if len(digest) <= 64 and _rising(runs):
-                return digest, runs
-    except (ValueError, msgpack.UnpackException):
-        pass
-    raise Unavailable("the request cannot be read")
-
-
-def _rising(runs: list[Any]) -> bool:
-    numbers = all(type(value) is int and 0 <= value < 2**32 for value in runs)
-    return numbers and len(runs) % 2 == 0 and all(one < two for one, two in zip(runs, runs[1:], strict=False))
-
-
-def _message(answer: dict[str, Any]) -> runtime_pb2.ExpertInfo:
-    return runtime_pb2.ExpertInfo(serialized_info=msgpack.packb(answer))
+        return None if message is None else wire.STATE_REQUEST.read(message)
+    except wire.MalformedMessage:
+        raise Unavailable("the request cannot be read") from None

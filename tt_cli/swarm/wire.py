@@ -1,0 +1,182 @@
+"""The messages between peers: one strict form each, and nothing else is taken.
+
+A message is MessagePack of one array, whose fields have the types that its `Form` names; hivemind carries it in an
+`ExpertInfo`. Bytes of any other form, or more of them than a message may have, raise `MalformedMessage`, with no more
+memory than they have themselves. Records on the DHT are pydantic models (records/peer_record.py), passes and notices
+signed JSON (identity/passes.py). `FORMS` has all, each with what an honest peer may send: one test tries them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Generic, Literal, TypeVar
+
+import msgpack
+from hivemind.proto import runtime_pb2
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from tt_cli.identity.passes import MAX_PASS
+
+Fields = TypeVar("Fields")
+
+FORMS: dict[str, Form[Any]] = {}
+
+
+class MalformedMessage(ValueError):
+    """Bytes that are no message of the form that was expected; the text says why."""
+
+
+class Form(Generic[Fields]):
+    """The form of one kind of message. fields: the type of their tuple. example: an honest message's.
+
+    most: bytes.
+    """
+
+    def __init__(self, name: str, fields: Any, example: Fields, most: int = 2**20):
+        self.name, self.example, self.most = name, example, most
+        self._fields: TypeAdapter[Fields] = TypeAdapter(fields, config=ConfigDict(strict=True))
+        FORMS[name] = self
+
+    def pack(self, fields: Fields) -> bytes:
+        """The message's bytes. What is in them is not checked."""
+        return bytes(msgpack.packb(fields))
+
+    def message(self, fields: Fields) -> runtime_pb2.ExpertInfo:
+        """As hivemind carries it."""
+        return runtime_pb2.ExpertInfo(serialized_info=self.pack(fields))
+
+    def read(self, message: bytes | runtime_pb2.ExpertInfo) -> Fields:
+        """The fields. Raises MalformedMessage for anything else than such a message."""
+        data = message if isinstance(message, bytes) else message.serialized_info
+        try:
+            if len(data) > self.most:
+                raise ValueError(f"more than {self.most} bytes")
+            values = msgpack.unpackb(data, use_list=False, strict_map_key=False, max_ext_len=0)
+            return self._fields.validate_python(values)
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False)[0]
+            raise MalformedMessage(f"no {self.name}: {first['msg']}") from None
+        except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+            raise MalformedMessage(f"no {self.name}: {error}") from None
+
+
+def _rising(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    if any(one >= two for one, two in zip(numbers, numbers[1:], strict=False)):
+        raise ValueError("numbers that do not rise")
+    return numbers
+
+
+def _even(numbers: tuple[int, ...]) -> tuple[int, ...]:
+    if len(numbers) % 2:
+        raise ValueError("a run without an end")
+    return numbers
+
+
+Count = Annotated[int, Field(ge=0, lt=2**32)]
+Rising = Annotated[tuple[Count, ...], AfterValidator(_rising)]
+PeerId = Annotated[str, Field(max_length=128)]
+Words = Annotated[str, Field(max_length=2**10)]
+Hashes = bytes  # of parts, one after the other
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+# ------------------------------------------------------------------ the state on its way to a newcomer
+
+Runs = Annotated[Rising, AfterValidator(_even)]  # of chunks: first, end, first, end, …
+MAX_MANIFEST = 2**21
+
+STATE_REQUEST = Form[tuple[str, tuple[int, ...]]](
+    "request for a state", tuple[Annotated[str, Field(max_length=64)], Runs], ("ab" * 32, (1, 3, 5, 6))
+)
+"""(digest of the state, runs of chunks)"""
+
+Answer = tuple[Literal["manifest"], bytes] | tuple[Literal["chunk"], int, bytes] | tuple[Literal["refused"], str]
+STATE_ANSWER = Form[Answer](
+    "answer of a donor",
+    tuple[Literal["manifest"], Annotated[bytes, Field(max_length=MAX_MANIFEST)]]
+    | tuple[Literal["chunk"], Count, bytes]
+    | tuple[Literal["refused"], Words],
+    ("chunk", 3, bytes(50)),
+    most=MAX_MANIFEST + 2**10,
+)
+
+# ------------------------------------------------------------------ rounds
+
+PARTS_REQUEST = Form[tuple[bytes | str, tuple[int, ...] | None]](
+    "request for parts", tuple[bytes | str, Rising | None], ("5_ab", (1, 2)), most=2**16
+)
+"""(group id, or the state key of a round that was committed; parts, None for all)"""
+
+AVERAGE_HEADER = Form[tuple[int, bytes]]("header of an average", tuple[Count, Hashes], (2, bytes(64)))
+"""(number of reducers, hashes of all parts)"""
+
+STATUS = Form[tuple[bytes, bytes, dict[str, Any], bytes, dict[Any, Any], dict[str, bytes], bool]](
+    "status of a round",
+    tuple[bytes, Hashes, dict[str, Any], bytes, dict[Any, Any], dict[str, bytes], bool],
+    (b"group", bytes(32), {"samples": 4, "loss": 1.0}, b"", {}, {}, False),
+    most=2**22,
+)
+"""(group id, hashes, what is said, commitment, parts clipped by peer, commitments of others, whether it is dropped)"""
+
+GATHERED = Form[tuple[Any, int, bytes]](
+    "word to the leader", tuple[Any, int, bytes], (None, 0, b"\xa4pass"), most=MAX_PASS + 256
+)
+"""(bandwidth, averaging mode, packed pass), as hivemind's matchmaking writes it"""
+
+SHOWN_PASS = Form[str]("pass for a group", Annotated[str, Field(max_length=MAX_PASS)], "pass", most=MAX_PASS + 5)
+
+# ------------------------------------------------------------------ what is signed of a round, and audits
+
+ENVELOPE = Form[tuple[bytes, bytes, bytes]](
+    "signed message",
+    tuple[bytes, Annotated[bytes, Field(max_length=2048)], Annotated[bytes, Field(max_length=1024)]],
+    (b"body", b"key", b"signature"),
+    most=2**23,
+)
+"""(body, public key, signature)"""
+
+OPENING = Form[tuple[str, str, str, bytes, str, float, float, bytes]](
+    "opening",
+    tuple[Literal["opening"], str, str, bytes, str, float, Annotated[Finite, Field(ge=0.0)], Hashes],
+    ("opening", "run-1a2b3c4d", "5_ab", b"group", "reducer", 4.0, 0.1, bytes(64)),
+    most=2**23,
+)
+"""("opening", run, state key, group id, reducer, weight, spread, hashes of the parts that follow)"""
+
+COMMITMENT = Form[tuple[str, str, str, bytes, int, int, int, bytes, bytes]](
+    "commitment",
+    tuple[Literal["averages"], str, str, bytes, int, int, int, bytes, Hashes],
+    ("averages", "run-1a2b3c4d", "5_ab", b"group", 2, 0, 3, bytes(32), bytes(32)),
+    most=2**23,
+)
+"""("averages", run, state key, group id, reducers, position, complete senders, hash of the inputs, hashes)"""
+
+INPUTS = Form[tuple[tuple[bytes, ...], tuple[int, ...]]](
+    "list of inputs", tuple[tuple[bytes, ...], tuple[Count, ...]], ((b"opening",), (1,)), most=2**25
+)
+"""(openings, parts used of each)"""
+
+ACCUSATION = Form[tuple[str, bytes, bytes, int, tuple[bytes, ...]]](
+    "accusation",
+    tuple[Literal["tt-accusation-1"], bytes, bytes, int, tuple[bytes, ...]],
+    ("tt-accusation-1", b"commitment", b"inputs", 0, (b"part", b"")),
+    most=2**25,
+)
+"""(kind, commitment, inputs, index of the part, what each sender sent of it)"""
+
+ACCUSED = Form[tuple[str]]("name of the accused", tuple[PeerId], ("somebody",), most=2**10)
+
+AUDIT_REQUEST = Form[tuple[bytes, str, int | None]](
+    "request for what was sent", tuple[bytes, str, int | None], (b"group", "reducer", 3), most=2**10
+)
+"""(group id, reducer, part; None for the list of its inputs)"""
+
+# ------------------------------------------------------------------ dialling back
+
+Port = Annotated[int, Field(gt=0, lt=2**16)]
+
+DIAL_REQUEST = Form[tuple[int, ...]](
+    "request to be dialled", Annotated[tuple[Port, ...], Field(min_length=1, max_length=3)], (31337,), most=2**10
+)
+DIAL_ANSWER = Form[tuple[str, tuple[int, ...], str]](
+    "answer of who dialled", tuple[Words, tuple[Port, ...], Words], ("203.0.113.7", (31337,), ""), most=2**12
+)
+"""(address where the caller is seen, ports of it that were reached, words of a refusal)"""
