@@ -1,15 +1,23 @@
-"""The HTTP server of the run's page and of the authority: uvicorn on a socket that listens before the app is served."""
+"""The HTTP server of the run's page and of the authority: uvicorn on a socket that listens before the app is served.
+
+An error of either is {"detail": "one line for a person"}.
+"""
 
 from __future__ import annotations
 
 import errno
+import math
 import os
 import socket
 import threading
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tt_cli.errors import TTError
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
 
 
 @dataclass(frozen=True)
@@ -86,3 +94,18 @@ def _listen(options: HttpOptions, port: int) -> socket.socket:
         raise TTError(
             f"cannot listen on {options.host} port {port}: {reason}; choose another {options.port_flag}"
         ) from error
+
+
+def problem(status: int, words: str, wait: float | None = None) -> Response:
+    """An error. wait: seconds until it may be tried again."""
+    from starlette.responses import JSONResponse
+
+    headers = None if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
+    return JSONResponse({"detail": words}, status, headers)
+
+
+def malformed(request: Request, error: Exception) -> Response:
+    """FastAPI's RequestValidationError: which field is wrong and how, without what was sent, which may be a token."""
+    first = error.errors()[0]  # type: ignore[attr-defined]
+    where = ".".join(str(step) for step in first["loc"] if step not in ("body", "query")) or "the body"
+    return problem(422, f"{where}: {first['msg']}"[:300])

@@ -19,6 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tt_cli.database import DatabaseDown
+from tt_cli.supervisor.http_server import malformed, problem
 from tt_cli.web import notebooks, schemas
 from tt_cli.web.index_html import STATIC, index_html
 from tt_cli.web.live_updates import MOST_CLIENTS, EventStream, LiveUpdates
@@ -202,18 +203,11 @@ class SafeHeaders:
 
 
 def _later(words: str) -> Callable[[Request, Exception], Response]:
-    return lambda request, error: JSONResponse({"detail": words}, 503, {"Retry-After": str(RETRY_SECONDS)})
-
-
-def _malformed(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(step) for step in first["loc"] if step != "query")
-    return JSONResponse({"detail": f"{where}: {first['msg']}"[:300]}, 422)
+    return lambda request, error: problem(503, words, RETRY_SECONDS)
 
 
 _HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
     DatabaseDown: _later("the run's history does not answer at the moment"),
     NothingYet: _later("the swarm has not been looked at yet"),
-    RequestValidationError: _malformed,
+    RequestValidationError: malformed,
 }

@@ -29,7 +29,6 @@ from tt_cli.auth.authority.request_limits import (
     BodyTooSlow,
     BoundedBodies,
     bounded_body,
-    problem,
     too_long,
     too_slow,
 )
@@ -38,6 +37,7 @@ from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity.passes import MAX_PASS, decode
 from tt_cli.identity.rate_limit import RateLimit, address_key
+from tt_cli.supervisor.http_server import malformed, problem
 
 logger = logging.getLogger(__name__)
 
@@ -367,14 +367,6 @@ def _broken(request: Request, error: Exception) -> Response:
     return problem(503, "the authority cannot do this now; its organiser finds the reason in its log", RETRY_SECONDS)
 
 
-def _malformed(request: Request, error: Exception) -> Response:
-    """Which field is wrong and how, without what was sent: it may be a token."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    where = ".".join(str(step) for step in first["loc"] if step != "body") or "the body"
-    return problem(422, f"{where}: {first['msg']}"[:300])
-
-
 _ANSWERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
     RequestRefused: _refused,
     TooOften: _too_often,
@@ -383,5 +375,5 @@ _ANSWERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
     HubUnreachable: _not_now,
     DatabaseDown: _not_now,
     TTError: _broken,
-    RequestValidationError: _malformed,
+    RequestValidationError: malformed,
 }

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import math
 
 from fastapi import Request, Response
-from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tt_cli.supervisor.http_server import problem
 
 MAX_BODY = 16 * 1024  # bytes
 BODY_SECONDS = 10.0  # for all of it
-
-
-def problem(status: int, words: str, wait: float | None = None) -> Response:
-    """An error, as all of the authority's are. wait: seconds until it may be tried again."""
-    headers = None if wait is None else {"Retry-After": str(max(1, math.ceil(wait)))}
-    return JSONResponse({"detail": words}, status, headers)
 
 
 class BodyTooLong(Exception):
