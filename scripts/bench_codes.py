@@ -19,7 +19,7 @@ import pyarrow
 from PIL import Image, ImageDraw
 
 from tt_cli.data import builtin
-from tt_cli.data.codes import bits_per_code, pack
+from tt_cli.data.codes import bits_per_code, to_column
 from tt_cli.run import load_run
 from tt_cli.task.picture_codec import load_vqgan
 
@@ -82,7 +82,7 @@ def measured(codes: np.ndarray, codebook_size: int) -> dict[str, Any]:
     count, each = codes.shape
     bound = each * bits_per_code(codebook_size) / 8
     int16 = codes.astype("<i2")
-    packed = b"".join(pack(codes, codebook_size))
+    packed = b"".join(to_column("code13", codes, codebook_size))
     planes = int16.view(np.uint8).reshape(count, each, 2).transpose(2, 0, 1).tobytes()
     by_place = np.ascontiguousarray(int16.T)
     ways = {

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from tt_cli.data.codes import bits_per_code, column_bytes, from_column, pack, to_column, unpack
+from tt_cli.data.codes import bits_per_code, column_bytes, from_column, to_column
 
 
 @st.composite
@@ -33,7 +33,7 @@ def test_round_trip(given_codes: tuple[np.ndarray, int], column: str) -> None:
 def test_bits_are_where_the_format_says(given_codes: tuple[np.ndarray, int]) -> None:
     codes, codebook = given_codes
     bits = bits_per_code(codebook)
-    for row, string in zip(codes, pack(codes, codebook), strict=True):
+    for row, string in zip(codes, to_column("code13", codes, codebook), strict=True):
         assert int.from_bytes(string, "little") == sum(int(code) << (bits * i) for i, code in enumerate(row))
 
 
@@ -46,7 +46,7 @@ def test_no_more_bits_than_needed(codebook: int, bits: int) -> None:
 
 def test_a_published_row() -> None:
     codes = np.arange(1024, dtype=np.int64)[None] * 8
-    assert column_bytes("code13", 1024, 8192) == len(pack(codes, 8192)[0]) == 1664
+    assert column_bytes("code13", 1024, 8192) == len(to_column("code13", codes, 8192)[0]) == 1664
     assert to_column("code", codes, 8192)[0] == codes.astype("<i2").tobytes()
 
 
@@ -66,5 +66,5 @@ def test_codes_out_of_range_are_not_written(column: str, bad: int) -> None:
 
 
 def test_no_rows() -> None:
-    assert pack(np.zeros((0, 64), dtype=np.int16), 8192) == []
-    assert unpack([], 64, 8192).shape == (0, 64)
+    assert to_column("code13", np.zeros((0, 64), dtype=np.int16), 8192) == []
+    assert from_column("code13", [], 64, 8192).shape == (0, 64)

@@ -15,7 +15,7 @@ from tt_cli.cli.main import main
 from tt_cli.data import builtin
 from tt_cli.data.build.inspection import as_page, as_text, inspect, shard_files
 from tt_cli.data.build.journal import SETTINGS, SHARDS
-from tt_cli.data.codes import pack
+from tt_cli.data.codes import to_column
 from tt_cli.data.shard_format import CONTAINERS, write_shard
 from tt_cli.errors import UsageError
 from tt_cli.run import load_run
@@ -72,7 +72,7 @@ def test_the_page_needs_nothing_else_and_believes_no_caption(tmp_path: Path) -> 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     examples = builtin.examples("emoji")[:30]
-    strings = pack(np.stack([example.codes for example in examples]), 1024)
+    strings = to_column("code13", np.stack([example.codes for example in examples]), 1024)
     rows = [{"caption": one.caption, "code13": string} for one, string in zip(examples, strings, strict=True)]
     write_shard(tmp_path / "a.jsonl.br", rows)
     arguments = ["data", "inspect", str(tmp_path), "--run", "emoji", "--samples", "4", "--json"]
@@ -91,7 +91,7 @@ def test_an_encoded_folder_knows_its_vqgan(tmp_path: Path, capsys: pytest.Captur
     """Without --run: the shards of a 16 x 16 grid are no broken ones of the default run."""
     emoji = load_run("emoji")
     examples = builtin.examples("emoji")[:30]
-    strings = pack(np.stack([example.codes for example in examples]), emoji.vqgan.codebook_size)
+    strings = to_column("code13", np.stack([example.codes for example in examples]), emoji.vqgan.codebook_size)
     (tmp_path / SHARDS).mkdir()
     rows = [{"caption": one.caption, "code13": string} for one, string in zip(examples, strings, strict=True)]
     write_shard(tmp_path / SHARDS / "a.jsonl.br", rows)

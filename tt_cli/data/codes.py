@@ -40,15 +40,16 @@ def to_column(column: str, codes: np.ndarray, codebook_size: int) -> list[bytes]
 
     Raises ValueError for codes out of range.
     """
-    if column == PACKED:
-        return pack(codes, codebook_size)
-    _check_range(codes, codebook_size)
-    rows = np.ascontiguousarray(codes, dtype=CODE_DTYPE)
-    return [row.tobytes() for row in rows]
+    if codes.size and (codes.min() < 0 or codes.max() >= codebook_size):
+        raise ValueError(f"codes from {codes.min()} to {codes.max()} are not all below {codebook_size}")
+    if column == CODE:
+        return [row.tobytes() for row in np.ascontiguousarray(codes, dtype=CODE_DTYPE)]
+    bits = np.arange(bits_per_code(codebook_size), dtype=np.uint16)
+    return [np.packbits(row[:, None] >> bits & 1, bitorder="little").tobytes() for row in codes.astype(np.uint16)]
 
 
 def from_column(column: str, rows: Sequence[bytes], count: int, codebook_size: int) -> np.ndarray:
-    """The bytes of each row in this column → codes (b, count) int16; whether they are in range is not looked at.
+    """The bytes of each row in this column → codes (b, count) int16, of which some may be out of range.
 
     Raises ValueError for a row of another width.
     """
@@ -60,24 +61,6 @@ def from_bytes(column: str, rows: np.ndarray, count: int, codebook_size: int) ->
     if column == PACKED:
         return _unpacked(rows, count, codebook_size)
     return rows.view(CODE_DTYPE).astype(np.int16, copy=False)
-
-
-def pack(codes: np.ndarray, codebook_size: int) -> list[bytes]:
-    """Codes (b, n) of any integer type → b strings of ceil(n * bits / 8) bytes.
-
-    Raises ValueError for codes out of range.
-    """
-    _check_range(codes, codebook_size)
-    bits = np.arange(bits_per_code(codebook_size), dtype=np.uint16)
-    return [np.packbits(row[:, None] >> bits & 1, bitorder="little").tobytes() for row in codes.astype(np.uint16)]
-
-
-def unpack(rows: Sequence[bytes], count: int, codebook_size: int) -> np.ndarray:
-    """b strings that `pack` made of `count` codes each → codes (b, count) int16.
-
-    Raises ValueError for a row of another width. Codes of a codebook that is no power of two may be out of range.
-    """
-    return _unpacked(_stacked(rows, column_bytes(PACKED, count, codebook_size)), count, codebook_size)
 
 
 def _unpacked(stacked: np.ndarray, count: int, codebook_size: int) -> np.ndarray:
@@ -102,8 +85,3 @@ def _stacked(rows: Sequence[bytes], width: int) -> np.ndarray:
         if len(row) != width:
             raise ValueError(f"a row has {len(row)} bytes of codes, not {width}")
     return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), width)
-
-
-def _check_range(codes: np.ndarray, codebook_size: int) -> None:
-    if codes.size and (codes.min() < 0 or codes.max() >= codebook_size):
-        raise ValueError(f"codes from {codes.min()} to {codes.max()} are not all below {codebook_size}")

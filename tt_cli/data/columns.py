@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,21 +30,12 @@ class ColumnRows(Sequence[Row]):
     def __len__(self) -> int:
         return int(self._batch.num_rows)
 
-    @overload
-    def __getitem__(self, place: int) -> Row: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> ColumnRows: ...
-
-    def __getitem__(self, place: int | slice) -> Row | ColumnRows:
-        if isinstance(place, slice):
-            start, stop, step = place.indices(len(self))
-            if step != 1:
-                raise ValueError("rows are taken one after the other")
-            return ColumnRows(self._batch.slice(start, max(0, stop - start)))
-        if not -len(self) <= place < len(self):
+    def __getitem__(self, place: Any) -> Any:
+        """The row at this place; slices are not taken."""
+        count = len(self)
+        if not -count <= place < count:
             raise IndexError(place)
-        return next(iter(self[place % len(self) : place % len(self) + 1]))
+        return next(iter(ColumnRows(self._batch.slice(place % count, 1))))
 
     def __iter__(self) -> Iterator[Row]:
         if not self._names:

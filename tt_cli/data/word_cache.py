@@ -16,17 +16,8 @@ if TYPE_CHECKING:
 MOST_WORDS = 200_000  # remembered; then it begins anew
 MOST_LETTERS = 32  # of a word that is remembered
 MOST_MARKS = 4
-LOCAL = {
-    "NFC",
-    "NFD",
-    "NFKC",
-    "NFKD",
-    "Nmt",
-    "Lowercase",
-    "StripAccents",
-    "Strip",
-    "Precompiled",
-}  # change no ASCII spaces
+# Normalizers that change no ASCII spaces.
+LOCAL = {"NFC", "NFD", "NFKC", "NFKD", "Nmt", "Lowercase", "StripAccents", "Strip", "Precompiled"}
 SPACES = {r"\s+", " {2,}"}  # patterns that find nothing in single spaces but themselves
 WORDS = r" ?[\w-]+| ?[^\w\s-]+"  # cuts at every space, which goes with what follows it
 

@@ -15,40 +15,27 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from tt_cli.run.sections import (
-    CheckpointsPart,
-    DataPart,
-    MembershipPart,
-    ModelPart,
-    OptimizerPart,
-    PeersPart,
-    RunPart,
-    SchedulePart,
-    Section,
-    SwarmPart,
-    TokenizerPart,
-    VqganPart,
-)
+from tt_cli.run import sections
 from tt_cli.run.toml import parse_toml, toml_value, wrong_value
 
 # Part of every identity: raise it when the same settings come to train differently.
 PROTOCOL = 4
 
 
-class RunConfig(Section):
+class RunConfig(sections.Section):
     """Everything that says what a run is. Frozen; two equal run files give equal objects."""
 
-    run: RunPart
-    model: ModelPart
-    tokenizer: TokenizerPart
-    vqgan: VqganPart
-    data: DataPart
-    optimizer: OptimizerPart = Field(default_factory=OptimizerPart)
-    schedule: SchedulePart
-    swarm: SwarmPart
-    membership: MembershipPart = Field(default_factory=MembershipPart)
-    checkpoints: CheckpointsPart = Field(default_factory=CheckpointsPart)
-    peers: PeersPart = Field(default_factory=PeersPart)
+    run: sections.RunPart
+    model: sections.ModelPart
+    tokenizer: sections.TokenizerPart
+    vqgan: sections.VqganPart
+    data: sections.DataPart
+    optimizer: sections.OptimizerPart = Field(default_factory=sections.OptimizerPart)
+    schedule: sections.SchedulePart
+    swarm: sections.SwarmPart
+    membership: sections.MembershipPart = Field(default_factory=sections.MembershipPart)
+    checkpoints: sections.CheckpointsPart = Field(default_factory=sections.CheckpointsPart)
+    peers: sections.PeersPart = Field(default_factory=sections.PeersPart)
 
     @property
     def identity(self) -> str:
