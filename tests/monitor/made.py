@@ -15,6 +15,7 @@ TRAINER = PeerView(
     user="anna",
     role="trainer",
     device="NVIDIA H200",
+    version="0.1.0",
     client_mode=False,
     epoch=7,
     lag=0,

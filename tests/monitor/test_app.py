@@ -153,7 +153,7 @@ def test_the_cursor_stays_on_its_peer_and_tells_of_it(tmp_path: Path) -> None:
         await pilot.press("2")
         await shows(pilot, "ada Qmada")
         await pilot.press("down")
-        await shows(pilot, "1 step behind · step 7 · samples 60 · in all 9,000")
+        await shows(pilot, "1 step behind · version 0.1.0 · step 7 · samples 60")
         await pilot.press("r")
         await shows(pilot, "samples/s▲")
         assert "bob Qmbob" in lines(pilot)[-3]

@@ -57,12 +57,12 @@ def test_text_of_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
         "one truth: 1 of 1 peer holds 3fa9c1d2; …9A2r1C holds 77b0aa00"
     )
     assert lines[1:] == [
-        "  anna …9A2r1C: trainer, NVIDIA H200, 12.1 samples/s (75 %), in step, step 7, samples 60, in all 9,000, "
-        "loss 3.000, digest 3fa9c1d2, agrees yes, step 7 made with 2 others, 256 samples, 4 s ago",
-        "  …9A2r1C: trainer, cpu, 12.1 samples/s (25 %), differs: holds 77b0aa00, 1 step behind, step 7, samples 60, "
-        "in all 9,000, loss 3.000, digest 77b0aa00, resynced 2, 4 s ago",
-        "  tt …9A2r1C: aux, in step, step 7, samples 60, in all 9,000, loss 3.000, digest 3fa9c1d2, agrees yes, "
-        "4 s ago",
+        "  anna …9A2r1C: trainer, NVIDIA H200, 12.1 samples/s (75 %), in step, version 0.1.0, step 7, samples 60, "
+        "in all 9,000, loss 3.000, digest 3fa9c1d2, agrees yes, step 7 made with 2 others, 256 samples, 4 s ago",
+        "  …9A2r1C: trainer, cpu, 12.1 samples/s (25 %), differs: holds 77b0aa00, 1 step behind, version 0.1.0, "
+        "step 7, samples 60, in all 9,000, loss 3.000, digest 77b0aa00, resynced 2, 4 s ago",
+        "  tt …9A2r1C: aux, in step, version 0.1.0, step 7, samples 60, in all 9,000, loss 3.000, digest 3fa9c1d2, "
+        "agrees yes, 4 s ago",
     ]
 
 

@@ -10,7 +10,7 @@ from swarm.made import USUAL, record
 
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 
-COUNTS = ["epoch", "samples", "total_samples", "micro_batch", "bytes_sent", "bytes_received", "rejected_micro_batches"]
+COUNTS = ["epoch", "samples", "total_samples", "micro_batch", "bytes_sent", "bytes_received", "resynced_chunks"]
 NUMBERS = ["samples_per_second", "time"]
 TEXTS = ["peer_id", "user", "version", "device", "round"]
 

@@ -289,7 +289,6 @@ class Collaboration:
                 slow=list(self._selector.slow)[:PUBLISHED],
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
-                rejected_micro_batches=self._rejected,
                 resynced_chunks=self._state.resynced,
                 era=self.steering.era,
                 time=get_dht_time(),

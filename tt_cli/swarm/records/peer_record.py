@@ -64,6 +64,7 @@ class PeerFigures(BaseModel):
     user: Text = figure("text: Hugging Face user, empty where the run asks for none", "user", "text", default="")
     role: Role = figure('"trainer", "assistant" or "aux"', "role", "text", cells=(7, 9), keep=3)
     device: Text = figure("text", "device", "text", cells=(10, 28), keep=2, default="")
+    version: Text = figure("text: of the program that it runs", "version", "text", default="")
     client_mode: bool = figure("boolean: others cannot dial this peer", "link", "link", keep=5)
     epoch: Count = figure("integer: global steps that its parameters have seen", "step")
     samples_per_second: Finite = figure("number", "samples/s", "per second", keep=9)
@@ -100,11 +101,9 @@ class PeerRecord(PeerFigures):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: Text = ""
     micro_batch: Count = 0
     bytes_sent: Count = 0
     bytes_received: Count = 0
-    rejected_micro_batches: Count = 0
     left: bool = False
     vote: bool = False
     clipped: Named = []
