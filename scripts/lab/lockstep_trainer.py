@@ -44,15 +44,14 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     def lockstep(
         step: trainer.MicroStep,
         batches: MicroBatches,
-        watch: MemoryWatch,
-        stuck: ProgressWatchdog,
+        memory_watch: MemoryWatch,
+        watchdog: ProgressWatchdog,
         stream: ExampleStream,
         backups: Backups,
         orders: Orders,
-        lifelines: Lifelines,
     ) -> None:
         """In place of the training loop; writes no backups, watches neither memory nor micro-batches."""
-        collaboration = step.collaboration
+        collaboration, lifelines = step.collaboration, Lifelines(step.collaboration)
         while gate is not None and not Path(gate).exists() and not orders.leave.is_set():
             orders.leave.wait(GATE_SECONDS)
         for batch in stream.batches(batches.size):
