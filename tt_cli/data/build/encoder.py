@@ -66,17 +66,14 @@ class WorkShare:
 
 @dataclass(frozen=True)
 class EncodingProgress:
-    """The progress of one worker. counts: see `reason_against`, and "seen" and "kept". seconds: of this start.
+    """The progress of one worker."""
 
-    eta: seconds that are left at this speed, None where the number of pictures is not known.
-    """
-
-    counts: Mapping[str, int]
+    counts: Mapping[str, int]  # "seen", "kept", and pictures left out by `reason_against`
     shards: int
     bytes: int
-    seconds: float
+    seconds: float  # since this start
     per_second: float
-    eta: float | None
+    eta: float | None  # seconds that are left at this speed, None where the number of pictures is not known
 
 
 def reason_against(picture: CaptionedPicture, rules: RowRules) -> str | None:

@@ -29,23 +29,18 @@ from tt_cli.terminal.format import byte_count, plural
 
 @dataclass
 class Inspection:
-    """The facts about `shards` files.
-
-    used: how often each code is there, (codebook_size,) int64. problems: rows that training would not take, by what
-    is wrong. damaged: a line for each shard that cannot be read to its end. samples: captions and codes (n,) of random
-    rows.
-    """
+    """The facts about `shards` files."""
 
     column: str
     codebook_size: int
     shards: int = 0
     rows: int = 0
     bytes: int = 0
-    used: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    used: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))  # counts of each code (codebook_size,)
     caption_characters: int = 0
-    problems: Counter[str] = field(default_factory=Counter)
-    damaged: list[str] = field(default_factory=list)
-    samples: list[tuple[str, np.ndarray]] = field(default_factory=list)
+    problems: Counter[str] = field(default_factory=Counter)  # rows that training would not take, by what is wrong
+    damaged: list[str] = field(default_factory=list)  # a line for each shard that cannot be read to its end
+    samples: list[tuple[str, np.ndarray]] = field(default_factory=list)  # captions and codes (n,) of random rows
 
     @property
     def entropy(self) -> float:

@@ -54,12 +54,12 @@ Place = tuple[int, int]
 
 @dataclass
 class ShareState:
-    """The content of `progress/NNN.json`. broken_bytes: the length of the list of broken pictures up to here."""
+    """The content of `progress/NNN.json`: what is sealed of one share."""
 
     place: Place = (0, 0)
     counts: Counter[str] = field(default_factory=Counter)
     shards: list[ShardFacts] = field(default_factory=list)
-    broken_bytes: int = 0
+    broken_bytes: int = 0  # length of the list of broken pictures up to here
     seals: int = 0
     done: bool = False
 

@@ -44,16 +44,12 @@ FIELDS = {  # of a row, by the columns that may hold them
 
 @dataclass(frozen=True)
 class CaptionedPicture:
-    """One picture of a source, not yet decoded.
+    """One picture of a source, not yet decoded."""
 
-    name: for the list of broken ones. caption: bytes where it is not UTF-8. content: the file's bytes or its path.
-    fields: what the source says of NSFW, original_width and original_height; what it does not know is not there.
-    """
-
-    name: str
-    caption: Any
-    content: bytes | Path | None
-    fields: Mapping[str, Any] = field(default_factory=dict)
+    name: str  # for the list of broken ones
+    caption: Any  # bytes where it is not UTF-8
+    content: bytes | Path | None  # the file's bytes or its path
+    fields: Mapping[str, Any] = field(default_factory=dict)  # those of FIELDS that the source knows
 
 
 class DamagedUnit(TTError):

@@ -30,15 +30,12 @@ PROGRAM = Path(__file__).with_name("prefetch_process.py")
 
 @dataclass
 class Chunk:
-    """Some examples: captions, and codes (k, n) int16. state: how to go on at the first of them (see `state_after`).
-
-    counts: of rows that were left out since the last chunk.
-    """
+    """Some examples that were read ahead."""
 
     captions: list[str]
-    codes: np.ndarray
-    state: dict[str, Any]
-    counts: dict[str, int]
+    codes: np.ndarray  # (k, n) int16
+    state: dict[str, Any]  # to go on with at the first of them, see `state_after`
+    counts: dict[str, int]  # of rows that were left out since the last chunk
 
     def state_after(self, count: int) -> dict[str, Any]:
         """The state to go on with after the first `count` examples."""

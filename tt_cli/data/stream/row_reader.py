@@ -39,25 +39,22 @@ Tell = Callable[[str, str], None]
 
 @dataclass
 class Block:
-    """Good rows in a random order: captions, and codes (k, n) int16. counts: of the rows left out since the last block.
-
-    position: of this block; the first `position.taken` of its rows were taken before, and are not here any more.
-    """
+    """Good rows in a random order."""
 
     captions: list[str]
-    codes: np.ndarray
-    position: Position
-    counts: dict[str, int] = field(default_factory=dict)
+    codes: np.ndarray  # (k, n) int16
+    position: Position  # of this block; the first `position.taken` of its rows were taken before, and are not here
+    counts: dict[str, int] = field(default_factory=dict)  # of the rows left out since the last block
 
 
 @dataclass
 class _Piece:
-    """Good rows of one shard, in order. rows: their numbers (k,). after: where all that was read up to here is read."""
+    """Good rows of one shard, in order."""
 
     captions: list[str]
     codes: np.ndarray
-    rows: np.ndarray
-    after: Position
+    rows: np.ndarray  # their numbers (k,)
+    after: Position  # where all that was read up to here is read
     last: bool = False  # of the epoch
 
     def split(self, count: int) -> tuple[_Piece, _Piece]:

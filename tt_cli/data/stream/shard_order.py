@@ -22,20 +22,15 @@ FIRST_BLOCKS = 8  # parts of a whole block that the first one has; the next ones
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the order of the shards: the beginning of a block, and how many of its rows were taken.
+    """A place in the order of the shards: the beginning of a block, and how many of its rows were taken."""
 
-    epoch: passes done. index: shards of the epoch's order that are done with, or put off. again: those put off, with
-    the tries they had. shard, row: the shard in hand, if any, and how many of its rows were read. block: its number
-    since the first epoch. taken: rows of that block.
-    """
-
-    epoch: int = 0
-    index: int = 0
-    again: tuple[tuple[int, int], ...] = ()
-    shard: int | None = None
-    row: int = 0
-    block: int = 0
-    taken: int = 0
+    epoch: int = 0  # passes done
+    index: int = 0  # shards of the epoch's order that are done with, or put off
+    again: tuple[tuple[int, int], ...] = ()  # those put off, with the tries they had
+    shard: int | None = None  # in hand
+    row: int = 0  # how many of its rows were read
+    block: int = 0  # its number since the first epoch
+    taken: int = 0  # rows of that block
 
     def as_json(self) -> dict[str, Any]:
         """The value that `of_json` reads."""
