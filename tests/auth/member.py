@@ -12,7 +12,7 @@ import sys
 import threading
 
 from tt_cli.auth import pass_renewer
-from tt_cli.auth.peer_admission import Admission
+from tt_cli.auth.peer_admission import PeerAdmission
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
 
@@ -39,7 +39,7 @@ def main() -> int:
         over.set()
 
     try:
-        admission = Admission(
+        admission = PeerAdmission(
             load_run(sys.argv[1]),
             names[0] if names else "trainer",
             lambda line, level: say("said", words=line, level=level),

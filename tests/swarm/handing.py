@@ -15,8 +15,7 @@ from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, received_state
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_memory import StateBuffer
-from tt_cli.swarm.state.client import Chunks, StateClient
-from tt_cli.swarm.state.donor_stream import connect_over
+from tt_cli.swarm.state.client import Chunks, StateClient, WantedState, connect_over
 from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
@@ -98,8 +97,8 @@ class Network:
 
     def taker(self, **more: Any) -> StateClient:
         assert self.taking is not None
-        more = {"timeout": 5.0, "buffer": StateBuffer.new(), **more}
-        return StateClient(connect_over(self.taking, RUN), TrustedDigests(self.records), read_tree, **more)
+        wanted = WantedState(read_tree, **{"timeout": 5.0, **more})
+        return StateClient(connect_over(self.taking, RUN), TrustedDigests(self.records), StateBuffer.new(), wanted)
 
 
 @asynccontextmanager

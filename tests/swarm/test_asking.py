@@ -19,8 +19,7 @@ from tt_cli.checkpoint import StateTree
 from tt_cli.swarm import wire
 from tt_cli.swarm.network.failures import printable
 from tt_cli.swarm.state import client as taker_room
-from tt_cli.swarm.state.client import NoState
-from tt_cli.swarm.state.donor_stream import request_of
+from tt_cli.swarm.state.client import NoState, request_of
 from tt_cli.swarm.state.server import StateServer
 
 

@@ -160,14 +160,14 @@ from tt_cli.run import load_run
 from tt_cli.supervisor.reporter import die_with_parent
 from tt_cli.swarm.network.dht_node import addresses_of, stop_dht
 from tt_cli.swarm.membership.rsa_identity import claim_identity
-from tt_cli.swarm.network.reachability import start_reachable_dht
+from tt_cli.swarm.network.reachability import ListenOptions, start_reachable_dht
 
 die_with_parent()
 run, home, host, known = load_run("emoji"), Path(sys.argv[1]), sys.argv[2], sys.argv[3:]
 home.mkdir(parents=True, exist_ok=True)
 dht, client_mode = start_reachable_dht(
     run, claim_identity(home, "trainer"), lambda event: tell_line(event.to_json()), initial_peers=known,
-    host=host, port=0, announce=[], client_mode=False, wait=lambda seconds: None,
+    listen=ListenOptions(host, 0, [], False), wait=lambda seconds: None,
 )
 addresses = [] if client_mode else addresses_of(dht)
 tell_line(json.dumps({"kind": "joined", "client_mode": client_mode, "addresses": addresses}))

@@ -34,7 +34,7 @@ def observing(run: RunConfig, tell: Tell) -> Iterator[None]:
     if not run.membership.closed:
         yield
         return
-    with Admission(run, free_identity(run, OBSERVER), tell, here=True):
+    with PeerAdmission(run, free_identity(run, OBSERVER), tell, here=True):
         yield
 
 
@@ -44,7 +44,7 @@ class Leaves(Protocol):
     def leave(self) -> None: ...
 
 
-class Admission:
+class PeerAdmission:
     """name: of the peer's key file in the run's folder, "trainer", "trainer-2", "aux" …. tell: lines for a person.
 
     here: whether an authority in this machine's own run folder may issue the pass, for the organiser's own peers.

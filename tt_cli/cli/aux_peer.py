@@ -147,7 +147,7 @@ def aux_peer(
     from tt_cli import __version__
     from tt_cli.auth.authority.authority_process import AuthorityPart
     from tt_cli.auth.authority.authority_server import ServeOptions
-    from tt_cli.auth.peer_admission import Admission
+    from tt_cli.auth.peer_admission import PeerAdmission
     from tt_cli.auxiliary.evaluator_process import SamplesOptions, checked_prompts
     from tt_cli.auxiliary.history.writer import DATABASE, database_url
     from tt_cli.auxiliary.parts import EVALUATOR, PUBLISHER, WEB_PAGE
@@ -229,7 +229,7 @@ def aux_peer(
         beside(EVALUATOR, "evaluator.log", drawing),
         beside(PUBLISHER, "publisher.log", publishing),
         AuthorityPart(serving, slot.folder / "authority.log", screen.show) if authority else nullcontext(),
-        Admission(config, identity_name(slot), tell, here=True) as admitted,
+        PeerAdmission(config, identity_name(slot), tell, here=True) as admitted,
         assistant() if assist else nullcontext(),
         Standby(config, screen, assistant) as standby,
     ):
@@ -264,7 +264,7 @@ def _assistant(
     config: RunConfig, beside: dict[str, Any], port: int | None, log: Path, screen: Screen
 ) -> Iterator[None]:
     """The assistant, with a pass of its own where the run asks for one. beside: the coordinator's options."""
-    from tt_cli.auth.peer_admission import Admission
+    from tt_cli.auth.peer_admission import PeerAdmission
     from tt_cli.auxiliary import parts
     from tt_cli.supervisor.events import Log
 
@@ -279,7 +279,7 @@ def _assistant(
         "announce": parts.announced_beside(beside["announce"], port),
     }
     with (
-        Admission(config, parts.ASSISTANT_KEY, tell, here=True) as admitted,
+        PeerAdmission(config, parts.ASSISTANT_KEY, tell, here=True) as admitted,
         parts.ASSISTANT.watched({**options, "user": admitted.user}, log, screen.show) as part,
     ):
         admitted.attach(part)

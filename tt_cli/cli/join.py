@@ -100,7 +100,7 @@ def join(
 ) -> None:
     """Supervise a peer process until the run is done or the user leaves."""
     from tt_cli import __version__
-    from tt_cli.auth.peer_admission import Admission
+    from tt_cli.auth.peer_admission import PeerAdmission
     from tt_cli.errors import UsageError
     from tt_cli.memory import parse_size
     from tt_cli.peer.join_settings import JoinSettings, read_settings, settings_file
@@ -165,7 +165,7 @@ def join(
     with (
         Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
         Screen(title, config.identity, config.schedule.total_steps, plain=plain, json=json) as screen,
-        Admission(config, identity_name(slot), tell, send_token=send_token) as admitted,
+        PeerAdmission(config, identity_name(slot), tell, send_token=send_token) as admitted,
         nullcontext(screen) if curves is None else Logged(screen, curves) as shown,
     ):
         supervise(start, shown, control, limits)

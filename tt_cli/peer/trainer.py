@@ -42,7 +42,7 @@ from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.compression.accumulator import Accumulator, all_finite
 from tt_cli.swarm.network.dht_node import daemon_watched
-from tt_cli.swarm.network.reachability import start_reachable_dht
+from tt_cli.swarm.network.reachability import ListenOptions, start_reachable_dht
 from tt_cli.task import task_of
 from tt_cli.task.dalle_task import DalleTask
 
@@ -88,10 +88,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         peer.identity,
         emit,
         initial_peers=opts.initial_peers,
-        host=opts.host,
-        port=opts.port,
-        announce=opts.announce,
-        client_mode=opts.client_mode,
+        listen=ListenOptions(opts.host, opts.port, opts.announce, opts.client_mode),
     )
     with ExitStack() as closing:
         collaboration = closing.enter_context(

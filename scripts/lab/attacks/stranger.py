@@ -35,7 +35,7 @@ from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.records.peer_record import peers_key
-from tt_cli.swarm.state.donor_stream import connect_over, request_of
+from tt_cli.swarm.state.client import connect_over, request_of
 
 PAUSE_SECONDS = 0.2  # between two tries
 PATIENCE = 6.0  # seconds for an answer

@@ -185,29 +185,36 @@ def dialled_back(run: RunConfig, dht: DHT, ports: Sequence[int]) -> Reachability
     return Reachability.of(read)
 
 
+@dataclass(frozen=True)
+class ListenOptions:
+    """The address at which a peer accepts connections, and what it tells others of it."""
+
+    host: str
+    port: int  # 0: any free one
+    announce: Sequence[str]  # multiaddrs that others are told, beside those that it finds out
+    client_mode: bool  # it calls the others, and nobody calls it
+
+
 def start_reachable_dht(
     run: RunConfig,
     identity: Identity,
     emit: Emit,
     *,
     initial_peers: Sequence[str],
-    host: str,
-    port: int,
-    announce: Sequence[str],
-    client_mode: bool,
+    listen: ListenOptions,
     wait: Callable[[float], object] = time.sleep,
 ) -> tuple[DHT, bool]:
     """A DHT node as `start_dht` makes it, that others can reach; else one in client mode. Returns it, and whether.
 
     Says which and why, and what a person can do about it. Call it before there are other threads.
     """
-    start = partial(start_dht, run, identity, initial_peers=initial_peers, host=host)
-    if client_mode:
+    start = partial(start_dht, run, identity, initial_peers=initial_peers, host=listen.host)
+    if listen.client_mode:
         emit(Choice("reachable", "no", "--client-mode: this peer calls the others, and nobody calls it"))
         return start(client_mode=True), True
-    dht = start(port=port, announce=announce)
+    dht = start(port=listen.port, announce=listen.announce)
     try:
-        return _reached_or_client(run, dht, start, emit, host, announce, wait)
+        return _reached_or_client(run, dht, start, emit, listen, wait)
     except BaseException:
         stop_dht(dht)
         raise
@@ -218,13 +225,13 @@ def _reached_or_client(
     dht: DHT,
     start: Callable[..., DHT],
     emit: Emit,
-    host: str,
-    announce: Sequence[str],
+    listen: ListenOptions,
     wait: Callable[[float], object],
 ) -> tuple[DHT, bool]:
+    announce = listen.announce
     own = tcp_addresses([*announce, *addresses_of(dht)])
-    if host.startswith("127."):
-        emit(Choice("reachable", "from this machine", f"it listens on {host} alone"))
+    if listen.host.startswith("127."):
+        emit(Choice("reachable", "from this machine", f"it listens on {listen.host} alone"))
         return dht, False
     found = dialled_back(run, dht, _ports(own))
     if found.reachable is False:

@@ -28,8 +28,7 @@ from tt_cli.swarm.network.reachability import DialBack
 from tt_cli.swarm.records.publisher import read_records
 from tt_cli.swarm.shared_memory import Passage, StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.client import STREAMS, Chunks, NoState, StateClient
-from tt_cli.swarm.state.donor_stream import connect_over
+from tt_cli.swarm.state.client import STREAMS, Chunks, NoState, StateClient, WantedState, connect_over
 from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
@@ -86,11 +85,8 @@ async def take_over(
     taker = StateClient(
         connect_over(p2p, run.identity),
         TrustedDigests(lambda: read_records(dht, run)),
-        read_tree,
         buffer,
-        timeout=PATIENCE * run.swarm.next_chunk_timeout,
-        select=select,
-        on_bytes=on_bytes,
+        WantedState(read_tree, PATIENCE * run.swarm.next_chunk_timeout, select=select, on_bytes=on_bytes),
     )
     tree, indexes = await taker.take()
     return ReceivedState(tree, Chunks(tree, indexes, buffer), donors_of(taker), taker.received, taker.refused)
@@ -226,13 +222,15 @@ class StateBridge:
             taker = StateClient(
                 connect_over(self._p2p, self.prefix),
                 TrustedDigests(lambda: read_records(self._dht_of_run, self._run), self._own_id),
-                self._read_tree,
                 self._passage.receive(number),
-                timeout=PATIENCE * self._run.swarm.next_chunk_timeout,
-                own=self._read_tree(own) if own else None,
-                on_bytes=count,
-                at_once=at_once,
-                hold=self.taking_may_wait,
+                WantedState(
+                    self._read_tree,
+                    PATIENCE * self._run.swarm.next_chunk_timeout,
+                    own=self._read_tree(own) if own else None,
+                    on_bytes=count,
+                    at_once=at_once,
+                    hold=self.taking_may_wait,
+                ),
             )
             tree, indexes = await taker.take()
             future.set_result(

@@ -12,16 +12,20 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, suppress
+from dataclasses import dataclass
 from typing import Any
+
+from hivemind.p2p import P2P, PeerID
+from hivemind.proto import runtime_pb2
 
 from tt_cli.errors import TTError
 from tt_cli.swarm import wire
 from tt_cli.swarm.network.failures import printable
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.donor_stream import Connect, DonorRefused, DonorStream, request_of
+from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 ATTEMPTS, PAUSE_SECONDS, LONGEST_PAUSE = 3, 0.5, 5.0
@@ -34,6 +38,64 @@ RETRY_SECONDS = 10.0
 SETTLE_SECONDS = 5.0  # to learn whether others hold what most hold, before another state is aimed at
 AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD, MOST_ASKED = 0.5, 2**21, 2**24, 64  # asked of a donor: bytes, and chunks
 LOOK_AGAIN_SECONDS = 0.05
+
+
+class DonorRefused(Exception):
+    """A donor sent what no honest one sends: it is not asked again."""
+
+
+class DonorStream:
+    """Requests to one donor, and its answers.
+
+    hivemind's own stubs wait for the last request to be sent before they say that the other side hung up.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+        self._reader, self._writer = reader, writer
+
+    async def ask(self, request: bytes) -> None:
+        """Send one request."""
+        with suppress(ConnectionError):  # what it sent before can be read still; then `answer` says that it hung up
+            await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=request), self._writer)
+
+    async def answer(self) -> bytes | None:
+        """Its next answer; None when it hung up, or its connection broke."""
+        try:
+            message, error = await P2P.receive_protobuf(runtime_pb2.ExpertInfo, self._reader)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        if message is None:
+            raise ValueError(f"it failed: {error.message}")
+        data: bytes = message.serialized_info
+        return data
+
+
+Connect = Callable[[str], AbstractAsyncContextManager[DonorStream]]
+"""Donor's peer id → a stream to it."""
+
+
+def connect_over(p2p: P2P, namespace: str) -> Connect:
+    """Connect to donors of a run through this libp2p node. namespace: the run's identity."""
+
+    @asynccontextmanager
+    async def connect(donor: str) -> AsyncIterator[DonorStream]:
+        handler = StateServer._get_handle_name(namespace, StateServer.rpc_state_chunks.__name__)
+        _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(donor), handler)
+        with closing(writer):
+            yield DonorStream(reader, writer)
+
+    return connect
+
+
+def request_of(digest: str, chunks: Sequence[int]) -> bytes:
+    """Ask for the state with this digest, and these of its chunks (in rising order), as runs [first, last + 1, …]."""
+    runs: list[int] = []
+    for index in chunks:
+        if runs and runs[-1] == index:
+            runs[-1] = index + 1
+        else:
+            runs += [index, index + 1]
+    return wire.STATE_REQUEST.pack((digest, tuple(runs)))
 
 
 class NoState(TTError):
@@ -131,35 +193,28 @@ class _Target:
         return [max(once, key=lambda index: places[index])] if once else []
 
 
-class StateClient:
-    """Takes one state. Make one for each.
+@dataclass(frozen=True)
+class WantedState:
+    """The state that is to be taken, and the manner."""
 
-    own: the tree of what the taker holds itself. select: which chunks of a tree it wants, all when None.
-    timeout: seconds to wait for each chunk. on_bytes: called with the bytes of chunks that came so far, and those that
-    will have come when it is done. buffer: where the chunks go, each at its place in the tree. at_once: donors at most.
-    hold: while it is True, nothing more is asked for.
+    read_tree: TreeReader
+    timeout: float  # seconds to wait for each chunk
+    own: Tree | None = None  # of what the taker holds itself: chunks that it holds alike are not asked for
+    select: Callable[[Any], Iterable[int]] | None = None  # the chunks of a tree that are wanted; None: all
+    on_bytes: Callable[[int, int], None] = lambda received, total: None  # bytes that came, and will have in the end
+    at_once: int = STREAMS  # donors at most
+    hold: Callable[[], bool] = lambda: False  # while it is True, nothing more is asked for
+
+
+class StateClient:
+    """Takes one state. Make one for each. buffer: where the chunks go, each at its place in the tree.
 
     donors: who gave it, with their bytes. giving: who does now. refused: who sent what must be refused, and why.
     problems: why others gave nothing, or no more.
     """
 
-    def __init__(
-        self,
-        connect: Connect,
-        signatures: TrustedDigests,
-        read_tree: TreeReader,
-        buffer: StateBuffer,
-        *,
-        timeout: float,
-        own: Tree | None = None,
-        select: Callable[[Any], Iterable[int]] | None = None,
-        on_bytes: Callable[[int, int], None] = lambda received, total: None,
-        at_once: int = STREAMS,
-        hold: Callable[[], bool] = lambda: False,
-    ):
-        self._connect, self._signatures, self._read_tree, self._buffer = connect, signatures, read_tree, buffer
-        self._timeout, self._own, self._select, self._on_bytes = timeout, own, select, on_bytes
-        self._at_once, self._hold = at_once, hold
+    def __init__(self, connect: Connect, signatures: TrustedDigests, buffer: StateBuffer, wanted: WantedState):
+        self._connect, self._signatures, self._buffer, self._wanted = connect, signatures, buffer, wanted
         self._target: _Target | None = None
         self.problems: dict[str, str] = {}
         self._asking: set[str] = set()  # whose manifest has not come
@@ -245,7 +300,7 @@ class StateClient:
     def _donors_wanted(self, quiet: float) -> int:
         """How many to ask at once. quiet: seconds since something came."""
         useful = 1 + self._target.left // SHARE_BYTES if self._target is not None and self.giving else 1
-        return min(self._at_once, useful + len(self._waiting) + int(quiet / HEDGE_SECONDS))
+        return min(self._wanted.at_once, useful + len(self._waiting) + int(quiet / HEDGE_SECONDS))
 
     async def _try(self, donor: str, settled: bool, others_left: Callable[[], bool]) -> None:
         """Take what one donor gives, and remember why it gave no more."""
@@ -294,7 +349,7 @@ class StateClient:
             case _:
                 raise DonorRefused("it sent a chunk before the manifest")
         try:
-            tree: Tree = await asyncio.to_thread(self._read_tree, manifest)
+            tree: Tree = await asyncio.to_thread(self._wanted.read_tree, manifest)
         except ValueError as error:
             raise DonorRefused(f"it sent {error}") from error
         return tree
@@ -323,9 +378,9 @@ class StateClient:
     def _aim_at(self, tree: Tree) -> _Target:
         """Take this state from now on; chunks that have come already and are alike in it are kept."""
         before = self._target
-        needed = tree.differing(self._own) if self._own is not None else list(range(len(tree)))
-        if self._select is not None:
-            chosen = set(self._select(tree))
+        needed = tree.differing(self._wanted.own) if self._wanted.own is not None else list(range(len(tree)))
+        if self._wanted.select is not None:
+            chosen = set(self._wanted.select(tree))
             needed = [index for index in needed if index in chosen]
         kept = before.have.difference(tree.differing(before.tree)) if before is not None else set()
         self._target = _Target(tree, needed, kept.intersection(needed))
@@ -337,14 +392,14 @@ class StateClient:
         verifying: asyncio.Future[None] | None = None
         try:
             while not target.complete:
-                if self._hold():
+                if self._wanted.hold():
                     self._news = time.monotonic()  # nobody is slow
                 elif run := target.next_for(donor, min(MOST_AHEAD, max(LEAST_AHEAD, AHEAD_SECONDS / per_byte))):
                     await stream.ask(request_of(target.tree.digest, run))
                 owed = target.asked.setdefault(donor, deque())
                 message = None
                 if len(owed) > (verifying is not None):
-                    async with asyncio.timeout(self._timeout):
+                    async with asyncio.timeout(self._wanted.timeout):
                         message = await stream.answer()
                     if message is None:
                         raise ValueError(f"it left off with {len(target.needed) - len(target.have)} chunks to go")
@@ -373,7 +428,7 @@ class StateClient:
         self.donors[donor] += size
         self._news = time.monotonic()
         target.came(index)
-        self._on_bytes(self.received, self.received + target.left)
+        self._wanted.on_bytes(self.received, self.received + target.left)
 
     def _verify_and_write(self, index: int, message: bytes, target: _Target) -> int:
         match _answer_in(message):
