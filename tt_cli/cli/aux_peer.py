@@ -11,17 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from tt_cli.cli.main import app
-from tt_cli.cli.options import (
-    Announce,
-    JsonEvents,
-    Plain,
-    Run,
-    exclusive,
-    network_setting,
-    option,
-    setting,
-    switch,
-)
+from tt_cli.cli.options import Announce, JsonEvents, Plain, Run, exclusive, network_setting, option, setting, switch
 from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -107,12 +97,10 @@ def aux_peer(
     ] = False,
     no_assist: Annotated[bool, switch("--no-assist", "never", ASSISTANT)] = False,
     assist_port: Annotated[
-        int | None,
-        port_option("--assist-port", "N", "its TCP port (default: the one after the aux peer's)", ASSISTANT),
+        int | None, port_option("--assist-port", "N", "its TCP port (default: the one after the aux peer's)", ASSISTANT)
     ] = None,
     samples: Annotated[
-        bool,
-        switch("--samples", "measure the held-out loss and draw, now and then, for the web page", PICTURES),
+        bool, switch("--samples", "measure the held-out loss and draw, now and then, for the web page", PICTURES)
     ] = False,
     samples_every: Annotated[
         int | None,
@@ -130,8 +118,7 @@ def aux_peer(
         ),
     ] = None,
     authority: Annotated[
-        bool,
-        switch("--authority", "also serve the run's authority, as `tt authority serve` does", AUTHORITY),
+        bool, switch("--authority", "also serve the run's authority, as `tt authority serve` does", AUTHORITY)
     ] = False,
     authority_port: Annotated[
         int, port_option("--authority-port", "N", "its TCP port (default 8470)", AUTHORITY)

@@ -47,8 +47,7 @@ def calc(
     gpu: Annotated[str | None, where("--gpu", "SIZE", "its memory (8GB) or its name (t4, rtx3090, a100, …)")] = None,
     cpu: Annotated[str | None, where("--cpu", "[SIZE]", "train on a CPU, with so much RAM")] = None,
     precision: Annotated[
-        Literal["fp32", "mixed", "pure16"] | None,
-        how("--precision", None, "mixed: 16-bit products, float32 weights"),
+        Literal["fp32", "mixed", "pure16"] | None, how("--precision", None, "mixed: 16-bit products, float32 weights")
     ] = None,
     optimizer: Annotated[
         Literal["adam", "lamb", "adafactor"] | None, how("--optimizer", None, "what makes the step")

@@ -18,8 +18,6 @@ from tt_cli.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import torch
-
     from tt_cli.data.build.encoder import EncodingProgress
 
 EXAMPLES = """\
@@ -39,17 +37,6 @@ inspect --json prints {"shards", "rows", "bytes", "bytes_per_row", "column", "co
 "samples": [caption]}."""
 
 DEFAULT_RUN = "dalle"
-LEFT_OUT = {
-    "no_caption": "no caption",
-    "short_caption": "caption too short",
-    "not_utf8": "caption not UTF-8",
-    "nsfw": "label not allowed",
-    "aspect_ratio": "too long or too high",
-    "missing": "no picture",
-    "too_large": "picture too large",
-    "broken": "picture broken",
-    "damaged_file": "files of the source damaged",
-}
 
 
 def share(text: str) -> tuple[int, int]:
@@ -96,12 +83,13 @@ def encode(
     from tt_cli.data.build import encoder as encoding
     from tt_cli.data.build import journal
     from tt_cli.data.build.picture_sources import open_source
+    from tt_cli.draw.weights_source import torch_device
     from tt_cli.run import load_run
     from tt_cli.task.picture_codec import load_vqgan
     from tt_cli.terminal.format import plural
 
     config = load_run(run)
-    chosen = _device(device)
+    chosen = torch_device(device)
     pictures = open_source(source, split=split, revision=revision)
     fields = encoding.fields_of(encoding.first_picture(pictures))
     column = column or config.data.code_column
@@ -219,7 +207,7 @@ def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
 
     def tell(event: str, progress: EncodingProgress) -> None:
         if as_json:
-            print(codec.dumps({"event": event, **_facts(progress)}), flush=True)
+            print(codec.dumps({"event": event, **progress.to_json()}), flush=True)
         elif event == "done":
             print("\r\x1b[K" if terminal else "", end="", file=sys.stderr)
             print(_summary(progress))
@@ -240,6 +228,7 @@ def _left(seconds: float | None) -> str:
 
 
 def _summary(progress: EncodingProgress) -> str:
+    from tt_cli.data.build.encoder import LEFT_OUT
     from tt_cli.memory import shown
     from tt_cli.terminal.format import plural
 
@@ -250,26 +239,3 @@ def _summary(progress: EncodingProgress) -> str:
     ]
     lines += [f"  left out, {words}: {counts[key]:,}" for key, words in LEFT_OUT.items() if counts.get(key)]
     return "\n".join(lines)
-
-
-def _facts(progress: EncodingProgress) -> dict[str, Any]:
-    counts = progress.counts
-    return {
-        "seen": counts.get("seen", 0),
-        "kept": counts.get("kept", 0),
-        "left_out": {key: counts[key] for key in LEFT_OUT if counts.get(key)},
-        "shards": progress.shards,
-        "bytes": progress.bytes,
-        "seconds": round(progress.seconds, 3),
-        "per_second": round(progress.per_second, 3),
-        "eta_s": None if progress.eta is None else round(progress.eta, 1),
-    }
-
-
-def _device(wanted: str) -> torch.device:
-    import torch
-
-    gpu = torch.cuda.is_available()
-    if wanted == "cuda" and not gpu:
-        raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
-    return torch.device("cuda" if gpu and wanted != "cpu" else "cpu")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json as codec
 import os
-import re
 import secrets
 import shutil
 import sys
@@ -13,10 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from tt_cli.cli.main import app
-from tt_cli.cli.options import Json, argument, option, switch
+from tt_cli.cli.options import Json, argument, option, setting, switch
 from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -53,14 +50,6 @@ weights = partial(option, panel="What to draw with")
 how = partial(option, panel="How to draw")
 
 
-def size(text: str) -> int:
-    """Bytes, such as 4GB, 1.5 GiB, 800M."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) ?([KMGT])(i?)B?", text, re.IGNORECASE)
-    if match is None or float(match[1]) == 0:
-        raise typer.BadParameter(f"{text}: write a size such as 4GB or 800MB")
-    return int(float(match[1]) * (1024 if match[3] else 1000) ** ("KMGT".index(match[2].upper()) + 1))
-
-
 @app.command(epilog=INFER_EXAMPLES)
 def infer(
     prompt: Annotated[list[str] | None, argument("PROMPT…", "what to draw; - reads prompts from stdin")] = None,
@@ -91,13 +80,7 @@ def infer(
         "auto"
     ),
     candidates: Annotated[
-        int,
-        how(
-            "--candidates --samples",
-            "N",
-            f"pictures for each prompt (default {CANDIDATES})",
-            min=1,
-        ),
+        int, how("--candidates --samples", "N", f"pictures for each prompt (default {CANDIDATES})", min=1)
     ] = CANDIDATES,
     keep: Annotated[int | None, how("--keep", "K", "save only the K that CLIP ranks best, best first", min=1)] = None,
     clip: Annotated[
@@ -128,7 +111,7 @@ def infer(
     ] = None,
     batch: Annotated[int | None, how("--batch", "N", "pictures drawn side by side (default: what fits)", min=1)] = None,
     memory: Annotated[
-        int | None, how("--memory", "SIZE", "use at most this much for drawing, such as 4GB", parser=size)
+        str | None, setting("--memory", "SIZE", "use at most this much for drawing, such as 4GB", "How to draw")
     ] = None,
     out: Annotated[Path | None, option("--out", "DIR", "where to save (default: a new folder in ./drawings)")] = None,
     preview: Annotated[
@@ -149,6 +132,7 @@ def infer(
 
     from tt_cli import __version__
     from tt_cli.draw import DrawingSettings, cut_prompts, draw, load_models, output_folder, save_drawings
+    from tt_cli.memory import parse_size
     from tt_cli.model.sampling.code_choice import Sampling
     from tt_cli.terminal.progress import progress
 
@@ -179,7 +163,7 @@ def infer(
             drawings = draw(
                 models,
                 prompts,
-                DrawingSettings(candidates, sampling, seed, batch, memory),
+                DrawingSettings(candidates, sampling, seed, batch, parse_size(memory) if memory else None),
                 on_progress=on_progress,
                 on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"),
             )

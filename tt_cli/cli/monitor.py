@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json as codec
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -83,7 +82,7 @@ def monitor(
     from tt_cli.monitor.snapshot_text import follow
     from tt_cli.run import folders, load_run
     from tt_cli.run.initial_peers import peers_to_ask
-    from tt_cli.terminal.live_view import output_mode
+    from tt_cli.terminal.live_view import output_mode, standard_error_in
 
     exclusive(json=json, plain=plain)
     config = load_run(run)
@@ -112,6 +111,7 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
     """A client of the run's DHT. log: a file for what its processes say, where the screen is not theirs."""
     from tt_cli.auth.peer_admission import observing
     from tt_cli.monitor import take_snapshot
+    from tt_cli.terminal.live_view import standard_error_in
 
     def tell(line: str, level: str) -> None:
         print(f"tt: {line}", file=sys.stderr)
@@ -152,22 +152,6 @@ def _full_screen(config: RunConfig, run: str, interval: float, look: Look, sourc
     with watch:
         MonitorApp(watch, interval).run()
     print(watch.scene().summary())
-
-
-@contextlib.contextmanager
-def standard_error_in(file: Path) -> Iterator[None]:
-    """What this process and its children write to standard error goes to `file` meanwhile: it would tear the screen."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    try:
-        target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        os.dup2(target, 2)
-        os.close(target)
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
 
 
 site = typer.Typer(cls=CommandGroup, epilog=SITE_EXAMPLES)

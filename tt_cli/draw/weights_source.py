@@ -104,16 +104,20 @@ def fetch_from_swarm(
     return _source(state, f"peer {taken.donors[0]}", "handed over by the swarm")
 
 
+def torch_device(name: str) -> torch.device:
+    """The device of "cpu", "cuda" or "auto": a GPU where there is one. Raises UsageError when there is no GPU."""
+    gpu = torch.cuda.is_available()
+    if name == "cuda" and not gpu:
+        raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
+    return torch.device("cuda" if gpu and name != "cpu" else "cpu")
+
+
 def load_models(source: WeightsSource, device: str = "auto") -> DrawingModels:
     """The decoder with the checkpoint's parameters, and the VQGAN and the tokenizer of its run.
 
-    `device` is "cpu", "cuda" or "auto" (a GPU where there is one). Raises UsageError when there is no GPU
-    and TTError for parameters that do not fit.
+    device: see `torch_device`. Raises UsageError when there is no GPU and TTError for parameters that do not fit.
     """
-    gpu = torch.cuda.is_available()
-    if device == "cuda" and not gpu:
-        raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
-    where = torch.device("cuda" if gpu and device != "cpu" else "cpu")
+    where = torch_device(device)
     if where.type == "cpu":
         keep_freed_memory()
     model = task_of(source.run).unfilled_model()

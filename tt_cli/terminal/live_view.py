@@ -7,7 +7,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal, Self, TextIO
 
 from rich.console import Console, Group
@@ -32,6 +34,22 @@ def write_line(stream: TextIO, line: str) -> None:
     encoding = stream.encoding or "utf-8"
     stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
     stream.flush()
+
+
+@contextmanager
+def standard_error_in(file: Path) -> Iterator[None]:
+    """Have what this process and its children write to standard error go to `file`: it would tear the screen."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(target, 2)
+        os.close(target)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def clock(at: float) -> str:

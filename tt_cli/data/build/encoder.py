@@ -64,6 +64,20 @@ class WorkShare:
         return len(source.units) >= self.count
 
 
+LEFT_OUT = {
+    "no_caption": "no caption",
+    "short_caption": "caption too short",
+    "not_utf8": "caption not UTF-8",
+    "nsfw": "label not allowed",
+    "aspect_ratio": "too long or too high",
+    "missing": "no picture",
+    "too_large": "picture too large",
+    "broken": "picture broken",
+    "damaged_file": "files of the source damaged",
+}
+"""Reasons for which a picture is left out, in words."""
+
+
 @dataclass(frozen=True)
 class EncodingProgress:
     """The progress of one worker."""
@@ -74,6 +88,19 @@ class EncodingProgress:
     seconds: float  # since this start
     per_second: float
     eta: float | None  # seconds that are left at this speed, None where the number of pictures is not known
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "seen": self.counts.get("seen", 0),
+            "kept": self.counts.get("kept", 0),
+            "left_out": {key: self.counts[key] for key in LEFT_OUT if self.counts.get(key)},
+            "shards": self.shards,
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "per_second": round(self.per_second, 3),
+            "eta_s": None if self.eta is None else round(self.eta, 1),
+        }
 
 
 def reason_against(picture: CaptionedPicture, rules: RowRules) -> str | None:
