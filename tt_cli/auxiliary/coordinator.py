@@ -256,11 +256,11 @@ class Coordinator:
             return
         self._told_at = now
         snapshot = take_snapshot(self.run, list(swarm.records), self.recorder.history(), dht_time())
-        told = snapshot.to_json()
-        self.emit(Snapshot(told))
+        fields = snapshot.to_json()
+        self.emit(Snapshot(fields))
         if now >= self._written_at + (LARGE_SNAPSHOT_SECONDS if len(swarm.records) > LARGE_SNAPSHOT_PEERS else 0.0):
             self._written_at = now
-            self.recorder.put("snapshot", {key: value for key, value in told.items() if key != "history"})
+            self.recorder.put("snapshot", {key: value for key, value in fields.items() if key != "history"})
         phase = ("waiting", paused) if (paused := self.orders.paused) else phase_of(swarm.records)
         if phase != self._phase:
             self._phase = phase

@@ -82,11 +82,11 @@ class Evaluator:
 
     @cached_property
     def _examples(self) -> list[Example]:
-        found = heldout_examples(self._run, MOST_EXAMPLES)
-        if not found:
+        examples = heldout_examples(self._run, MOST_EXAMPLES)
+        if not examples:
             words = f"the data set {self._run.data.name} has no split {', '.join(HELD_OUT[:-1])} or {HELD_OUT[-1]}"
             self._tell(f"{words}: pictures only", "info")
-        return found
+        return examples
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -103,19 +103,19 @@ class Evaluator:
         """
         try:
             path = next(iter(checkpoints_in(self._checkpoints)), None)
-            found = None if path is None else path.stat()
+            file = None if path is None else path.stat()
         except FileNotFoundError:  # removed at this moment, for a newer one
             return False
-        if path is None or found is None or (path, found.st_mtime_ns) == self._seen:
+        if path is None or file is None or (path, file.st_mtime_ns) == self._seen:
             return False
         evaluated = False
         try:
             if self._due(step_of(path)):
-                evaluated = self._evaluate(path, found.st_mtime, found.st_size)
+                evaluated = self._evaluate(path, file.st_mtime, file.st_size)
                 self._last = step_of(path) if evaluated else self._last
         except CheckpointError as error:
             self._tell(f"{error}; passed over", "warning")
-        self._seen = path, found.st_mtime_ns
+        self._seen = path, file.st_mtime_ns
         return evaluated
 
     def _due(self, step: int) -> bool:

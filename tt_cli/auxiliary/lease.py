@@ -88,8 +88,8 @@ class LeaseFile:
         """The peer id of another auxiliary peer that leads; "" where this one does, or nobody knows."""
         try:
             age = time.time() - self.path.stat().st_mtime
-            found = json.loads(self.path.read_text(encoding="utf-8"))
-            holder, mine = str(found["holder"])[:128], bool(found["mine"])
+            lease = json.loads(self.path.read_text(encoding="utf-8"))
+            holder, mine = str(lease["holder"])[:128], bool(lease["mine"])
         except (OSError, ValueError, KeyError, TypeError):
             return ""
         return "" if mine or not 0 <= age < STALE_SECONDS else holder

@@ -178,10 +178,10 @@ class Publisher:
         if order is not None and not gone:
             self._order_done(order[0])
         newest = max(there - gone, default=-1)
-        found = self._candidate(newest) if self._is_due(there, newest) else None
-        if found is None and not gone:
+        candidate = self._candidate(newest) if self._is_due(there, newest) else None
+        if candidate is None and not gone:
             return None
-        return PublishingPlan(found, frozenset(gone), order)
+        return PublishingPlan(candidate, frozenset(gone), order)
 
     def _is_due(self, there: frozenset[int], newest: int) -> bool:
         local = max(self._local(), default=-1)
@@ -252,25 +252,25 @@ class Publisher:
         membership = self._run.membership
         # Members read what belongs to their organisation; in anybody else's account, private would lock them out.
         inside = membership.kind == "organisation" and self._name.partition("/")[0] == membership.organisation
-        found = run_repository(self._name, self._run, f"cannot publish in {self._name}", private=inside or None)
-        steps = self._steps(found)
-        if steps and steps != self._there and found.changed is not None:
-            age = min(max(0.0, time.time() - found.changed), self._every)
+        repository = run_repository(self._name, self._run, f"cannot publish in {self._name}", private=inside or None)
+        steps = self._steps(repository)
+        if steps and steps != self._there and repository.changed is not None:
+            age = min(max(0.0, time.time() - repository.changed), self._every)
             self._due_at = time.monotonic() + self._every - age
         self._there = steps
         for held in sorted(self._sending.glob("*.safetensors")):
             if step_in(held.name) in steps and (head := self._head(held)):
-                self._published(held, head, found.commit or "main")
-        return found
+                self._published(held, head, repository.commit or "main")
+        return repository
 
     @staticmethod
     def _steps(repository: Repository) -> frozenset[int]:
         return frozenset(step for name in repository.files if (step := step_in(name)) is not None)
 
-    def _carry_out(self, plan: PublishingPlan, found: Repository) -> None:
+    def _carry_out(self, plan: PublishingPlan, repository: Repository) -> None:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        kept = set(self._steps(found)) - plan.gone
+        kept = set(self._steps(repository)) - plan.gone
         words, sent = f"Back to step {plan.order[1] - 1}" if plan.order else "", None
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
         if plan.found is not None:
@@ -281,13 +281,13 @@ class Publisher:
             operations.append(CommitOperationAdd(path_in_repo=path.name, path_or_fileobj=str(sent)))
             self._history.tell(f"sending step {head.step} to {self._name}")
         kept -= outdated(sorted(kept, reverse=True), KEPT, spread=True)
-        if RUN_FILE not in found.files:
+        if RUN_FILE not in repository.files:
             operations.append(CommitOperationAdd(path_in_repo=RUN_FILE, path_or_fileobj=self._run.to_toml().encode()))
-        if (text := self._card(found, kept)) is not None:
+        if (text := self._card(repository, kept)) is not None:
             operations.append(CommitOperationAdd(path_in_repo=CARD, path_or_fileobj=text.encode()))
-        operations += [CommitOperationDelete(path_in_repo=name_of(step)) for step in self._steps(found) - kept]
+        operations += [CommitOperationDelete(path_in_repo=name_of(step)) for step in self._steps(repository) - kept]
         action = f"cannot publish {words[0].lower()}{words[1:]} in {self._name}"
-        made = commit(found, operations, words, action, ANSWER_SECONDS)
+        made = commit(repository, operations, words, action, ANSWER_SECONDS)
         self._there, self._due_at = frozenset(kept), time.monotonic() + self._every
         if plan.order is not None:
             self._order_done(plan.order[0])
@@ -307,12 +307,12 @@ class Publisher:
             raise TTError(f"cannot hold {path} while it is sent: {error.strerror or error}; {advice}") from error
         return held
 
-    def _card(self, found: Repository, steps: set[int]) -> str | None:
+    def _card(self, repository: Repository, steps: set[int]) -> str | None:
         """The new text of the card, None where it stays."""
         losses = {step: self._history.loss(step) for step in steps}
-        if CARD not in found.files:
+        if CARD not in repository.files:
             return card(self._run, losses)
-        there = read_text(found, CARD, f"cannot publish in {self._name}")
+        there = read_text(repository, CARD, f"cannot publish in {self._name}")
         text = with_checkpoints(there, self._run, losses)
         return text if text != there else None
 
@@ -374,14 +374,14 @@ class PublishingHistory:
         try:
             if self._store is None:  # first of all: it makes the tables that are read
                 self._store = HistoryWriter(self._url, self._run.identity, mends=False)
-            found = action(self._store)
+            result = action(self._store)
         except TTError as error:
             if str(error) != self._failed:
                 self._failed = str(error)
                 self._tell(f"publishing goes on without the run's history: {error}", "warning")
             return None
         self._failed = ""
-        return found
+        return result
 
 
 def _token() -> str | None:

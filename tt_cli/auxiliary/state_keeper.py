@@ -33,9 +33,9 @@ class StateKeeper:
         self._shapes = task_of(run).shapes()
         self._held: tuple[StateTree, StateBuffer] | None = None
         self._fetch_again_at = 0.0
-        found = newest(self._folder, run.identity, lambda words: emit(Log(words, "warning")), to_train=True)
-        if found is not None:
-            self._hold(*found)
+        checkpoint = newest(self._folder, run.identity, lambda words: emit(Log(words, "warning")), to_train=True)
+        if checkpoint is not None:
+            self._hold(*checkpoint)
 
     @property
     def epoch(self) -> int:
@@ -61,8 +61,8 @@ class StateKeeper:
         for path in set_aside_after(self._folder, order.step, f"before-order-{order.order}"):
             self._emit(Log(f"set aside as {path.name}: the organiser took the run back to step {order.step}"))
         self._held, self._fetch_again_at = None, 0.0
-        if found := find(self._folder, self._run.identity, order.step, order.digest):
-            self._hold(*found)
+        if checkpoint := find(self._folder, self._run.identity, order.step, order.digest):
+            self._hold(*checkpoint)
 
     def hand_over(self) -> tuple[bytes, StateBuffer] | None:
         """For a peer that asks for the state: it reads the very memory that is held here."""

@@ -69,27 +69,27 @@ def _rounds(stayed: Sequence[tuple[PeerView, PeerView]]) -> list[str]:
 
 def _standing(stayed: Sequence[tuple[PeerView, PeerView]], trainers: int) -> list[str]:
     """Lines about peers that fell behind or caught up, differ or agree again, are accused or clipped."""
-    found: dict[str, list[PeerView]] = {}
+    happened: dict[str, list[PeerView]] = {}
     for old, peer in stayed:
         if peer.role != "trainer":
             pass  # it takes the state only now and then
         elif peer.lag >= FAR_BEHIND > old.lag:
-            found.setdefault(f"fell {plural(peer.lag, 'step')} behind", []).append(peer)
+            happened.setdefault(f"fell {plural(peer.lag, 'step')} behind", []).append(peer)
         elif peer.lag == 0 and old.lag >= FAR_BEHIND:
-            found.setdefault("caught up", []).append(peer)
-        differs = [bool(one.digest) and not one.in_agreement for one in (old, peer)]
+            happened.setdefault("caught up", []).append(peer)
+        differs = [bool(state.digest) and not state.in_agreement for state in (old, peer)]
         if differs == [False, True]:
-            found.setdefault(f"came to another state than most: {short_digest(peer.digest)}", []).append(peer)
+            happened.setdefault(f"came to another state than most: {short_digest(peer.digest)}", []).append(peer)
         elif differs == [True, False] and peer.in_agreement:
-            found.setdefault("agrees with most again", []).append(peer)
+            happened.setdefault("agrees with most again", []).append(peer)
         for words, count, counted in (
             ("made a wrong average, most say", peer.accused_by, old.accused_by),
             ("is clipped again and again, most say", peer.clipped_by, old.clipped_by),
             ("is left out for some steps: it held the others up", peer.slow_by, old.slow_by),
         ):
             if 2 * count >= trainers and count > 0 and 2 * counted < max(1, trainers):
-                found.setdefault(words, []).append(peer)
-    return [f"{names(peers)} {words}" for words, peers in found.items()]
+                happened.setdefault(words, []).append(peer)
+    return [f"{names(peers)} {words}" for words, peers in happened.items()]
 
 
 def _by_id(snapshot: SwarmSnapshot) -> Mapping[str, PeerView]:

@@ -119,8 +119,8 @@ def _column(name: str) -> Column[PeerRow]:
     words = shown["unit"] in WORDS
 
     def value(row: PeerRow) -> str | float:
-        found = getattr(row.peer, name)
-        return str(found).lower() if words else -1.0 if found is None else float(found)
+        figure = getattr(row.peer, name)
+        return str(figure).lower() if words else -1.0 if figure is None else float(figure)
 
     return Column(
         title=shown["label"],

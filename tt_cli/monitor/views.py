@@ -93,10 +93,10 @@ class SwarmLines:
         self._told: Mapping[str, Any] | None = None
         self._swarm: SwarmNow | None = None
 
-    def __call__(self, told: Mapping[str, Any], curve: Curve, width: int, height: int) -> list[Text]:
+    def __call__(self, swarm: Mapping[str, Any], curve: Curve, width: int, height: int) -> list[Text]:
         """At most `height` lines: figures, loss curve, peers. The curve gives way to peers."""
-        if self._swarm is None or told is not self._told:
-            self._told, self._swarm = told, SwarmNow.model_validate(told)
+        if self._swarm is None or swarm is not self._told:
+            self._told, self._swarm = swarm, SwarmNow.model_validate(swarm)
         lines = figures(self._swarm, "", width)
         rows = min(13, height - len(lines) - min(len(self._swarm.peers) + 1, 8) - 2)
         if rows >= 4 and len(curve) > 1:
@@ -156,7 +156,10 @@ def hanging(label: Text, text: Text, width: int) -> list[Text]:
     indent = label.cell_len
     wrapped = text.wrap(Console(width=max(1, width - indent)), max(1, width - indent)) or [Text("")]
     first, *others = wrapped
-    return [fit(Text.assemble(label, first), width), *(fit(Text.assemble(" " * indent, one), width) for one in others)]
+    return [
+        fit(Text.assemble(label, first), width),
+        *(fit(Text.assemble(" " * indent, line), width) for line in others),
+    ]
 
 
 def _log_style(words: str) -> str:

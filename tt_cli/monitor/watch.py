@@ -159,8 +159,8 @@ class SwarmWatch:
         with self._lock:
             self._past, self._past_trouble = past, ""
             if first:
-                told = [(at, clean(words)) for at, words in rounds if at < self._since]
-                self._log = deque([*told, *self._log], maxlen=LOG_LINES)
+                recorded = [(at, clean(words)) for at, words in rounds if at < self._since]
+                self._log = deque([*recorded, *self._log], maxlen=LOG_LINES)
             self.news += 1
 
     def look_here(self) -> None:

@@ -137,9 +137,9 @@ def log_ticks(low: float, high: float, most: int) -> Ticks:
     grids = [[factor * 10.0**power for power in powers for factor in factors] for factors in FACTORS]
     grids += [[10.0**power for power in powers if power % stride == 0] for stride in (1, 2, 5, 10, 20, 50, 100)]
     for values in grids:
-        found = [(value, figure(value)) for value in values if low <= value <= high]
-        if 2 <= len(found) <= most:
-            return found
+        ticks = [(value, figure(value)) for value in values if low <= value <= high]
+        if 2 <= len(ticks) <= most:
+            return ticks
     return [tick for tick in nice_ticks(low, high, most) if low <= tick[0] <= high]
 
 

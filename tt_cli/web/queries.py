@@ -63,11 +63,11 @@ class Answers:
 
     def snapshot(self) -> Content:
         """/api/snapshot. Raises NothingYet."""
-        found = self.source.newest("snapshot")
-        if found is None:
+        newest = self.source.newest("snapshot")
+        if newest is None:
             raise NothingYet
-        content: Content = json.loads(found[0])
-        content["age_s"] = round(max(0.0, self._clock() - found[1]), 1)
+        content: Content = json.loads(newest[0])
+        content["age_s"] = round(max(0.0, self._clock() - newest[1]), 1)
         return content
 
     def steps(self, points: int, first: int | None = None, last: int | None = None) -> Content:
@@ -117,8 +117,8 @@ class Answers:
             for row in self.source.parts():
                 age_s = round(max(0.0, now - row["time"]), 1)
                 parts.append({"name": row["name"], "words": row["words"], "age_s": age_s})
-            found = self.source.newest("snapshot")
-            age = None if found is None else round(now - found[1], 1)
+            newest = self.source.newest("snapshot")
+            age = None if newest is None else round(now - newest[1], 1)
             if age is None or age > STALE_SECONDS:
                 old = "none yet" if age is None else f"the last one {age:.0f} s ago"
                 problems.append(f"the coordinator takes no snapshots: {old}")
@@ -129,8 +129,8 @@ class Answers:
         return {"status": status, "problems": problems, "snapshot_age_s": age, "parts": parts}
 
     def _told(self, key: str, otherwise: Any) -> Any:
-        found = self.source.newest(key)
-        return otherwise if found is None else json.loads(found[0])
+        newest = self.source.newest(key)
+        return otherwise if newest is None else json.loads(newest[0])
 
 
 def _linked(drawn: list[Row]) -> list[Row]:

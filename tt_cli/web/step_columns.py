@@ -38,10 +38,10 @@ class StepColumns:
             if era != self._era:
                 self._era, self._count = era, 0
             new: list[Step] = []
-            while found := self._source.steps_after(self._last(), PAGE):
-                self._append(found)
-                new += found
-                if len(found) < PAGE:
+            while page := self._source.steps_after(self._last(), PAGE):
+                self._append(page)
+                new += page
+                if len(page) < PAGE:
                     break
             self._looked_at = time.monotonic()
             return new
@@ -49,13 +49,13 @@ class StepColumns:
     def _last(self) -> int:
         return int(self._columns[0, self._count - 1]) if self._count else 0
 
-    def _append(self, found: list[Step]) -> None:
-        whole = self._count + len(found)
+    def _append(self, page: list[Step]) -> None:
+        whole = self._count + len(page)
         if whole > self._columns.shape[1]:
             grown: Columns = np.empty((5, 2 * whole))
             grown[:, : self._count] = self._columns[:, : self._count]
             self._columns = grown
-        self._columns[:, self._count : whole] = np.array(found, dtype=np.float64).T
+        self._columns[:, self._count : whole] = np.array(page, dtype=np.float64).T
         self._count = whole
 
     @property
@@ -107,5 +107,5 @@ def kept(loss: NDArray[np.float64], points: int) -> NDArray[np.int64]:
     padded[: len(loss)] = loss
     table = padded.reshape(-1, size)
     lowest, highest = (np.where(np.isnan(table), fill, table) for fill in (np.inf, -np.inf))
-    found = [[0, len(loss) - 1], starts + lowest.argmin(1), starts + highest.argmax(1)]
-    return np.unique(np.concatenate(found)).astype(np.int64)
+    indices = [[0, len(loss) - 1], starts + lowest.argmin(1), starts + highest.argmax(1)]
+    return np.unique(np.concatenate(indices)).astype(np.int64)

@@ -61,16 +61,16 @@ class HistoryReader:
         """The organiser's newest order to go back that took back recorded steps: (its number, the first of them)."""
         query = select(steps.c.undone, func.min(steps.c.step)).where(steps.c.undone > 0).group_by(steps.c.undone)
         with self._database.reading() as connection:
-            found = connection.execute(query.order_by(steps.c.undone.desc()).limit(1)).first()
-        return None if found is None else (found[0], found[1])
+            row = connection.execute(query.order_by(steps.c.undone.desc()).limit(1)).first()
+        return None if row is None else (row[0], row[1])
 
     def steps_after(self, step: int, most: int = 100_000) -> list[tuple[int, float, float, int, float]]:
         """(step, Unix time, loss, trainers, samples per second) of the steps after this one, oldest first."""
         columns = (steps.c.step, steps.c.time, steps.c.loss, steps.c.trainers, steps.c.samples_per_second)
         part = (steps.c.undone == 0, steps.c.step > step)
         with self._database.reading() as connection:
-            found = connection.execute(select(*columns).where(*part).order_by(steps.c.step).limit(most))
-            return [(row.step, row.time, row.loss, row.trainers, row.samples_per_second) for row in found]
+            rows = connection.execute(select(*columns).where(*part).order_by(steps.c.step).limit(most))
+            return [(row.step, row.time, row.loss, row.trainers, row.samples_per_second) for row in rows]
 
     def activity(self, since: float) -> list[tuple[float, int, float]]:
         """(Unix time, trainers, samples per second) after this time, oldest first."""

@@ -108,9 +108,9 @@ class HistoryWriter:
         file = self._database.file
         if file is not None and file.exists():
             with self._database.reading() as connection:
-                found = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
-            if found != "ok":
-                raise DatabaseDamaged(f"{WHOSE} is damaged ({found})")
+                verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar_one()
+            if verdict != "ok":
+                raise DatabaseDamaged(f"{WHOSE} is damaged ({verdict})")
 
     def _found(self) -> None:
         with self._database.reading() as connection:
@@ -243,9 +243,9 @@ class HistoryWriter:
             }
             if gift["samples"] or gift["seconds"]:
                 given.append(gift)
-            told = {"told": total, "progressed": at if growth > 0 else before.progressed}
+            progress = {"told": total, "progressed": at if growth > 0 else before.progressed}
             described = {"role": record.role, "device": sane(record.device, 80), "first_seen": at, "last_seen": at}
-            written.append({**gift, **described, **told})
+            written.append({**gift, **described, **progress})
         self._add(connection, peers, written, replaced=("role", "device", "last_seen", "told", "progressed"))
         self._add(connection, contributions, [{**row, "undone": 0, "step": step} for row in given])
         self._add(connection, hours, [{**row, "hour": int(at // 3600)} for row in given])
@@ -332,15 +332,18 @@ class HistoryWriter:
             return
         sums = {name: sum(getattr(row, name) for row in folded) for name in ("samples", "seconds")}
         row = {"peer_id": "", "user": "", "role": "trainer", "device": "", "told": 0, "progressed": 0.0, **sums}
-        row |= {"first_seen": min(one.first_seen for one in folded), "last_seen": max(one.last_seen for one in folded)}
+        row |= {
+            "first_seen": min(peer.first_seen for peer in folded),
+            "last_seen": max(peer.last_seen for peer in folded),
+        }
         self._add(connection, peers, [row], replaced=("last_seen",))
-        for one in folded:
-            connection.execute(delete(peers).where(peers.c.peer_id == one.peer_id, peers.c.user == one.user))
+        for peer in folded:
+            connection.execute(delete(peers).where(peers.c.peer_id == peer.peer_id, peers.c.user == peer.user))
 
 
 def readable(file: Path) -> list[tuple[Table, list[dict[str, Any]]]]:
     """Rows that can be read of a damaged SQLite file, each table from both ends up to where its damage begins."""
-    found = []
+    tables = []
     database = Database(f"sqlite:///{file}", WHOSE, pooled=False)
     for table in metadata.sorted_tables:
         rows: list[dict[str, Any]] = []
@@ -355,8 +358,8 @@ def readable(file: Path) -> list[tuple[Table, list[dict[str, Any]]]]:
                 continue
         if table is about:
             rows = [row for row in rows if row["key"] not in ("schema", "run")]
-        found.append((table, rows))
-    return found
+        tables.append((table, rows))
+    return tables
 
 
 def sane(text: str, most: int) -> str:

@@ -193,9 +193,9 @@ def _majorities(records: list[PeerRecord]) -> dict[int, str]:
     for record in records:
         if record.digest:
             votes[record.epoch][record.digest] += 1
-    found = {}
+    majorities = {}
     for epoch, counter in votes.items():
         first, *others = counter.most_common(2)
         if not others or first[1] > others[0][1]:
-            found[epoch] = first[0]
-    return found
+            majorities[epoch] = first[0]
+    return majorities
