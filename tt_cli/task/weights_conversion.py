@@ -20,9 +20,9 @@ from tt_cli.checkpoint import (
     write_published,
 )
 from tt_cli.errors import TTError, UsageError
-from tt_cli.model import Dalle, vqgan
+from tt_cli.model import vqgan
 from tt_cli.model.published_names import from_published, to_published
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import load_run
 from tt_cli.task import task_of
 from tt_cli.terminal.progress import progress
 
@@ -53,7 +53,7 @@ def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
         raise UsageError(f"{file} is no checkpoint of tt; --to published reads what tt wrote")
     say(f"Reading {file}")
     config, parameters = load_model(file)
-    model = _empty_model(config)
+    model = task_of(config).unfilled_model("meta")
     own = {name: tensor.shape for name, tensor in model.named_parameters()}
     if own != {name: tensor.shape for name, tensor in parameters.items()}:
         raise TTError(
@@ -66,10 +66,10 @@ def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
 
 
 def _adopt(state: dict[str, Tensor], run: str, step: int, out: Path, say: Say) -> dict[str, Any]:
-    """Published weights of a decoder as a checkpoint of its run, with no optimizer state."""
+    """Write published weights of a decoder as a checkpoint of its run, with no optimizer state."""
     config = load_run(run)
     say(f"Checking {len(state)} tensors against the model of run {config.identity}")
-    weights = from_published(_empty_model(config), state)
+    weights = from_published(task_of(config).unfilled_model("meta"), state)
     parameters = {name: tensor.to(torch.float32).contiguous() for name, tensor in weights.items()}
     pieces = serialised(TrainingState(step, parameters, {}, config.to_toml(), config.identity))
     with _writing(sum(len(piece) for piece in pieces), say) as on_bytes:
@@ -78,7 +78,7 @@ def _adopt(state: dict[str, Tensor], run: str, step: int, out: Path, say: Say) -
 
 
 def _keep_vqgan(state: dict[str, Tensor], out: Path, say: Say) -> dict[str, Any]:
-    """Published weights of a VQGAN without what only its training needed."""
+    """Write published weights of a VQGAN without what only its training needed."""
     say(f"Checking {len(state)} tensors against the published VQGAN")
     with torch.device("meta"):
         model = vqgan.Vqgan(vqgan.PUBLISHED, with_encoder="encoder.conv_in.weight" in state)
@@ -88,18 +88,13 @@ def _keep_vqgan(state: dict[str, Tensor], out: Path, say: Say) -> dict[str, Any]
     return {"kind": "vqgan", **_counted(tensors)}
 
 
-def _empty_model(config: RunConfig) -> Dalle:
-    """The run's model without values: its names and shapes."""
-    return task_of(config).unfilled_model("meta")
-
-
 def _counted(tensors: dict[str, Tensor]) -> dict[str, int]:
     return {"tensors": len(tensors), "elements": sum(tensor.numel() for tensor in tensors.values())}
 
 
 @contextmanager
 def _writing(total: int, say: Say) -> Iterator[Callable[[int], None]]:
-    """What to call with the bytes just written, of `total`."""
+    """Show progress; yields a function to call with the bytes just written, of `total`."""
     say(f"Writing {total / 1e6:.1f} MB")
     done = 0
     with progress("Writing", "bytes", lines=False) as on_progress:
