@@ -18,7 +18,7 @@ from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 from tt_cli.swarm.records.publisher import SwarmState
-from tt_cli.swarm.state.locked_state import LockedState, state_key
+from tt_cli.swarm.shared_state import LockedState, state_key
 from tt_cli.swarm.step_replay import StepReplay
 
 CODEC = codec_of(load_run("emoji"))

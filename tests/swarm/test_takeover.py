@@ -15,8 +15,8 @@ from tt_cli.supervisor.events import Download, Event, Log, Synchronised
 from tt_cli.swarm import catch_up as room
 from tt_cli.swarm.catch_up import CatchUp, DownloadProgress
 from tt_cli.swarm.records.publisher import SwarmState
+from tt_cli.swarm.shared_state import LockedState
 from tt_cli.swarm.state.bridge import NoState, StateBuffer
-from tt_cli.swarm.state.locked_state import LockedState
 
 
 class NobodyGives:

@@ -24,9 +24,8 @@ from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
 from tt_cli.swarm.records.publisher import SwarmState
-from tt_cli.swarm.shared_state import RolledBack, StateLoader, Tree
-from tt_cli.swarm.state.bridge import Chunks, NoState, ReceivedState
-from tt_cli.swarm.state.locked_state import LockedState
+from tt_cli.swarm.shared_state import LockedState, RolledBack, StateLoader, Tree
+from tt_cli.swarm.state.bridge import Chunks, NoState
 from tt_cli.swarm.step_replay import StepReplay
 
 STATE_SECONDS, AVERAGE_SECONDS = 180.0, 120.0  # without a chunk; for all of it
@@ -122,7 +121,7 @@ class CatchUp:
                 with taken.chunks:
                     if not wanted(taken.tree):
                         return False
-                    self._state.patch(taken)
+                    self._state.patch(taken.tree, taken.chunks)
                     chunks, names = len(taken.chunks), taken.names()
                 if made := missed.replay(self._state):
                     self._emit(Log(f"made {made} steps here that the others made meanwhile"))
@@ -154,7 +153,7 @@ class CatchUp:
                 buffer.close()
                 return False
             with Chunks(tree, range(len(tree)), buffer) as chunks:
-                self._state.patch(ReceivedState(tree, chunks, (place,)))
+                self._state.patch(tree, chunks)
                 self._tell(place, started, sum(len(chunk) for chunk in chunks.values()), len(chunks))
         except (TTError, ValueError) as error:
             level = "warning" if self._state.epoch else "info"  # nothing may be published yet

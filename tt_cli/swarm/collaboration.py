@@ -48,8 +48,7 @@ from tt_cli.swarm.records.peer_record import About, PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 from tt_cli.swarm.reporting.round_log import PHASES, PUBLISHED, RoundLog
 from tt_cli.swarm.reporting.throughput import Throughput
-from tt_cli.swarm.shared_state import RolledBack, SharedState, StateLoader
-from tt_cli.swarm.state.locked_state import LockedState
+from tt_cli.swarm.shared_state import LockedState, RolledBack, SharedState, StateLoader
 
 __all__ = ["About", "Collaboration", "NetworkAccess"]
 

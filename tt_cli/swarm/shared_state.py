@@ -1,8 +1,14 @@
-"""What all members hold alike, as the swarm needs it: the peer implements it from model, optimizer and files."""
+"""The state that all members hold alike, as the swarm needs it, and its lock.
+
+The peer implements `SharedState` from model, optimizer and files. `LockedState` is for two threads: the one that steps
+it and the one that trains on it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -99,3 +105,78 @@ class SharedState(Protocol):
 
         Raises ValueError, with nothing changed, when a chunk is missing or wrong, or holds what no state may hold.
         """
+
+
+class LockedState:
+    """`SharedState` behind a lock. epoch and digest can be read without waiting for a step under way.
+
+    fresh: the state is newer than what `use` last showed. resynced: chunks that had to be taken again because they
+    differed from the others' at the same step.
+    """
+
+    def __init__(self, shared: SharedState):
+        self._shared = shared
+        self._lock = threading.Lock()
+        self.position = (shared.epoch, shared.digest)
+        self.fresh = False
+        self.resynced = 0
+
+    @property
+    def epoch(self) -> int:
+        """Global steps that the state has seen."""
+        return self.position[0]
+
+    @property
+    def digest(self) -> str:
+        """Of the state, by which members are matched."""
+        return self.position[1]
+
+    @property
+    def key(self) -> str:
+        """Names the state; rounds that start from it carry this key."""
+        return state_key(*self.position)
+
+    @contextmanager
+    def use(self) -> Iterator[SharedState]:
+        """A context in which the state does not change."""
+        with self._lock:
+            yield self._shared
+            self.fresh = False
+
+    def tree(self) -> Tree:
+        """The hashes of all chunks."""
+        with self._lock:
+            return self._shared.tree
+
+    def snapshot(self) -> tuple[bytes, StateBuffer]:
+        """A copy for another peer: (manifest, buffer)."""
+        buffer = StateBuffer.new()
+        with self._lock:
+            tree = self._shared.write_into(buffer.write)
+        return tree.manifest(), buffer
+
+    def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
+        """One step with the whole average. Nothing else steps the state. RolledBack: it is an earlier one then."""
+        with self._lock:
+            try:
+                return self._shared.step(gradients)
+            finally:
+                self._changed()
+
+    def patch(self, tree: Any, chunks: Mapping[int, memoryview]) -> None:
+        """Become the state whose chunks were taken. Raises ValueError, with nothing changed, where they do not fit."""
+        with self._lock:
+            same_step = tree.step == self._shared.epoch
+            self._shared.patch(tree, chunks)
+            self._changed()
+        if same_step and self.epoch:
+            self.resynced += len(chunks)
+
+    def _changed(self) -> None:
+        self.position = (self._shared.epoch, self._shared.digest)
+        self.fresh = True
+
+
+def state_key(epoch: int, digest: str) -> str:
+    """Short enough for a DHT key, long enough to tell states apart."""
+    return f"{epoch}_{digest[:16]}"

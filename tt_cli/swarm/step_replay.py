@@ -18,8 +18,7 @@ from hivemind.utils import get_logger
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
 from tt_cli.swarm.records.publisher import SwarmState
-from tt_cli.swarm.shared_state import RolledBack
-from tt_cli.swarm.state.locked_state import LockedState, state_key
+from tt_cli.swarm.shared_state import LockedState, RolledBack, state_key
 
 logger = get_logger(__name__)
 

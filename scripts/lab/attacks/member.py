@@ -23,7 +23,7 @@ from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
 from tt_cli.swarm.shared_memory import StateBuffer
-from tt_cli.swarm.state.locked_state import LockedState
+from tt_cli.swarm.shared_state import LockedState
 
 FIRST_STEP = 3
 FALSE_DONOR = "false donor"

@@ -15,7 +15,7 @@ from tt_cli.swarm.participants.stragglers import Straggler, StragglerDetector
 from tt_cli.swarm.records.consensus import STEPS_APART
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
-from tt_cli.swarm.state.locked_state import state_key
+from tt_cli.swarm.shared_state import state_key
 
 AVOIDED_STEPS, FOREVER = 10, 2**62
 SHOW_SECONDS = 5.0  # between two tries to make proofs known to all
