@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tt_cli.swarm.allreduce.lateness import beyond_most, read_waits, waits_to_tell
+from tt_cli.swarm.allreduce.lateness import beyond_most, read_waits, waits_to_report
 from tt_cli.swarm.participants.stragglers import (
     FIRST_STEPS,
     MOST_STEPS,
@@ -228,5 +228,5 @@ def test_what_others_say_of_their_waits_is_checked(said: object) -> None:
 
 def test_what_is_told_of_waits_is_read_again() -> None:
     waits = {"a": 0.2, "b": 3.0, "c": 9.04, "d": 5.0, "e": 4.0}
-    told = waits_to_tell(waits)
+    told = waits_to_report(waits)
     assert list(read_waits(told).items()) == [("c", 9.0), ("d", 5.0), ("e", 4.0)]

@@ -47,7 +47,7 @@ def _steps(decade: int, signed: bool) -> int:
 
 
 class Parts:
-    """Which value of the map is nearest to y in [0, 1], counted from 0 for zero; the same rule for every decade d.
+    """The index of the value nearest to y in [0, 1], counted from 0 for zero; the same rule for every decade d.
 
     From `limits[d]` on, the middle between the values on both sides of the seam, the part is
     min(trunc(y * slopes[d] + offsets[d]), lasts[d]); below `limits[0]` it is 0. The last limit is where 1 is nearest.

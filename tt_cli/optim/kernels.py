@@ -133,7 +133,7 @@ def _compiled() -> LambKernels:
 
 
 def _differences(compiled: LambKernels) -> list[str]:
-    """What differs after two steps of a few blocks, the last one short; all else is equal byte for byte."""
+    """Names of what differs after two steps of a few blocks, the last one short; all else is equal byte for byte."""
     names = ("parameter", "update", "first moment", "second moment", "first scale", "second scale", "norms")
     portable = PortableLamb()
     differing = set()

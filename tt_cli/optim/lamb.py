@@ -64,7 +64,7 @@ class NonFiniteState(TTError):
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one step did. Norms are L2 over all tensors together."""
+    """Figures of one step. Norms are L2 over all tensors together."""
 
     learning_rate: float
     gradient_norm: float  # before clipping

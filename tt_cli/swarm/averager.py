@@ -234,7 +234,7 @@ class Averager(StateBridge, DecentralizedAverager):
             self._serving = asyncio.get_running_loop().create_task(serving)
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
-        """As hivemind's, and those of audits."""
+        """Serve hivemind's methods, and those of audits."""
         await super().add_p2p_handlers(p2p, *args, **kwargs)
         await self.audits.add_p2p_handlers(p2p, namespace=self.prefix)
 
@@ -270,7 +270,7 @@ class Averager(StateBridge, DecentralizedAverager):
     async def rpc_join_group(
         self, request: averaging_pb2.JoinRequest, context: P2PContext
     ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
-        """As hivemind's, but only members are taken into a group, and not who spoiled a round into the next one."""
+        """Take members into a group as hivemind does, nobody else, and not who spoiled a round into the next one."""
         try:
             self._joins.charge(str(context.remote_id))
             member_in(request.gather, context.remote_id, self._membership)
@@ -328,7 +328,7 @@ class Averager(StateBridge, DecentralizedAverager):
         return outcome_of(allreduce, commit, agreement, received, unsigned, doubts, seconds)
 
     def _begin(self, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
-        """What this member does in the round of this group. Raises ValueError or TypeError for nonsense from it."""
+        """The two phases of this member's round in this group. Raises ValueError or TypeError for nonsense from it."""
         modes = {
             peer: member_in(data, peer, self._membership)
             for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True)

@@ -59,7 +59,7 @@ IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on whi
 
 @dataclass(frozen=True)
 class NetworkAccess:
-    """How one peer reaches the swarm.
+    """The way of one peer to the swarm.
 
     dht: its node, which stays the caller's. identity: its key. line: caps on its traffic, if there are any.
     initial_peers: those it joined through.
@@ -142,7 +142,7 @@ class Collaboration:
 
     @property
     def digest(self) -> str:
-        """Of the shared state."""
+        """The digest of the shared state."""
         return self._state.digest
 
     @property
@@ -308,7 +308,7 @@ class Collaboration:
         return view.leads(*self._state.position)
 
     def _overtaken(self) -> bool:
-        """What this peer is about to do is in vain: the others have done it, or the organiser takes the run back."""
+        """True when what this peer is about to do is in vain: others did it, or the organiser takes the run back."""
         return self._behind(self.board.view) or self.steering.due is not None
 
     def _plan(self, view: SwarmState) -> RoundPlan:

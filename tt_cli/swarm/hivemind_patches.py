@@ -123,7 +123,7 @@ class _SearchNode(DHTNode):
     async def find_nearest_nodes(
         self, queries: Collection[DHTID], *args: Any, found_callback: Found | None = None, **more: Any
     ) -> dict[DHTID, dict[DHTID, PeerID]]:
-        """As hivemind's."""
+        """Search as hivemind's node does."""
         meant = {beside(query): query for query in queries}
 
         async def found(query: DHTID, nearest: list[DHTID], visited: set[DHTID]) -> None:
@@ -164,7 +164,10 @@ class _CompressionTypes(EnumTypeWrapper):
 
 
 async def _receive_protobuf(kind: type[Message], reader: Any) -> tuple[Message | None, RPCError | None]:
-    """As hivemind's. Raises IncompleteReadError, as for a connection that broke, for what is too large or too slow."""
+    """Receive a message as hivemind does.
+
+    Raises IncompleteReadError, as for a connection that broke, for what is too large or too slow.
+    """
     try:
         async with asyncio.timeout(getattr(reader, "patience", None)):
             marker = await reader.readexactly(1)
@@ -185,7 +188,7 @@ async def _receive_protobuf(kind: type[Message], reader: Any) -> tuple[Message |
 
 
 async def _send_raw_data(data: bytes, writer: Any, *, chunk_size: int = PIECE) -> None:
-    """As hivemind's. Raises ConnectionError when the other side takes too little of it."""
+    """Send bytes as hivemind does. Raises ConnectionError when the other side takes too little of it."""
     writer.write(len(data).to_bytes(P2P.HEADER_LEN, P2P.BYTEORDER))
     view = memoryview(data)
     try:

@@ -58,7 +58,7 @@ class Matchmaker:
         return result, self._missed(sought, control, result)
 
     def _missed(self, plan: RoundPlan, control: StepControl, result: RoundResult) -> frozenset[str]:
-        """Who did not come: to a group that nobody found, the leader, or for the leader everybody else."""
+        """Members that did not come: to a group that nobody found, the leader, or for the leader everybody else."""
         if result.members:
             return plan.members - result.members.keys()
         if control.began_allreduce:

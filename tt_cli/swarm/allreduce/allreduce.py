@@ -40,7 +40,7 @@ ANSWERING = 1.4  # times as long as senders may send, a reducer may answer
 
 
 def too_few(used: int, members: int) -> bool:
-    """Whether nobody steps with an average of what so many of the members sent: half of them or less."""
+    """True if nobody steps with an average of what so many of the members sent: half of them or less."""
     return members >= FEWEST and 2 * used <= members
 
 
@@ -194,7 +194,7 @@ class AllReduce:
         return self._local.read(self.parts[index].start, self.parts[index].stop)
 
     def norm_of_average(self) -> float:
-        """Of the whole average in the store, at most."""
+        """The norm of the whole average in the store, at most."""
         for index, part in enumerate(self.parts):
             if index not in self._norms:
                 self._norms[index] = self.codec.most_norm(self.store.get(index), part.elements, part.large)
@@ -227,7 +227,7 @@ class AllReduce:
     # ---------------------------------------------------------------- as a reducer
 
     async def _miss_senders(self) -> None:
-        """Who has not begun to send when patience ends is left out, and whoever holds up the others for too long."""
+        """Leave out senders that have not begun when patience ends, and whoever holds up the others for too long."""
         await asyncio.sleep(self.patience)
         for member in self.members:
             if member != self.me and member not in self._started:
@@ -306,7 +306,7 @@ class AllReduce:
             await self.reducer.fail(sender, "stopped sending")
 
     def _read_opening(self, sender: str, message: averaging_pb2.AveragingData) -> Opening:
-        """What this sender signed for this peer. Raises MalformedPart."""
+        """The signed opening of this sender for this peer. Raises MalformedPart."""
         try:
             opening = Opening.read(message.peer_id)
         except NotProven as error:

@@ -100,5 +100,5 @@ class KeptAverages:
 
 
 def part_hash(encoded: bytes) -> bytes:
-    """What members compare (HASH_BYTES,); never MISSING."""
+    """The hash by which members compare a part (HASH_BYTES,); never MISSING."""
     return hashlib.sha256(encoded).digest()[:HASH_BYTES]

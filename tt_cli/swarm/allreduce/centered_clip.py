@@ -169,7 +169,7 @@ def add_up(values: Sequence[float]) -> float:
 
 
 def _votes(weights: Sequence[float]) -> list[int]:
-    """Of each member in a median: its samples, but for a cap at MAX_VOTE of all votes; VOTES for the heaviest."""
+    """Votes of the members in a median: their samples, but for a cap at MAX_VOTE of all; VOTES for the heaviest."""
     falling = sorted(weights, reverse=True)
     cap = falling[0]
     if cap > MAX_VOTE * add_up(falling):
@@ -198,7 +198,7 @@ def _median(values: Sequence[float], votes: Sequence[int]) -> float:
 
 
 def _factors(squares: Sequence[float], likely: Sequence[float], votes: Sequence[int], least: float) -> list[float]:
-    """By which each distance is to be shortened. squares: of the distances. least: of the noise."""
+    """Factors by which the distances are to be shortened. squares: of the distances. least: of the noise."""
     distances = [math.sqrt(square) for square in squares]
     noise = _median([distance / usual for distance, usual in zip(distances, likely, strict=True)], votes)
     radius = RADIUS * max(noise, least)
@@ -215,7 +215,7 @@ def _opposed(
     votes: Sequence[int],
     elements: int,
 ) -> list[int]:
-    """Who points against the others. products: with the centre, and the centre's own.
+    """Indexes of members that point against the others. products: with the centre, and the centre's own.
 
     Asked for LEAST_OPPOSED members and more: what is usual cannot be told from three or four; honest members with few
     samples point anywhere.
@@ -275,7 +275,7 @@ def _look(
 
 
 def _folded(sums: np.ndarray) -> list[float]:
-    """Of each row of LANES sums, which are used up."""
+    """The sum of each row of LANES sums, which are used up."""
     half = LANES // 2
     while half:
         sums[:, :half] += sums[:, half : 2 * half]
@@ -366,7 +366,7 @@ def _floats(whole: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def exchanges(rows: int) -> tuple[tuple[int, int], ...]:
-    """Which rows to put in order, one pair after the other, to sort so many (Knuth 5.2.2, algorithm M)."""
+    """Pairs of rows to put in order, one pair after the other, to sort so many (Knuth 5.2.2, algorithm M)."""
     pairs = []
     p = first = 1 << max(0, (rows - 1).bit_length() - 1)
     while p:

@@ -1,4 +1,4 @@
-"""What follows a transfer: members compare what they received, repair it from each other, and commit or drop the round.
+"""Commit or abort: after a transfer members compare and repair what they received, and step, or drop the round.
 
 1. When its own transfer is over a member tells every member that accepts connections the hash of each part it has, and
    is told theirs as soon as their transfers are over. What a reducer signed that it did not hear of, others pass on.
@@ -33,7 +33,7 @@ from hivemind.utils import get_logger
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer
-from tt_cli.swarm.allreduce.lateness import waits_to_tell
+from tt_cli.swarm.allreduce.lateness import waits_to_report
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
 
@@ -48,7 +48,7 @@ SOON = 3.0  # part of the patience in which a member answers whose own transfer 
 
 @dataclass(frozen=True)
 class PartStatus:
-    """What one member says of a round. hashes: of its parts, MISSING where it has none. said: samples and loss.
+    """One member's word about a round. hashes: of its parts, MISSING where it has none. said: samples and loss.
 
     commitment: to what it reduced (messages.py), b"" without. clipped: peer id → of how many parts it clipped them.
     others: peer id → what that member signed; in a question b"", for who asks did not hear it. dropped: it will not
@@ -64,7 +64,7 @@ class PartStatus:
     waited: object = None
 
     def pack(self, group_id: bytes) -> runtime_pb2.ExpertInfo:
-        """As a message."""
+        """The message that carries it."""
         said = {**self.said, "waited": self.waited} if self.waited else self.said
         joined = b"".join(self.hashes)
         return wire.STATUS.message((group_id, joined, said, self.commitment, self.clipped, self.others, self.dropped))
@@ -106,7 +106,7 @@ class Agreement:
 
 
 def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: int = 0, dropped: int = 0) -> Agreement:
-    """What follows from this member's hashes and the others' (peer id → hashes).
+    """The outcome of comparing this member's hashes and the others' (peer id → hashes).
 
     silent: how many more there are from whom nothing was heard. dropped: how many of `others` have dropped the round.
     More than half must be heard that have not; and where members differ, the majority must be one whatever the silent
@@ -131,7 +131,7 @@ def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: i
 
 
 class CommitProtocol:
-    """One member's side of what follows the transfer of one round, whose time begins now.
+    """One member's side of the commit or abort after the transfer of one round, whose time begins now.
 
     parts: of the average, how many. said: what this member says about itself.
 
@@ -161,7 +161,7 @@ class CommitProtocol:
 
     def report(self, commitment: bytes, clipped: Mapping[str, int], waits: Mapping[str, float]) -> None:
         """Set what this member says of the transfer, before `run`: see `PartStatus`."""
-        self.commitment, self.clipped, self.waited = commitment, dict(clipped), waits_to_tell(waits)
+        self.commitment, self.clipped, self.waited = commitment, dict(clipped), waits_to_report(waits)
 
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
         """Another member tells its status; tell it ours, when our transfer is over."""
@@ -174,7 +174,7 @@ class CommitProtocol:
         return replace(self.status(), others=known).pack(self.group_id)
 
     def holds(self) -> bool:
-        """Whether the store still holds this round's average."""
+        """True while the store still holds this round's average."""
         return self.store.hashes is self._hashes
 
     async def run(self, gone: set[str]) -> Agreement:
@@ -202,7 +202,7 @@ class CommitProtocol:
         return agreement
 
     def status(self) -> PartStatus:
-        """What this member says now."""
+        """This member's word at this moment."""
         return PartStatus(
             tuple(self._hashes or ()), self._said, self.commitment, self.clipped, {}, self.dropped, self.waited
         )
@@ -251,7 +251,7 @@ class CommitProtocol:
             return await self._hear(str(member), status)
 
     async def _ask_about(self, silent: set[str], member: PeerID) -> None:
-        """Whether this member heard of those from whom this peer heard nothing: else one of them may drop the round."""
+        """Ask if this member heard of those from whom this peer heard nothing: else one of them may drop the round."""
         question = replace(self.status(), others=dict.fromkeys(silent, b""))
         try:
             timeout = self._left(self.patience / SOON, self._ends)
@@ -286,7 +286,7 @@ class CommitProtocol:
 
 
 def may_step(allreduce: AllReduce, agreement: Agreement) -> bool:
-    """Whether this member may step with what is in the store."""
+    """True if this member may step with what is in the store."""
     if too_few(allreduce.used, len(allreduce.members)):  # so say all others, whom it told
         return False
     return not (agreement.lost or agreement.disputed or agreement.unheard or allreduce.store.missing())

@@ -5,28 +5,29 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-TOLD = 3  # members that one may say it waited for
+REPORTED = 3  # members that one may report it waited for
 
 
 def beyond_most(ended: Mapping[str, float]) -> dict[str, float]:
     """Member → seconds by which it ended later than half of the others did. ended: member → when, in seconds."""
     late = {}
-    for one, at in ended.items():
-        others = sorted(each for other, each in ended.items() if other != one)
-        if others and at > others[(len(others) - 1) // 2]:
-            late[one] = at - others[(len(others) - 1) // 2]
+    for member, end in ended.items():
+        others = sorted(other_end for other, other_end in ended.items() if other != member)
+        if others and end > others[(len(others) - 1) // 2]:
+            late[member] = end - others[(len(others) - 1) // 2]
     return late
 
 
-def waits_to_tell(mine: Mapping[str, float]) -> dict[str, float]:
-    """The longest of them, for the others."""
-    longest = sorted(mine.items(), key=lambda item: -item[1])[:TOLD]
-    return {one: round(seconds, 1) for one, seconds in longest if seconds >= 1.0}
+def waits_to_report(mine: Mapping[str, float]) -> dict[str, float]:
+    """The longest waits, for the others."""
+    longest = sorted(mine.items(), key=lambda item: -item[1])[:REPORTED]
+    return {member: round(seconds, 1) for member, seconds in longest if seconds >= 1.0}
 
 
 def read_waits(said: object) -> dict[str, float]:
-    """What another member says that it waited for, the longest first; nothing where it says nonsense."""
-    if not isinstance(said, dict) or len(said) > TOLD:
+    """The waits that another member reports, the longest first; none where it reports nonsense."""
+    if not isinstance(said, dict) or len(said) > REPORTED:
         return {}
-    numbers = {one: s for one, s in said.items() if isinstance(one, str) and isinstance(s, (int, float))}
-    return dict(sorted(((one, float(s)) for one, s in numbers.items() if 0 <= s < math.inf), key=lambda item: -item[1]))
+    numbers = {member: s for member, s in said.items() if isinstance(member, str) and isinstance(s, (int, float))}
+    finite = [(member, float(s)) for member, s in numbers.items() if 0 <= s < math.inf]
+    return dict(sorted(finite, key=lambda item: -item[1]))

@@ -1,4 +1,4 @@
-"""What members sign of a round, so that a reducer that made a wrong average can be shown to have done so.
+"""Signed messages of a round, so that a reducer that made a wrong average can be shown to have done so.
 
 - A sender opens its stream to a reducer with an `Opening`: its samples, and the hash of every part that it will send.
 - A reducer ends with a `Commitment`: the hash of all openings it had and of how many parts of each it used, and the
@@ -36,7 +36,7 @@ Fields = TypeVar("Fields")
 
 
 class NotProven(ValueError):
-    """What was signed, or is said to be, does not show what it should."""
+    """A signature, or what is said to be one, that does not show what it should."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class RoundName:
     group_id: bytes
 
     def fields(self) -> list[Any]:
-        """As they are signed."""
+        """The fields that are signed."""
         return [self.run, self.state_key, self.group_id]
 
 
@@ -82,7 +82,7 @@ def read_envelope(envelope: bytes, form: wire.Form[Fields]) -> tuple[str, Fields
 
 @dataclass(frozen=True)
 class Opening:
-    """What a sender signs for one reducer. weight: its samples. spread: root mean square of its whole gradient.
+    """A sender's signed word to one reducer. weight: its samples. spread: root mean square of its whole gradient.
 
     hashes: SHA-256 of each part that it sends there, in their order.
     """
@@ -112,7 +112,7 @@ class Opening:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a reducer had. openings: envelopes in the order of the senders' peer ids. used: parts of each that count."""
+    """A reducer's inputs. openings: envelopes in the order of the senders' peer ids. used: parts of each that count."""
 
     openings: tuple[bytes, ...]
     used: tuple[int, ...]
@@ -134,13 +134,13 @@ class Inputs:
 
 
 def input_hash(encoded: bytes) -> bytes:
-    """Of a part on its way to a reducer (INPUT_BYTES,)."""
+    """Hash of a part on its way to a reducer (INPUT_BYTES,)."""
     return hashlib.sha256(encoded).digest()
 
 
 @dataclass(frozen=True)
 class Commitment:
-    """What a reducer signs. position of reducers: its place among them, which gives its parts.
+    """A reducer's signed word about its averages. position of reducers: its place among them, which gives its parts.
 
     complete: senders all of whose parts count. inputs: SHA-256 of the packed Inputs. outputs: hashes of its averages,
     as members compare them.
@@ -186,7 +186,7 @@ class Accusation:
     parts: tuple[bytes, ...] = field(repr=False)
 
     def pack(self) -> bytes:
-        """As it is kept and sent."""
+        """The bytes that are kept and sent."""
         return wire.ACCUSATION.pack(("tt-accusation-1", self.commitment, self.inputs, self.index, self.parts))
 
     @classmethod
@@ -201,7 +201,7 @@ class Accusation:
 
 @dataclass(frozen=True)
 class RoundRules:
-    """What decides about an average: the run's identity, the cut of its gradients, its codec and its aggregation."""
+    """The rules that fix an average: the run's identity, the cut of its gradients, its codec and its aggregation."""
 
     run: str
     layout: Partition

@@ -28,7 +28,7 @@ def request(key: bytes | str, parts: Iterable[int] | None) -> runtime_pb2.Expert
 async def answer(
     store: AverageBuffer | KeptAverage, parts: Iterable[int] | None, holds: Callable[[], bool]
 ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-    """What a member sends. It ends early when `holds` says that the store went on to another round."""
+    """The messages that a member sends. They end early when `holds` says that the store went on to another round."""
     hashes = store.hashes
     reducers = 1 + max((part.reducer for part in store.parts), default=0)
     yield wire.AVERAGE_HEADER.message((reducers, b"".join(hashes)))

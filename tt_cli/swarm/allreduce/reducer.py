@@ -1,4 +1,4 @@
-"""Averages the parts that this peer is responsible for.
+"""The reducer: averages of the parts that this peer is responsible for.
 
 The members' parts are kept as they came, a byte for each element, until all members that are still there have sent the
 same part. Then they are averaged (`average_part`), in the order of the members, so that the same contributions give the
@@ -26,7 +26,7 @@ AHEAD = 32  # parts that a sender may be ahead of the slowest: bounds what a red
 
 @dataclass(frozen=True)
 class ReductionRules:
-    """What a reducer takes, and what it makes of it.
+    """Rules of a reducer: the weights that it takes, and the aggregation.
 
     max_weight: the largest weight (samples) that a member may claim. allowed: peer id → what some may claim, from the
     samples they published. aggregation: the run's.
@@ -148,7 +148,7 @@ class Reducer:
             raise IndexError(f"the round ended with {self.made} of {len(self.parts)} averages")
 
     async def _wait_for_all(self, index: int) -> None:
-        """Until this part is here of all that are still there; who is late is noted."""
+        """Wait for this part of all that are still there, and note who is late."""
         while late := [one for one in self.senders if self._counts[one] <= index and one not in self.failed]:
             before = time.perf_counter()
             await self._changed.wait()
@@ -157,7 +157,7 @@ class Reducer:
                 self.waited |= {one: self.waited.get(one, 0.0) + passed for one in late}
 
     def used(self, sender: str) -> int:
-        """How many of its parts are in the averages: the first ones. Final when all averages are made."""
+        """The count of its parts that are in the averages: the first ones. Final when all averages are made."""
         return self._counts[sender]
 
     def _average(self, index: int) -> bytes:

@@ -1,4 +1,4 @@
-"""How a round went."""
+"""The result of a round."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tt_cli.swarm.allreduce.lateness import beyond_most, read_waits
 
 @dataclass(frozen=True)
 class RoundResult:
-    """How one round went, as this member saw it.
+    """One round, as this member saw it.
 
     complete: the average in the store is whole and finite, this peer may step. members: peer id → what it said about
     itself (samples, loss; {} when that got lost). received: what came from the reducers, 0 to 1. repaired: parts that
@@ -85,7 +85,7 @@ def outcome_of(
 
 
 def _clipped(allreduce: AllReduce, statuses: Mapping[str, PartStatus]) -> dict[str, float]:
-    """As their reducers say, none of them about more parts than it has."""
+    """Shares of parts in which peers were clipped, as reducers say, none of them about more parts than it has."""
     counts: Counter[str] = Counter()
     for reducer in allreduce.reducers:
         parts = len(allreduce.parts_of(reducer))
@@ -95,7 +95,7 @@ def _clipped(allreduce: AllReduce, statuses: Mapping[str, PartStatus]) -> dict[s
 
 
 def late_of(allreduce: AllReduce, commit: CommitProtocol) -> dict[str, float]:
-    """Who held the round up as this peer saw it, in the transfer and after it."""
+    """Members that held the round up as this peer saw it, in the transfer and after it."""
     waits, settled = allreduce.waits(), beyond_most(commit.heard_at)
     late = {str(peer): max(waits.get(str(peer), 0.0), settled.get(str(peer), 0.0)) for peer in allreduce.members}
     return {peer: seconds for peer, seconds in late.items() if seconds > 0.0 and peer != str(allreduce.me)}

@@ -89,7 +89,7 @@ class RoundPlan:
         return "" if self.leader else "in client mode, for a trainer that accepts connections"
 
     def takes(self, peer_id: str) -> bool:
-        """Whether a leader lets it into the group."""
+        """True if a leader lets it into the group."""
         return peer_id not in self.avoided and (self.welcome is None or peer_id in self.welcome)
 
     def check(self, group: GroupInfo) -> None:
@@ -153,7 +153,7 @@ class RoundGroup:
 
 
 def member_in(gathered: bytes, peer: PeerID, membership: Admission) -> AveragingMode:
-    """How a member of a group takes part, by what it told the leader: its bandwidth, its mode and its pass.
+    """The mode of a member of a group, by what it told the leader: its bandwidth, its mode and its pass.
 
     Raises ValueError for anything else, NotAdmitted for who is no member of the run.
     """

@@ -48,7 +48,7 @@ ANSWERS = 8  # that one member gets for a round
 
 @dataclass
 class Finding:
-    """What one audit found. proven: the accusation, packed. doubts: peer id → what it did that cannot be proven."""
+    """The outcome of one audit. proven: the accusation, packed. doubts: peer id → what it did that cannot be proven."""
 
     proven: bytes = b""
     guilty: str = ""
@@ -97,7 +97,7 @@ def _commitment(allreduce: AllReduce, reducer: PeerID, envelope: bytes) -> Commi
 
 
 class Shown:
-    """Answers the audits of others: this peer's inputs as a reducer, and its own parts as a sender."""
+    """Answers to the audits of others: this peer's inputs as a reducer, and its own parts as a sender."""
 
     def __init__(self, allreduce: AllReduce):
         self._allreduce = allreduce
@@ -184,7 +184,7 @@ def _proven(finding: Finding, accusation: Accusation, rules: RoundRules) -> Find
 
 
 class Audits(ServicerBase):
-    """What a peer does about audits: its own, and those of others. In client mode too: others reach it by the
+    """A peer's audits: its own, and those of others. In client mode too: others reach it by the
     connection over which it sent its parts.
 
     rules: see `verify`. rounds: the newest rounds of this peer by group, filled by the averager. proofs: every process

@@ -1,4 +1,4 @@
-"""Which part of an average a member computes again after a round.
+"""Audit sampling: the part of an average that a member computes again after a round.
 
 By chance, so that nobody knows beforehand; and, with audits saved up for that, one that looks wrong: an average has
 this peer's own gradient in it, so the two are alike. A part that is much less alike than the others is the first to be
@@ -31,7 +31,7 @@ Place = tuple[PeerID, int]
 
 
 class AuditSampler:
-    """For the rounds of one peer, one after the other."""
+    """Picks parts in the rounds of one peer, one after the other."""
 
     def __init__(self) -> None:
         self._saved = SAVED
@@ -59,7 +59,7 @@ def _chance(allreduce: AllReduce) -> float:
 
 
 def unlike(allreduce: AllReduce, others: Sequence[PeerID]) -> list[Place]:
-    """Of one part of each reducer, those that are less than half as like this peer's gradient as the middle one."""
+    """Suspicious parts: of one of each reducer, those less than half as like this peer's gradient as the middle one."""
     if allreduce.weight <= 0.0:
         return []
     compared = list(others)

@@ -103,7 +103,7 @@ class Accumulator:
             self.held = FigureSums()
 
     def forget(self) -> None:
-        """What was accumulated belongs to a state that is given up."""
+        """Drop what was accumulated: it belongs to a state that is given up."""
         with self._lock:
             self.held, self.new = FigureSums(), FigureSums()
             self._clear()

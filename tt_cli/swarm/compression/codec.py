@@ -1,4 +1,4 @@
-"""How gradients travel: large tensors in 8 bits, small ones in fp16.
+"""The codec of gradients: large tensors in 8 bits, small ones in fp16.
 
 As in the paper (section 3.1, "communication"), tensors of 2^16 elements and more go in 8 bits and the rest in 16. The
 8 bits are our `linear8`, or the paper's `blockwise8` (one scale per block of 4096; Dettmers et al., 2022).
@@ -72,7 +72,7 @@ class GradientCodec(SizeAdaptiveCompression):
     """
 
     def compress(self, tensor: torch.Tensor, info: CompressionInfo, allow_inplace: bool = False) -> runtime_pb2.Tensor:
-        """As hivemind's. Raises ValueError for values that are not finite."""
+        """Encode a tensor as hivemind does. Raises ValueError for values that are not finite."""
         codec = self.choose_compression(info)
         if not isinstance(codec, Linear8) and not is_finite(tensor):  # linear8 looks for itself
             raise ValueError("values that are not finite")
@@ -90,7 +90,7 @@ class GradientCodec(SizeAdaptiveCompression):
         return _encoded_bytes(self._of(large).compression_type, elements)
 
     def message(self, encoded: bytes, elements: int, large: bool) -> runtime_pb2.Tensor:
-        """What `encode_part` returns, from its bytes."""
+        """The message that `encode_part` returns, from its bytes."""
         tag = self._of(large).compression_type
         return runtime_pb2.Tensor(buffer=encoded, size=[elements], dtype="float32", compression=tag)
 
@@ -101,7 +101,7 @@ class GradientCodec(SizeAdaptiveCompression):
 
     @property
     def scale_bytes(self) -> int:
-        """Of each scale."""
+        """Size of each scale."""
         return 2 if self._of(True).compression_type == TAG else 4
 
     def take_apart(self, encoded: bytes, elements: int) -> tuple[memoryview, memoryview]:
@@ -117,7 +117,7 @@ class GradientCodec(SizeAdaptiveCompression):
         return b"".join((_head(len(scales) // 4), scales, codebook(), codes))
 
     def most_norm(self, encoded: bytes, elements: int, large: bool) -> float:
-        """What the norm of a checked part is at most: that of its blocks' largest magnitudes. A few times the norm."""
+        """A bound of a checked part's norm: that of its blocks' largest magnitudes. A few times the norm."""
         if not large:
             return float(np.linalg.norm(np.frombuffer(encoded, "<f2").astype(np.float64)))
         scales, _ = self.take_apart(encoded, elements)
@@ -207,7 +207,7 @@ def codec_of(run: RunConfig) -> GradientCodec:
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Whether all elements of a CPU tensor are finite; numpy takes a twentieth of the time of torch here."""
+    """True if all elements of a CPU tensor are finite; numpy takes a twentieth of the time of torch here."""
     return bool(np.isfinite(tensor.detach().numpy()).all())
 
 

@@ -39,12 +39,12 @@ class TensorPart:
 
     @property
     def elements(self) -> int:
-        """How many."""
+        """Count of its elements."""
         return self.stop - self.start
 
 
 class Partition:
-    """Where each tensor lies. shapes: name → shape. large_tensor: elements from which a tensor counts as large.
+    """The place of each tensor in the buffer. shapes: name → shape. large_tensor: elements from which one is large.
 
     block: elements that share a scale in the run's 8 bits. size: elements of the buffer. boundary: where the small
     tensors begin.

@@ -143,7 +143,7 @@ def _compiled() -> Linear8Kernels:
 
 
 def _differences(compiled: Linear8Kernels) -> list[str]:
-    """What differs for a few blocks of unlike scales, denormal numbers and halves among them, the last one short."""
+    """Names of what differs for blocks of unlike scales, denormal numbers and halves among them, the last one short."""
     portable, elements = PortableLinear8(), 20 * BLOCK + 99
     draws = np.random.Generator(np.random.PCG64(8))
     values = draws.standard_t(3, elements) * 10.0 ** np.repeat(draws.uniform(-42, 36, 21), BLOCK)[:elements]

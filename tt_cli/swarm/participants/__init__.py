@@ -1,1 +1,1 @@
-"""Who takes part in the next round: selection, no-shows, stragglers."""
+"""The participants of the next round: selection, no-shows, stragglers."""

@@ -1,4 +1,4 @@
-"""Who comes to the rounds, and who only says that it would.
+"""No-shows: exponential backoff for peers that say they would come to a round, and do not.
 
 A round waits for those whose records say that they hold its state, and is led by the smallest peer id among them. One
 who publishes such a record and never comes would hold up every round, or as their leader make them fail. So who stayed
@@ -17,7 +17,7 @@ MOST_ROUNDS = 63  # that one is not expected in
 
 
 class NoShows:
-    """For one thread."""
+    """The backoff of all peers. For one thread."""
 
     def __init__(self) -> None:
         self._absent: dict[str, float] = {}  # peer id → time of its record when it did not come
@@ -25,7 +25,7 @@ class NoShows:
         self._rounds_off: dict[str, int] = {}
 
     def expects(self, record: PeerRecord) -> bool:
-        """Whether the next round should wait for this peer."""
+        """True if the next round should wait for this peer."""
         return record.peer_id not in self._rounds_off and record.time > self._absent.get(record.peer_id, -1.0)
 
     def ended(self, missed: Collection[str], came: Iterable[str], records: Iterable[PeerRecord]) -> None:

@@ -1,4 +1,4 @@
-"""With whom a trainer averages: who should come to the next round, and whom it does without, for how long."""
+"""Selection of the participants of the next round, and of those whom it does without, for how long."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ SHOW_SECONDS = 5.0  # between two tries to make proofs known to all
 
 
 class ParticipantSelector:
-    """me: this peer's id. guilty: peer ids of those against whom there is a proof. drop: gives up the group sought.
+    """The choice of one trainer, round by round.
+
+    me: this peer's id. guilty: peer ids of those against whom there is a proof. drop: gives up the group sought.
 
     show: shows the proof against a peer to others (ids). patience: seconds by which one may be late without blame.
 
@@ -50,7 +52,7 @@ class ParticipantSelector:
 
     @property
     def shunned(self) -> frozenset[str]:
-        """With whom no round is made now."""
+        """Peers with which no round is made now."""
         return self._left_out | self.avoided.keys()
 
     def seek_anew(self) -> None:
@@ -82,7 +84,7 @@ class ParticipantSelector:
         return RoundPlan.of(state_key(epoch, digest), [*own, *others], swarm, self.shunned, welcome)
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
-        """Of whom more than half of the trainers say that it holds them up; never so many that the rest is not more."""
+        """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""
         trainers = [record for record in view.records if record.averages and record.peer_id != self._me]
         votes = Counter(one for record in trainers for one in set(record.slow) - {record.peer_id}) + Counter(
             [*self.slow]
@@ -102,7 +104,7 @@ class ParticipantSelector:
             self._show(lacking)
 
     def late(self, view: SwarmState, epoch: int) -> list[PeerRecord]:
-        """Who is about to finish the step that others have finished, and may come to the next round."""
+        """Members that are about to finish the step that others have finished, and may come to the next round."""
         return [record for record in view.late(epoch) if self._attendance.expects(record)]
 
     def waited_for(self, late: Iterable[PeerRecord]) -> None:
@@ -110,7 +112,7 @@ class ParticipantSelector:
         self._attendance.waited_in_vain(late)
 
     def other_trainers(self, epoch: int) -> frozenset[str]:
-        """All that may be training, but for this peer and those against whom there is a proof.
+        """Trainers that may be training, but for this peer and those against whom there is a proof.
 
         Whose gradients had to be refused counts: two peers that refuse each other must not both step without the other.
         """

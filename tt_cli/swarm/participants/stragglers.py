@@ -1,4 +1,4 @@
-"""Who holds the others up for longer than its samples are worth.
+"""Straggler detection: leave out a peer whose delay costs the swarm more than its samples contribute.
 
 A member may use up nearly all of everybody's patience in each message and never fail; rounds then end, and take ten
 times as long. So every member measures by its own clock how much later each of the others ended what it did in a round
@@ -34,7 +34,7 @@ REMEMBERED = 2 * MOST_STEPS  # steps for which it counts whom a late member name
 
 @dataclass(frozen=True)
 class Straggler:
-    """Why one should be left out: seconds that it cost of a whole step, its share of the samples; for how long."""
+    """The reason to leave one out: seconds that it cost of a whole step, its share of the samples; for how long."""
 
     cost: float
     whole: float
@@ -43,7 +43,7 @@ class Straggler:
 
 
 class StragglerDetector:
-    """What each member costs and gives. least: seconds of a step that nobody is blamed for. For one thread."""
+    """Costs and samples of each member. least: seconds of a step that nobody is blamed for. For one thread."""
 
     def __init__(self, least: float):
         self._least = least
@@ -64,32 +64,33 @@ class StragglerDetector:
         how many seconds, the longest first. spoilers: because of whom all `seconds` were lost.
         """
         charged = self._charged(late, told or {})
-        for one in charged.keys() | set(spoilers):
-            self._now[one] += max(charged.get(one, 0.0), seconds if one in spoilers else 0.0)
+        for member in charged.keys() | set(spoilers):
+            self._now[member] += max(charged.get(member, 0.0), seconds if member in spoilers else 0.0)
 
     def _charged(self, late: Mapping[str, float], told: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-        """Member → seconds, with what a late one waited for another charged to either of the two."""
+        """Member → seconds, with what a late member waited for another charged to either of the two."""
         charged = defaultdict(float, late)
-        for one, waits in told.items():
+        for member, waits in told.items():
             for other, seconds in waits.items():
-                explained = min(late.get(one, 0.0), seconds - late.get(other, 0.0))  # beyond what others see themselves
-                if other != one and explained > self._least:
-                    self._named[one, other] = self._epoch
-                    if self._believed(one, other):
-                        charged[one] -= explained
+                beyond = seconds - late.get(other, 0.0)  # what others see themselves
+                explained = min(late.get(member, 0.0), beyond)
+                if other != member and explained > self._least:
+                    self._named[member, other] = self._epoch
+                    if self._believed(member, other):
+                        charged[member] -= explained
                         charged[other] = max(charged[other], explained)
                     break  # the longest wait explains it
         return charged
 
-    def _believed(self, one: str, other: str) -> bool:
-        """Whether the second of the two is charged, of whom the first says that it waited for it."""
-        named = sum(late == one for late, _ in self._named)
+    def _believed(self, member: str, other: str) -> bool:
+        """True if the second of the two is charged, of whom the first says that it waited for it."""
+        named = sum(late == member for late, _ in self._named)
         naming = sum(waited_for == other for _, waited_for in self._named)
-        return naming > named or (naming == named and self._times(other) <= self._times(one))
+        return naming > named or (naming == named and self._times(other) <= self._times(member))
 
-    def _times(self, one: str) -> int:
-        """How often it was left out, each time for twice as long."""
-        return (self._left_out.get(one, (0, 0))[0] // FIRST_STEPS).bit_length()
+    def _times(self, member: str) -> int:
+        """The count of times that it was left out, each time for twice as long."""
+        return (self._left_out.get(member, (0, 0))[0] // FIRST_STEPS).bit_length()
 
     def stepped(self, epoch: int, whole: float, idle: float, samples: Mapping[str, int]) -> dict[str, Straggler]:
         """The step `epoch` was made: who should be left out from now on.
@@ -98,29 +99,29 @@ class StragglerDetector:
         many it gave.
         """
         self._epoch = epoch
-        self._seen = {one: seen for one, seen in self._seen.items() if seen[-1][0] >= epoch - WINDOW}
+        self._seen = {member: seen for member, seen in self._seen.items() if seen[-1][0] >= epoch - WINDOW}
         self._named = {pair: at for pair, at in self._named.items() if at >= epoch - REMEMBERED}
         # who came back and has been no burden for as long as it was left out begins anew
         self._left_out = {
-            one: (steps, until) for one, (steps, until) in self._left_out.items() if epoch <= until + steps
+            member: (steps, until) for member, (steps, until) in self._left_out.items() if epoch <= until + steps
         }
-        total, now, found = sum(samples.values()), self._now, dict[str, Straggler]()
+        total, now, stragglers = sum(samples.values()), self._now, dict[str, Straggler]()
         self._now = defaultdict(float)
-        for one in samples.keys() | now.keys():
-            share = min(LARGEST_SHARE, samples.get(one, 0) / total if total else 0.0)
-            seen = self._seen.setdefault(one, deque(maxlen=WINDOW))
-            seen.append((epoch, min(now.get(one, 0.0), idle), whole, share))
+        for member in samples.keys() | now.keys():
+            share = min(LARGEST_SHARE, samples.get(member, 0) / total if total else 0.0)
+            seen = self._seen.setdefault(member, deque(maxlen=WINDOW))
+            seen.append((epoch, min(now.get(member, 0.0), idle), whole, share))
             _, cost, usual, given = (sum(column) / len(seen) for column in zip(*seen, strict=True))
             heavy = sum(self._too_much(*step) for _, *step in seen)  # not by one round that failed
-            often = (len(seen) >= OFTEN or one in self._left_out) and 2 * heavy > len(seen)
+            often = (len(seen) >= OFTEN or member in self._left_out) and 2 * heavy > len(seen)
             if often and self._too_much(cost, usual, given):
-                steps, until = self._left_out.get(one, (FIRST_STEPS, epoch))
+                steps, until = self._left_out.get(member, (FIRST_STEPS, epoch))
                 if epoch > until:  # it came back; else most do not say so yet
                     steps = min(MOST_STEPS, 2 * steps)
-                found[one] = Straggler(cost, usual, given, steps)
-                self._left_out[one] = steps, epoch + steps
-                del self._seen[one]
-        return found
+                stragglers[member] = Straggler(cost, usual, given, steps)
+                self._left_out[member] = steps, epoch + steps
+                del self._seen[member]
+        return stragglers
 
     def _too_much(self, cost: float, whole: float, share: float) -> bool:
         return cost > self._least and (whole - cost) / (1.0 - share) < GAIN * whole

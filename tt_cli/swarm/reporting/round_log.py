@@ -1,4 +1,4 @@
-"""What happened, in words: the outcome of every round, who spoils them again and again, and losses that jump."""
+"""The log of rounds, in words: the outcome of every round, who spoils them again and again, and losses that jump."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RoundLog:
         self.accused: list[str] = []
 
     def published(self) -> dict[str, Any]:
-        """What this peer's record says of its rounds."""
+        """The part of this peer's record that speaks of its rounds."""
         return {"round": self.last_round[:80], "clipped": self.clipped, "accused": self.accused}
 
     def phase(self, phase: str, reason: str) -> None:
@@ -143,7 +143,7 @@ class RoundLog:
             self._emit(Log(f"step {epoch}: {words}", "warning"))
 
     def name(self, peer_id: str) -> str:
-        """How a member is called in a line: its user's name, else the end of its peer id."""
+        """The name of a member in a line: its user's name, else the end of its peer id."""
         record = next((r for r in self._view().records if r.peer_id == peer_id), None)
         return (printable(record.user) if record is not None else "") or f"…{peer_id[-6:]}"
 
