@@ -211,7 +211,7 @@ def _with_value(error: typer.BadParameter) -> str:
     """What is wrong with a value, without the words with which pydantic begins, and the value where it is not named."""
     message = re.sub("^(Input|Value error,) ", "", error.message)
     findings: list[Any] = getattr(error.__cause__, "errors", list)()
-    value = str(findings[0]["input"]) if findings else ""
+    value = " ".join(str(findings[0]["input"]).split()) if findings else ""
     return message if value in message else f"{value}: {message}"
 
 
@@ -220,7 +220,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         app(arguments)
     except SystemExit as end:
-        return int(end.code or 0)
+        if not isinstance(end.code, int):
+            raise
+        return end.code
     return 0
 
 
