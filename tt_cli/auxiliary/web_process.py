@@ -27,16 +27,15 @@ MOST_CONNECTIONS = 3000
 
 @dataclass(frozen=True)
 class WebOptions:
-    """Options of the process, beside the run (TOML text). name: how people join it, such as "emoji".
-
-    port: None for the usual one, or one of the next where another auxiliary peer of this machine has that. The
-    database's URL, with its password, is in the environment.
-    """
+    """Options of the process. The database's URL, with its password, is in the environment."""
 
     run: str
+    """The run file, TOML text."""
     name: str
+    """The words people join it by, such as "emoji"."""
     host: str = "0.0.0.0"
     port: int | None = None
+    """None for the usual one, or one of the next where another auxiliary peer of this machine has that."""
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
@@ -81,7 +80,7 @@ def _read_ahead(answers: Answers) -> None:
 
 
 def _shown(host: str) -> str:
-    """For a person on this machine."""
+    """The host in an address for a person on this machine."""
     if host in ("0.0.0.0", "::"):
         return "localhost"
     return f"[{host}]" if ":" in host else host

@@ -1,4 +1,4 @@
-"""What the web page needs to know of a run's history; an auxiliary peer's database has it."""
+"""The history of a run as the web page reads it; an auxiliary peer's database has it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Row = dict[str, Any]
 class HistorySource(Protocol):
     """Reads one run's history, from any thread. Times are Unix seconds. Methods raise DatabaseDown.
 
-    tt_cli.auxiliary.history.reader.Reader is one, and says what the rows hold.
+    tt_cli.auxiliary.history.reader.HistoryReader is one, and says what the rows hold.
     """
 
     def newest(self, key: str) -> tuple[str, float] | None: ...

@@ -40,7 +40,7 @@ class Message:
 
     @classmethod
     def of(cls, text: str) -> Message:
-        """Of an event's lines."""
+        """The piece of an event's lines."""
         plain = text.encode()
         deflate = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
         return cls(plain, deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH))

@@ -1,4 +1,4 @@
-"""What Prometheus reads: the swarm as it was last seen, and this process."""
+"""Figures for Prometheus: the swarm as it was last seen, and this process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 
 class Metrics:
-    """All that is told, gathered when it is asked for."""
+    """All figures, gathered when they are asked for."""
 
     def __init__(self, answers: Answers, live: LiveUpdates):
         self._answers, self._live = answers, live

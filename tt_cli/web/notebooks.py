@@ -13,14 +13,14 @@ _PEERS = ('os.environ.get("TT_NOTEBOOK_PEERS", "")', 'os.environ.get("TT_NOTEBOO
 
 
 def folder() -> Path:
-    """Where they lie: in an installed wheel inside the package, in a source tree beside it."""
+    """The folder of the notebooks: in an installed wheel inside the package, in a source tree beside it."""
     package = Path(__file__).parents[1]
     packaged = package / "docs" / "notebooks"
     return packaged if packaged.is_dir() else package.parent / "docs" / "notebooks"
 
 
 def notebook(filename: str, facts: dict[str, Any]) -> bytes:
-    """One of NAMES as a file for this run. facts: what /api/run answers, of which the `tt join` command is taken."""
+    """One of NAMES as a file for this run. facts: the answer of /api/run, of which the `tt join` command is taken."""
     name, *peers = _joined(facts["join"]["commands"][0])
     content = json.loads((folder() / filename).read_text(encoding="utf-8"))
     for cell in content["cells"]:

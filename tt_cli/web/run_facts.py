@@ -22,7 +22,7 @@ HUB = "https://huggingface.co"
 
 
 def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Sequence[str]) -> dict[str, Any]:
-    """What /api/run answers. name: how people join it, such as "emoji"; model: {"parameters", "effective"} if known."""
+    """The answer of /api/run. name: how people join it, such as "emoji"; model: "parameters", "effective" if known."""
     title, *story = run.run.description.strip().splitlines() or [run.run.name]
     paragraphs = [" ".join(line.split()) for line in story if line.strip()]
     membership = run.membership
@@ -71,7 +71,7 @@ def _join(run: RunConfig, name: str, addresses: Sequence[str]) -> str:
 def figures(
     run: RunConfig, model: Mapping[str, Any], snapshot: Mapping[str, Any], totals: Mapping[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
-    """The run's own numbers for the five challenges: what /api/figures answers."""
+    """The run's own numbers for the five challenges: the answer of /api/figures."""
     parameters = model.get("parameters")
     codes = run.vqgan.grid**2
     code_bytes = codes * (run.vqgan.codebook_size - 1).bit_length() / 8

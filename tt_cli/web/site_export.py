@@ -25,7 +25,7 @@ MARK = "tt-site.json"  # tells an export, which may be written anew, from a fold
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written: the step it shows, how many pictures, files and bytes."""
+    """An export: the step it shows, and how many pictures, files and bytes were written."""
 
     folder: str
     step: int
@@ -49,12 +49,14 @@ def export(answers: Answers, pictures: Path, out: Path) -> Exported:
         new = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
         try:
             new.chmod(0o755)  # for the web server, which is another user
-            step, shown = _write(answers, pictures, new)
+            step, pictures_copied = _write(answers, pictures, new)
             _put_in_place(new, out.absolute())
         finally:
             shutil.rmtree(new, ignore_errors=True)
         files = [file for file in out.rglob("*") if file.is_file()]
-        return Exported(str(out.absolute()), step, shown, len(files), sum(file.stat().st_size for file in files))
+        return Exported(
+            str(out.absolute()), step, pictures_copied, len(files), sum(file.stat().st_size for file in files)
+        )
     except OSError as error:
         raise TTError(f"cannot write {out}: {error.strerror or error}") from error
 

@@ -95,12 +95,12 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
         points: Points = 1000,
         since: Annotated[float, Query(ge=0, le=1e11, allow_inf_nan=False)] = 0.0,
     ) -> Response:
-        """How many trained, and how fast."""
+        """The number of trainers and their speed over time."""
         return cached(request, ("activity", points, since // 30), 15.0, lambda: answers.activity(points, since))
 
     @app.get("/api/leaderboard", **described(schemas.Leaderboard, parameters=True))
     def leaderboard(request: Request, window: Window = "ever") -> Response:
-        """Who gave how much."""
+        """Samples by user, most first."""
         return cached(request, ("leaderboard", window), 10.0, lambda: answers.leaderboard(window))
 
     publish("peers", schemas.Peers, 10.0, answers.peers, "Everybody who has been seen.")
@@ -110,7 +110,7 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
 
     @app.get("/api/calculator", **described(schemas.Table, parameters=True, missing="no such model"))
     def calculator(request: Request, model: Annotated[str, Query(max_length=40)] = "run") -> Response:
-        """What training takes of memory: all answers for one model, of which the page shows what is asked."""
+        """Memory that training takes: all answers for one model, of which the page shows what is asked."""
         tables = answers.calculator
         if tables is None or model not in tables.names:
             raise HTTPException(404, "no such model" if tables else "this page has no calculator")
@@ -118,19 +118,19 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
 
     @app.get("/api/events", include_in_schema=False)
     async def events(request: Request) -> Any:
-        """What is new, as server-sent events."""
+        """Live updates, as server-sent events."""
         if live.clients >= MOST_CLIENTS:
             raise HTTPException(503, "too many follow live updates: ask again and again instead", {"Retry-After": "60"})
         return EventStream(live, accepted_coding(request, "gzip") == "gzip")
 
     @app.get("/metrics", response_class=PlainTextResponse)
     def numbers() -> Response:
-        """For Prometheus."""
+        """Figures for Prometheus."""
         return Response(metrics.text(), headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
     @app.get("/health", response_model=None, responses={200: {"model": schemas.Health}, 503: {"model": schemas.Health}})
     def health() -> Response:
-        """Whether everything works, and what does not."""
+        """The state of the parts, and what does not work."""
         report = answers.health()
         return JSONResponse(report, 200 if report["status"] == "ok" else 503, {"Cache-Control": "no-store"})
 

@@ -24,12 +24,14 @@ PORT = 8470
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What is handed to a server's process, beside the run (TOML text). trusted_proxy: its IP address, or ""."""
+    """Options of a server's process."""
 
     run: str
+    """The run file, TOML text."""
     host: str = "0.0.0.0"
     port: int = PORT
     trusted_proxy: str = ""
+    """The IP address of the proxy whose X-Forwarded-For is believed."""
     pass_seconds: float = PASS_SECONDS
     most_peers: int = MOST_PEERS
 
