@@ -227,11 +227,6 @@ class MemberStore:
             _renumber(connection, now)
             return order
 
-    def renumber(self, now: float) -> None:
-        """Give the notice a new number, as after a restoration."""
-        with self._transaction() as connection:
-            _renumber(connection, now)
-
     # ---------------------------------------------------------------- the trail
 
     def write_down(self, now: float, who: str, what: str, peer_id: str = "", detail: str = "") -> None:

@@ -2,8 +2,8 @@
 
 What is checked here does not change with time, nor from node to node: hivemind throws away all records under a key that
 a node answers with if one of them is refused. So a pass is looked at as of the time that the record says, which may not
-be later than its expiration; whether it still counts now, and who is banned, is for whoever reads (board.py) and for
-the door (door.py).
+be later than its expiration; whether it still counts now, and who is banned, is for whoever reads (publisher.py)
+and for the guard of connections (membership/pass_guard.py).
 """
 
 from __future__ import annotations

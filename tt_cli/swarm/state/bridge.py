@@ -1,8 +1,8 @@
 """One peer's state on its way to another: what hivemind's averager needs to give it and to take it.
 
 A peer is two processes. The host trains and holds the state; the averager's process speaks libp2p. The state passes
-between them in a `StateBuffer`, in memory that both see. `donor.py` and `taker.py` are the protocol that
-docs/protocol.md tells; they need no averager.
+between them in a `StateBuffer`, in memory that both see. `server.py` and `client.py` are the protocol
+that docs/protocol.md tells; they need no averager.
 """
 
 from __future__ import annotations
