@@ -23,7 +23,8 @@ from tt_cli.data.build.encoder import EncodingJob, WorkShare, encode, fields_of,
 from tt_cli.data.build.journal import Journal, agree_on
 from tt_cli.data.build.picture_decoding import Decoded, Undecodable
 from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit
-from tt_cli.data.examples import RowFilter, RowRules
+from tt_cli.data.examples import RowFilter
+from tt_cli.data.row_rules import RowRules
 from tt_cli.data.shard_format import CONTAINERS, read_rows
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, load_run

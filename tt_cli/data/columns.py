@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from tt_cli.data.codes import CODE_COLUMNS, column_bytes, from_bytes
-
-if TYPE_CHECKING:
-    from tt_cli.data.examples import RowRules
+from tt_cli.data.row_rules import RowRules
 
 Row = dict[str, Any]
 CAPTION, LABEL, SIZES = "caption", "NSFW", ("original_width", "original_height")

@@ -16,6 +16,7 @@ import numpy as np
 
 from tt_cli.data.codes import CODE, CODE_COLUMNS, CODE_DTYPE, PACKED, column_bytes, from_column
 from tt_cli.data.columns import ColumnRows
+from tt_cli.data.row_rules import RowRules
 from tt_cli.errors import TTError
 
 if TYPE_CHECKING:  # the process that reads ahead does without
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # the process that reads ahead does without
 
     from tt_cli.run import RunConfig
 
-__all__ = ["CODE_DTYPE", "COLUMNS", "Batch", "Counts", "Example", "RowFilter", "RowRules", "missing_columns"]
+__all__ = ["CODE_DTYPE", "COLUMNS", "Batch", "Counts", "Example", "RowFilter", "missing_columns"]
 
 COLUMNS = ("caption", CODE)  # a data set without them is not for us; the others may be missing
 # Bad rows one after the other, after which the data set is said to be unusable.
@@ -83,48 +84,6 @@ class Counts:
         """Such as "12 rows: kept 10, nsfw 2"."""
         parts = [f"{name} {count}" for name, count in vars(self).items() if count]
         return f"{self.kept + self.dropped} rows: {', '.join(parts) or 'none'}".replace("_", " ")
-
-
-@dataclass(frozen=True)
-class RowRules:
-    """The demands of a run on a row: `codes` of them below `codebook_size`, and the filters of [data] if `filtered`."""
-
-    name: str  # of the data set, for words
-    filtered: bool
-    codes: int
-    codebook_size: int
-    min_caption_length: int
-    max_aspect_ratio: float
-    nsfw_allowed: tuple[str, ...]
-
-    @classmethod
-    def of(cls, run: RunConfig) -> RowRules:
-        """Those of a run file."""
-        data = run.data
-        return cls(
-            name=data.name,
-            filtered=data.source != "builtin",  # the built-in data were filtered when they were built
-            codes=run.vqgan.grid**2,
-            codebook_size=run.vqgan.codebook_size,
-            min_caption_length=data.min_caption_length,
-            max_aspect_ratio=data.max_aspect_ratio,
-            nsfw_allowed=tuple(data.nsfw_allowed),
-        )
-
-    def against_caption(self, caption: Any) -> str | None:
-        """The field of `Counts` that tells why a caption is no good, None if it is."""
-        if not isinstance(caption, str) or not caption.strip():
-            return "no_caption" if caption is None or isinstance(caption, str) else "not_utf8"
-        if not caption.isascii() and not _is_utf8(caption):
-            return "not_utf8"
-        return "short_caption" if self.filtered and len(caption) < self.min_caption_length else None
-
-    def against_shape(self, width: Any, height: Any) -> str | None:
-        """As `against_caption`, of the sides of a picture in pixels."""
-        sides = (width or 0, height or 0)
-        if not all(isinstance(side, (int, float)) for side in sides):
-            return "wrong_type"
-        return None if min(sides) > 0 and max(sides) <= self.max_aspect_ratio * min(sides) else "aspect_ratio"
 
 
 class RowFilter:
@@ -225,11 +184,3 @@ class RowFilter:
 def missing_columns(row: Mapping[str, Any]) -> list[str]:
     """The columns that a row of an unknown data set would need; the codes may be in either one."""
     return [name for name in COLUMNS if name not in row and not (name == CODE and PACKED in row)]
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        return False
-    return True

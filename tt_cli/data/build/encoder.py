@@ -27,7 +27,7 @@ import numpy as np
 from tt_cli.data.codes import CODE, to_column
 from tt_cli.data.build.decoder_pool import Chosen, DecoderPool
 from tt_cli.data.columns import LABEL, SIZES, Row
-from tt_cli.data.examples import RowRules
+from tt_cli.data.row_rules import RowRules
 from tt_cli.data.build.picture_decoding import Decoded, Undecodable
 from tt_cli.data.build.journal import Journal, Place
 from tt_cli.data.build.picture_sources import DamagedUnit, CaptionedPicture, PictureSource

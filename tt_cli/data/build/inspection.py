@@ -17,7 +17,8 @@ import numpy as np
 
 from tt_cli.data.codes import CODE_COLUMNS
 from tt_cli.data.columns import Row
-from tt_cli.data.examples import RowFilter, RowRules
+from tt_cli.data.examples import RowFilter
+from tt_cli.data.row_rules import RowRules
 from tt_cli.data.build.journal import SETTINGS, SHARDS
 from tt_cli.data.shard_format import CONTAINERS, container_of, read_batches
 from tt_cli.errors import TTError, UsageError

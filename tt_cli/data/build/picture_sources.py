@@ -20,7 +20,7 @@ from __future__ import annotations
 import csv
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,11 +29,13 @@ from tt_cli.data.columns import column_batches, json_object, text_or_bytes, unes
 from tt_cli.data.folder_walk import files_below
 from tt_cli.data.shard_format import LARGEST_MEMBER, tar_samples
 from tt_cli.errors import TTError, UsageError, first_line
+from tt_cli.hub.dataset_errors import dataset_errors
 
 PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2")
 TABLES = (".parquet", ".jsonl", ".csv")
 CAPTION = ("caption", "text")
 EMBEDDED = ("image", "picture", "jpg", "jpeg", "png", "webp")
+NO_DATA_SET = "the Hub has no such data set, or it is private; check the name"
 BESIDE = ("file_name", "file", "path", "filename")
 FIELDS = {  # of a row, by the columns that may hold them
     "NSFW": ("nsfw",),
@@ -85,8 +87,6 @@ def open_source(name: str, *, split: str = "train", revision: str | None = None)
             return TableSource([path])
         raise UsageError(f"cannot encode {name}: it is no folder and ends in none of .tar, {', '.join(TABLES)}")
     if HUB_NAME.fullmatch(name) and not name.startswith("."):
-        from tt_cli.data.build.hub_pictures import HubSource
-
         return HubSource(name, split, revision)
     raise UsageError(f"cannot encode {name}: there is no such folder or file, and no data set on the Hub is called so")
 
@@ -253,3 +253,46 @@ def _damaged_unit(path: Path) -> Iterator[None]:
         raise
     except (TTError, pyarrow.ArrowException, csv.Error, OSError, UnicodeDecodeError) as error:
         raise DamagedUnit(f"{path} cannot be read to its end: {first_line(error)}") from error
+
+
+class HubSource:
+    """A data set on the Hub, streamed by `datasets`: nothing of it is kept on this machine. Its units are its shards.
+
+    Raises UsageError without pictures or captions.
+    """
+
+    def __init__(self, name: str, split: str, revision: str | None):
+        import datasets
+
+        self._name = name
+        with self._reading():
+            self._set = datasets.load_dataset(name, revision=revision, split=split, streaming=True)
+            columns = self._set.column_names or list(next(iter(self._set), {}))
+        pictures = [column for column in columns if column.lower() in EMBEDDED]
+        captions = [column for column in columns if column.lower() in CAPTION]
+        if not (pictures and captions):
+            raise UsageError(
+                f"cannot encode {name}: it needs a column of pictures ({', '.join(EMBEDDED)}) and one of captions "
+                f"({', '.join(CAPTION)}); it has {', '.join(columns) or 'no row'}"
+            )
+        features = self._set.features or {}
+        for column in pictures:
+            if isinstance(features.get(column), datasets.Image):
+                self._set = self._set.cast_column(column, datasets.Image(decode=False))
+        self.units: Sequence[str] = [f"{name} shard {number}" for number in range(self._set.num_shards)]
+        self.total: int | None = None
+
+    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
+        """See PictureSource."""
+        with self._reading():
+            shard = self._set.shard(num_shards=len(self.units), index=unit)
+            rows: Iterator[Any] = iter(shard.skip(skip) if skip else shard)
+        for number in range(skip, 1 << 62):
+            with self._reading():
+                row = next(rows, None)
+            if row is None:
+                return
+            yield picture_of(f"{self.units[unit]}:{number}", row, None)
+
+    def _reading(self) -> AbstractContextManager[None]:
+        return dataset_errors(f"cannot read the data set {self._name}", NO_DATA_SET, DamagedUnit)

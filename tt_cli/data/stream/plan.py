@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tt_cli.data.examples import RowRules
+from tt_cli.data.row_rules import RowRules
 from tt_cli.data.stream.transfer import PATIENCE
 
 if TYPE_CHECKING:  # the process that reads ahead does without
