@@ -39,7 +39,7 @@ def encode(codec: CompressionBase, tensor: Tensor) -> runtime_pb2.Tensor:
 def decode(codec: GradientCodec, message: runtime_pb2.Tensor, elements: int) -> Tensor:
     """As a reducer reads a part: of a large tensor from LARGE elements on."""
     encoded = codec.read_part(message, elements, elements >= LARGE)
-    assert len(encoded) == codec.part_bytes(elements, elements >= LARGE)
+    codec.check_part(encoded, elements, elements >= LARGE)
     tensor = torch.empty(elements)
     codec.decode_into(encoded, elements >= LARGE, tensor)
     return tensor

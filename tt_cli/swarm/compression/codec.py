@@ -85,10 +85,6 @@ class GradientCodec(SizeAdaptiveCompression):
             raise ValueError("values that are not finite")
         return codec.compress(tensor, CompressionInfo.from_tensor(tensor))
 
-    def part_bytes(self, elements: int, large: bool) -> int:
-        """Length of an encoded part."""
-        return _encoded_bytes(self._of(large).compression_type, elements)
-
     def message(self, encoded: bytes, elements: int, large: bool) -> runtime_pb2.Tensor:
         """The message that `encode_part` returns, from its bytes."""
         tag = self._of(large).compression_type
