@@ -19,6 +19,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from tt_cli.cli.main import main
+from tt_cli.model.published_names import export_published
 
 CALLS = """
 import contextlib, io, json, sys
@@ -62,7 +63,7 @@ def test_published_weights_draw_what_the_checkpoint_draws(
 ) -> None:
     own = tiny.save(here / "own", 5)
     assert infer("--checkpoint", str(own), "--out", "first", capsys=capsys)[0] == 0
-    published = {name: tensor.clone() for name, tensor in tiny.decoder.export_published().items()}
+    published = {name: tensor.clone() for name, tensor in export_published(tiny.decoder).items()}
     torch.save({"state_dict": published}, here / "published.pt")
     save_file(published, here / "published.safetensors")
     for number, name in enumerate(("published.pt", "published.safetensors")):
@@ -78,7 +79,7 @@ def test_published_weights_draw_what_the_checkpoint_draws(
 def test_published_weights_that_cannot_be_used_are_one_line(
     here: Path, tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    published = tiny.decoder.export_published()
+    published = export_published(tiny.decoder)
     torch.save(published, here / "published.pt")
     torch.save({**published, "harm": Harm()}, here / "harm.pt")
     (here / "bare.pt").write_bytes(pickle.dumps(Harm(), protocol=2))

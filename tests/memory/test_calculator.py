@@ -21,7 +21,8 @@ from tt_cli.memory.calculator import (
     state_bytes,
 )
 from tt_cli.memory.gpus import GPUS, device_room
-from tt_cli.memory.question import CalculatorQuestion, largest_that_fits, report
+from tt_cli.memory.question import CalculatorQuestion
+from tt_cli.memory.report import largest_that_fits, report
 
 GPT2 = ARCHITECTURES["gpt2-large"]
 TINY: dict[str, Any] = {"layers": 3, "dim": 64, "heads": 2, "dim_head": 32, "hidden": 256, "vocab": 500}

@@ -12,7 +12,8 @@ import pytest
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.answer_tables import OF_ARCHITECTURES, OF_RUNS, RUN, SIZES, Tables
-from tt_cli.memory.question import CalculatorQuestion, report
+from tt_cli.memory.question import CalculatorQuestion
+from tt_cli.memory.report import report
 from tt_cli.run import load_run
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.published_names import load_published
 
 _DATA = Path(__file__).parent / "data"
 
@@ -75,7 +76,7 @@ def config(**changes: Any) -> DalleConfig:
 def model(**changes: Any) -> Dalle:
     """A model of the fixture's configuration with the fixture's weights."""
     dalle = Dalle(config(**changes))
-    dalle.load_published(state(dalle.config.reversible))
+    load_published(dalle, state(dalle.config.reversible))
     return dalle
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tt_cli.errors import UsageError
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.model.published_names import from_published, published_names
+from tt_cli.model.published_names import export_published, from_published, load_published, published_names
 from tt_cli.run import load_run
 
 # Keys and shapes of dalle-pytorch 1.6.6 with the paper's settings, reversible and sequential; `optimize_for_inference`
@@ -45,10 +45,10 @@ def test_the_papers_model_has_the_published_tensors() -> None:
     large = [p for _, p in parameters if p.numel() > 65536]
     assert (len(large), sum(p.numel() for p in large)) == (21, 125_407_232)
 
-    exported = dalle.export_published()
+    exported = export_published(dalle)
     assert len(exported) == 841
     assert {key: list(tensor.shape) for key, tensor in exported.items()} == fixture.published_keys()
-    dalle.load_published(exported)
+    load_published(dalle, exported)
 
 
 def full_size_keys(reversible: bool, later: bool) -> dict[str, list[int]]:
@@ -87,7 +87,7 @@ def test_every_naming_at_full_size(reversible: bool, later: bool, prefix: str) -
 @pytest.mark.parametrize("reversible", [False, True])
 def test_round_trip_at_full_size(reversible: bool) -> None:
     dalle = paper_model(reversible)
-    exported = dalle.export_published()
+    exported = export_published(dalle)
     assert {key.removeprefix("model."): list(tensor.shape) for key, tensor in exported.items()} == full_size_keys(
         reversible, later=False
     )
@@ -96,12 +96,12 @@ def test_round_trip_at_full_size(reversible: bool) -> None:
 
 def test_round_trip() -> None:
     dalle = fixture.model()
-    exported = dalle.export_published()
+    exported = export_published(dalle)
     published = fixture.state()
     assert exported.keys() == published.keys()
     assert all(torch.equal(exported[key], published[key]) for key in published)
     other = Dalle(fixture.config())
-    other.load_published(exported)
+    load_published(other, exported)
     assert all(torch.equal(a, b) for a, b in zip(dalle.parameters(), other.parameters(), strict=True))
 
 
@@ -121,7 +121,7 @@ def test_other_names_of_the_same_weights(prefix: str, later: bool) -> None:
         state = {later_name(key): tensor for key, tensor in state.items()}
         assert f"{prefix}transformer.layers.blocks.0.f.net.fn.fn.fn.fn.fn.to_qkv.weight" in state
     dalle = Dalle(fixture.config())
-    dalle.load_published(state)
+    load_published(dalle, state)
     expected = fixture.model()
     assert all(torch.equal(a, b) for a, b in zip(dalle.parameters(), expected.parameters(), strict=True))
 
@@ -131,7 +131,7 @@ def refused(state: dict[str, Tensor], message: str) -> None:
     dalle = Dalle(fixture.config())
     before = [p.clone() for p in dalle.parameters()]
     with pytest.raises(UsageError, match=message) as caught:
-        dalle.load_published(state)
+        load_published(dalle, state)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(a, b) for a, b in zip(before, dalle.parameters(), strict=True))
 
@@ -182,16 +182,17 @@ def test_a_value_that_is_not_finite_is_found_in_every_tensor_and_alias() -> None
 def test_half_precision_is_read() -> None:
     halves = {key: tensor if key.endswith("pos_emb") else tensor.bfloat16() for key, tensor in fixture.state().items()}
     dalle = Dalle(fixture.config())
-    dalle.load_published(halves)
+    load_published(dalle, halves)
     assert {parameter.dtype for parameter in dalle.parameters()} == {torch.float32}
     assert torch.equal(dalle.logits.bias, fixture.state()["model.to_logits.1.bias"].bfloat16().float())
 
 
 def test_the_public_packages_vqgan_beside_the_decoder_is_left_out() -> None:
     dalle = Dalle(fixture.config())
-    dalle.load_published(fixture.state() | {"model.vae.model.encoder.conv_in.weight": torch.zeros(3)})
-    dalle.load_published(
-        {key.removeprefix("model."): value for key, value in fixture.state().items()} | {"vae.codebook": torch.ones(2)}
+    load_published(dalle, fixture.state() | {"model.vae.model.encoder.conv_in.weight": torch.zeros(3)})
+    load_published(
+        dalle,
+        {key.removeprefix("model."): value for key, value in fixture.state().items()} | {"vae.codebook": torch.ones(2)},
     )
     assert torch.equal(dalle.logits.bias, fixture.state()["model.to_logits.1.bias"])
 
@@ -220,4 +221,4 @@ def test_other_rotary_angles_are_refused() -> None:
 @pytest.mark.parametrize("feature", ["tied_embeddings", "rotary", "shift_tokens"])
 def test_unpublished_variants_are_refused(feature: str) -> None:
     with pytest.raises(UsageError, match=f"{feature} is false; published names exist only"):
-        Dalle(fixture.config(**{feature: False})).export_published()
+        export_published(Dalle(fixture.config(**{feature: False})))

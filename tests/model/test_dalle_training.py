@@ -12,10 +12,10 @@ from model.slow_drawing import generate
 from torch import Tensor
 
 from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import _layers
 from tt_cli.model.layers.reversible import ALL, NOTHING, STREAM, Trunk, keeping_plan
 from tt_cli.model.losses import Targets, split_cross_entropy
 from tt_cli.model.sampling.code_choice import Sampling
-from tt_cli.model.training import _layers
 
 SMALL = DalleConfig(32, 6, 2, 16, 20, 6, 4, 24)
 

@@ -31,7 +31,7 @@ from scripts.lab.saved_training import OPTIMIZER, put_back, save, state_tensors
 from tt_cli.cli.calc import question
 from tt_cli.cli.main import COMMANDS, loaded
 from tt_cli.memory import shown
-from tt_cli.memory.question import report
+from tt_cli.memory.report import report
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "finetune_gpt2.py"

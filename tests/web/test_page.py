@@ -23,7 +23,8 @@ from tt_cli.auxiliary.parts import WEB_PAGE
 from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.memory import shown
 from tt_cli.memory.answer_tables import Tables
-from tt_cli.memory.question import CalculatorQuestion, report
+from tt_cli.memory.question import CalculatorQuestion
+from tt_cli.memory.report import report
 from tt_cli.run import folders
 from tt_cli.supervisor.events import Event, Log
 from tt_cli.web.queries import Answers

@@ -16,7 +16,8 @@ from tt_cli.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tt_cli.memory.question import CalculatorQuestion, MemoryReport
+    from tt_cli.memory.question import CalculatorQuestion
+    from tt_cli.memory.report import MemoryReport
 
 EXAMPLES = """\
 tt calc gpt2-large --gpu 8GB --8bit --offload    does it fit, with how many examples at a time
@@ -83,7 +84,7 @@ def calc(
         return
     if model is None:
         raise UsageError("which model? Give its name, such as gpt2-large, or a run; `tt calc --list` names them")
-    from tt_cli.memory.question import report
+    from tt_cli.memory.report import report
 
     memory = report(question(context.params), compare=compare)
     if json:

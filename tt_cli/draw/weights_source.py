@@ -122,7 +122,9 @@ def load_models(source: WeightsSource, device: str = "auto") -> DrawingModels:
         keep_freed_memory()
     model = task_of(source.run).unfilled_model()
     if source.published:
-        model.load_published(source.parameters)
+        from tt_cli.model.published_names import load_published
+
+        load_published(model, source.parameters)
     else:
         load_parameters(model, source.parameters, source.origin)
     decoder, vqgan = model.to(where).eval(), load_vqgan(source.run).to(where)

@@ -1,6 +1,6 @@
 """Memory of one forward and backward pass beside parameters and gradients, from the order in which the model works.
 
-Follows tt_cli.model.training: the trunk keeps what its budget allows; then the largest of its moments counts, which
+Follows tt_cli.model.dalle: the trunk keeps what its budget allows; then the largest of its moments counts, which
 are the head (tt_cli.model.losses) and every layer's two branches on the way back (model/layers/blocks.py). A stream is
 b * n * dim float32 values; most of what lives at a moment is counted in those. tests/memory compares with what torch
 allocates.

@@ -10,21 +10,21 @@ Notable:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from typing import cast
+from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.layers.blocks import AttentionBranch, BranchRecorder, FeedForwardBranch, layer_norm
+from tt_cli.model.layers.reversible import Half, HandBranch, Layer, Trunk, keeping_plan
 from tt_cli.model.layers.rotary import RotaryTable
-from tt_cli.model.losses import Losses, Targets, split_cross_entropy
-from tt_cli.model.published_names import export_published, load_published
-from tt_cli.model.training import training_losses
+from tt_cli.model.losses import Losses, Targets, cross_entropies, split_cross_entropy
 
 _START_ID = 0
 
@@ -146,14 +146,6 @@ class Dalle(nn.Module):
                 values *= np.float32(1 / math.sqrt(fan_in))
                 parameter.copy_(torch.from_numpy(values))
 
-    def load_published(self, state: Mapping[str, Tensor]) -> None:
-        """Read weights under the published checkpoint's names; see tt_cli.model.published_names.load_published."""
-        load_published(self, state)
-
-    def export_published(self) -> dict[str, Tensor]:
-        """The weights under the published checkpoint's names; see tt_cli.model.published_names.export_published."""
-        return export_published(self)
-
     # -- training ---
 
     def forward(self, text: Tensor, image: Tensor | None = None) -> Tensor:
@@ -271,3 +263,82 @@ def _first_layer_scale(number: int) -> float:
     if number <= 18:
         return 0.1
     return 1e-5 if number <= 24 else 1e-6
+
+
+def training_losses(dalle: Dalle, ids: Tensor, targets: Targets, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Mean cross-entropies (text, image) of ids (b, n), differentiable once with respect to all parameters, by hand.
+
+    Nothing is held twice: matrices are cast to the products' dtype once per step, the trunk keeps what its budget
+    allows, and the tied matrix has one gradient for both of its uses.
+
+    Matrix products are in ``dtype``. Needs a reversible model.
+    """
+    return _TrainingLosses.apply(dalle, ids, targets, dtype, *dalle.parameters())
+
+
+class _TrainingLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, dalle: Dalle, ids: Tensor, targets: Targets, dtype: torch.dtype, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        wanted = any(ctx.needs_input_grad)
+        with torch.autocast(ids.device.type, enabled=False):
+            x = dalle.embed(ids)
+            sums = [torch.zeros_like(p) if wanted and p is not dalle.logits.weight else p for p in parameters]
+            layers = _layers(dalle, dict(zip(parameters, sums, strict=True)), dtype)
+            plan = keeping_plan(layers, x, dtype, dalle.activation_budget if wanted else 0)
+            trunk = Trunk(layers, plan, dtype)
+            y = trunk.forward(x)
+            norm = dalle.norm
+            z, mean, rstd = torch.native_layer_norm(y, norm.weight.shape, norm.weight, norm.bias, 1e-5)
+            text, image, head = cross_entropies(
+                z, dalle.logits.weight, dalle.logits.bias, targets, dtype, with_gradients=wanted
+            )
+        if wanted:
+            ctx.dalle, ctx.ids, ctx.targets = dalle, ids, targets
+            ctx.trunk, ctx.head, ctx.sums = trunk, head, sums
+            ctx.save_for_backward(y, mean, rstd, *parameters)
+        return text, image
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, text: Tensor, image: Tensor) -> tuple[Tensor | None, ...]:
+        y, mean, rstd, *parameters = ctx.saved_tensors  # raises if a parameter was changed since
+        if ctx.trunk is None:
+            raise RuntimeError("these losses were differentiated before; compute them again")
+        (trunk, head), ctx.trunk, ctx.head = (ctx.trunk, ctx.head), None, None
+        dalle = ctx.dalle
+        sums = dict(zip(parameters, ctx.sums, strict=True))
+        sums[dalle.logits.weight], sums[dalle.logits.bias] = head.weight, head.bias
+        head.weigh_(ctx.targets, text, image)
+        with torch.autocast(y.device.type, enabled=False):
+            norm = dalle.norm
+            grad, sums[norm.weight], sums[norm.bias] = torch.ops.aten.native_layer_norm_backward(
+                head.z, y, norm.weight.shape, mean, rstd, norm.weight, norm.bias, [True, True, True]
+            )
+            grad = trunk.backward(grad)
+            embedding = dalle.logits.weight if dalle.embedding is None else dalle.embedding
+            sums[embedding].index_add_(0, ctx.ids.flatten(), grad.flatten(0, 1))
+        needed = ctx.needs_input_grad[4:]
+        gradients = [sums[p] if wanted else None for p, wanted in zip(parameters, needed, strict=True)]
+        ctx.sums = None
+        return None, None, None, None, *gradients
+
+
+def _layers(dalle: Dalle, sums: dict[Tensor, Tensor], dtype: torch.dtype) -> list[Layer]:
+    """The trunk's layers; each shared matrix is cast once, norms and LayerScale stay as they are."""
+    low: dict[Tensor, Tensor] = {
+        p: p.detach().to(dtype) for part in (dalle.attention, dalle.feed_forward) for p in part.parameters()
+    }
+    layers = []
+    for i in range(dalle.config.depth):
+        branches: tuple[HandBranch, HandBranch] = (
+            dalle.attention_branches[dalle.config.attention_kind(i)],
+            dalle.feed_forward_branch,
+        )
+        f, g = (
+            Half(branch, [low[p] if p in low else p.detach() for p in weights], [sums[p] for p in weights])
+            for branch, weights in zip(branches, dalle.layer_weights(i), strict=True)
+        )
+        layers.append((f, g))
+    return layers
