@@ -56,6 +56,7 @@ from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
 from tt_cli.swarm.compression import linear8  # noqa: E402
 from tt_cli.swarm.compression.codec import NAME, TAG, Linear8  # noqa: E402
+from tt_cli.swarm.compression.linear8_kernels import PortableLinear8  # noqa: E402
 from tt_cli.swarm.hivemind_patches import add_codec  # noqa: E402
 
 PART = 512 * 1024  # elements: hivemind's parts of 512 KiB in 8 bits
@@ -111,7 +112,7 @@ def arithmetic(name: str) -> Iterator[None]:
     """Within it linear8 is portable where `name` says so."""
     chosen = linear8.implementation
     if name == "portable":
-        portable = Implementation(linear8.PortableLinear8(), "portable", "asked for")
+        portable = Implementation(PortableLinear8(), "portable", "asked for")
         linear8.implementation = lambda: portable  # type: ignore[assignment]
     try:
         yield

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tt_cli.optim import Lamb8bit, NonFiniteGradient
 from tt_cli.optim import kernels as kernels_module
-from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map, parts
-from tt_cli.optim.kernels import LambStep, PortableLamb
+from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, dynamic_map, parts
+from tt_cli.optim.kernels import PortableLamb
 from tt_cli.optim.lamb_numba import NumbaLamb
 
 STEP = LambStep(clip_factor=1.0, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.0)

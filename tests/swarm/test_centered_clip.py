@@ -17,15 +17,14 @@ from tt_cli.run import load_run
 from tt_cli.swarm.allreduce import centered_clip as clipping
 from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.centered_clip import (
-    LANES,
     MAX_VOTE,
     VOTES,
-    PortableClip,
     ReceivedPart,
     average_part,
     centered_clip,
     weighted_mean,
 )
+from tt_cli.swarm.allreduce.clip_kernels import LANES, PortableClip
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import TensorPart
 

@@ -30,11 +30,6 @@ from tt_cli.kernel_choice import Implementation
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.codec import NAME, TAG, Linear8
 from tt_cli.swarm.compression.linear8 import (
-    BLOCK,
-    LARGEST,
-    PIECE,
-    SMALLEST,
-    PortableLinear8,
     add_decoded,
     check,
     decode,
@@ -43,6 +38,7 @@ from tt_cli.swarm.compression.linear8 import (
     encode_into,
     encoded_bytes,
 )
+from tt_cli.swarm.compression.linear8_kernels import BLOCK, LARGEST, PIECE, SMALLEST, PortableLinear8
 from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 from tt_cli.swarm.hivemind_patches import add_codec
 
@@ -205,7 +201,7 @@ from tt_cli.kernel_choice import Implementation
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.linear8 import add_decoded, decode, encode
 if sys.argv[3] == "portable":
-    from tt_cli.swarm.compression.linear8 import PortableLinear8 as Kernels
+    from tt_cli.swarm.compression.linear8_kernels import PortableLinear8 as Kernels
 else:
     from tt_cli.swarm.compression.linear8_numba import NumbaLinear8 as Kernels
 chosen = Implementation(Kernels(), "", "")

@@ -19,6 +19,7 @@ The maps are computed here in double precision, because torch.linspace's last bi
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 import numpy
 import torch
@@ -27,6 +28,16 @@ from torch import Tensor
 DECADES = 7  # that a dynamic map spans
 KEY_TO_INDEX = 2**15
 LEAST_SQUARE = 1  # the least code that a second moment gets
+
+
+class LambStep(NamedTuple):
+    """The numbers of one step on one tensor. decay: of its weights, 0 where it is free of that."""
+
+    clip_factor: float
+    beta1: float
+    beta2: float
+    eps: float
+    decay: float
 
 
 @functools.cache

@@ -14,27 +14,17 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy
 import torch
 from torch import Tensor
 
 from tt_cli.kernel_choice import Implementation, choose
-from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
+from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, PlainMoment
 from tt_cli.optim.sums import SquareSum, add_in_order
 
 CHUNK = 2**18  # elements; a multiple of every block size
-
-
-class LambStep(NamedTuple):
-    """The numbers of one step on one tensor. decay: of its weights, 0 where it is free of that."""
-
-    clip_factor: float
-    beta1: float
-    beta2: float
-    eps: float
-    decay: float
 
 
 class LambKernels(Protocol):

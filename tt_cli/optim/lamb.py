@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.optim.blockwise import BlockwiseMoment, PlainMoment
-from tt_cli.optim.kernels import CHUNK, LambKernels, LambStep, implementation
+from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, PlainMoment
+from tt_cli.optim.kernels import CHUNK, LambKernels, implementation
 
 LARGEST = torch.finfo(torch.float32).max
 

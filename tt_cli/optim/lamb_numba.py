@@ -20,8 +20,7 @@ import numpy
 from numba import njit, types
 from torch import Tensor
 
-from tt_cli.optim.blockwise import LEAST_SQUARE, BlockwiseMoment, PlainMoment, dynamic_map, parts
-from tt_cli.optim.kernels import LambStep
+from tt_cli.optim.blockwise import LEAST_SQUARE, BlockwiseMoment, LambStep, PlainMoment, dynamic_map, parts
 from tt_cli.optim.sums import SUM_BLOCK
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from tt_cli.swarm.allreduce.centered_clip import LANES, exchanges
+from tt_cli.swarm.allreduce.clip_kernels import LANES, exchanges
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 ROWS = types.Array(types.float32, 2, "C")

@@ -24,7 +24,7 @@ from hivemind.proto import runtime_pb2
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
 from tt_cli.swarm import hivemind_patches
-from tt_cli.swarm.compression import linear8
+from tt_cli.swarm.compression import linear8, linear8_kernels
 from tt_cli.swarm.compression.linear8 import add_decoded, decode, decode_into, encode, encoded_bytes
 
 SELF_TEST_ERROR = 0.05
@@ -93,7 +93,7 @@ class GradientCodec(SizeAdaptiveCompression):
     @property
     def block(self) -> int:
         """Elements of a large tensor that share a scale."""
-        return linear8.BLOCK if self._of(True).compression_type == TAG else BLOCK
+        return linear8_kernels.BLOCK if self._of(True).compression_type == TAG else BLOCK
 
     @property
     def scale_bytes(self) -> int:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="untyped-decorator"
-"""linear8 in compiled loops, one pass over the elements; needs numba. Gives the bytes of `linear8.PortableLinear8`.
+"""linear8 in compiled loops, one pass over the elements; needs numba. Gives the bytes of `PortableLinear8`.
 
 Notable:
 - the same fp32 operations on each element, nothing fused or reordered (numba does neither unless asked to);
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numba import njit, types
 
-from tt_cli.swarm.compression.linear8 import BLOCK, LARGEST, SMALLEST
+from tt_cli.swarm.compression.linear8_kernels import BLOCK, LARGEST, SMALLEST
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 VALUES = types.Array(types.float32, 1, "C")
