@@ -21,12 +21,12 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {
-    "package_lines": 45_600,
+    "package_lines": 44_500,
     "most_files_in_a_folder": 15,
     "repeated_file_names": 6,
     "repeated_class_names": 8,
-    "functions_with_nine_parameters": 17,
-    "lint_exceptions": 4,
+    "functions_with_nine_parameters": 0,
+    "lint_exceptions": 0,
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
