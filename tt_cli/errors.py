@@ -14,7 +14,7 @@ class TTError(Exception):
 
 
 class UsageError(TTError):
-    """What the person asked for cannot be done as asked: a wrong name, flag, file or value."""
+    """A request that cannot be met as it stands: a wrong name, flag, file or value."""
 
     exit_code = 2
 

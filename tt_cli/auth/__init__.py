@@ -1,4 +1,4 @@
-"""Who may join: the Hugging Face account in use here, and whether a run admits it."""
+"""Login and admission: the Hugging Face account in use here, and whether a run admits it."""
 
 from tt_cli.auth.account import Organisation, User, login, logout, token_source, whoami
 from tt_cli.auth.eligibility import current_user, require_member

@@ -1,4 +1,4 @@
-"""Whether a run admits the person at this machine. Open runs ask for nothing."""
+"""Eligibility: a run admits the person at this machine, or not. Open runs ask for nothing."""
 
 from __future__ import annotations
 

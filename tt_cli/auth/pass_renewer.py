@@ -31,7 +31,7 @@ Tell = Callable[[str, str], None]  # a line for a person, and its level: "info",
 
 
 class PassSource(Protocol):
-    """Where passes and notices come from: the authority over HTTP (auth.client.Client), or the one on this host."""
+    """A source of passes and notices: the authority over HTTP (AuthorityClient), or the one on this host."""
 
     peer_id: str
 
@@ -77,7 +77,7 @@ class PassRenewer:
 
     @property
     def user(self) -> str:
-        """Who the pass says this peer's user is; "" without one."""
+        """This peer's user, as the pass says; "" without one."""
         return self._held.user if self._held is not None else ""
 
     def __enter__(self) -> Self:
@@ -206,7 +206,7 @@ class PassRenewer:
     # ---------------------------------------------------------------- proofs against others
 
     def _keep_accusing(self) -> None:
-        """Whoever is proven guilty by this peer's files (tt_cli.swarm.audit) is reported, until it is banned."""
+        """Report whoever is proven guilty by this peer's files (tt_cli.swarm.audit), until it is banned."""
         settled: set[str] = set()
         while not self._over.wait(POLL_SECONDS):
             for file in sorted(self._proofs.glob("*.accusation")):

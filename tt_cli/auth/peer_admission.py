@@ -27,7 +27,7 @@ OBSERVER = "observer"
 
 @contextmanager
 def observing(run: RunConfig, tell: Tell) -> Iterator[None]:
-    """What lets this machine look at a closed run (tt_cli.swarm.observer): a pass for the observer's key.
+    """Permission for this machine to look at a closed run (tt_cli.swarm.observer): a pass for the observer's key.
 
     In an open run there is nothing to do. Raises Refused, TTError.
     """
@@ -114,7 +114,7 @@ class PeerAdmission:
 
 
 def is_here(run: RunConfig) -> bool:
-    """Whether the authority that the run file names is the one in this machine's folder."""
+    """Tell whether the authority that the run file names is the one in this machine's folder."""
     folder, line = AuthorityFolder(run), run.membership.authority_key
     if line is None or not folder.exists:
         return False

@@ -229,7 +229,7 @@ def aux_peer(
 def _publishing(
     config: RunConfig, publish: bool, no_publish: bool, seconds: float
 ) -> tuple[PublisherOptions | None, str]:
-    """What the publisher is to do, None without one; and a line about what could be and is not."""
+    """The publisher's task, None without one; and a line about what could be and is not."""
     from tt_cli.auth.account import token_source
     from tt_cli.auxiliary.publisher import PublisherOptions
 

@@ -100,7 +100,7 @@ def calc(
 
 
 def question(flags: dict[str, Any]) -> CalculatorQuestion:
-    """What the flags of `tt calc` ask."""
+    """The question that the flags of `tt calc` ask."""
     from tt_cli.memory.question import CalculatorQuestion
 
     layers = "checkpointed" if flags["checkpointing"] else "reversible" if flags["reversible"] else None

@@ -200,7 +200,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 
 def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
-    """What shows how far it is: JSON lines, a line that is renewed on a terminal, or a line now and then."""
+    """A display of progress: JSON lines, a line that is renewed on a terminal, or a line now and then."""
     terminal = sys.stderr.isatty() and not as_json
     if not as_json:
         print(f"Encoding on {how}.", file=sys.stderr)

@@ -201,7 +201,7 @@ def infer(
 def _source(
     run: str | None, checkpoint: str | None, revision: str | None, peers: list[str], warn: Callable[[str], None]
 ) -> WeightsSource:
-    """What the flags say to draw with."""
+    """The weights that the flags name."""
     from tt_cli.auth.peer_admission import observing
     from tt_cli.draw import fetch_from_swarm, find_checkpoint
     from tt_cli.run import load_run
@@ -308,7 +308,7 @@ def convert(
 
 
 def _check_paths(file: Path, out: Path, suffixes: tuple[str, ...], force: bool) -> None:
-    """What can be wrong with the files, before the long work. Raises UsageError."""
+    """Check what can be wrong with the files before the long work. Raises UsageError."""
     if not file.is_file():
         raise UsageError(f"cannot read {file}: " + ("a folder; name a file in it" if file.is_dir() else "no such file"))
     if out.suffix not in suffixes:

@@ -120,7 +120,7 @@ def check(
 
 
 def _asker(yes: bool, json: bool) -> Callable[[RunQuestion, str], str]:
-    """What asks a person, takes defaults, or says which flag is missing."""
+    """A function that asks a person, takes defaults, or says which flag is missing."""
     from tt_cli.errors import UsageError
 
     def default(question: RunQuestion, default: str) -> str:

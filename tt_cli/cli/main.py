@@ -196,7 +196,7 @@ def _escaped(text: str) -> str:
 
 
 def error_line(error: Any) -> str:
-    """What Typer found wrong with the words of a command line, and what to do, in one line."""
+    """One line about what Typer found wrong with the words of a command line, and what to do."""
     hint = f"see `{error.ctx.command_path if error.ctx else 'tt'} --help`"
     if hasattr(error, "possibilities"):
         close = f"did you mean {error.possibilities[0]}?" if error.possibilities else hint
@@ -208,7 +208,7 @@ def error_line(error: Any) -> str:
 
 
 def _with_value(error: typer.BadParameter) -> str:
-    """What is wrong with a value, without the words with which pydantic begins, and the value where it is not named."""
+    """The fault of a value, without the words with which pydantic begins, and the value where it is not named."""
     message = re.sub("^(Input|Value error,) ", "", error.message)
     findings: list[Any] = getattr(error.__cause__, "errors", list)()
     value = " ".join(str(findings[0]["input"]).split()) if findings else ""

@@ -1,1 +1,1 @@
-"""Who somebody is: keys, peer ids, passes, multiaddrs. Neither torch nor hivemind."""
+"""Identity: keys, peer ids, passes, multiaddrs. Neither torch nor hivemind."""

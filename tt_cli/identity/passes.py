@@ -1,4 +1,4 @@
-"""What an organiser's authority signs: the pass of one member, and the notice of who is banned and what is ordered.
+"""Texts that an authority signs: the pass of one member, and the notice of who is banned and what is ordered.
 
 Both are texts of the form KIND.PAYLOAD.SIGNATURE: the payload is JSON with sorted keys, the signature Ed25519
 (RFC 8032) over the kind, a dot and the payload's bytes, both in base64url without padding. The kind carries the

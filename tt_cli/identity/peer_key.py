@@ -78,7 +78,7 @@ def sign(key: RSAPrivateKey, data: bytes) -> bytes:
 
 
 def signed(key: RSAPublicKey, signature: bytes, data: bytes) -> bool:
-    """Whether `signature` is that key's of `data`."""
+    """Tell whether `signature` is that key's of `data`."""
     try:
         key.verify(signature, data, _PADDING, hashes.SHA256())
     except InvalidSignature:

@@ -35,7 +35,7 @@ def checked_peers(flags: list[str]) -> list[str]:
 
 
 def _peers_here(config: RunConfig) -> list[str]:
-    """What an auxiliary peer on this machine left in its address file; nothing where that is damaged."""
+    """Addresses that an auxiliary peer on this machine left in its file; nothing where that is damaged."""
     try:
         words = (folders.run_folder(config) / "address").read_text(encoding="utf-8").split()
         return [check_multiaddr(word) for word in words]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Where a server listens, and its limits."""
+    """Address and limits of a server."""
 
     host: str
     port: int

@@ -1,4 +1,4 @@
-"""How a peer that is behind, or that differs, comes to hold what the others hold.
+"""Catch-up: a peer that is behind, or that differs, comes to hold what the others hold.
 
 Who is one step behind and held the same state before asks for the average that the others stepped with: a byte for
 each parameter instead of six, and the step is made here. Everybody else takes over the state, of which only the chunks

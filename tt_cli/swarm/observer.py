@@ -47,7 +47,7 @@ class Observer:
         return [record for record in read_records(self._dht, self._run) if not record.left]
 
     def history(self) -> HistoryRecord | None:
-        """What an auxiliary peer remembers of the run."""
+        """The run's history, as an auxiliary peer remembers it."""
         return read_history(self._dht, self._run)
 
     def fetch_state(

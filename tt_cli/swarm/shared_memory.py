@@ -102,7 +102,7 @@ class Passage:
         return number
 
     def receive(self, number: int) -> StateBuffer:
-        """What was sent under `number`; it is the caller's now. Raises LookupError when nothing was."""
+        """The bytes sent under `number`; it is the caller's now. Raises LookupError when nothing was."""
         with contextlib.suppress(BlockingIOError):
             while True:
                 data, descriptors, _, _ = socket.recv_fds(self._there, 8, 1)

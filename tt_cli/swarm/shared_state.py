@@ -59,7 +59,7 @@ class Tree(Protocol):
         """Tensor and number of a chunk: "transformer.layers.0.ff.weight[3]"."""
 
     def place(self, index: int) -> tuple[int, int]:
-        """Where a chunk lies in a buffer for the whole state: (offset, bytes)."""
+        """Place of a chunk in a buffer for the whole state: (offset, bytes)."""
 
     def manifest(self) -> bytes:
         """The tree itself as bytes."""

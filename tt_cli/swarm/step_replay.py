@@ -84,7 +84,7 @@ class StepReplay:
         return made
 
     def _wait_for(self, position: Position) -> tuple[int, Position] | None:
-        """What is kept for this state, when all that the others have made by now is here or cannot be had."""
+        """The average kept for this state, when all that the others have made by now is here or cannot be had."""
         with self._changed:
             looks = self._looks
 

@@ -49,7 +49,7 @@ class Section:
 
 
 def page() -> Path:
-    """Where it lies: in an installed wheel inside the package, in a source tree beside it."""
+    """Path of the page: in an installed wheel inside the package, in a source tree beside it."""
     package = Path(__file__).parents[1]
     packaged = package / "docs" / "troubleshooting.md"
     return packaged if packaged.is_file() else package.parent / "docs" / "troubleshooting.md"

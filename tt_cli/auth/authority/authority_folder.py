@@ -48,7 +48,7 @@ class SigningKey:
 
 @dataclass(frozen=True)
 class AuthoritySettings:
-    """What the file holds. keys: oldest first; until: the day on which the old one ends, while the key changes."""
+    """The folder's file. keys: oldest first; until: the day on which the old one ends, while the key changes."""
 
     database: str  # SQLAlchemy's URL; "" for the SQLite file in the folder
     keys: tuple[SigningKey, ...]
@@ -75,7 +75,7 @@ class AuthorityFolder:
 
     @property
     def exists(self) -> bool:
-        """Whether `found` has been called here before."""
+        """Tell whether `found` has been called here before."""
         return self.file.exists()
 
     def found(self, database: str = "") -> AuthoritySettings:
@@ -87,7 +87,7 @@ class AuthorityFolder:
         return made
 
     def settings(self) -> AuthoritySettings:
-        """What the file says now; another process may change it. Raises TTError."""
+        """The file's content now; another process may change it. Raises TTError."""
         try:
             status = self.file.stat()
             stamp = (status.st_mtime_ns, status.st_ino)

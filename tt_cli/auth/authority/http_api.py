@@ -54,7 +54,7 @@ Sealed = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,4000}$")]
 
 
 class Body(BaseModel):
-    """What requests share: nothing unknown is taken."""
+    """The base of all requests: nothing unknown is taken."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -126,13 +126,13 @@ class LoginRequest(Body):
 
 
 class PollRequest(Body):
-    """Which login is meant."""
+    """The handle of one login."""
 
     handle: Sealed
 
 
 class AuthorityFacts(BaseModel):
-    """What a run's authority says of itself. time: its clock, Unix seconds."""
+    """A run's authority, as it describes itself. time: its clock, Unix seconds."""
 
     run: str
     organisation: str | None
@@ -143,7 +143,7 @@ class AuthorityFacts(BaseModel):
 
 
 class ChallengeAnswer(BaseModel):
-    """What the peer's key shall sign. Times are Unix seconds."""
+    """A challenge for the peer's key to sign. Times are Unix seconds."""
 
     nonce: str
     key: str
@@ -159,7 +159,7 @@ class PassAnswer(BaseModel):
 
 
 class LoginAnswer(BaseModel):
-    """What the user must do, and how often to ask whether it is done (seconds)."""
+    """Instructions to the user, and how often to ask whether it is done (seconds)."""
 
     handle: str
     user_code: str
@@ -195,7 +195,7 @@ class Problem(BaseModel):
 
 @dataclass
 class Limits:
-    """How often one may ask. A lab behind one address may start its machines at once."""
+    """Rate limits of requests. A lab behind one address may start its machines at once."""
 
     asking: RateLimit = field(default_factory=lambda: RateLimit(burst=120, per_second=10.0))  # facts and notice
     proving: RateLimit = field(default_factory=lambda: RateLimit(burst=60, per_second=1.0))  # the rest, by address
@@ -326,7 +326,7 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
 
     @app.post("/v1/login/poll", responses=problems(400, 401, 403, 413, 422, 429))
     def poll_login(request: Request, body: PollRequest) -> PollAnswer:
-        """Whether the user has logged in."""
+        """Tell whether the user has logged in."""
         counted(request, limits.asking)
         return PollAnswer(ticket=authority.poll_login(body.handle))
 

@@ -1,4 +1,4 @@
-"""What an authority asks the Hugging Face Hub, anonymously wherever that is possible.
+"""Questions of an authority to the Hugging Face Hub, anonymously wherever that is possible.
 
 A user's token passes through `user_of_token` and `login_granted` only, as an argument: it is neither kept nor logged.
 What the Hub says is checked for its form and its size.
@@ -33,7 +33,7 @@ SCOPES = "openid profile"  # the name and the organisations; no right to read or
 
 
 class IdentityNotProven(Exception):
-    """What was shown does not prove who somebody is; the text says why."""
+    """A proof that does not prove who somebody is; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class HubClient:
         return name.partition("/")[0], content
 
     def is_member(self, organisation: str, user: str) -> bool:
-        """Whether the Hub lists `user` among the organisation's members."""
+        """Tell whether the Hub lists `user` among the organisation's members."""
         key = organisation.casefold()
         at, names = self._members.get(key, (-float("inf"), frozenset()))
         age = time.monotonic() - at
@@ -162,7 +162,7 @@ class HubClient:
         )
 
     def login_granted(self, client_id: str, device_code: str) -> Account | None:
-        """Who has logged in; None while nobody has. The token that proves it is used once, here, and dropped."""
+        """The user who logged in; None while nobody did. The token that proves it is used once, here, and dropped."""
         form = {"grant_type": DEVICE_GRANT, "device_code": device_code, "client_id": client_id}
         answer = self._json("POST", "/oauth/token", form=form, missing="its login", accept=(400,))
         error, token = answer.get("error"), answer.get("access_token")

@@ -1,4 +1,4 @@
-"""What the authority remembers: members, bans, orders, used nonces, and an audit trail that holds no token.
+"""The authority's memory: members, bans, orders, used nonces, and an audit trail that holds no token.
 
 SQLAlchemy Core over SQLite or PostgreSQL. Every method is one transaction; several processes may share a database.
 """
@@ -114,7 +114,7 @@ class MemberStore:
 
     @property
     def founded(self) -> bool:
-        """Whether `found` has been called on this database."""
+        """Tell whether `found` has been called on this database."""
         with self._transaction() as connection:
             if not inspect(connection).has_table(orders.name):
                 return False
@@ -156,7 +156,7 @@ class MemberStore:
                 connection.execute(insert(members).values(peer_id=member.peer_id, joined=member.joined, **values))
 
     def member(self, peer_id: str) -> RegisteredMember | None:
-        """What is known of a peer."""
+        """A peer, as the store knows it."""
         with self._transaction() as connection:
             row = connection.execute(select(members).where(members.c.peer_id == peer_id)).first()
         return None if row is None else RegisteredMember(**row._mapping)
@@ -193,7 +193,7 @@ class MemberStore:
         )
 
     def bans(self) -> list[dict[str, Any]]:
-        """Who is banned, since when and why."""
+        """Bans: of whom, since when and why."""
         with self._transaction() as connection:
             return [dict(row._mapping) for row in connection.execute(select(bans).order_by(bans.c.at))]
 

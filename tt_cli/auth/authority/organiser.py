@@ -1,4 +1,4 @@
-"""What the organiser does on the authority's host: bans, orders, lists. Each writes its line into the audit trail."""
+"""The organiser's work on the authority's host: bans, orders, lists. Each writes its line into the audit trail."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Organiser:
         return self._store.members()
 
     def bans(self) -> list[dict[str, Any]]:
-        """Who is banned, since when and why."""
+        """Bans: of whom, since when and why."""
         return self._store.bans()
 
     def audit(self, last: int) -> list[dict[str, Any]]:

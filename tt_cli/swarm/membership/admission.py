@@ -102,7 +102,7 @@ class Admission:
         return shown.user
 
     def is_banned(self, peer_id: str) -> bool:
-        """Whether the newest notice bans this peer, or the user whose pass it last showed."""
+        """Tell whether the newest notice bans this peer, or the user whose pass it last showed."""
         known = self._passes.get(peer_id)
         return self._banned_peer(peer_id) or (known is not None and known[1].user.lower() in self._banned_users)
 
@@ -179,7 +179,7 @@ def membership_of(run: RunConfig, key_file: Path | None) -> Admission:
 
 
 def admits(membership: Admission, text: str, peer_id: str) -> bool:
-    """Whether this pass, shown by this peer, counts now."""
+    """Tell whether this pass, shown by this peer, counts now."""
     try:
         membership.admit(text, peer_id)
     except NotAdmitted as error:

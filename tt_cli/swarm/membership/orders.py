@@ -1,4 +1,4 @@
-"""What the organiser's newest notice asks of a peer: to pause, and to go back to an earlier state.
+"""Orders of the organiser's newest notice to a peer: to pause, and to go back to an earlier state.
 
 Every order to go back begins a new **era** of the run, which has the order's number; before the first it is 0. Peers
 publish in which era their state is, and records of other eras do not count: what happened in the swarm after the step

@@ -1,4 +1,4 @@
-"""Who a peer is: one RSA key, used by libp2p for its peer id and by the DHT for signatures.
+"""A peer's identity: one RSA key, used by libp2p for its peer id and by the DHT for signatures.
 
 Since both come from the same key, a signed record proves which peer id it speaks for.
 """

@@ -1,4 +1,4 @@
-"""Which of this machine's addresses mean something to others, and what a person does so that they can be reached.
+"""Addresses of this machine that mean something to others, and what a person does so that they can be reached.
 
 Never announced: loopback (unless that is what the peer listens on), link-local, and those of bridges between this
 machine and its own containers, which on any other machine are somebody else's.
@@ -116,7 +116,7 @@ def default_gateway() -> str | None:
 def steps_to_be_reached(
     port: int, own: str, seen: str, *, container: bool | None = None, wsl: bool | None = None
 ) -> list[str]:
-    """What a person can do, with their own addresses in it. own: of this machine. seen: what others see."""
+    """Advice to a person, with their own addresses in it. own: of this machine. seen: what others see."""
     again = f"then start with --port {port} --announce /ip4/{seen}/tcp/{port}"
     forward = f"forward TCP port {port} of your router to "
     if inside_container() if container is None else container:

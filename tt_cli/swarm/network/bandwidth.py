@@ -46,7 +46,7 @@ class TokenBucket:
         return self._free_at
 
     def seconds(self, count: float) -> float:
-        """What so many bytes of ours take."""
+        """Seconds that so many bytes of ours take."""
         return count * OVERHEAD * self._seconds_per_byte
 
 
@@ -63,7 +63,7 @@ class BandwidthLimiter:
         return self._up is not None or self._down is not None
 
     def seconds(self, up: float, down: float) -> float:
-        """What so many bytes each way take at least because of the caps; 0 without any."""
+        """Seconds that so many bytes each way take at least because of the caps; 0 without any."""
         return max(pace.seconds(count) for pace, count in self._with((up, down))) if self.capped else 0.0
 
     def too_slow(self, most: int, limit: float) -> str:
@@ -118,7 +118,7 @@ class BandwidthLimiter:
 
 
 class PacedReader:
-    """What hivemind uses of an asyncio.StreamReader."""
+    """The part of asyncio.StreamReader that hivemind uses."""
 
     def __init__(self, reader: asyncio.StreamReader, line: BandwidthLimiter):
         self._reader, self._line = reader, line
@@ -133,7 +133,7 @@ class PacedReader:
 
 
 class PacedWriter:
-    """What hivemind uses of an asyncio.StreamWriter."""
+    """The part of asyncio.StreamWriter that hivemind uses."""
 
     def __init__(self, writer: asyncio.StreamWriter, line: BandwidthLimiter):
         self._writer, self._line = writer, line

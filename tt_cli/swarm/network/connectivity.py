@@ -37,7 +37,7 @@ UNSEEN = "for the records of {}: they answer, and are not seen on the DHT"
 
 @dataclass(frozen=True)
 class Connectivity:
-    """What a round of pings told. asked, answered: peer ids. initial: those that the peer joined through.
+    """The outcome of a round of pings. asked, answered: peer ids. initial: those that the peer joined through.
 
     clock: seconds that this machine's clock is ahead of those of most, None when nobody answered. unanswered: rounds
     in a row about which the DHT process of this peer itself said nothing.

@@ -152,7 +152,7 @@ def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], por
 
 
 def addresses_of(dht: DHT) -> list[str]:
-    """Where others reach this node: multiaddrs with /p2p/…, loopback last.
+    """Addresses at which others reach this node: multiaddrs with /p2p/…, loopback last.
 
     About one in a hundred young daemons never answers the first such question, and does the next one. Raises
     WorkerBroken if none is answered.
@@ -168,7 +168,7 @@ def addresses_of(dht: DHT) -> list[str]:
 
 
 def addresses_here(dht: DHT) -> list[str]:
-    """Where peers on this machine reach this node: what it listens on, then what others are told.
+    """Addresses at which peers on this machine reach this node: what it listens on, then what others are told.
 
     A machine may not get through to its own public address, behind a router or a provider's network.
     """

@@ -1,4 +1,4 @@
-"""What hivemind's failures mean: of which kind they are, in words for a person, and what is done about them."""
+"""hivemind's failures in words for a person: of which kind they are, and what is done about them."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _KINDS: tuple[tuple[str, str, str | None, str], ...] = (
 
 
 def classify(failure: BaseException | str, otherwise: str = "hivemind") -> SwarmFailure:
-    """What a failure of hivemind's, or of what is built on it, is about. otherwise: the kind of one that is unknown."""
+    """Kind of a failure of hivemind's, or of what is built on it. otherwise: the kind of one that is unknown."""
     said = printable(" ".join(str(failure).split()))
     name = type(failure).__name__ if isinstance(failure, BaseException) else ""
     text = ": ".join(filter(None, (name, said)))

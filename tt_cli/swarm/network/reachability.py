@@ -80,7 +80,7 @@ class DialBack(ServicerBase):
 
 
 def seen_at(addresses: Sequence[str]) -> str:
-    """Where a peer is, by the addresses of its connections. Raises ValueError when they do not tell."""
+    """A peer's address, by those of its connections. Raises ValueError when they do not tell."""
     seen = [ip for ip, _ in tcp_addresses(addresses)]
     if not seen:
         raise ValueError("it is connected through a relay alone")
@@ -119,7 +119,7 @@ def _is_of_a_network(address: str) -> bool:
 
 @dataclass(frozen=True)
 class Reachability:
-    """What members said. answered: how many dialled. reached: address and port → how many came through there.
+    """Answers of the members. answered: how many dialled. reached: address and port → how many came through there.
 
     seen: the address from which most see this peer, "" when nobody said.
     """
@@ -143,7 +143,7 @@ class Reachability:
 
     @property
     def times(self) -> int:
-        """How many members came through at the best address."""
+        """Count of members that came through at the best address."""
         return self.reached[0][1] if self.reached else 0
 
     @property

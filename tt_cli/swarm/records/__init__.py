@@ -1,1 +1,1 @@
-"""What peers publish about themselves on the DHT: schema, validator, publisher, consensus."""
+"""Records that peers publish about themselves on the DHT: schema, validator, publisher, consensus."""

@@ -1,4 +1,4 @@
-"""What a peer's own account of its work may count for.
+"""Claim limits: what a peer's own account of its work may count for.
 
 Rounds begin when the samples of all trainers are enough, so one who claims many begins them early for all. Nobody
 can see what another computes; what can be seen is time and the other peers. Of a peer's samples no more count than it

@@ -1,4 +1,4 @@
-"""What follows from the members' records: which state is the swarm's, who holds it, how fast it is.
+"""Consensus from the members' records: which state is the swarm's, who holds it, how fast it is.
 
 Any key may sign any claim, so nothing follows from one record. Trainers **vote** with their records: those that took
 part in the swarm's steps and were in touch with it since. (A peer that takes the state over follows the vote; it votes
@@ -55,17 +55,17 @@ class SwarmState:
         return cls(records, *min(believed, key=lambda state: (-state[0], state[1])))
 
     def leads(self, epoch: int, digest: str) -> bool:
-        """Whether a peer that holds this state should come to the view's: there is one who can hand that over."""
+        """Tell whether a peer that holds this state should come to the view's: there is one who can hand that over."""
         if self.epoch == epoch:
             return bool(self.digest) and self.digest != digest and bool(self.donors())
         return (self.epoch > epoch or epoch > self.epoch + FAR_AHEAD) and bool(self.donors())
 
     def members(self, epoch: int, digest: str) -> list[PeerRecord]:
-        """Who holds exactly this state, of all that make steps: those who can average together."""
+        """Members that hold exactly this state, of all that make steps: those who can average together."""
         return [r for r in self.records if r.averages and r.epoch == epoch and r.digest == digest]
 
     def late(self, epoch: int) -> list[PeerRecord]:
-        """Who is exactly one step behind: most likely about to finish the step that others have finished."""
+        """Members exactly one step behind: most likely about to finish the step that others have finished."""
         return [r for r in self.records if r.averages and r.epoch == epoch - 1]
 
     def trainers(self) -> list[PeerRecord]:
@@ -94,7 +94,7 @@ class SwarmState:
 
 
 class Vote:
-    """Whether this peer's own record votes. lifetime: seconds after which others forget a record that is not renewed.
+    """The vote of this peer's own record. lifetime: seconds after which others forget a record that is not renewed.
 
     clock: seconds, which go on while the machine sleeps.
     """
@@ -107,7 +107,7 @@ class Vote:
         self._stored_at: float | None = None
 
     def of(self, record: PeerRecord) -> bool:
-        """Whether it votes with this record. Who computed nothing yet may be about to take a state over."""
+        """Tell whether it votes with this record. Who computed nothing yet may be about to take a state over."""
         state = record.epoch, record.digest
         if self._state is not None and state != self._state:
             self._follows = state != self._stepped_to
@@ -144,7 +144,7 @@ def voters_among(records: Iterable[PeerRecord]) -> list[PeerRecord]:
 
 
 def enough(signers: int, voters: Collection[PeerRecord]) -> bool:
-    """Whether a state that so many voters signed is the swarm's."""
+    """Tell whether a state that so many voters signed is the swarm's."""
     return 2 * signers >= len(voters)
 
 

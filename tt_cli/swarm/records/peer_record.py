@@ -33,7 +33,7 @@ Figures = Annotated[dict[FigureName, Loss], Field(max_length=4)]
 
 
 Unit = Literal["text", "digest", "link", "count", "per second", "share", "seconds", "loss", "yes or no", "figures"]
-"""What a screen needs to know to write a value: link is a boolean, true for a peer that others cannot dial."""
+"""Units by which a screen writes a value: link is a boolean, true for a peer that others cannot dial."""
 
 
 def figure(

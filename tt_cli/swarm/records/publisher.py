@@ -243,7 +243,7 @@ class PeerDirectory(threading.Thread):
 
     @contextlib.contextmanager
     def _failures_told(self) -> Iterator[None]:
-        """What goes wrong with the DHT is told now and then, and tried again: without this thread a peer is blind."""
+        """Report failures of the DHT now and then, and try again: without this thread a peer is blind."""
         try:
             yield
         except Exception as error:  # whatever its process raised, or the pipe to it

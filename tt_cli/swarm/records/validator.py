@@ -1,4 +1,4 @@
-"""What every DHT node of a run checks before it keeps or believes a record.
+"""Checks of every DHT node of a run before it keeps or believes a record.
 
 What is checked here does not change with time, nor from node to node: hivemind throws away all records under a key that
 a node answers with if one of them is refused. So a pass is looked at as of the time that the record says, which may not
@@ -74,7 +74,7 @@ class RecordValidator(RecordValidatorBase):
         return True
 
     def _is_notice(self, record: DHTRecord) -> bool:
-        """What the authority signed, under its number. It may be passed on by anybody."""
+        """The authority's notice, under its number. It may be passed on by anybody."""
         if not self._authority_key or len(record.value) > MAX_SPREAD_NOTICE or len(record.subkey) > 16:
             return False
         number, text = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)

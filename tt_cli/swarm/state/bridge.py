@@ -93,7 +93,7 @@ async def take_over(
 
 
 def donors_of(taker: StateClient) -> tuple[str, ...]:
-    """Who gave most first."""
+    """Donors, who gave most first."""
     return tuple(donor for donor, _ in taker.donors.most_common())
 
 
@@ -200,7 +200,7 @@ class StateBridge:
         self.traffic[0] += count
 
     def taking_may_wait(self) -> bool:
-        """Whether a state that is taken over leaves the line to something else for now."""
+        """Tell whether a state that is taken over leaves the line to something else for now."""
         return False
 
     async def _offer(self) -> tuple[bytes, StateBuffer] | None:

@@ -166,7 +166,7 @@ class _Target:
         return True
 
     def next_for(self, donor: str, ahead: float) -> list[int]:
-        """What to ask this donor for now, so that it owes some `ahead` bytes; in rising order."""
+        """Chunks to ask this donor for now, so that it owes some `ahead` bytes; in rising order."""
         owed = self.asked.setdefault(donor, deque())
         size = sum(self.tree.place(index)[1] for index in owed)
         run: list[int] = []
@@ -292,13 +292,13 @@ class StateClient:
         return self._target is not None and self._target.complete
 
     def _untried(self, tried: Mapping[str, float]) -> list[str]:
-        """Who may be asked now: nobody twice, but for those whose connection broke a while ago, while others go on."""
+        """Donors to ask now: nobody twice, but for those whose connection broke a while ago, while others go on."""
         donors = self._signatures.donors(self._target.tree if self._target else None)
         again = time.monotonic() - RETRY_SECONDS if self.giving else -math.inf
         return [donor for donor in donors if tried.get(donor, -math.inf) <= again and donor not in self.refused]
 
     def _donors_wanted(self, quiet: float) -> int:
-        """How many to ask at once. quiet: seconds since something came."""
+        """Count of donors to ask at once. quiet: seconds since something came."""
         useful = 1 + self._target.left // SHARE_BYTES if self._target is not None and self.giving else 1
         return min(self._wanted.at_once, useful + len(self._waiting) + int(quiet / HEDGE_SECONDS))
 

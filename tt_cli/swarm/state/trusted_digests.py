@@ -1,4 +1,4 @@
-"""Which states members signed, as of all looks at their records: what a manifest must be to be believed."""
+"""Trusted digests: states that members signed, as of all looks at their records; others are not believed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SIGNATURE_LOOKS, SIGNATURE_SECONDS = 6, 0.5
 
 
 class TrustedDigests:
-    """What members signed, as of all looks at their records so far; they may step on while a state is taken.
+    """Digests that members signed, as of all looks at their records so far; they may step on while a state is taken.
 
     read: the newest record of each peer; it may block. own: the peer id that does not count.
     """
@@ -45,7 +45,7 @@ class TrustedDigests:
                 self._holders.setdefault((record.epoch, record.digest), {})[record.peer_id] = None
 
     def believed(self, tree: Tree) -> bool:
-        """Whether this state was the swarm's in what was read so far."""
+        """Tell whether this state was the swarm's in what was read so far."""
         state = tree.step, tree.digest
         if self._voters:
             return enough(len(self._votes.get(state, ())), self._voters)
