@@ -18,9 +18,7 @@ from starlette.responses import Response
 
 MOST_ENTRIES = 64
 COMPRESSED_FROM = 1000  # bytes
-ANSWER_QUALITY = (
-    4  # of Brotli: smaller than gzip's 6 and a sixth of its time; from 5 on, five times as long for 5 % less
-)
+ANSWER_QUALITY = 4  # of Brotli: smaller than gzip's 6 in a sixth of its time; 5 takes five times as long for 5 % less
 FILE_QUALITY = 11  # a quarter of a second for the page's script, once
 IDENTITY = "identity"
 CODINGS = ("br", "gzip")  # where a client takes both alike, the first
