@@ -36,9 +36,9 @@ from tt_cli.supervisor.reporter import Orders, run_worker
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.compression import partition
+from tt_cli.swarm.compression import gradient_buffer
 
-partition.PART_ELEMENTS = 1024
+gradient_buffer.PART_ELEMENTS = 1024
 FAULTS: dict[str, dict[str, str]] = json.loads(os.environ["TT_TEST_FAULTS"])
 DAMAGES = ("bit flipped", "memory damaged")
 mine: dict[str, str] = {}

@@ -23,10 +23,10 @@ from tt_cli.supervisor.reporter import Orders, run_worker
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.compression import partition
+from tt_cli.swarm.compression import gradient_buffer
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, TensorPart
 
-partition.PART_ELEMENTS = 1024
+gradient_buffer.PART_ELEMENTS = 1024
 ATTACKS: dict[str, str] = json.loads(os.environ["TT_TEST_ATTACKS"])
 mine: list[str] = []
 
