@@ -69,13 +69,13 @@ def test_lost_words_and_unlike_averages_change_nothing(
         "cleo": {"5": "commit lost"},
     }
     swarm, members = start(start_swarm, monkeypatch, faults, "anna", "ben", "cleo")
-    assert swarm.wait(lambda: any(event.repaired for m in members.values() for event in committed(m)), WAIT)
+    assert swarm.wait(lambda: any(event.mended for m in members.values() for event in committed(m)), WAIT)
     wait_for_step(swarm, max(8, last_step(members["anna"]) + 3), *members)
     assert_agreed([*members.values(), swarm.members["aux"]])
     for member in members.values():
         assert_no_step_is_lost(member)
     rounds = [event for member in members.values() for event in committed(member)]
-    assert any(event.repaired and event.differing for event in rounds), "who was sent other bytes took the others'"
+    assert any(event.mended and event.differing for event in rounds), "who was sent other bytes took the others'"
 
 
 def test_two_peers_that_disagree_repeat_the_round(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
