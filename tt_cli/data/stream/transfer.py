@@ -8,7 +8,7 @@ Notable:
 
 Why not by huggingface_hub or fsspec: `hf_hub_download` (2.4) asks a server that stands still five times more, waits for
 a Retry-After by itself, goes on after a cut without asking whether it is still the same file, and keeps without bound;
-fsspec's `http` does not go on after a cut, and its `filecache` has no bound and no lock between processes.
+fsspec was not tried: its `http` needs aiohttp, one more dependency.
 """
 
 from __future__ import annotations
