@@ -10,7 +10,7 @@ from monitor.made import snapshot, trainer, watch_of
 from tt_cli.errors import TTError
 from tt_cli.monitor import SwarmSnapshot
 from tt_cli.run.folders import home
-from tt_cli.supervisor.peer_state import new_status
+from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.slot import claim_slot
 
 WAIT = 60.0
@@ -96,9 +96,11 @@ def test_the_peers_of_this_machine(tmp_path: Path) -> None:
     folder = home() / "runs" / "emoji-1a2b3c4d"
     folder.mkdir(parents=True)
     slot = claim_slot(folder, "peer")
-    new_status("emoji", "emoji-1a2b3c4d", "trainer", 100, "1").write(slot.status)
+    PeerState(run="emoji", identity="emoji-1a2b3c4d", total_steps=100, version="1").write(slot.status)
     (home() / "runs" / "other").mkdir()
-    new_status("other", "other", "trainer", 100, "1").write(home() / "runs" / "other" / "peer.json")
+    PeerState(run="other", identity="other", total_steps=100, version="1").write(
+        home() / "runs" / "other" / "peer.json"
+    )
     watch = watch_of(lambda: snapshot(peers=[trainer()]), folder)
     watch.look_here()
     assert [seen.status.run for seen in watch.scene().mine] == ["emoji"]

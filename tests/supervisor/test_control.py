@@ -24,7 +24,7 @@ from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.control_socket import ControlSocket, NoAnswer, NotRunning, ask
 from tt_cli.supervisor.events import Event, Finished, Log, Phase, Saved, Step
 from tt_cli.supervisor.household.limits import GO_ON, HouseholdLimits, Origin, Verdict
-from tt_cli.supervisor.peer_state import new_status, read_status
+from tt_cli.supervisor.peer_state import PeerState, read_status
 from tt_cli.supervisor.slot import AUX, TRAINER, Slot, claim_slot, look_at, slots_in
 from tt_cli.supervisor.supervise import Failed, supervise
 from tt_cli.supervisor.worker_process import Worker
@@ -57,7 +57,7 @@ class Peer:
         self.limits = HouseholdLimits([limit] if limit else [])
         self.slot = claim_slot(folder, kind)
         role = "trainer" if kind == TRAINER else "aux"
-        self.status = new_status("emoji", "emoji-1a2b3c4d", role, 600, "0")
+        self.status = PeerState(run="emoji", identity="emoji-1a2b3c4d", role=role, total_steps=600)
         self.control = Control(self.slot, self.status, self.limits, by_hand=by_hand)
         self._thread = threading.Thread(target=self._run)
 
@@ -75,7 +75,7 @@ class Peer:
     def _run(self) -> None:
         try:
             with self.control:
-                supervise(self._start, self, self.control, self.limits)
+                supervise(self._start, self, self.control)
         except BaseException as error:
             self.error = error
         assert self.slot.lock is not None
@@ -156,7 +156,7 @@ def test_finish_can_be_taken_back(folder: Path) -> None:
         peer.wait_for(lambda events: "ends after this step: `tt finish`" in messages(events))
         assert peer.ask("resume") == "goes on"
         peer.wait_for(lambda events: "goes on after this step: `tt resume`" in messages(events))
-        assert not peer.control.finish
+        assert not peer.control.status.finish
 
 
 def messages(events: list[Event]) -> list[str]:
@@ -249,7 +249,7 @@ def test_what_was_asked_outlives_a_restart_that_nobody_made_by_hand(folder: Path
     status.write(folder / "peer.json")
     with Peer(folder, "obey", by_hand=True) as peer:
         peer.wait_for_phase("training")
-        assert not peer.control.finish
+        assert not peer.control.status.finish
 
 
 def test_an_auxiliary_peer_ends_but_does_not_pause(folder: Path) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tt_cli.supervisor import events as e
-from tt_cli.supervisor.peer_state import Counted, LimitInForce, PeerState, Said, new_status, read_status
+from tt_cli.supervisor.household.limits import Origin
+from tt_cli.supervisor.peer_state import Counted, PeerState, Said, read_status
 from tt_cli.supervisor.slot import SeenSlot, Slot
 from tt_cli.terminal.status_lines import status_lines
 
@@ -23,7 +24,7 @@ def progress(at: float, **changes: object) -> e.Progress:
 
 
 def folded(*happened: e.Event) -> PeerState:
-    status = new_status("emoji", "emoji-1a2b3c4d", "trainer", 600, "0.2")
+    status = PeerState(run="emoji", identity="emoji-1a2b3c4d", total_steps=600, version="0.2")
     status.started, status.pid, status.log = NOW - 7500, 4711, "/home/anna/peer.log"
     for event in happened:
         status.apply(event)
@@ -55,9 +56,9 @@ def shown(status: PeerState, *, running: bool = True, answers: bool = True, widt
 def test_a_training_peer() -> None:
     status = folded(*TRAINING)
     status.limits = [
-        LimitInForce(name="hours", value="23:00-07:00", source="--hours"),
-        LimitInForce(name="max_upload", value="8", source="~/.config/tt/config.toml"),
-        LimitInForce(name="idle_only", value="", source="--idle-only"),
+        Origin(name="hours", value="23:00-07:00", source="--hours"),
+        Origin(name="max_upload", value="8", source="~/.config/tt/config.toml"),
+        Origin(name="idle_only", value="", source="--idle-only"),
     ]
     assert shown(status) == [
         "emoji · training for 1 min 00 s · towards step 13",

@@ -13,7 +13,11 @@ from supervisor.acting import WAIT, next_event, start_actor, start_boss
 
 from scripts.lab.process_watch import ProcessWatch
 from tt_cli.supervisor import supervise as room
+from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Event, Finished, Log, Phase
+from tt_cli.supervisor.household.limits import HouseholdLimits
+from tt_cli.supervisor.peer_state import PeerState
+from tt_cli.supervisor.slot import TRAINER, claim_slot
 from tt_cli.supervisor.supervise import Failed, supervise
 from tt_cli.supervisor.worker_process import Worker
 
@@ -46,16 +50,23 @@ class Record:
         return [event.message for event in self.events if isinstance(event, Log) and event.level == "warning"]
 
 
+def keep(acts: Acts, screen: Record) -> None:
+    """Supervise its workers in their folder."""
+    status = PeerState(run="emoji", identity="emoji-1a2b3c4d", total_steps=600)
+    with Control(claim_slot(acts.folder, TRAINER), status, HouseholdLimits(), by_hand=True) as control:
+        supervise(acts, screen, control)
+
+
 def test_a_worker_that_ends_by_itself_is_followed_to_its_end(tmp_path: Path) -> None:
     acts, screen = Acts(tmp_path, "tell"), Record()
-    supervise(acts, screen)
+    keep(acts, screen)
     assert [event.kind for event in screen.events] == ["phase", "log", "step"]
 
 
 def test_a_crash_restarts_it_until_it_has_failed_three_times(tmp_path: Path) -> None:
     acts, screen = Acts(tmp_path, "die", "bug", "broken"), Record()
     with pytest.raises(Failed) as caught:
-        supervise(acts, screen)
+        keep(acts, screen)
     assert len(acts.workers) == 3
     assert caught.value.exit_code == 1
     assert str(caught.value) == (f"the daemon was ended; it failed 3 times in a row: see {tmp_path / 'log'}")
@@ -67,7 +78,7 @@ def test_a_crash_restarts_it_until_it_has_failed_three_times(tmp_path: Path) -> 
 
 def test_a_global_step_between_crashes_starts_the_count_anew(tmp_path: Path) -> None:
     acts, screen = Acts(tmp_path, "die", "die", "step", "die", "tell"), Record()
-    supervise(acts, screen)
+    keep(acts, screen)
     counts = [words.rpartition("(")[2] for words in screen.warnings()]
     assert counts == ["1 of 2)", "2 of 2)", "1 of 2)", "2 of 2)"]
 
@@ -79,7 +90,7 @@ def test_a_global_step_between_crashes_starts_the_count_anew(tmp_path: Path) -> 
 def test_what_a_restart_cannot_mend_is_final(act: str, code: int, words: str, tmp_path: Path) -> None:
     acts = Acts(tmp_path, act)
     with pytest.raises(Failed) as caught:
-        supervise(acts, Record())
+        keep(acts, Record())
     assert (str(caught.value), caught.value.exit_code) == (words, code)
     assert len(acts.workers) == 1
 
@@ -87,7 +98,7 @@ def test_what_a_restart_cannot_mend_is_final(act: str, code: int, words: str, tm
 def test_ctrl_c_lets_it_leave(tmp_path: Path) -> None:
     acts = Acts(tmp_path, "wait")
     screen = Record(lambda event: isinstance(event, Phase) and event.phase == "training")
-    supervise(acts, screen)
+    keep(acts, screen)
     assert [event.kind for event in screen.events] == ["phase", "phase", "finished"]
     assert screen.events[1:] == [
         Phase("leaving", "Ctrl-C; once more ends it at once", at=screen.events[1].at),
@@ -100,7 +111,7 @@ def test_one_that_does_not_leave_is_ended_after_a_while(tmp_path: Path, monkeypa
     monkeypatch.setattr(room, "LEAVE_SECONDS", 0.05)
     acts = Acts(tmp_path, "stubborn")
     screen = Record(lambda event: isinstance(event, Phase) and event.phase == "training")
-    supervise(acts, screen)
+    keep(acts, screen)
     assert isinstance(screen.events[-1], Finished) and "hard way" in screen.events[-1].reason
     assert acts.workers[0].wait(WAIT) == -signal.SIGKILL
 
@@ -110,7 +121,7 @@ def test_a_chatty_worker_cannot_stretch_the_time_to_leave(tmp_path: Path, monkey
     acts = Acts(tmp_path, "chatty")
     screen = Record(lambda event: isinstance(event, Phase) and event.phase == "training")
     started = time.monotonic()
-    supervise(acts, screen)
+    keep(acts, screen)
     assert time.monotonic() - started < WAIT
     assert isinstance(screen.events[-1], Finished) and "hard way" in screen.events[-1].reason
 

@@ -18,7 +18,7 @@ from terminal.happened import ID, LAN, LOOPBACK, SIZES, TITLES, TRAINING, made, 
 
 from tt_cli.monitor.views import SwarmLines
 from tt_cli.supervisor import events as e
-from tt_cli.supervisor.peer_state import CURVE, PeerState, new_status
+from tt_cli.supervisor.peer_state import CURVE, PeerState
 from tt_cli.terminal import worker_screen
 from tt_cli.terminal.log_lines import LogLine, LogLines, best_address, join_line
 from tt_cli.terminal.worker_screen import Screen
@@ -141,7 +141,7 @@ def applied(happened: list[e.Event]) -> PeerState:
 
 
 def told(happened: list[e.Event]) -> tuple[PeerState, list[LogLine]]:
-    state, lines, log = new_status("", "", "trainer", 2000, ""), LogLines(), []
+    state, lines, log = PeerState(run="", identity="", total_steps=2000), LogLines(), []
     for event in happened:
         state.apply(event)
         log += lines.of(event, state)

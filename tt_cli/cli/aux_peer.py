@@ -147,7 +147,7 @@ def aux_peer(
     from tt_cli.supervisor.control import Control
     from tt_cli.supervisor.events import Log
     from tt_cli.supervisor.household.limits import HouseholdLimits
-    from tt_cli.supervisor.peer_state import new_status
+    from tt_cli.supervisor.peer_state import PeerState
     from tt_cli.supervisor.slot import AUX, claim_slot, identity_name
     from tt_cli.supervisor.supervise import supervise
     from tt_cli.supervisor.worker_process import Worker
@@ -180,8 +180,14 @@ def aux_peer(
     if assist_port is not None and no_assist:
         raise UsageError("--assist-port: there is no assistant with --no-assist")
     slot = claim_slot(folders.run_folder(config), AUX)
-    status = new_status(run, config.identity, "aux", config.schedule.total_steps, __version__)
-    status.log = str(slot.log)
+    status = PeerState(
+        run=run,
+        identity=config.identity,
+        role="aux",
+        total_steps=config.schedule.total_steps,
+        log=str(slot.log),
+        version=__version__,
+    )
     serving = ServeOptions(run=config.to_toml(), host=host, port=authority_port, trusted_proxy=trusted_proxy)
     title = f"tt aux-peer {run}"
 

@@ -110,7 +110,7 @@ def join(
     from tt_cli.supervisor.control import Control
     from tt_cli.supervisor.events import Log
     from tt_cli.supervisor.household.limits import HouseholdLimits
-    from tt_cli.supervisor.peer_state import LimitInForce, new_status
+    from tt_cli.supervisor.peer_state import PeerState
     from tt_cli.supervisor.slot import TRAINER, claim_slot, identity_name
     from tt_cli.supervisor.supervise import supervise
     from tt_cli.supervisor.worker_process import Worker
@@ -129,9 +129,14 @@ def join(
     limits = HouseholdLimits(mine.household())
     curves = open_sink(mine.get("log_to"), config) if mine.get("log_to") else None
     slot = claim_slot(folders.run_folder(config), TRAINER)
-    status = new_status(run, config.identity, "trainer", config.schedule.total_steps, __version__)
-    status.log = str(slot.log)
-    status.limits = [LimitInForce(name=one.name, value=one.value, source=one.source) for one in mine.origins()]
+    status = PeerState(
+        run=run,
+        identity=config.identity,
+        total_steps=config.schedule.total_steps,
+        log=str(slot.log),
+        version=__version__,
+        limits=mine.origins(),
+    )
     options: dict[str, Any] = {
         "run": config.to_toml(),
         "initial_peers": peers,
@@ -168,7 +173,7 @@ def join(
         PeerAdmission(config, identity_name(slot), tell, send_token=send_token) as admitted,
         nullcontext(screen) if curves is None else Logged(screen, curves) as shown,
     ):
-        supervise(start, shown, control, limits)
+        supervise(start, shown, control)
         admitted.check()
 
 

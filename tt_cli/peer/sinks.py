@@ -23,7 +23,7 @@ from typing import Any, Protocol, Self
 from tt_cli.errors import UsageError
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor import events
-from tt_cli.supervisor.peer_state import PeerState, new_status
+from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.supervise import EventSink
 
 KINDS = ("tensorboard", "wandb", "trackio")
@@ -103,7 +103,7 @@ class Logged:
 
     def __init__(self, screen: EventSink, open: Callable[[], Sink]):
         self._screen, self._open = screen, open
-        self._state = new_status("", "", "trainer", 0, "")
+        self._state = PeerState(run="", identity="")
         self._due: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MOST_DUE)
         self._thread = threading.Thread(target=self._write, daemon=True)
 

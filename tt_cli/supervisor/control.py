@@ -24,14 +24,13 @@ class Control:
 
     What is asked is kept in the slot's status file, so it outlives the supervisor. by_hand: a person has just started
     this peer, which takes back what was asked of it before; otherwise (systemd, Docker, cron) that still counts.
-    news: set when something was asked; who waits for it clears it.
+    news, resumed: set when something was asked, by `tt resume`; who waits for it clears it.
     """
 
     def __init__(self, slot: Slot, status: PeerState, limits: HouseholdLimits, *, by_hand: bool):
         self.slot, self.status, self.limits = slot, status, limits
-        self.news = threading.Event()
+        self.news, self.resumed = threading.Event(), threading.Event()
         self._lock = threading.Lock()
-        self._resumed = False
         self._written = 0.0
         before = read_status(slot.status)
         if before is not None:
@@ -61,22 +60,12 @@ class Control:
             if isinstance(event, Phase) or time.monotonic() > self._written + WRITE_SECONDS:
                 self._write()
 
-    def end(self, reason: str, *, done: bool) -> None:
+    def end(self, *, done: bool = False) -> None:
         """The peer has ended. done: by itself, so that a wish to finish is fulfilled."""
         with self._lock:
-            self.status.enter("ended", reason, time.time())
+            self.status.enter("ended", self.status.reason, time.time())
             self.status.finish = self.status.finish and not done
             self._write()
-
-    def restarted(self) -> None:
-        """Count a worker that was started again after a failure."""
-        with self._lock:
-            self.status.restarts += 1
-
-    @property
-    def finish(self) -> bool:
-        """True when the peer should end after its step."""
-        return self.status.finish
 
     def paused(self) -> Verdict:
         """The pause that a person has asked for, while it lasts."""
@@ -89,12 +78,6 @@ class Control:
                 return GO_ON
             words = "until `tt resume`" if until is None else f"{until_words(until, now)} (`tt pause`)"
             return Verdict("pause", words, until)
-
-    def take_resumed(self) -> bool:
-        """True once after each `tt resume`."""
-        with self._lock:
-            resumed, self._resumed = self._resumed, False
-            return resumed
 
     # ---------------------------------------------------------------- for the socket
 
@@ -111,9 +94,8 @@ class Control:
                 case "finish":
                     words = self._finish()
                 case other:
-                    raise UsageError(
-                        f"this peer does not know the command {str(other)[:40]!r}; it runs another version"
-                    )
+                    what = f"{str(other)[:40]!r}"
+                    raise UsageError(f"this peer does not know the command {what}; it runs another version")
             self._write()
         self.news.set()
         return {"ok": True, "words": words}
@@ -135,7 +117,7 @@ class Control:
         asked = self.status.paused or self.status.finish
         stopped = self.status.state == "paused"
         self.status.paused, self.status.paused_until, self.status.finish = False, None, False
-        self._resumed = True
+        self.resumed.set()
         verdict = self.limits.verdict()
         if verdict.action == "pause":
             return f"stays paused: {verdict.reason}"

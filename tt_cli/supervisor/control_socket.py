@@ -124,12 +124,10 @@ def _user_of(connection: socket.socket) -> int:
 
 def _read_line(connection: socket.socket) -> Answer:
     """One object in one line. Raises ValueError for anything else, OSError when it does not come."""
-    received = b""
-    while not received.endswith(b"\n"):
-        data = connection.recv(1 << 16)
-        if not data or len(received) > LONGEST:
-            raise ValueError("it hung up")
-        received += data
+    with connection.makefile("rb") as stream:
+        received = stream.readline(LONGEST)
+    if not received.endswith(b"\n"):
+        raise ValueError("it hung up")
     line = json.loads(received)
     if not isinstance(line, dict):
         raise ValueError("not an object")

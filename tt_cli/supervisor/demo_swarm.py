@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tt_cli.errors import TTError
@@ -73,20 +74,16 @@ def run_demo(
 def _wait_for_step(swarm: LocalSwarm, trainers: list[LocalPeer], step: int) -> None:
     """Wait until some trainer has made `step`. Raises TTError when all ended or nothing moves any more."""
 
-    def reached() -> int:
-        return max((event.epoch for trainer in trainers for event in trainer.of(Step)), default=0)
+    def reached(goal: int) -> bool:
+        return any(event.epoch >= goal for trainer in trainers for event in trainer.of(Step))
 
-    before = -1
-    while (now := reached()) < step:
-        if not any(trainer.running for trainer in trainers):
+    def settled(goal: int) -> bool:
+        return reached(goal) or not any(trainer.running for trainer in trainers)
+
+    for goal in range(1, step + 1):
+        if not swarm.wait(partial(settled, goal), STALL_SECONDS):
+            raise TTError(f"no step was made for {STALL_SECONDS:.0f} s: see the logs in {swarm.folder}")
+        if not reached(goal):
             failures = [event.message for trainer in trainers for event in trainer.of(Failure)]
             why = failures[-1] if failures else f"see the logs in {swarm.folder}"
             raise TTError(f"all training peers ended: {why}")
-        if now == before:
-            raise TTError(f"no step was made for {STALL_SECONDS:.0f} s: see the logs in {swarm.folder}")
-        before = now
-
-        def moved(seen: int = now) -> bool:
-            return reached() > seen or not any(trainer.running for trainer in trainers)
-
-        swarm.wait(moved, STALL_SECONDS)

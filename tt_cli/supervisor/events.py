@@ -9,14 +9,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, TypeAlias
 
 STEPPED = ("committed", "alone")
 """Outcomes of rounds after which a step is made."""
 
 EVENTS: dict[str, type[Event]] = {}
 """By their kinds."""
+
+Emit: TypeAlias = "Callable[[Event], None]"
+"""Receiver of a worker's events."""
 
 
 @dataclass(frozen=True)
@@ -229,9 +233,3 @@ def from_json(line: str) -> Event:
         return cls(**{key: value for key, value in data.items() if key in names})
     except TypeError as error:
         raise ValueError(f"not a {cls.kind} event: {error}") from error
-
-
-class Emit(Protocol):
-    """Receiver of a worker's events."""
-
-    def __call__(self, event: Event, /) -> None: ...

@@ -14,10 +14,11 @@ from collections import deque
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.supervisor import events
+from tt_cli.supervisor.household.limits import Origin
 
 KEPT_WORDS = 5
 KEPT_STEPS = 16
@@ -27,28 +28,14 @@ LARGEST_LOSS = 1e9
 """Larger values are no losses; they would flatten every curve, and their sums may overflow."""
 
 
-class _Part(BaseModel):
-    """Fields of a later version are ignored, missing ones have their defaults."""
-
-    model_config = ConfigDict(extra="ignore", validate_assignment=False)
-
-
-class Chosen(_Part):
+class Chosen(BaseModel):
     """An automatic choice and its reason."""
 
     value: str
     reason: str
 
 
-class LimitInForce(_Part):
-    """A limit as it was set. source: the flag, or the settings file."""
-
-    name: str
-    value: str
-    source: str
-
-
-class Counted(_Part):
+class Counted(BaseModel):
     """Troubles of one kind: how many since the supervisor started, and the newest."""
 
     count: int
@@ -57,15 +44,17 @@ class Counted(_Part):
     at: float
 
 
-class Said(_Part):
+class Said(BaseModel):
     """A line that a person should be able to read afterwards."""
 
     at: float
     text: str
 
 
-class PeerState(_Part):
+class PeerState(BaseModel):
     """One peer of this machine. Times are Unix time in seconds; bytes and restarts count from the supervisor's start.
+
+    In a file, fields of a later version are ignored, and missing ones have their defaults.
 
     state: starting, syncing, training, averaging, waiting, paused, leaving or ended; failed until the supervisor has
     decided what follows. until: when it will change, where that is known. paused, paused_until, finish: what a person
@@ -78,17 +67,17 @@ class PeerState(_Part):
 
     run: str
     identity: str
-    role: Literal["trainer", "aux"]
-    total_steps: int
-    pid: int
+    role: Literal["trainer", "aux"] = "trainer"
+    total_steps: int = 0
+    pid: int = Field(default_factory=os.getpid)
     log: str = ""
     version: str = ""
-    started: float
-    updated: float
+    started: float = Field(default_factory=time.time)
+    updated: float = Field(default_factory=time.time)
 
     state: str = "starting"
     reason: str = ""
-    since: float
+    since: float = Field(default_factory=time.time)
     until: float | None = None
     paused: bool = False
     paused_until: float | None = None
@@ -116,7 +105,7 @@ class PeerState(_Part):
     addresses: list[str] = Field(default_factory=list)
     client_mode: bool = False
     choices: dict[str, Chosen] = Field(default_factory=dict)
-    limits: list[LimitInForce] = Field(default_factory=list)
+    limits: list[Origin] = Field(default_factory=list)
     troubles: dict[str, Counted] = Field(default_factory=dict)
     words: list[Said] = Field(default_factory=list)
 
@@ -289,19 +278,3 @@ def read_status(file: Path) -> PeerState | None:
     with contextlib.suppress(OSError, ValidationError):
         return PeerState.model_validate_json(file.read_bytes())
     return None
-
-
-def new_status(run: str, identity: str, role: Literal["trainer", "aux"], total_steps: int, version: str) -> PeerState:
-    """State of a peer that this process begins to supervise."""
-    now = time.time()
-    return PeerState(
-        run=run,
-        identity=identity,
-        role=role,
-        total_steps=total_steps,
-        pid=os.getpid(),
-        started=now,
-        updated=now,
-        since=now,
-        version=version,
-    )

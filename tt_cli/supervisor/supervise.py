@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import signal
 import threading
 import time
@@ -13,8 +14,8 @@ from typing import Protocol
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.control import Control
-from tt_cli.supervisor.events import Event, Finished, Log, Phase, Snapshot, Step
-from tt_cli.supervisor.household.limits import HouseholdLimits, Verdict, until_words
+from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Snapshot, Step
+from tt_cli.supervisor.household.limits import Verdict, until_words
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
 from tt_cli.supervisor.worker_process import Worker
 
@@ -40,35 +41,20 @@ class Failed(TTError):
         self.exit_code = exit_code
 
 
-class _Signal(KeyboardInterrupt):
-    """A signal that means "leave", like Ctrl-C: SIGTERM when the machine shuts down, SIGHUP when a terminal closes."""
-
-    def __str__(self) -> str:
-        return str(self.args[0])
-
-
-def supervise(
-    start: Callable[[], Worker],
-    screen: EventSink,
-    control: Control | None = None,
-    limits: HouseholdLimits | None = None,
-) -> None:
-    """Run a peer to its end, by one worker after the other.
+def supervise(start: Callable[[], Worker], screen: EventSink, control: Control) -> None:
+    """Run a peer to its end, by one worker after the other, within the limits of `control` and as a person asks.
 
     A crash (a killed process, a bug) starts a new worker, up to three times without a global step between. Ctrl-C lets
-    it leave; a second one, or eight seconds, ends it. Raises Failed with one line when it cannot go on. With a
-    `control`, a peer that has worked before is then paused instead and tries again later: nobody may be there to see.
+    it leave; a second one, or LEAVE_SECONDS, ends it. A peer that has worked and cannot go on is paused and tried
+    again later: nobody may be there to see. Raises Failed with one line where another has failed.
     """
-    supervision = _Supervision(start, screen, control, limits or HouseholdLimits())
     with _signals_raised():
-        supervision.run()
+        _Supervision(start, screen, control).run()
 
 
 class _Supervision:
-    def __init__(
-        self, start: Callable[[], Worker], screen: EventSink, control: Control | None, limits: HouseholdLimits
-    ):
-        self._start, self._screen, self._control, self._limits = start, screen, control, limits
+    def __init__(self, start: Callable[[], Worker], screen: EventSink, control: Control):
+        self._start, self._screen, self._control = start, screen, control
         self._failures = self._retries = 0
         self._worked = False  # it has trained, or waited for its time: it may not vanish
         self._stepped = False  # this worker has
@@ -79,13 +65,13 @@ class _Supervision:
 
     def run(self) -> None:
         try:
-            self._limits.begin(self._show)
+            self._control.limits.begin(self._show)
             while self._may_start() and self._run_worker():
                 pass
         except KeyboardInterrupt as signalled:  # while no worker ran
-            self._end(f"left: {_name(signalled)}", done=False)
+            self._end(f"left: {_name(signalled)}")
         finally:
-            self._limits.end()
+            self._control.limits.end()
         if self._gave_up is not None:
             raise self._gave_up[1]
 
@@ -93,84 +79,85 @@ class _Supervision:
 
     def _may_start(self) -> bool:
         """Wait until a worker may run. False when none is wanted any more."""
-        while not self._finish:
+        control, status = self._control, self._control.status
+        while not status.finish:
             verdict = self._verdict()
             if verdict.action != "pause":
                 return True
             self._worked = True
-            self._pause_shown(verdict)
-            if self._control is not None:
-                self._control.news.wait(LOOK_SECONDS)
-                self._control.news.clear()
-            else:
-                time.sleep(LOOK_SECONDS)
+            if (status.state, status.reason, status.until) != ("paused", verdict.reason, verdict.until):
+                self._show(Phase("paused", verdict.reason, verdict.until))
+            control.news.wait(LOOK_SECONDS)
+            control.news.clear()
         self._end("finished, as asked with `tt finish`", done=True)
         return False
 
     def _verdict(self) -> Verdict:
         """Judge what the peer may do now, by a person's wish, by its failures, by its limits."""
-        if self._control is not None:
-            if self._control.take_resumed():
-                self._gave_up, self._failures = None, 0
-            asked = self._control.paused()
-            if asked.action != "go on":
-                return asked
+        if self._control.resumed.is_set():
+            self._control.resumed.clear()
+            self._gave_up, self._failures = None, 0
+        if (asked := self._control.paused()).action == "pause":
+            return asked
         if self._gave_up is not None:
-            verdict = self._gave_up[0]
-            if verdict.until is None or time.time() < verdict.until:
+            verdict, _ = self._gave_up
+            if time.time() < (verdict.until or 0.0):
                 return verdict
             self._gave_up, self._failures = None, MAX_FAILURES - 1
-        return self._limits.verdict()
-
-    @property
-    def _finish(self) -> bool:
-        return self._control is not None and self._control.finish
+        return self._control.limits.verdict()
 
     # ---------------------------------------------------------------- with one
 
     def _run_worker(self) -> bool:
         """From its start to its end. True when another one should follow, at once or after a pause."""
-        if self._shown_pause is not None:  # the worker says so itself, after seconds
+        if self._control.status.state == "paused":  # the worker says so itself, after seconds
             self._show(Phase("starting", "after a pause"))
         worker = self._start()
         self._stepped = self._pausing = self._leaving = self._asked_to_finish = False
         self._held = self._towards = ""
         try:
-            try:
-                if self._follow(worker):
-                    self._leave_to_pause(worker)
-            except KeyboardInterrupt as signalled:
-                self._leave(worker, signalled)
-                return False
+            if self._follow(worker):
+                self._pausing = True
+                if not self._left(worker, f"to pause {self._verdict().reason}".strip(), PAUSE_SECONDS):
+                    self._show(Log(f"it did not leave within {PAUSE_SECONDS:.0f} s and was ended", "warning"))
+        except KeyboardInterrupt as signalled:
+            self._leave(worker, _name(signalled))
+            return False
         finally:
             worker.kill()
         code = worker.wait()
         if self._pausing:
             return True
         if code == 0:
-            self._ended(done=True)
+            self._control.end(done=True)
             return False
         return self._after_failure(worker, code)
 
-    def _follow(self, worker: Worker) -> bool:
-        """Pass on what it tells and what is asked of it. True when a pause is due, False when it has ended."""
-        while not worker.ended:
-            for event in worker.events(timeout=LOOK_SECONDS):
+    def _follow(self, worker: Worker, seconds: float = math.inf) -> bool:
+        """Pass on what it tells, and to it what is asked, for so long. True when a pause is due before its end."""
+        deadline = time.monotonic() + seconds
+        while not worker.ended and time.monotonic() < deadline:
+            if (event := next(worker.events(timeout=LOOK_SECONDS), None)) is not None:
                 self._take(event)
-                if self._steer(worker):
-                    return True
-            if self._steer(worker):
+            if not self._leaving and self._steer(worker):
                 return True
         return False
 
     def _steer(self, worker: Worker) -> bool:
         """Tell the worker what has changed. True when a pause is due."""
-        verdict = self._verdict()
+        verdict, status = self._verdict(), self._control.status
         if verdict.action == "pause":
             return True
-        if self._finish != self._asked_to_finish:
-            self._asked_to_finish = self._finish
-            self._tell_finish(worker)
+        if status.finish != self._asked_to_finish:
+            self._asked_to_finish = status.finish
+            if not status.finish:
+                worker.stay()
+                self._show(Log("goes on after this step: `tt resume`"))
+            elif status.role == "aux":
+                worker.leave()
+            else:
+                worker.finish()
+                self._show(Log("ends after this step: `tt finish`"))
         hold = verdict.reason if verdict.action == "hold" else ""
         if bool(hold) != bool(self._held):
             self._held = hold
@@ -178,16 +165,6 @@ class _Supervision:
             if self._towards:  # it trains; until then it starts, held or not
                 self._show(Phase("waiting", hold) if hold else Phase("training", self._towards))
         return False
-
-    def _tell_finish(self, worker: Worker) -> None:
-        if not self._finish:
-            worker.stay()
-            self._show(Log("goes on after this step: `tt resume`"))
-        elif self._control is not None and self._control.status.role == "aux":
-            worker.leave()
-        else:
-            worker.finish()
-            self._show(Log("ends after this step: `tt finish`"))
 
     def _take(self, event: Event) -> None:
         """One event of the worker's, as the whole peer tells it."""
@@ -204,57 +181,39 @@ class _Supervision:
         if not (self._pausing and isinstance(event, Finished)):  # the worker has; the peer has not
             self._show(event)
 
-    def _drain(self, worker: Worker, seconds: float) -> None:
-        """Its last events, for at most so long."""
-        deadline = time.monotonic() + seconds
-        while not worker.ended and time.monotonic() < deadline:
-            for event in worker.events(timeout=LOOK_SECONDS):
-                self._take(event)
-                if time.monotonic() > deadline:
-                    break
-
-    def _leave_to_pause(self, worker: Worker) -> None:
-        self._pausing = self._leaving = True
-        self._show(Phase("leaving", f"to pause {self._verdict().reason}".strip()))
+    def _left(self, worker: Worker, why: str, seconds: float) -> bool:
+        """Have it leave, and pass on its last events, for at most so long. False when that was not enough."""
+        self._leaving = True
+        self._show(Phase("leaving", why))
         worker.leave()
-        self._drain(worker, PAUSE_SECONDS)
-        if worker.exit_code is None:
-            self._show(Log(f"it did not leave within {PAUSE_SECONDS:.0f} s and was ended", "warning"))
+        self._follow(worker, seconds)
+        return worker.exit_code is not None
 
-    def _leave(self, worker: Worker, signalled: KeyboardInterrupt) -> None:
-        self._pausing, self._leaving = False, True
+    def _leave(self, worker: Worker, name: str) -> None:
+        self._pausing = False
         try:
-            self._show(Phase("leaving", f"{_name(signalled)}; once more ends it at once"))
-            worker.leave()
-            self._drain(worker, LEAVE_SECONDS)
+            if self._left(worker, f"{name}; once more ends it at once", LEAVE_SECONDS):
+                self._control.end()
+            else:
+                self._end(f"ended the hard way: it did not leave within {LEAVE_SECONDS:.0f} s")
         except KeyboardInterrupt:
-            self._end("ended at once", done=False)
-            return
-        if worker.exit_code is None:
-            self._end(f"ended the hard way: it did not leave within {LEAVE_SECONDS:.0f} s", done=False)
-        else:
-            self._ended(done=False)
+            self._end("ended at once")
 
     def _after_failure(self, worker: Worker, code: int | None) -> bool:
-        """Try again, give up for a while, or for good (Failed)."""
-        failure = worker.failure
-        final = failure is not None and failure.exit_code not in RESTARTED
+        """Try again, or give up for a while. Raises Failed where it is for good."""
+        failure = worker.failure or Failure(_end_in_words(code), BUG_EXIT_CODE)
+        reason = failure.message
         self._failures = 1 if self._stepped else self._failures + 1
-        reason = _reason(worker, code)
-        if not final and self._failures < MAX_FAILURES:
+        if failure.exit_code not in RESTARTED:
+            failed = Failed(reason, failure.exit_code)
+        elif self._failures < MAX_FAILURES:
             counted = f"({self._failures} of {MAX_FAILURES - 1})"
             self._show(Log(f"{reason}; starting it again from its backup {counted}", "warning"))
-            if self._control is not None:
-                self._control.restarted()
+            self._control.status.restarts += 1
             return True
-        if final:
-            assert failure is not None
-            failed = Failed(failure.message, failure.exit_code)
         else:
             failed = Failed(f"{reason}; it failed {self._failures} times in a row: see {worker.log}", 1)
-        if self._control is None or not self._worked or failed.exit_code == UsageError.exit_code:
-            if self._control is not None:
-                self._control.end(f"failed: {failed}", done=False)
+        if not self._worked or failed.exit_code == UsageError.exit_code:
             raise failed
         now = time.time()
         until = now + RETRY_SECONDS[min(self._retries, len(RETRY_SECONDS) - 1)]
@@ -265,19 +224,8 @@ class _Supervision:
 
     # ---------------------------------------------------------------- for the screen
 
-    def _pause_shown(self, verdict: Verdict) -> None:
-        phase = Phase("paused", verdict.reason, verdict.until)
-        if self._shown_pause != (phase.reason, phase.until):
-            self._shown_pause = (phase.reason, phase.until)
-            self._show(phase)
-
-    _shown_pause: tuple[str, float | None] | None = None
-
     def _show(self, event: Event) -> None:
-        if isinstance(event, Phase) and event.phase != "paused":
-            self._shown_pause = None
-        if self._control is not None:
-            self._control.apply(event)
+        self._control.apply(event)
         try:
             if not self._unseen:
                 self._screen.show(event)
@@ -286,23 +234,17 @@ class _Supervision:
                 raise
             self._unseen = True  # the terminal has been closed; the worker shall leave cleanly all the same
 
-    def _end(self, reason: str, *, done: bool) -> None:
+    def _end(self, reason: str, *, done: bool = False) -> None:
         """The supervisor's own word for the end."""
         self._show(Finished(reason))
-        self._ended(done=done)
-
-    def _ended(self, *, done: bool) -> None:
-        if self._control is not None:
-            self._control.end(self._control.status.reason, done=done)
+        self._control.end(done=done)
 
 
 def _name(signalled: KeyboardInterrupt) -> str:
-    return str(signalled) if isinstance(signalled, _Signal) else "Ctrl-C"
+    return str(signalled) or "Ctrl-C"
 
 
-def _reason(worker: Worker, code: int | None) -> str:
-    if worker.failure is not None:
-        return worker.failure.message
+def _end_in_words(code: int | None) -> str:
     if code is not None and code < 0:
         return f"the peer process was killed (signal {-code})"
     return f"the peer process ended unexpectedly (exit code {code})"
@@ -310,19 +252,20 @@ def _reason(worker: Worker, code: int | None) -> str:
 
 @contextlib.contextmanager
 def _signals_raised() -> Iterator[None]:
-    """Have SIGTERM and SIGHUP raise like Ctrl-C, where they are not ignored (nohup)."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    """Have signals that mean "leave" raise like Ctrl-C, where they are not ignored (nohup).
 
-    def tell(number: int, frame: FrameType | None) -> None:
-        raise _Signal(signal.Signals(number).name)
+    SIGTERM comes when the machine shuts down, SIGHUP when a terminal closes.
+    """
 
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    in_main = threading.current_thread() is threading.main_thread()  # no other thread may set them
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP) if in_main}
     try:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(number, tell)
+                signal.signal(number, interrupt)
         yield
     finally:
         for number, handler in before.items():

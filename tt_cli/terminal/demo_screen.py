@@ -11,7 +11,7 @@ from typing import TextIO
 from rich.text import Text
 
 from tt_cli.supervisor import events
-from tt_cli.supervisor.peer_state import PeerState, new_status
+from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.terminal.format import (
     NONE,
     PHASE_STYLES,
@@ -48,7 +48,7 @@ class DemoView:
 
     def apply(self, name: str, event: events.Event) -> list[LogLine]:
         """Take in one event of the worker `name`; return what it is worth telling."""
-        state = self.states.setdefault(name, new_status("", "", "trainer", self.total_steps, ""))
+        state = self.states.setdefault(name, PeerState(run="", identity="", total_steps=self.total_steps))
         state.apply(event)
         if isinstance(event, events.Step):
             if self.leader is None or self.states[self.leader].ended:
@@ -68,7 +68,7 @@ class DemoView:
         if self.leader is not None:
             return self.states[self.leader]
         training = (state for state in self.states.values() if state.samples is not None)
-        return next(training, new_status("", "", "trainer", self.total_steps, ""))
+        return next(training, PeerState(run="", identity="", total_steps=self.total_steps))
 
 
 class DemoScreen(LiveScreen):

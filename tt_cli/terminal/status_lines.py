@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
-from tt_cli.supervisor.household.limits import until_words
-from tt_cli.supervisor.peer_state import LimitInForce, PeerState
+from tt_cli.supervisor.household.limits import Origin, until_words
+from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.slot import SeenSlot
 from tt_cli.terminal.format import (
     PHASE_STYLES,
@@ -85,7 +85,7 @@ def _asked(status: PeerState, now: float) -> list[tuple[str, str]]:
     return []
 
 
-def _limits(limits: Sequence[LimitInForce]) -> list[tuple[str, str]]:
+def _limits(limits: Sequence[Origin]) -> list[tuple[str, str]]:
     shown = []
     for limit in limits:
         flag = limit.source.startswith("--")

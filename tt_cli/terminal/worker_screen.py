@@ -15,7 +15,7 @@ from typing import Any, TextIO
 from rich.text import Text
 
 from tt_cli.supervisor import events
-from tt_cli.supervisor.peer_state import PeerState, new_status
+from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.terminal.format import (
     LEVEL_STYLES,
     NONE,
@@ -67,7 +67,7 @@ class Screen(LiveScreen):
     ) -> None:
         super().__init__(plain=plain, json=json, stream=stream)
         self._draw_swarm = draw_swarm
-        self.state = new_status(title, identity, "trainer", total_steps, "")
+        self.state = PeerState(run=title, identity=identity, total_steps=total_steps)
         self._titles, self._join_run = (title, identity), join_run
         self._lines, self._log = LogLines(), deque[LogLine](maxlen=LOG_LINES)
 

@@ -1,6 +1,6 @@
 """A supervisor: `python -m workers.boss ACT LOG [FOLDER [KIND]]` supervises `workers.actor`, prints what it shows.
 
-FOLDER: the run's folder, where others may ask it; without it, nobody can. KIND: "peer" or "aux-peer".
+FOLDER: the run's folder, where others may ask it; else that of the log. KIND: "peer" or "aux-peer".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Event, Log
 from tt_cli.supervisor.household.limits import HouseholdLimits
-from tt_cli.supervisor.peer_state import new_status
+from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.slot import TRAINER, claim_slot
 from tt_cli.supervisor.supervise import supervise
 from tt_cli.supervisor.worker_process import Worker
@@ -29,11 +29,9 @@ def start() -> Worker:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 3:
-        supervise(start, Printer())
-    else:
-        folder, kind = Path(sys.argv[3]), sys.argv[4] if len(sys.argv) > 4 else TRAINER
-        slot, limits = claim_slot(folder, kind), HouseholdLimits()
-        status = new_status("emoji", folder.name, "trainer" if kind == TRAINER else "aux", 600, "0")
-        with Control(slot, status, limits, by_hand=True) as control:
-            supervise(start, Printer(), control, limits)
+    act, log, *rest = sys.argv[1:]
+    folder, kind = Path(rest[0]) if rest else Path(log).parent, rest[1] if rest[1:] else TRAINER
+    role = "trainer" if kind == TRAINER else "aux"
+    status = PeerState(run="emoji", identity=folder.name, role=role, total_steps=600)
+    with Control(claim_slot(folder, kind), status, HouseholdLimits(), by_hand=True) as control:
+        supervise(start, Printer(), control)

@@ -16,7 +16,7 @@ from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment
 from tt_cli.peer.health.restart_marker import RestartMarker
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Trouble
-from tt_cli.supervisor.peer_state import KEPT_STEPS, PeerState, new_status
+from tt_cli.supervisor.peer_state import KEPT_STEPS, PeerState
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network.connectivity import Connectivity
@@ -40,7 +40,7 @@ class ObservedEmit:
 
     def __init__(self, emit: Emit, clock: Callable[[], float] = time.monotonic):
         self._emit, self._clock = emit, clock
-        self.state = new_status("", "", "trainer", 0, "")
+        self.state = PeerState(run="", identity="")
         self.state.since = self.state.samples_grew_at = self.state.download_grew_at = clock()
 
     def __call__(self, event: Event, /) -> None:

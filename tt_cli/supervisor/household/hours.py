@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import date, datetime, time, timedelta
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _RANGE = re.compile(r"(?:([a-z]{3})(?:-([a-z]{3}))?)?\s*(?:(\d{1,2}:\d\d)\s*-\s*(\d{1,2}:\d\d))?")
@@ -47,16 +47,9 @@ class Hours:
 
     def changes_at(self, now: float) -> float | None:
         """The next moment at which `allow` gives another answer; None when there is none within a week."""
-        allowed, at = self.allow(now), now
-        horizon = now + 8 * 86400
-        while at < horizon:
-            edges = [edge for stretch in self._stretches(at) for edge in stretch if edge > at]
-            if not edges:
-                return None
-            at = min(edges)
-            if self.allow(at) != allowed:
-                return at
-        return None
+        allowed = self.allow(now)
+        edges = sorted(edge for stretch in self._stretches(now) for edge in stretch if edge > now)
+        return next((edge for edge in edges if self.allow(edge) != allowed), None)
 
     def _stretches(self, now: float) -> Iterator[tuple[float, float]]:
         """All ranges from yesterday to a week from now, as moments."""
@@ -69,9 +62,7 @@ class Hours:
 
 
 def _moment(day: date, minute: int) -> float:
-    days, minute = divmod(minute, WHOLE_DAY)
-    day += timedelta(days=days)
-    return datetime(day.year, day.month, day.day, minute // 60, minute % 60).timestamp()
+    return (datetime.combine(day, time.min) + timedelta(minutes=minute)).timestamp()
 
 
 def _range(part: str) -> Range:
