@@ -35,7 +35,7 @@ app.add_typer(authority, name="authority")
 
 Run = Annotated[str, argument("RUN", "TOML file, ORGANISATION/REPOSITORY, or built-in name")]
 User = Annotated[str | None, argument("USER", "a user's name on the Hub: all peers of theirs")]
-Peer = Annotated[str | None, option("--peer", "PEER_ID", "one peer")]
+Peer = Annotated[str | None, option("PEER_ID", "one peer", flag="--peer")]
 JsonLines = Annotated[bool, switch("--json", "one JSON object a line")]
 BackupFile = Annotated[Path, argument("FILE", "it holds the signing keys: keep it safe")]
 DATABASE = "postgresql://USER:PASSWORD@HOST/NAME"
@@ -44,8 +44,8 @@ DATABASE = "postgresql://USER:PASSWORD@HOST/NAME"
 @authority.command(help="Make the run's authority, and print what belongs into the run file.")
 def init(
     run: Run,
-    url: Annotated[str, option("--url", "URL", "where volunteers will reach it")] = "https://HOST",
-    database: Annotated[str, option("--database", "URL", f"{DATABASE}; default: a SQLite file")] = "",
+    url: Annotated[str, option("URL", "where volunteers will reach it")] = "https://HOST",
+    database: Annotated[str, option("URL", f"{DATABASE}; default: a SQLite file")] = "",
     new_database: Annotated[
         bool, switch("--new-database", "begin an empty database for the keys that are here")
     ] = False,
@@ -68,20 +68,13 @@ def init(
 @authority.command(help="Answer volunteers' requests until Ctrl-C.")
 def serve(
     run: Run,
-    host: Annotated[str, option("--host", "IP", "address to listen on (default all)")] = "0.0.0.0",
-    port: Annotated[int, option("--port", "N", "TCP port (default 8470)")] = 8470,
+    host: Annotated[str, option("IP", "address to listen on (default all)")] = "0.0.0.0",
+    port: Annotated[int, option("N", "TCP port (default 8470)")] = 8470,
     trusted_proxy: Annotated[
-        str,
-        option(
-            "--trusted-proxy",
-            "IP",
-            "believe X-Forwarded-For from this address, of your HTTPS proxy; default: from nobody",
-        ),
+        str, option("IP", "believe X-Forwarded-For from this address, of your HTTPS proxy; default: from nobody")
     ] = "",
-    pass_minutes: Annotated[
-        float, option("--pass-minutes", "N", "life of a pass, 1 to 1440 (default 60)", min=1, max=1440)
-    ] = 60.0,
-    most_peers: Annotated[int, option("--most-peers", "N", "peers of one user at the same time (default 64)")] = 64,
+    pass_minutes: Annotated[float, option("N", "life of a pass, 1 to 1440 (default 60)", min=1, max=1440)] = 60.0,
+    most_peers: Annotated[int, option("N", "peers of one user at the same time (default 64)")] = 64,
 ) -> None:
     """Serve until the user ends it."""
     from tt_cli.auth.authority.authority_server import AuthorityServer, ServeOptions
@@ -112,7 +105,7 @@ def ban(
     run: Run,
     user: User = None,
     peer: Peer = None,
-    reason: Annotated[str, option("--reason", "WORDS", "for the list of bans")] = "",
+    reason: Annotated[str, option("WORDS", "for the list of bans")] = "",
 ) -> None:
     """Ban, and say whom."""
     kind, name = _subject(user, peer)
@@ -155,7 +148,7 @@ def members(run: Run, json: JsonLines = False) -> None:
 @authority.command(help="List who joined, who was refused, and what the organiser did.")
 def audit(
     run: Run,
-    last: Annotated[int, option("--last", "N", "so many entries (default 50)")] = 50,
+    last: Annotated[int, option("N", "so many entries (default 50)")] = 50,
     json: Annotated[bool, switch("--json", '{"at", "who", "what", "peer_id", "detail"} a line')] = False,
 ) -> None:
     """Print a line for each entry, the newest last."""
@@ -192,8 +185,7 @@ def rollback(
         str, argument("DIGEST", "of the state at that step; read from the checkpoint on this host when left out")
     ] = "",
     source: Annotated[
-        str,
-        option("--source", "PLACE", "where it lies beside peers' own disks: OWNER/REPOSITORY[@REVISION] on the Hub"),
+        str, option("PLACE", "where it lies beside peers' own disks: OWNER/REPOSITORY[@REVISION] on the Hub")
     ] = "",
 ) -> None:
     """Give the order."""
@@ -207,9 +199,7 @@ def rollback(
 @authority.command(help="Change the signing key.")
 def rotate(
     run: Run,
-    until: Annotated[
-        str | None, option("--until", "DAY", "take the old key until that day begins (UTC), e.g. 2026-12-01")
-    ] = None,
+    until: Annotated[str | None, option("DAY", "take the old key until that day begins (UTC), e.g. 2026-12-01")] = None,
     now: Annotated[bool, switch("--now", "it has leaked: everyone needs the new run file at once")] = False,
 ) -> None:
     """Make the key, and print what belongs into the run file."""
@@ -237,7 +227,7 @@ def restore(
     run: Run,
     file: BackupFile,
     force: Force = False,
-    database: Annotated[str | None, option("--database", "URL", "into this one instead of the backup's")] = None,
+    database: Annotated[str | None, option("URL", "into this one instead of the backup's")] = None,
 ) -> None:
     """Put it in place, and say of when it is."""
     from tt_cli.auth.authority import authority_backup

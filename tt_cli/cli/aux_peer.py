@@ -34,7 +34,7 @@ tt aux-peer emoji --json > events.jsonl"""
 
 WEB, PUBLISHING, ASSISTANT = "Web page", "Publishing, to the run file's repository", "Assistant, averaging alone"
 PICTURES, AUTHORITY = "Pictures along the way", "Authority"
-port_option = partial(setting, key="port")
+port_option = partial(setting, "port")
 
 
 @app.command("aux-peer", epilog=EXAMPLES)
@@ -43,27 +43,24 @@ def aux_peer(
     peer: Annotated[
         list[str] | None,
         option(
-            "--peer",
             "MULTIADDR",
             "another aux peer of this run, to keep one swarm together; default: the run file's initial peers",
             panel="Network",
         ),
     ] = None,
-    host: Annotated[str, network_setting("--host", "IP", "IPv4 address to listen on (default all)")] = "0.0.0.0",
-    port: Annotated[int | None, network_setting("--port", "N", "TCP port (default the run file's)")] = None,
+    host: Annotated[str, network_setting("host", "IP", "IPv4 address to listen on (default all)")] = "0.0.0.0",
+    port: Annotated[int | None, network_setting("port", "N", "TCP port (default the run file's)")] = None,
     announce: Announce = None,
     database: Annotated[
         str,
         option(
-            "--database",
             "URL",
             "where the run's history is kept: sqlite:///FILE or postgresql://HOST/NAME; with a password rather in "
             "TT_DATABASE, for others can read a command line; default: a SQLite file in the run's folder",
         ),
     ] = "",
     web_port: Annotated[
-        int | None,
-        port_option("--web-port", "N", "its TCP port (default 8471, the next free one where that is taken)", WEB),
+        int | None, port_option("N", "its TCP port (default 8471, the next free one where that is taken)", WEB)
     ] = None,
     no_web: Annotated[bool, switch("--no-web", "serve none", WEB)] = False,
     publish: Annotated[
@@ -78,7 +75,6 @@ def aux_peer(
     publish_every: Annotated[
         float,
         option(
-            "--publish-every",
             "MINUTES",
             f"at most one in so many (default {EVERY_MINUTES:g}); the run's last step at once",
             PUBLISHING,
@@ -97,35 +93,24 @@ def aux_peer(
     ] = False,
     no_assist: Annotated[bool, switch("--no-assist", "never", ASSISTANT)] = False,
     assist_port: Annotated[
-        int | None, port_option("--assist-port", "N", "its TCP port (default: the one after the aux peer's)", ASSISTANT)
+        int | None, port_option("N", "its TCP port (default: the one after the aux peer's)", ASSISTANT)
     ] = None,
     samples: Annotated[
         bool, switch("--samples", "measure the held-out loss and draw, now and then, for the web page", PICTURES)
     ] = False,
     samples_every: Annotated[
-        int | None,
-        option(
-            "--samples-every", "STEPS", f"global steps in between (default {EVERY_STEPS})", PICTURES, min=1, max=10**9
-        ),
+        int | None, option("STEPS", f"global steps in between (default {EVERY_STEPS})", PICTURES, min=1, max=10**9)
     ] = None,
     prompt: Annotated[
         list[str] | None,
-        option(
-            "--prompt",
-            "TEXT",
-            "draw this (may be given several times; default: some that suit the run's data)",
-            PICTURES,
-        ),
+        option("TEXT", "draw this (may be given several times; default: some that suit the run's data)", PICTURES),
     ] = None,
     authority: Annotated[
         bool, switch("--authority", "also serve the run's authority, as `tt authority serve` does", AUTHORITY)
     ] = False,
-    authority_port: Annotated[
-        int, port_option("--authority-port", "N", "its TCP port (default 8470)", AUTHORITY)
-    ] = 8470,
+    authority_port: Annotated[int, port_option("N", "its TCP port (default 8470)", AUTHORITY)] = 8470,
     trusted_proxy: Annotated[
-        str,
-        option("--trusted-proxy", "IP", "believe X-Forwarded-For from this address, of your HTTPS proxy", AUTHORITY),
+        str, option("IP", "believe X-Forwarded-For from this address, of your HTTPS proxy", AUTHORITY)
     ] = "",
     json: JsonEvents = False,
     plain: Plain = False,

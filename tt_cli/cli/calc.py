@@ -45,34 +45,32 @@ def calc(
     context: typer.Context,
     model: Annotated[str | None, argument("MODEL", "an architecture (--list names them), or a run")] = None,
     list_all: Annotated[bool, switch("--list", "name the architectures")] = False,
-    gpu: Annotated[str | None, where("--gpu", "SIZE", "its memory (8GB) or its name (t4, rtx3090, a100, …)")] = None,
-    cpu: Annotated[str | None, where("--cpu", "[SIZE]", "train on a CPU, with so much RAM")] = None,
+    gpu: Annotated[str | None, where("SIZE", "its memory (8GB) or its name (t4, rtx3090, a100, …)")] = None,
+    cpu: Annotated[str | None, where("[SIZE]", "train on a CPU, with so much RAM")] = None,
     precision: Annotated[
-        Literal["fp32", "mixed", "pure16"] | None, how("--precision", None, "mixed: 16-bit products, float32 weights")
+        Literal["fp32", "mixed", "pure16"] | None, how(None, "mixed: 16-bit products, float32 weights")
     ] = None,
-    optimizer: Annotated[
-        Literal["adam", "lamb", "adafactor"] | None, how("--optimizer", None, "what makes the step")
-    ] = None,
-    bits: Annotated[Literal[32, 16, 8] | None, how("--bits", None, "of the optimizer's state")] = None,
+    optimizer: Annotated[Literal["adam", "lamb", "adafactor"] | None, how(None, "what makes the step")] = None,
+    bits: Annotated[Literal[32, 16, 8] | None, how(None, "of the optimizer's state")] = None,
     eight_bit: Annotated[bool, how_switch("--8bit", "the same as --bits 8")] = False,
     offload: Annotated[bool, how_switch("--offload", "optimizer and its weights in the host's memory")] = False,
     checkpointing: Annotated[bool, how_switch("--checkpointing", "keep each layer's input alone")] = False,
     reversible: Annotated[bool, how_switch("--reversible", "keep not even that: rebuild it")] = False,
-    share: Annotated[int | None, how("--share", "N", "layers share N sets of weights")] = None,
+    share: Annotated[int | None, how("N", "layers share N sets of weights")] = None,
     untied: Annotated[bool, how_switch("--untied", "embeddings and logits have a matrix each")] = False,
     attention: Annotated[
-        Literal["eager", "fused"] | None, how("--attention", None, "fused: no matrix of scores (flash, sdpa)")
+        Literal["eager", "fused"] | None, how(None, "fused: no matrix of scores (flash, sdpa)")
     ] = None,
-    sequence: Annotated[int | None, how("--sequence", "N", "tokens of an example")] = None,
-    micro_batch: Annotated[int | None, how("--micro-batch", "N", "examples at a time (default: what fits)")] = None,
+    sequence: Annotated[int | None, how("N", "tokens of an example")] = None,
+    micro_batch: Annotated[int | None, how("N", "examples at a time (default: what fits)")] = None,
     compression: Annotated[
         Literal["linear8", "blockwise8", "fp16", "fp32"] | None,
-        swarm("--compression", "CODEC", "of averaged gradients: linear8, blockwise8, fp16 or fp32"),
+        swarm("CODEC", "of averaged gradients: linear8, blockwise8, fp16 or fp32"),
     ] = None,
     alone: Annotated[bool, swarm_switch("--alone", "no swarm: no buffers for averaging")] = False,
-    peers: Annotated[int, swarm("--peers", "N", "that average (default 16)")] = 16,
-    mbits: Annotated[float, swarm("--line", "MBIT", "Mbit/s each way (default 100)")] = 100.0,
-    examples: Annotated[int | None, swarm("--examples", "N", "of a global step, of all peers")] = None,
+    peers: Annotated[int, swarm("N", "that average (default 16)")] = 16,
+    mbits: Annotated[float, swarm("MBIT", "Mbit/s each way (default 100)", flag="--line")] = 100.0,
+    examples: Annotated[int | None, swarm("N", "of a global step, of all peers")] = None,
     compare: Annotated[bool, switch("--compare", "techniques side by side")] = False,
     json: Json = False,
 ) -> None:

@@ -55,28 +55,20 @@ app.add_typer(data, name="data")
 def encode(
     source: Annotated[str, argument("SOURCE", "folder, .tar, .csv, .jsonl, .parquet, or OWNER/NAME on the Hub")],
     out: Annotated[Path, argument("OUT", "folder of the shards; an interrupted one is gone on with")],
-    run: Annotated[
-        str, option("--run", "RUN", f"whose VQGAN and filters to use (default {DEFAULT_RUN})")
-    ] = DEFAULT_RUN,
-    split: Annotated[str, option("--split", "SPLIT", "of a data set on the Hub (default train)")] = "train",
-    revision: Annotated[str | None, option("--revision", "R", "commit, branch or tag of a data set on the Hub")] = None,
-    shard: Annotated[Any, option("--shard", "I/N", "do the I-th of N shares, from 1", parser=share)] = "1/1",
+    run: Annotated[str, option("RUN", f"whose VQGAN and filters to use (default {DEFAULT_RUN})")] = DEFAULT_RUN,
+    split: Annotated[str, option("SPLIT", "of a data set on the Hub (default train)")] = "train",
+    revision: Annotated[str | None, option("R", "commit, branch or tag of a data set on the Hub")] = None,
+    shard: Annotated[Any, option("I/N", "do the I-th of N shares, from 1", parser=share)] = "1/1",
     column: Annotated[
         Literal["code", "code13"] | None,
-        option("--column", None, "how codes are written (default: [data] code_column of the run file)"),
+        option(None, "how codes are written (default: [data] code_column of the run file)"),
     ] = None,
     container: Annotated[
-        Literal["parquet", "tar", "jsonl.br"], option("--container", None, "kind of file (default parquet)")
+        Literal["parquet", "tar", "jsonl.br"], option(None, "kind of file (default parquet)")
     ] = "parquet",
-    device: Annotated[
-        Literal["auto", "cpu", "cuda"], option("--device", None, "default: a GPU if there is one")
-    ] = "auto",
-    batch: Annotated[
-        int | None, option("--batch", "N", "pictures encoded side by side (default: what fits)", min=1)
-    ] = None,
-    workers: Annotated[
-        int | None, option("--workers", "N", "processes that decode (default: by the cores)", min=1)
-    ] = None,
+    device: Annotated[Literal["auto", "cpu", "cuda"], option(None, "default: a GPU if there is one")] = "auto",
+    batch: Annotated[int | None, option("N", "pictures encoded side by side (default: what fits)", min=1)] = None,
+    workers: Annotated[int | None, option("N", "processes that decode (default: by the cores)", min=1)] = None,
     json: Annotated[bool, switch("--json", "print one JSON object a line")] = False,
 ) -> None:
     """Encode what is not encoded yet."""
@@ -115,7 +107,7 @@ def encode(
 def publish(
     out: Annotated[Path, argument("OUT", "the folder that `tt data encode` made")],
     name: Annotated[str, argument("OWNER/NAME", "the data set; it is made where it is missing")],
-    licence: Annotated[str, option("--licence", "ID", "of the data, as the Hub names it: cc-by-4.0, …")],
+    licence: Annotated[str, option("ID", "of the data, as the Hub names it: cc-by-4.0, …")],
     private: Annotated[bool, switch("--private", "make it private, if it has to be made")] = False,
     json: Json = False,
 ) -> None:
@@ -145,15 +137,13 @@ def inspect(
     run: Annotated[
         str | None,
         option(
-            "--run",
-            "RUN",
-            f"whose VQGAN the codes are of (default: as written by `encode` beside them, else {DEFAULT_RUN})",
+            "RUN", f"whose VQGAN the codes are of (default: as written by `encode` beside them, else {DEFAULT_RUN})"
         ),
     ] = None,
-    samples: Annotated[int, option("--samples", "N", "random rows to show (default 16)", min=1)] = 16,
-    seed: Annotated[int, option("--seed", "N", "another seed shows other rows (default 0)")] = 0,
-    page: Annotated[Path | None, option("--page", "FILE", "write one HTML page with everything in it")] = None,
-    sheet: Annotated[Path | None, option("--sheet", "FILE", "write the pictures as one, such as sheet.png")] = None,
+    samples: Annotated[int, option("N", "random rows to show (default 16)", min=1)] = 16,
+    seed: Annotated[int, option("N", "another seed shows other rows (default 0)")] = 0,
+    page: Annotated[Path | None, option("FILE", "write one HTML page with everything in it")] = None,
+    sheet: Annotated[Path | None, option("FILE", "write the pictures as one, such as sheet.png")] = None,
     json: Json = False,
 ) -> None:
     """Print what is in it; exit code 1 where a shard is damaged."""

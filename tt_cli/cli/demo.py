@@ -26,20 +26,18 @@ SCORED = 64
 
 @app.command(epilog=EXAMPLES)
 def demo(
-    run: Annotated[str, option("--run", "RUN", f"the run to train from its start (default {RUN})")] = RUN,
+    run: Annotated[str, option("RUN", f"the run to train from its start (default {RUN})")] = RUN,
     out: Annotated[
-        Path | None,
-        option("--out", "DIR", "where logs, checkpoints and pictures go (default: a new folder in ./tt-demo)"),
+        Path | None, option("DIR", "where logs, checkpoints and pictures go (default: a new folder in ./tt-demo)")
     ] = None,
     prompt: Annotated[
         list[str] | None,
         option(
-            "--prompt",
             "TEXT",
             f"draw this at the end (may be given several times; default: {PROMPTS} captions of the training pictures)",
         ),
     ] = None,
-    seed: Annotated[int, option("--seed", "SEED", "of the drawings (default 0)")] = 0,
+    seed: Annotated[int, option("SEED", "of the drawings (default 0)")] = 0,
     plain: Plain = False,
     json: Annotated[bool, output_switch("--json", "no screen; one JSON object at the end")] = False,
 ) -> None:

@@ -34,10 +34,8 @@ STYLES = {"pass": "green", "warning": "yellow", "fail": "bold red"}
 @app.command(epilog=DOCTOR_EXAMPLES)
 def doctor(
     run: Annotated[str | None, argument("RUN", "built-in name, TOML file, or ORGANISATION/REPOSITORY")] = None,
-    peer: Annotated[list[str] | None, option("--peer", "MULTIADDR", "as for `tt join`")] = None,
-    device: Annotated[
-        str | None, option("--device", "DEVICE", "cpu, cuda or cuda:N; default: as `tt join` chooses")
-    ] = None,
+    peer: Annotated[list[str] | None, option("MULTIADDR", "as for `tt join`")] = None,
+    device: Annotated[str | None, option("DEVICE", "cpu, cuda or cuda:N; default: as `tt join` chooses")] = None,
     json: Json = False,
 ) -> None:
     """Print a line for each check as it is made."""

@@ -53,51 +53,37 @@ how = partial(option, panel="How to draw")
 @app.command(epilog=INFER_EXAMPLES)
 def infer(
     prompt: Annotated[list[str] | None, argument("PROMPT…", "what to draw; - reads prompts from stdin")] = None,
-    file: Annotated[str | None, option("--from", "FILE", "more prompts, one a line; - reads stdin")] = None,
+    file: Annotated[str | None, option("FILE", "more prompts, one a line; - reads stdin", flag="--from")] = None,
     run: Annotated[
-        str | None,
-        weights("--run", "RUN", f"the run: name, TOML file or ORGANISATION/REPOSITORY (default {DEFAULT_RUN})"),
+        str | None, weights("RUN", f"the run: name, TOML file or ORGANISATION/REPOSITORY (default {DEFAULT_RUN})")
     ] = None,
     checkpoint: Annotated[
         str | None,
         weights(
-            "--checkpoint",
             "PLACE",
             "a file, a folder, or ORGANISATION/REPOSITORY[/FILE] on the Hub; of several checkpoints the newest. "
             "Published weights (.pt, .safetensors) need --run too",
         ),
     ] = None,
-    revision: Annotated[str | None, weights("--revision", "R", "commit, branch or tag of the Hub repository")] = None,
+    revision: Annotated[str | None, weights("R", "commit, branch or tag of the Hub repository")] = None,
     peer: Annotated[
         list[str] | None,
         weights(
-            "--peer",
-            "MULTIADDR",
-            "take the state from the run's swarm, found through this peer (may be given several times)",
+            "MULTIADDR", "take the state from the run's swarm, found through this peer (may be given several times)"
         ),
     ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], weights("--device", None, "default: a GPU if there is one")] = (
-        "auto"
-    ),
+    device: Annotated[Literal["auto", "cpu", "cuda"], weights(None, "default: a GPU if there is one")] = "auto",
     candidates: Annotated[
-        int, how("--candidates --samples", "N", f"pictures for each prompt (default {CANDIDATES})", min=1)
+        int, how("N", f"pictures for each prompt (default {CANDIDATES})", min=1, flag="--candidates --samples")
     ] = CANDIDATES,
-    keep: Annotated[int | None, how("--keep", "K", "save only the K that CLIP ranks best, best first", min=1)] = None,
+    keep: Annotated[int | None, how("K", "save only the K that CLIP ranks best, best first", min=1)] = None,
     clip: Annotated[
         str | None,
-        how(
-            "--clip",
-            "MODEL",
-            "rank with this CLIP: a folder, or OWNER/NAME[@REVISION] on the Hub (default: OpenAI's ViT-B/32)",
-        ),
+        how("MODEL", "rank with this CLIP: a folder, or OWNER/NAME[@REVISION] on the Hub (default: OpenAI's ViT-B/32)"),
     ] = None,
-    temperature: Annotated[
-        float, how("--temperature", "T", f"lower: surer, less varied (default {TEMPERATURE})")
-    ] = TEMPERATURE,
-    top_k: Annotated[int, how("--top-k", "K", "choose among the K likeliest codes (default 0: off)")] = 0,
-    top_p: Annotated[
-        float, how("--top-p", "P", f"… among the likeliest that have share P (default {TOP_P}; 1: off)")
-    ] = TOP_P,
+    temperature: Annotated[float, how("T", f"lower: surer, less varied (default {TEMPERATURE})")] = TEMPERATURE,
+    top_k: Annotated[int, how("K", "choose among the K likeliest codes (default 0: off)")] = 0,
+    top_p: Annotated[float, how("P", f"… among the likeliest that have share P (default {TOP_P}; 1: off)")] = TOP_P,
     temperature_first: Annotated[
         bool,
         switch(
@@ -106,17 +92,15 @@ def infer(
             panel="How to draw",
         ),
     ] = False,
-    seed: Annotated[
-        int | None, how("--seed", "N", "the same seed draws the same pictures (default: a new one)")
-    ] = None,
-    batch: Annotated[int | None, how("--batch", "N", "pictures drawn side by side (default: what fits)", min=1)] = None,
+    seed: Annotated[int | None, how("N", "the same seed draws the same pictures (default: a new one)")] = None,
+    batch: Annotated[int | None, how("N", "pictures drawn side by side (default: what fits)", min=1)] = None,
     memory: Annotated[
-        str | None, setting("--memory", "SIZE", "use at most this much for drawing, such as 4GB", "How to draw")
+        str | None, setting("memory", "SIZE", "use at most this much for drawing, such as 4GB", "How to draw")
     ] = None,
-    out: Annotated[Path | None, option("--out", "DIR", "where to save (default: a new folder in ./drawings)")] = None,
+    out: Annotated[Path | None, option("DIR", "where to save (default: a new folder in ./drawings)")] = None,
     preview: Annotated[
         Literal["auto", "never", "blocks", "kitty", "iterm"],
-        option("--preview", None, "show the pictures in a terminal that can (default auto); never in pipes"),
+        option(None, "show the pictures in a terminal that can (default auto); never in pipes"),
     ] = "auto",
     json: Json = False,
 ) -> None:
@@ -269,12 +253,12 @@ def convert(
     file: Annotated[Path, argument("FILE", ".pt, .pth, .ckpt, .bin or .safetensors to read")],
     out: Annotated[Path, argument("OUT", "the file to write: .safetensors, or .pt for --to published")],
     run: Annotated[
-        str | None, option("--run", "RUN", "the run that they are weights of: name or TOML file (default dalle)")
+        str | None, option("RUN", "the run that they are weights of: name or TOML file (default dalle)")
     ] = None,
-    step: Annotated[int | None, option("--step", "N", "the global step that they are of (default 0)")] = None,
+    step: Annotated[int | None, option("N", "the global step that they are of (default 0)")] = None,
     to: Annotated[
         Literal["checkpoint", "published"],
-        option("--to", None, "what to write: a checkpoint of tt (default), or published names from one"),
+        option(None, "what to write: a checkpoint of tt (default), or published names from one"),
     ] = "checkpoint",
     force: Annotated[bool, switch("--force", "overwrite OUT")] = False,
     json: Json = False,

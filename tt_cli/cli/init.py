@@ -45,28 +45,20 @@ Text = str | None
 def init(
     context: typer.Context,
     name: Annotated[str, argument("NAME", "the run's name: a-z, 0-9 and '-'")],
-    size: Annotated[
-        Text, option("--size", "SIZE", "tiny, small, medium, large, paper, or DIMxLAYERS (default small)")
-    ] = None,
+    size: Annotated[Text, option("SIZE", "tiny, small, medium, large, paper, or DIMxLAYERS (default small)")] = None,
     data: Annotated[
-        Text, option("--data", "DATA", "emoji, OWNER/NAME of a data set on the Hub, or a folder (default emoji)")
+        Text, option("DATA", "emoji, OWNER/NAME of a data set on the Hub, or a folder (default emoji)")
     ] = None,
-    codes: Annotated[Text, option("--codes", "CODES", "which codes that data holds: f8 or emoji (default f8)")] = None,
-    vqgan: Annotated[Text, option("--vqgan", "OWNER/NAME[:FILE]", "weights of the VQGAN for f8 codes")] = None,
-    organisation: Annotated[
-        Text, option("--organisation", "NAME", "members of it alone may take part (default anybody)")
-    ] = None,
-    authority: Annotated[
-        Text, option("--authority", "URL", "where yours will answer; its keys are made (default none)")
-    ] = None,
-    address: Annotated[Text, option("--address", "HOST", "IP or host name of the server with the aux peer")] = None,
-    port: Annotated[Text, option("--port", "N", "its TCP port for peers (default 31337)")] = None,
-    repository: Annotated[
-        Text, option("--repository", "OWNER/NAME", "on the Hub, for run file, card and checkpoints")
-    ] = None,
-    steps: Annotated[Text, option("--steps", "N", "global steps (default: by size)")] = None,
-    batch: Annotated[Text, option("--batch", "N", "examples of all peers for one step (default: by size)")] = None,
-    out: Annotated[Path | None, option("--out", "DIR", "the folder to make (default ./NAME)")] = None,
+    codes: Annotated[Text, option("CODES", "which codes that data holds: f8 or emoji (default f8)")] = None,
+    vqgan: Annotated[Text, option("OWNER/NAME[:FILE]", "weights of the VQGAN for f8 codes")] = None,
+    organisation: Annotated[Text, option("NAME", "members of it alone may take part (default anybody)")] = None,
+    authority: Annotated[Text, option("URL", "where yours will answer; its keys are made (default none)")] = None,
+    address: Annotated[Text, option("HOST", "IP or host name of the server with the aux peer")] = None,
+    port: Annotated[Text, option("N", "its TCP port for peers (default 31337)")] = None,
+    repository: Annotated[Text, option("OWNER/NAME", "on the Hub, for run file, card and checkpoints")] = None,
+    steps: Annotated[Text, option("N", "global steps (default: by size)")] = None,
+    batch: Annotated[Text, option("N", "examples of all peers for one step (default: by size)")] = None,
+    out: Annotated[Path | None, option("DIR", "the folder to make (default ./NAME)")] = None,
     publish: Annotated[bool, switch("--publish", "put run file and card on the Hub, in one commit")] = False,
     yes: Annotated[bool, switch("--yes", "ask nothing: defaults for what is not said")] = False,
     json: Json = False,
@@ -106,8 +98,8 @@ def init(
 @app.command(epilog=CHECK_EXAMPLES)
 def check(
     run: Run,
-    peer: Annotated[list[str] | None, option("--peer", "MULTIADDR", "try this one, not the file's")] = None,
-    device: Annotated[str | None, option("--device", "DEVICE", "cpu, cuda or cuda:N for the step")] = None,
+    peer: Annotated[list[str] | None, option("MULTIADDR", "try this one, not the file's")] = None,
+    device: Annotated[str | None, option("DEVICE", "cpu, cuda or cuda:N for the step")] = None,
     no_step: Annotated[bool, switch("--no-step", "make no step: for small machines")] = False,
     json: Json = False,
 ) -> None:

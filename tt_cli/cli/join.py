@@ -45,7 +45,6 @@ def join(
     peer: Annotated[
         list[str] | None,
         option(
-            "--peer",
             "MULTIADDR",
             "join through this peer (may be given several times); default: the run file's initial peers, else an "
             "aux peer of this run on this machine",
@@ -55,20 +54,18 @@ def join(
     new_swarm: Annotated[
         bool, network_switch("--new-swarm", "start alone when no peer is known, and let others come")
     ] = False,
-    host: Annotated[str | None, network_setting("--host", "IP", "IPv4 address to listen on (default all)")] = None,
-    port: Annotated[int | None, network_setting("--port", "N", "TCP port (default any free one)")] = None,
+    host: Annotated[str | None, network_setting("host", "IP", "IPv4 address to listen on (default all)")] = None,
+    port: Annotated[int | None, network_setting("port", "N", "TCP port (default any free one)")] = None,
     announce: Announce = None,
     client_mode: Annotated[
         bool | None,
         network_switch("--client-mode/--no-client-mode", "open no port: for machines that cannot be reached"),
     ] = None,
-    device: Annotated[
-        str | None, option("--device", "DEVICE", "cpu, cuda or cuda:N; default: the first GPU, else the CPU")
-    ] = None,
-    batch_size: Annotated[int | None, setting("--batch-size", "N", "examples at a time; default: tried out")] = None,
-    threads: Annotated[int | None, setting("--threads", "N", "CPU threads for computing; default: all cores")] = None,
+    device: Annotated[str | None, option("DEVICE", "cpu, cuda or cuda:N; default: the first GPU, else the CPU")] = None,
+    batch_size: Annotated[int | None, setting("batch_size", "N", "examples at a time; default: tried out")] = None,
+    threads: Annotated[int | None, setting("threads", "N", "CPU threads for computing; default: all cores")] = None,
     seed: Annotated[
-        int | None, option("--seed", "SEED", "order of this peer's examples; default: its own, new each time")
+        int | None, option("SEED", "order of this peer's examples; default: its own, new each time")
     ] = None,
     send_token: Annotated[
         bool,
@@ -78,18 +75,18 @@ def join(
             "it what you can read; never one that may write. Without this flag no token leaves this machine",
         ),
     ] = False,
-    hours: Annotated[str | None, limit("--hours", "RANGES", "work only then, e.g. 23:00-07:00 (or: always)")] = None,
-    max_gpu_temp: Annotated[float | None, limit("--max-gpu-temp", "C", "wait while the GPU is as hot as that")] = None,
+    hours: Annotated[str | None, limit("hours", "RANGES", "work only then, e.g. 23:00-07:00 (or: always)")] = None,
+    max_gpu_temp: Annotated[float | None, limit("max_gpu_temp", "C", "wait while the GPU is as hot as that")] = None,
     idle_only: Annotated[
         bool | None, switch("--idle-only/--no-idle-only", "work only while nobody uses the desktop", panel="Limits")
     ] = None,
-    max_upload: Annotated[float | None, limit("--max-upload", "MBIT", "send at most so many Mbit/s")] = None,
-    max_download: Annotated[float | None, limit("--max-download", "MBIT", "receive at most so many Mbit/s")] = None,
-    memory: Annotated[str | None, limit("--memory", "SIZE", "use at most so much, e.g. 8GB")] = None,
+    max_upload: Annotated[float | None, limit("max_upload", "MBIT", "send at most so many Mbit/s")] = None,
+    max_download: Annotated[float | None, limit("max_download", "MBIT", "receive at most so many Mbit/s")] = None,
+    memory: Annotated[str | None, limit("memory", "SIZE", "use at most so much, e.g. 8GB")] = None,
     log_to: Annotated[
         str | None,
         setting(
-            "--log-to",
+            "log_to",
             "SINK",
             "write curves of every step to tensorboard[:DIR], wandb[:PROJECT] or trackio[:PROJECT]; default: nowhere",
             panel="Output",

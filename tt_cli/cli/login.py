@@ -32,11 +32,7 @@ tt identity import emoji my-peer.json          on another machine, or after this
 def login(
     token: Annotated[
         str | None,
-        option(
-            "--token",
-            "[TOKEN]",
-            "log in with an access token; without a value it is asked for, or read from standard input",
-        ),
+        option("[TOKEN]", "log in with an access token; without a value it is asked for, or read from standard input"),
     ] = None,
 ) -> None:
     """Log in and say as whom."""

@@ -55,7 +55,6 @@ def monitor(
     peer: Annotated[
         list[str] | None,
         option(
-            "--peer",
             "MULTIADDR",
             "ask this peer (may be given several times); default: the run file's initial peers, else an aux peer of "
             "this run on this machine",
@@ -64,16 +63,14 @@ def monitor(
     page_url: Annotated[
         str,
         option(
-            "--from",
             "URL",
             "ask an aux peer's web page: it knows all steps and who contributed what; without --peer it is asked for "
             "the present too. Default: the page of an aux peer of this run on this machine, for the past alone",
+            flag="--from",
         ),
     ] = "",
     watch: Annotated[bool, switch("--watch", "with --json or text: go on, and print again at each change")] = False,
-    interval: Annotated[
-        float, option("--interval", "SECONDS", "time between two looks (default 2)", min=0.1, max=3600)
-    ] = 2.0,
+    interval: Annotated[float, option("SECONDS", "time between two looks (default 2)", min=0.1, max=3600)] = 2.0,
     json: Annotated[bool, switch("--json", "print one snapshot as a JSON object and end")] = False,
     plain: Annotated[bool, switch("--plain", "print one snapshot as text and end; so too without a terminal")] = False,
 ) -> None:
@@ -167,9 +164,7 @@ def _site() -> None:
 def export(
     run: Run,
     out: Annotated[Path, argument("OUT", "the folder: a new or empty one, or an earlier export")],
-    database: Annotated[
-        str, option("--database", "URL", "of the aux peer's history, where it is not the run folder's file")
-    ] = "",
+    database: Annotated[str, option("URL", "of the aux peer's history, where it is not the run folder's file")] = "",
     json: Json = False,
 ) -> None:
     """Write it, and say what was written."""

@@ -16,30 +16,33 @@ def argument(metavar: str, help: str) -> Any:
     return typer.Argument(metavar=metavar, help=help, show_default=False)
 
 
-def option(name: str, metavar: str | None, help: str, panel: str | None = None, **settings: Any) -> Any:
-    """A flag with a value; metavar None: one of the choices that its type names. `help` says the default in words."""
+def option(metavar: str | None, help: str, panel: str | None = None, *, flag: str = "", **settings: Any) -> Any:
+    """A flag with a value, called as its parameter or `flag`. `help` says the default in words.
+
+    metavar: None for one of the choices that the parameter's type names.
+    """
     return typer.Option(
-        *name.split(), metavar=metavar, help=help, rich_help_panel=panel, show_default=False, **settings
+        *flag.split(), metavar=metavar, help=help, rich_help_panel=panel, show_default=False, **settings
     )
 
 
-def switch(name: str, help: str, panel: str | None = None) -> Any:
+def switch(flag: str, help: str, panel: str | None = None) -> Any:
     """A flag without a value."""
-    return option(name, "", help, panel)
+    return option("", help, panel, flag=flag)
 
 
-def setting(name: str, metavar: str, help: str, panel: str | None = None, key: str = "") -> Any:
-    """A flag that is a key of the settings file of `tt join` too (or has the bounds of `key`), checked as that is."""
+def setting(key: str, metavar: str, help: str, panel: str | None = None) -> Any:
+    """A flag that is checked as `key` of the settings file of `tt join` is."""
 
     def parse(text: str) -> Any:
         from tt_cli.peer.join_settings import parse_setting
 
         try:
-            return parse_setting(key or name.removeprefix("--").replace("-", "_"), text)
+            return parse_setting(key, text)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
 
-    return option(name, metavar, help, panel, parser=parse)
+    return option(metavar, help, panel, parser=parse)
 
 
 def exclusive(**flags: object) -> None:
@@ -67,7 +70,7 @@ output_switch = partial(switch, panel="Output")
 
 Run = Annotated[str, argument("RUN", "built-in name, TOML file, or ORGANISATION/REPOSITORY")]
 Announce = Annotated[
-    list[str] | None, network_setting("--announce", "MULTIADDR", "tell others this address, e.g. behind NAT")
+    list[str] | None, network_setting("announce", "MULTIADDR", "tell others this address, e.g. behind NAT")
 ]
 Json = Annotated[bool, switch("--json", "print one JSON object")]
 Force = Annotated[bool, switch("--force", "replace what is there")]

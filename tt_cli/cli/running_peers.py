@@ -75,7 +75,7 @@ def status(run: RunHere = None, json: Json = False) -> None:
 def pause(
     run: RunHere = None,
     duration: Annotated[
-        float | None, option("--for", "TIME", "go on after it: 45m, 2h, 1h30m, 1d", parser=seconds)
+        float | None, option("TIME", "go on after it: 45m, 2h, 1h30m, 1d", parser=seconds, flag="--for")
     ] = None,
 ) -> None:
     """Ask for it, print what happens now."""
