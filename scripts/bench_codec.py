@@ -30,6 +30,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,15 +56,15 @@ from tt_cli.kernel_choice import Implementation  # noqa: E402
 from tt_cli.model import Dalle, DalleConfig  # noqa: E402
 from tt_cli.run import load_run  # noqa: E402
 from tt_cli.swarm.compression import linear8  # noqa: E402
-from tt_cli.swarm.compression.codec import NAME, TAG, Linear8  # noqa: E402
+from tt_cli.swarm.compression.codec import GradientCodec, Linear8  # noqa: E402
 from tt_cli.swarm.compression.linear8_kernels import PortableLinear8  # noqa: E402
-from tt_cli.swarm.hivemind_patches import add_codec  # noqa: E402
 
 PART = 512 * 1024  # elements: hivemind's parts of 512 KiB in 8 bits
 WEIGHT = 3.0
-CODECS: dict[str, CompressionBase] = {
-    "codec": Linear8(),
-    "portable": Linear8(),
+OURS = GradientCodec(Linear8())
+CODECS: dict[str, GradientCodec | CompressionBase] = {
+    "codec": OURS,
+    "portable": OURS,
     "uniform": Uniform8BitQuantization(),
     "blockwise": BlockwiseQuantization(),
 }
@@ -96,12 +97,28 @@ def emoji_gradients(steps: int, every: int) -> Iterator[list[torch.Tensor]]:
         optimizer.step()
 
 
-def lost(codec: CompressionBase, tensors: list[torch.Tensor]) -> float:
+def encode(codec: GradientCodec | CompressionBase, part: torch.Tensor) -> runtime_pb2.Tensor:
+    """The message that carries a part."""
+    if isinstance(codec, GradientCodec):
+        return codec.message(codec.encode_part(part, True), part.numel(), True)
+    return codec.compress(part, CompressionInfo.from_tensor(part, key=0))
+
+
+def decode(message: runtime_pb2.Tensor) -> torch.Tensor:
+    """The part that a message carries."""
+    if message.compression != Linear8.tag:
+        return deserialize_torch_tensor(message)
+    tensor = torch.empty(message.size[0])
+    OURS.decode_into(OURS.read_part(message, tensor.numel(), True), True, tensor)
+    return tensor
+
+
+def lost(codec: GradientCodec | CompressionBase, tensors: list[torch.Tensor]) -> float:
     """Relative error over all tensors, cut into parts as in a round."""
     error = total = 0.0
     for tensor in tensors:
         for part in tensor.reshape(-1).split(PART):
-            again = deserialize_torch_tensor(codec.compress(part, CompressionInfo.from_tensor(part, key=0)))
+            again = decode(encode(codec, part))
             error += float((again.double() - part.double()).square().sum())
             total += float(part.double().square().sum())
     return float((error / total) ** 0.5)
@@ -122,7 +139,7 @@ def arithmetic(name: str) -> Iterator[None]:
 
 def add(message: runtime_pb2.Tensor, total: torch.Tensor) -> None:
     """What a reducer does with a part."""
-    if message.compression == TAG:
+    if message.compression == Linear8.tag:
         linear8.add_decoded(message.buffer, total, WEIGHT)
     else:
         total.add_(deserialize_torch_tensor(message), alpha=WEIGHT)
@@ -138,23 +155,20 @@ def timed(work: Callable[[], object]) -> float:
 def times(repetitions: int) -> dict[str, tuple[float, float, float]]:
     """Smallest nanoseconds per element to encode, to decode and to add, by codec."""
     part = drawn("normal", 0)
-    info = CompressionInfo.from_tensor(part, key=0)
     total = torch.zeros(PART)
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in CODECS}
     for _ in range(repetitions + 1):
         for name, codec in CODECS.items():
             with arithmetic(name):
-                encode = timed(lambda codec=codec: codec.compress(part, info))  # type: ignore[misc]
-                message = codec.compress(part, info)
-                decode = timed(lambda message=message: deserialize_torch_tensor(message))  # type: ignore[misc]
-                found[name].append((encode, decode, timed(lambda message=message: add(message, total))))  # type: ignore[misc]
+                message = encode(codec, part)
+                work = (partial(encode, codec, part), partial(decode, message), partial(add, message, total))
+                found[name].append(tuple(map(timed, work)))  # type: ignore[arg-type]
     # the first one warms up
     return {name: tuple(min(column) for column in zip(*rows[1:], strict=True)) for name, rows in found.items()}  # type: ignore[misc]
 
 
 def measure(quick: bool) -> dict[str, Any]:
     """All figures by key."""
-    add_codec(NAME, Linear8())
     linear8.implementation()
     torch.set_num_threads(1)
     figures: dict[str, Any] = {}
@@ -171,9 +185,7 @@ def measure(quick: bool) -> dict[str, Any]:
             continue
         for kind in DATA:
             figures[f"{name}_error_{kind}"] = lost(codec, data[kind])
-        part = data["normal"][0]
-        message = codec.compress(part, CompressionInfo.from_tensor(part, key=0))
-        figures[f"{name}_bytes"] = len(message.buffer) / PART
+        figures[f"{name}_bytes"] = len(encode(codec, data["normal"][0]).buffer) / PART
     chosen = linear8.implementation()
     return {**figures, "implementation": f"{chosen.name}: {chosen.reason}", "machine": machine()}
 

@@ -36,7 +36,7 @@ def times(allreduce: AllReduce, encoded: bytes, part: TensorPart, factor: float)
     values = torch.empty(part.elements)
     allreduce.codec.decode_into(encoded, part.large, values)
     most = 1e30 if part.large else 6e4
-    return bytes(allreduce.codec.encode_part(values.mul_(factor).clamp_(-most, most), part.large).buffer)
+    return allreduce.codec.encode_part(values.mul_(factor).clamp_(-most, most), part.large)
 
 
 def flip(allreduce: AllReduce) -> None:

@@ -345,7 +345,7 @@ class Huge(Member):
         def encoded(self, index: int) -> bytes:
             part = self.parts[index]
             values = torch.full((part.elements,), 1e30 if part.large else 6e4)
-            return bytes(self.codec.encode_part(values, part.large).buffer)
+            return self.codec.encode_part(values, part.large)
 
     allreduce_type = Big
 
@@ -396,12 +396,16 @@ def reducer(senders: int = 2) -> tuple[Reducer, list[str]]:
     ), names
 
 
+def ones(elements: int, large: bool) -> runtime_pb2.Tensor:
+    return CODEC.message(CODEC.encode_part(torch.ones(elements), large), elements, large)
+
+
 def test_a_weight_that_changes_between_parts_is_refused() -> None:
     async def send() -> None:
         made, names = reducer()
         first, second = made.parts[0], made.parts[1]
-        await made.take(names[1], CODEC.encode_part(torch.ones(first.elements), first.large), 3.0)
-        await made.take(names[1], CODEC.encode_part(torch.ones(second.elements), second.large), 4.0)
+        await made.take(names[1], ones(first.elements, first.large), 3.0)
+        await made.take(names[1], ones(second.elements, second.large), 4.0)
 
     with pytest.raises(ValueError, match="changes between parts"):
         asyncio.run(send())
@@ -411,8 +415,8 @@ def test_more_parts_than_there_are_and_parts_of_another_size_are_refused() -> No
     async def send(extra: bool) -> None:
         made, names = reducer()
         for part in made.parts:
-            await made.take(names[1], CODEC.encode_part(torch.ones(part.elements + (not extra)), part.large), 3.0)
-        await made.take(names[1], CODEC.encode_part(torch.ones(256), True), 3.0)
+            await made.take(names[1], ones(part.elements + (not extra), part.large), 3.0)
+        await made.take(names[1], ones(256, True), 3.0)
 
     with pytest.raises(ValueError, match="more parts"):
         asyncio.run(send(extra=True))
@@ -427,7 +431,7 @@ def test_who_is_out_is_not_blamed_for_the_parts_that_it_still_sends() -> None:
     async def send() -> None:
         await made.fail(names[1], "did not answer")
         for part in made.parts:
-            await made.take(names[1], CODEC.encode_part(torch.ones(part.elements), part.large), 3.0)
+            await made.take(names[1], ones(part.elements, part.large), 3.0)
 
     asyncio.run(send())
     assert made.failed == {names[1]: "did not answer"} and made.rejected == {}

@@ -60,7 +60,7 @@ class Liar(Clipping):
             part = reducer.parts[position]
             average = torch.empty(part.elements)
             CODEC.decode_into(encoded, part.large, average)
-            honest(position, bytes(CODEC.encode_part(average.neg_(), part.large).buffer))
+            honest(position, CODEC.encode_part(average.neg_(), part.large))
 
         reducer._keep = keep
 

@@ -40,7 +40,7 @@ def gradient(member: int, weight: float, noise: float = 3.0) -> torch.Tensor:
 
 def sent(member: int, values: torch.Tensor, weight: float, large: bool = True, codec=CODEC) -> ReceivedPart:  # type: ignore[no-untyped-def]
     spread = float(values.double().square().mean().sqrt()) if bool(values.isfinite().all()) else 0.0
-    return ReceivedPart(f"p{member}", bytes(codec.encode_part(values, large).buffer), weight, spread)
+    return ReceivedPart(f"p{member}", codec.encode_part(values, large), weight, spread)
 
 
 def honest(weights: list[float], large: bool = True) -> list[ReceivedPart]:
@@ -125,12 +125,10 @@ def test_a_member_with_most_of_the_samples_must_still_be_near_the_others() -> No
 
 def test_a_part_that_only_one_member_has_a_gradient_for_is_not_lost() -> None:
     """Rare tokens: their rows of an embedding are zero for whoever did not meet them."""
-    members = [
-        ReceivedPart(f"p{i}", bytes(CODEC.encode_part(torch.zeros(ELEMENTS), True).buffer), 10.0, 1.0) for i in range(5)
-    ]
+    members = [ReceivedPart(f"p{i}", CODEC.encode_part(torch.zeros(ELEMENTS), True), 10.0, 1.0) for i in range(5)]
     one = torch.zeros(ELEMENTS)
     one[:64] = 2.0
-    members[2] = ReceivedPart("p2", bytes(CODEC.encode_part(one, True).buffer), 10.0, 1.0)
+    members[2] = ReceivedPart("p2", CODEC.encode_part(one, True), 10.0, 1.0)
     average, clipped = clip(members)
     assert not clipped and float(average[:64].min()) > 0.3
 
@@ -221,7 +219,7 @@ def test_threads_and_kernels_change_no_byte(threads: int, monkeypatch: pytest.Mo
 def test_the_bound_of_a_norm_is_above_it_and_near(seed: int, elements: int, large: bool) -> None:
     values = normal(seed, elements)
     for codec in (CODEC, BLOCKWISE):
-        encoded = bytes(codec.encode_part(values, large).buffer)
+        encoded = codec.encode_part(values, large)
         decoded = torch.empty(elements)
         codec.decode_into(encoded, large, decoded)
         found, norm = codec.most_norm(encoded, elements, large), float(decoded.double().norm())
@@ -232,7 +230,7 @@ def test_the_bound_of_a_norm_is_above_it_and_near(seed: int, elements: int, larg
 def test_a_spread_is_that_of_all_parts_from_a_piece_of_each() -> None:
     parts = [TensorPart(0, 2**16, True, 0), TensorPart(2**16, 2**16 + 500, False, 0)]
     values = [normal(1, 2**16, scale=2.0), normal(2, 500, scale=30.0)]
-    encoded = [bytes(CODEC.encode_part(each, part.large).buffer) for each, part in zip(values, parts, strict=True)]
+    encoded = [CODEC.encode_part(each, part.large) for each, part in zip(values, parts, strict=True)]
     exact = float(torch.cat(values).double().square().mean().sqrt())
     assert clipping.spread(CODEC, parts, encoded.__getitem__) == pytest.approx(exact, rel=0.02)
 
@@ -240,7 +238,7 @@ def test_a_spread_is_that_of_all_parts_from_a_piece_of_each() -> None:
 def test_two_members_and_mean_runs_take_the_mean() -> None:
     two = honest([10.0, 20.0])
     two[1] = sent(1, gradient(1, 20.0) * 100, 20.0)
-    right = bytes(CODEC.encode_part(weighted_mean(CODEC, two, ELEMENTS, True), True).buffer)
+    right = CODEC.encode_part(weighted_mean(CODEC, two, ELEMENTS, True), True)
     made = average_part(CODEC, "centered_clip", two, ELEMENTS, True)
     assert made.encoded == right and not made.clipped
     three = attacked(1)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from hivemind.compression import CompressionBase, CompressionInfo, NoCompression, deserialize_torch_tensor
+from hivemind.compression import CompressionInfo, NoCompression, deserialize_torch_tensor
 from hivemind.proto import runtime_pb2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,9 +15,7 @@ from torch import Tensor
 
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
-from tt_cli.swarm.compression import codec as gradient_codec
-from tt_cli.swarm.compression import codec as room
-from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of, self_test
+from tt_cli.swarm.compression.codec import GradientCodec, Linear8, MalformedPart, codec_of, self_test
 
 LARGE, SMALL = 2**16, 5000
 
@@ -32,8 +30,10 @@ def stock() -> GradientCodec:
     return codec_of(load_run("emoji").replaced({"swarm.compression": "blockwise8"}))
 
 
-def encode(codec: CompressionBase, tensor: Tensor) -> runtime_pb2.Tensor:
-    return codec.compress(tensor, CompressionInfo.from_tensor(tensor, key=0))
+def encode(codec: GradientCodec, tensor: Tensor) -> runtime_pb2.Tensor:
+    """As a sender sends a part: of a large tensor from LARGE elements on."""
+    elements = tensor.numel()
+    return codec.message(codec.encode_part(tensor, elements >= LARGE), elements, elements >= LARGE)
 
 
 def decode(codec: GradientCodec, message: runtime_pb2.Tensor, elements: int) -> Tensor:
@@ -82,7 +82,13 @@ def test_the_installed_packages_pass_the_self_test(codec: GradientCodec) -> None
 def test_the_self_test_finds_a_codec_that_is_off(
     broken: Callable[[Tensor], Tensor], words: str, codec: GradientCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(room, "deserialize_torch_tensor", lambda part: broken(deserialize_torch_tensor(part)))
+    decode_into = codec.decode_into
+
+    def decode_off(buffer: bytes, large: bool, out: Tensor) -> None:
+        decode_into(buffer, large, out)
+        out.copy_(broken(out))
+
+    monkeypatch.setattr(codec, "decode_into", decode_off)
     with pytest.raises(TTError, match=words) as caught:
         self_test(codec)
     assert "\n" not in str(caught.value) and "reinstall" in str(caught.value)
@@ -101,7 +107,7 @@ def test_a_part_arrives_nearly_as_it_was(elements: int, codec: GradientCodec) ->
 
 def test_a_run_takes_linear8_unless_its_file_says_otherwise() -> None:
     run, tensor = load_run("emoji"), normal(1, LARGE)
-    assert encode(codec_of(run), tensor).compression == gradient_codec.TAG
+    assert encode(codec_of(run), tensor).compression == Linear8.tag
     stock = run.replaced({"swarm.compression": "blockwise8"})
     assert encode(codec_of(stock), tensor).compression == runtime_pb2.BLOCKWISE_8BIT
     assert encode(codec_of(stock), tensor[:5000]).compression == runtime_pb2.FLOAT16
@@ -120,17 +126,17 @@ def test_what_is_not_finite_is_never_encoded(value: float, elements: int, place:
 def test_parts_add_up_as_products_and_sums_that_are_rounded_one_by_one(codec: GradientCodec) -> None:
     for large, elements in ((True, 5000), (False, 700)):
         tensor, total = normal(4, elements), normal(5, elements)
-        message = codec.encode_part(tensor, large)
+        encoded = codec.encode_part(tensor, large)
         decoded = torch.empty(elements)
-        codec.decode_into(message.buffer, large, decoded)
+        codec.decode_into(encoded, large, decoded)
         expected = total + decoded * 7.0
-        codec.add(codec.read_part(message, elements, large), large, total, 7.0)
+        codec.add(encoded, large, total, 7.0)
         assert torch.equal(total, expected)
 
 
 def test_large_and_small_parts_are_not_taken_for_each_other(codec: GradientCodec) -> None:
     for large in (True, False):
-        message = codec.encode_part(normal(1, 512), large)
+        message = codec.message(codec.encode_part(normal(1, 512), large), 512, large)
         with pytest.raises(MalformedPart, match="does not use here"):
             codec.read_part(message, 512, not large)
 
@@ -198,8 +204,15 @@ def test_scales_that_are_not_finite(large: runtime_pb2.Tensor, stock: GradientCo
             decode(stock, changed(large, buffer=poisoned), LARGE)
 
 
+def test_hivemind_refuses_linear8() -> None:
+    """A peer of another kind does not misread the part: hivemind has no codec for the number."""
+    with pytest.raises(ValueError, match="no name defined for value 64"):
+        deserialize_torch_tensor(encode(codec_of(load_run("emoji")), normal(1, LARGE)))
+
+
 def test_a_plain_tensor_is_not_what_the_run_sends(stock: GradientCodec) -> None:
-    plain = encode(NoCompression(), normal(1, 8))
+    tensor = normal(1, 8)
+    plain = NoCompression().compress(tensor, CompressionInfo.from_tensor(tensor, key=0))
     with pytest.raises(MalformedPart, match="codec 0"):
         decode(stock, plain, 8)
 

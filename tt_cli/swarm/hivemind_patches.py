@@ -1,7 +1,7 @@
 """Every change to hivemind at run time: one function and one reason each.
 
 They count in this process and in those forked from it. `apply` makes all that a DHT node and an averager need, before
-either starts; `add_codec` is for whoever encodes.
+either starts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from typing import Any
 
 import hivemind.dht.dht
 import hivemind.dht.protocol
-from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper  # type: ignore[import-untyped]
 from google.protobuf.message import Message  # type: ignore[import-untyped] # protobuf ships no types
 from hivemind.averaging.control import StepControl
-from hivemind.compression import CompressionBase, serialization
 from hivemind.dht import DHTNode
 from hivemind.dht.routing import DHTID
 from hivemind.p2p import P2P, P2PContext, PeerID
-from hivemind.proto import runtime_pb2
 from hivemind.proto.p2pd_pb2 import RPCError
 from hivemind.utils import MPFuture
 from hivemind.utils.auth import AuthorizerBase, AuthRole, AuthRPCWrapper
@@ -72,17 +69,6 @@ def bound_messages() -> None:
     """
     P2P.receive_protobuf = staticmethod(_receive_protobuf)
     P2P.send_raw_data = staticmethod(_send_raw_data)
-
-
-def add_codec(name: str, codec: CompressionBase) -> None:
-    """Let hivemind encode and decode with one more codec, the only one. Its own stay as they are.
-
-    hivemind looks the codec of a message up by the *name* of its number. The enumeration is compiled into it and cannot
-    be extended, but proto3 carries numbers that it has no name for: a name and an entry under it are all it takes.
-    """
-    if not isinstance(runtime_pb2.CompressionType, _CompressionTypes):
-        runtime_pb2.CompressionType = _CompressionTypes(runtime_pb2.CompressionType, name, codec.compression_type)
-    serialization._BASE_COMPRESSION_TYPES.setdefault(name, codec)
 
 
 _told_first = StepControl.cancel
@@ -138,29 +124,6 @@ class _SearchNode(DHTNode):
 def beside(key: DHTID) -> DHTID:
     """The id that differs from this one in its last bit."""
     return DHTID(int(key) ^ 1)
-
-
-class _CompressionTypes(EnumTypeWrapper):
-    """hivemind's compression types, and one more."""
-
-    def __init__(self, known: EnumTypeWrapper, name: str, tag: int):
-        super().__init__(known.DESCRIPTOR)
-        self._name, self._tag = name, tag
-
-    def Name(self, number: int) -> str:
-        return self._name if number == self._tag else super().Name(number)
-
-    def Value(self, name: str) -> int:
-        return self._tag if name == self._name else super().Value(name)
-
-    def keys(self) -> list[str]:
-        return [*super().keys(), self._name]
-
-    def values(self) -> list[int]:
-        return [*super().values(), self._tag]
-
-    def items(self) -> list[tuple[str, int]]:
-        return [*super().items(), (self._name, self._tag)]
 
 
 async def _receive_protobuf(kind: type[Message], reader: Any) -> tuple[Message | None, RPCError | None]:

@@ -82,8 +82,7 @@ def filled(value: float, weight: float | None = None) -> Change:
     def change(attacked: Round, part: TensorPart, message: Message) -> None:
         tensor, codec = message.tensor_part, attacked.allreduce.codec
         if part.large:
-            scales = codec.scale_bytes * -(-part.elements // codec.block)
-            tensor.buffer = scale_bytes * (scales // codec.scale_bytes) + b"\x7f" * part.elements
+            tensor.buffer = scale_bytes * -(-part.elements // codec.block) + b"\x7f" * part.elements
         else:
             tensor.buffer = small_bytes * part.elements
         if weight is not None:
@@ -103,8 +102,9 @@ def of_one_element(attacked: Round, part: TensorPart, message: Message) -> None:
 
 
 def _resized(attacked: Round, part: TensorPart, message: Message, elements: int) -> None:
-    encoded = attacked.allreduce.codec.encode_part(torch.ones(elements), part.large)
-    message.tensor_part.CopyFrom(encoded)
+    codec = attacked.allreduce.codec
+    encoded = codec.encode_part(torch.ones(elements), part.large)
+    message.tensor_part.CopyFrom(codec.message(encoded, elements, part.large))
 
 
 def declared_huge(_: Round, part: TensorPart, message: Message) -> None:
@@ -150,7 +150,7 @@ def lying(attacked: Round) -> None:
         part = reducer.parts[position]
         average = torch.empty(part.elements)
         allreduce.codec.decode_into(encoded, part.large, average)
-        honest(position, allreduce.codec.encode_part(average.neg_(), part.large).buffer)
+        honest(position, allreduce.codec.encode_part(average.neg_(), part.large))
 
     reducer._keep = keep
 

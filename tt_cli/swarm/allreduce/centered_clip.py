@@ -87,7 +87,7 @@ def average_part(
         huge = [each.sender for each in taking if _magnitude(codec, each, elements, large) > LARGEST]
         taking = [each for each in taking if each.sender not in huge]
         average, clipped = _aggregated(codec, aggregation, taking, elements, large)
-    return AveragedPart(codec.encode_part(average, large).buffer, clipped, huge)
+    return AveragedPart(codec.encode_part(average, large), clipped, huge)
 
 
 def _aggregated(

@@ -108,11 +108,10 @@ class GradientBuffer:
 
     def __init__(self, layout: Partition, codec: GradientCodec):
         self.layout, self.codec = layout, codec
-        scales = layout.boundary // codec.block * codec.scale_bytes
+        scales = layout.boundary // codec.block * codec.large.scale_bytes
         self.nbytes = scales + layout.boundary + 2 * (layout.size - layout.boundary)
-        self._memory = memory = shared_bytes(self.nbytes)
-        self._scales, self._codes = memory[:scales], memory[scales : scales + layout.boundary]
-        self._small = memory[scales + layout.boundary :]
+        self._memory = shared_bytes(self.nbytes)
+        self._scales, self._codes = self._memory[:scales], self._memory[scales:]
 
     def dump(self) -> bytes:
         """A copy of all of it."""
@@ -124,21 +123,23 @@ class GradientBuffer:
 
     def write(self, start: int, stop: int, encoded: bytes) -> None:
         """Keep the checked bytes of elements `start` to `stop`. `start` begins a block where tensors are large."""
-        if stop <= self.layout.boundary:
-            scales, codes = self.codec.take_apart(encoded, stop - start)
-            first = start // self.codec.block * self.codec.scale_bytes
-            self._scales[first : first + len(scales)] = scales
-            self._codes[start:stop] = codes
-        else:
-            self._small[2 * (start - self.layout.boundary) : 2 * (stop - self.layout.boundary)] = encoded
+        scales, codes = self.codec.take_apart(encoded, stop - start, stop <= self.layout.boundary)
+        first = start // self.codec.block * self.codec.large.scale_bytes
+        self._scales[first : first + len(scales)] = scales
+        self._codes[self._code(start) : self._code(stop)] = codes
 
     def read(self, start: int, stop: int) -> bytes:
         """The bytes of elements `start` to `stop`, as they travel; the same as written where that was one piece."""
-        if stop <= self.layout.boundary:
-            size = self.codec.scale_bytes
-            first, last = start // self.codec.block * size, -(-stop // self.codec.block) * size
-            return self.codec.put_together(self._scales[first:last], self._codes[start:stop])
-        return bytes(self._small[2 * (start - self.layout.boundary) : 2 * (stop - self.layout.boundary)])
+        large = stop <= self.layout.boundary
+        size = self.codec.of(large).scale_bytes
+        first, last = start // self.codec.block * size, -(-stop // self.codec.block) * size
+        return self.codec.put_together(
+            self._scales[first:last], self._codes[self._code(start) : self._code(stop)], large
+        )
+
+    def _code(self, element: int) -> int:
+        """The place of its code: those of small tensors have two bytes."""
+        return element + max(0, element - self.layout.boundary)
 
     def encode(self, name: str, values: torch.Tensor, divisor: float = 1.0) -> None:
         """Write one tensor, divided by `divisor`; fp32 on any device. Raises ValueError where it is not finite."""
@@ -146,8 +147,7 @@ class GradientBuffer:
         for start, stop in self._pieces(name):
             first = start - self.layout.start(name)
             piece = flat[first : first + stop - start].to("cpu", torch.float32, copy=True)
-            encoded = self.codec.encode_part(piece.div_(divisor), stop <= self.layout.boundary)
-            self.write(start, stop, encoded.buffer)
+            self.write(start, stop, self.codec.encode_part(piece.div_(divisor), stop <= self.layout.boundary))
 
     def decode(self, name: str, out: torch.Tensor) -> None:
         """Fill `out` (elements,), contiguous fp32 on the CPU, with one tensor."""

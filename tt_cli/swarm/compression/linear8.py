@@ -34,31 +34,12 @@ Buffer = bytes | bytearray | memoryview
 
 
 def encode(tensor: torch.Tensor) -> bytes:
-    """The bytes of an fp32 CPU tensor. Raises ValueError where it is not finite, or above 2^126."""
-    out = np.empty(encoded_bytes(tensor.numel()), np.uint8)
-    encode_into(tensor, out)
-    return out.tobytes()
-
-
-def encode_into(tensor: torch.Tensor, out: np.ndarray) -> None:
-    """Write what `encode` returns into `out`, contiguous uint8 (encoded_bytes(elements),).
-
-    Raises ValueError as `encode` does, and for an `out` of another kind or size; `out` is undefined then.
-    """
+    """The bytes of an fp32 CPU tensor of any shape. Raises ValueError where it is not finite, or above 2^126."""
     _check_tensor(tensor)
-    expected = encoded_bytes(tensor.numel())
-    if out.dtype != np.uint8 or out.shape != (expected,) or not out.flags.c_contiguous:
-        raise ValueError(f"room of {out.dtype} {out.shape} instead of contiguous uint8 ({expected},)")
+    out = np.empty(encoded_bytes(tensor.numel()), np.uint8)
     if not implementation().kernels.encode(tensor.detach().reshape(-1), out):
         raise ValueError("values that are not finite, or beyond 2^126")
-
-
-def decode(buffer: Buffer, elements: int) -> torch.Tensor:
-    """An fp32 tensor (elements,), finite. Raises ValueError for bytes that `encode` cannot have made."""
-    coded = _checked(buffer, elements)  # before memory is allocated
-    tensor = torch.empty(elements, dtype=torch.float32)
-    implementation().kernels.decode(coded, tensor)
-    return tensor
+    return out.tobytes()
 
 
 def decode_into(buffer: Buffer, out: torch.Tensor) -> None:
@@ -66,7 +47,7 @@ def decode_into(buffer: Buffer, out: torch.Tensor) -> None:
 
     Raises ValueError for bytes that `encode` cannot have made of so many elements; `out` is unchanged then.
     """
-    implementation().kernels.decode(_checked(buffer, out.numel()), _flat(out))
+    implementation().kernels.decode(check(buffer, out.numel()), _flat(out))
 
 
 def add_decoded(buffer: Buffer, accumulator: torch.Tensor, weight: float) -> None:
@@ -78,12 +59,22 @@ def add_decoded(buffer: Buffer, accumulator: torch.Tensor, weight: float) -> Non
     """
     if not 0 <= weight <= torch.finfo(torch.float32).max:
         raise ValueError(f"a weight of {weight}")
-    implementation().kernels.add(_checked(buffer, accumulator.numel()), _flat(accumulator), np.float32(weight))
+    implementation().kernels.add(check(buffer, accumulator.numel()), _flat(accumulator), np.float32(weight))
 
 
-def check(buffer: Buffer, elements: int) -> None:
-    """Raise ValueError for bytes that `encode` cannot have made of so many elements; all others decode to numbers."""
-    _checked(buffer, elements)
+def check(buffer: Buffer, elements: int) -> np.ndarray:
+    """The bytes as uint8 (encoded_bytes(elements),), which decode to so many finite numbers.
+
+    Raises ValueError for what `encode` cannot have made, before memory is allocated.
+    """
+    coded = np.frombuffer(buffer, np.uint8)
+    if len(coded) != encoded_bytes(elements):
+        raise ValueError(f"{len(coded)} bytes instead of {encoded_bytes(elements)} for {elements} elements")
+    upper = coded[: 2 * blocks_in(elements)].view("<u2")
+    # as whole numbers: NaN, infinity and everything negative are above the bound
+    if elements and (upper.min() < LOWEST or upper.max() > HIGHEST):
+        raise ValueError("scales that are not finite, negative, or out of range")
+    return coded
 
 
 def encoded_bytes(elements: int) -> int:
@@ -141,15 +132,3 @@ def _flat(tensor: torch.Tensor) -> torch.Tensor:
     if not tensor.is_contiguous():
         raise ValueError(f"a tensor of strides {tensor.stride()} instead of a contiguous one")
     return tensor.detach().view(-1)
-
-
-def _checked(buffer: Buffer, elements: int) -> np.ndarray:
-    """The bytes as uint8 (encoded_bytes(elements),). Raises ValueError for what `encode` cannot have made."""
-    coded = np.frombuffer(buffer, np.uint8)
-    if len(coded) != encoded_bytes(elements):
-        raise ValueError(f"{len(coded)} bytes instead of {encoded_bytes(elements)} for {elements} elements")
-    upper = coded[: 2 * blocks_in(elements)].view("<u2")
-    # as whole numbers: NaN, infinity and everything negative are above the bound
-    if elements and (upper.min() < LOWEST or upper.max() > HIGHEST):
-        raise ValueError("scales that are not finite, negative, or out of range")
-    return coded
