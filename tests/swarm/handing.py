@@ -8,14 +8,16 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import torch
+from end_to_end.conftest import tiny_run
 from hivemind.p2p import P2P
 from swarm.made import record
 
 from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, received_state
+from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_memory import StateBuffer
-from tt_cli.swarm.state.client import Chunks, StateClient, WantedState, connect_over
+from tt_cli.swarm.state.client import Chunks, StateClient, WantedState
 from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
@@ -52,7 +54,7 @@ class Node:
         self.calls = self.sent = 0
         self.on_sent: Callable[[Node], None] = lambda node: None
         self.change: Callable[[bytes, StateBuffer], tuple[bytes, StateBuffer]] = lambda *offered: offered
-        self.donor = StateServer(self._offer, read_tree, self._count)
+        self.donor = StateServer(self._offer, read_tree, self._count, Admission(tiny_run()))
 
     async def _offer(self) -> tuple[bytes, StateBuffer] | None:
         self.calls += 1
@@ -98,7 +100,7 @@ class Network:
     def taker(self, **more: Any) -> StateClient:
         assert self.taking is not None
         wanted = WantedState(read_tree, **{"timeout": 5.0, **more})
-        return StateClient(connect_over(self.taking, RUN), TrustedDigests(self.records), StateBuffer.new(), wanted)
+        return StateClient(self.taking, RUN, TrustedDigests(self.records), StateBuffer.new(), wanted)
 
 
 @asynccontextmanager
@@ -125,5 +127,5 @@ async def take(taker: StateClient) -> Chunks:
 
 
 def assert_is(chunks: Chunks, expected: TrainingState) -> None:
-    found = received_state(chunks._tree, chunks.whole(), "")
+    found = received_state(chunks.tree, chunks.whole(), "")
     assert (found.step, found.digest()) == (expected.step, expected.digest())

@@ -34,7 +34,7 @@ class Answers(StateServer):
     """A donor that answers with whatever it was given."""
 
     def __init__(self, *messages: bytes):
-        super().__init__(None, None)  # type: ignore[arg-type]
+        super().__init__(None, None, None, None)  # type: ignore[arg-type]
         self.messages = messages
 
     async def rpc_state_chunks(

@@ -71,7 +71,7 @@ async def test_only_what_differs_is_taken(net: Network) -> None:
 async def test_who_only_draws_takes_the_parameters_alone(net: Network) -> None:
     node = await net.node(state())
     chunks = await take(net.taker(select=lambda tree: tree.parameter_chunks))
-    found = received_state(chunks._tree, chunks.whole(), "", parameters_only=True)
+    found = received_state(chunks.tree, chunks.whole(), "", parameters_only=True)
     assert found.optimizer == {} and node.sent == sum(t.nbytes for t in found.parameters.values())
     assert all(torch.equal(found.parameters[name], tensor) for name, tensor in state().parameters.items())
 
@@ -128,7 +128,7 @@ async def test_a_minority_at_its_step_is_not_believed(net: Network) -> None:
     taker = net.taker()
     await taker._signatures.look()
     with pytest.raises(ValueError, match="no member signed"):
-        await taker._take_from(liar.peer_id, settled=True)
+        await taker._take_from(liar.peer_id)
 
 
 @over_libp2p

@@ -28,7 +28,7 @@ from tt_cli.swarm.network.reachability import DialBack
 from tt_cli.swarm.records.publisher import read_records
 from tt_cli.swarm.shared_memory import Passage, StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.client import STREAMS, Chunks, NoState, StateClient, WantedState, connect_over
+from tt_cli.swarm.state.client import STREAMS, Chunks, NoState, StateClient, WantedState
 from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
@@ -83,18 +83,14 @@ async def take_over(
     PassGuard(membership_at(dht)).guard_calls(p2p)
     buffer = StateBuffer.new()
     taker = StateClient(
-        connect_over(p2p, run.identity),
+        p2p,
+        run.identity,
         TrustedDigests(lambda: read_records(dht, run)),
         buffer,
         WantedState(read_tree, PATIENCE * run.swarm.next_chunk_timeout, select=select, on_bytes=on_bytes),
     )
     tree, indexes = await taker.take()
-    return ReceivedState(tree, Chunks(tree, indexes, buffer), donors_of(taker), taker.received, taker.refused)
-
-
-def donors_of(taker: StateClient) -> tuple[str, ...]:
-    """Donors, who gave most first."""
-    return tuple(donor for donor, _ in taker.donors.most_common())
+    return ReceivedState(tree, Chunks(tree, indexes, buffer), **taker.outcome())
 
 
 class StateBridge:
@@ -118,37 +114,40 @@ class StateBridge:
         self._source, self._read_tree = source, read_tree
         self._membership = membership_at(dht)
         self._passage = Passage()
-        self._donor = StateServer(self._offer, read_tree, self._count_sent, self._membership)
-        self._taking: dict[int, asyncio.Task[None]] = {}
+        self._services = StateServer(self._offer, read_tree, self._count_sent, self._membership), DialBack()
+        self._taking: asyncio.Task[None] | None = None
         self._progress = torch.zeros(3, dtype=torch.int64).share_memory_()  # bytes that came, all, donors giving
         keep_objects_shared()
 
     # ---------------------------------------------------------------- in the host process
 
     def take_state(
-        self, own: Tree | None, timeout: float, on_progress: OnProgress | None = None, *, at_once: int = STREAMS
+        self,
+        own: Tree | None,
+        timeout: float,
+        on_progress: OnProgress = lambda received, total, donors: None,
+        *,
+        at_once: int = STREAMS,
     ) -> ReceivedState:
         """The state that most of the foremost hold, without the chunks that `own` holds alike.
 
         timeout: seconds without a chunk. on_progress: called about once a second while chunks come. at_once: donors at
         most, each of which makes a copy of its state. Raises NoState. May be called by one thread at a time.
         """
-        buffer = StateBuffer.new()
-        number, future = self._passage.send(buffer), MPFuture()
+        buffer, future = StateBuffer.new(), MPFuture()
+        number = self._passage.send(buffer)
         self._progress.zero_()
         self._outer_pipe.send(("_take_state", [number, b"" if own is None else own.manifest(), future, at_once], {}))
         try:
-            told = self._await(future, timeout, on_progress or (lambda received, total, donors: None))
-            if isinstance(told, str):
-                raise NoState(told)
-            tree = self._read_tree(told.pop("manifest"))
-            return ReceivedState(tree, Chunks(tree, told.pop("indexes"), buffer), **told)
+            manifest, indexes, outcome = self._await(future, timeout, on_progress)
+            tree = self._read_tree(manifest)
+            return ReceivedState(tree, Chunks(tree, indexes, buffer), **outcome)
         except BaseException:
             buffer.close()
-            self._outer_pipe.send(("_drop_taking", [number], {}))
+            self._outer_pipe.send(("_drop_taking", [], {}))
             raise
 
-    def _await(self, future: MPFuture, timeout: float, on_progress: OnProgress) -> Any:
+    def _await(self, future: MPFuture, timeout: float, on_progress: OnProgress | None) -> Any:
         before, came = 0, time.monotonic()
         while True:
             try:
@@ -161,7 +160,7 @@ class StateBridge:
                     before, came = received, time.monotonic()
                 if time.monotonic() > came + timeout:
                     raise NoState(f"nothing came for {timeout:.0f} s") from None
-                if total:
+                if total and on_progress is not None:
                     on_progress(received, total, donors)
 
     def get_current_state(self) -> tuple[dict[str, Any], list[torch.Tensor], None]:
@@ -186,14 +185,13 @@ class StateBridge:
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, namespace: str | None = None, **kwargs: Any) -> None:
         """As hivemind's, those of the donor, and of those who dial back."""
         await super().add_p2p_handlers(p2p, *args, namespace=namespace, **kwargs)  # type: ignore[misc]
-        await self._donor.add_p2p_handlers(p2p, namespace=namespace)
-        self._dial_back = DialBack()
-        await self._dial_back.add_p2p_handlers(p2p, namespace=namespace)
+        for service in self._services:
+            await service.add_p2p_handlers(p2p, namespace=namespace)
 
     async def remove_p2p_handlers(self, p2p: P2P, *, namespace: str | None = None) -> None:
         """As hivemind's, and those that were added."""
-        await self._dial_back.remove_p2p_handlers(p2p, namespace=namespace)
-        await self._donor.remove_p2p_handlers(p2p, namespace=namespace)
+        for service in self._services:
+            await service.remove_p2p_handlers(p2p, namespace=namespace)
         await super().remove_p2p_handlers(p2p, namespace=namespace)  # type: ignore[misc]
 
     def _count_sent(self, count: int) -> None:
@@ -205,22 +203,23 @@ class StateBridge:
 
     async def _offer(self) -> tuple[bytes, StateBuffer] | None:
         metadata, _, _ = await self._get_current_state_from_host_process()  # type: ignore[attr-defined]
-        told = self.serializer.loads(metadata)
-        return (told["manifest"], self._passage.receive(told["number"])) if told else None
+        offered = self.serializer.loads(metadata)
+        return (offered["manifest"], self._passage.receive(offered["number"])) if offered else None
 
     async def _take_state(self, number: int, own: bytes, future: MPFuture, at_once: int) -> None:
-        self._taking[number] = asyncio.current_task()  # type: ignore[assignment]
+        self._taking = asyncio.current_task()
         received_before = 0
 
         def count(received: int, total: int) -> None:
             nonlocal received_before
             self.traffic[1] += received - received_before
             received_before = received
-            self._progress.copy_(torch.tensor([received, total, len(taker.giving)]))
+            self._progress.copy_(torch.tensor([received, total, taker.count("giving")]))
 
         try:
             taker = StateClient(
-                connect_over(self._p2p, self.prefix),
+                self._p2p,
+                self.prefix,
                 TrustedDigests(lambda: read_records(self._dht_of_run, self._run), self._own_id),
                 self._passage.receive(number),
                 WantedState(
@@ -233,24 +232,13 @@ class StateBridge:
                 ),
             )
             tree, indexes = await taker.take()
-            future.set_result(
-                {
-                    "manifest": tree.manifest(),
-                    "indexes": indexes,
-                    "donors": donors_of(taker),
-                    "received": taker.received,
-                    "refused": taker.refused,
-                    "lost": {donor: words for donor, words in taker.problems.items() if taker.donors[donor]},
-                }
-            )
+            future.set_result((tree.manifest(), indexes, taker.outcome()))
         except NoState as error:
-            future.set_result(str(error))
+            future.set_exception(error)
         except Exception as error:
-            future.set_result(f"{type(error).__name__}: {error}")
+            future.set_exception(NoState(f"{type(error).__name__}: {error}"))
             raise
-        finally:
-            del self._taking[number]
 
-    async def _drop_taking(self, number: int) -> None:
-        if number in self._taking:
-            self._taking[number].cancel()
+    async def _drop_taking(self) -> None:
+        if self._taking is not None:
+            self._taking.cancel()

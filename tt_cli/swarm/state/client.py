@@ -12,10 +12,12 @@ import asyncio
 import math
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import chain
+from typing import Any, Literal
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import runtime_pb2
@@ -40,6 +42,10 @@ AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD, MOST_ASKED = 0.5, 2**21, 2**24, 64  # as
 LOOK_AGAIN_SECONDS = 0.05
 
 
+Phase = Literal["asked", "waiting", "giving"]
+"""Of a donor: its manifest has not come; it offers another state than the one that most hold; it sends chunks."""
+
+
 class DonorRefused(Exception):
     """A donor sent what no honest one sends: it is not asked again."""
 
@@ -58,33 +64,30 @@ class DonorStream:
         with suppress(ConnectionError):  # what it sent before can be read still; then `answer` says that it hung up
             await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=request), self._writer)
 
-    async def answer(self) -> bytes | None:
-        """Its next answer; None when it hung up, or its connection broke."""
+    async def answer(self) -> wire.Answer | None:
+        """Its next answer; None when it hung up, or its connection broke. Raises ValueError for a refusal."""
         try:
             message, error = await P2P.receive_protobuf(runtime_pb2.ExpertInfo, self._reader)
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
         if message is None:
             raise ValueError(f"it failed: {error.message}")
-        data: bytes = message.serialized_info
-        return data
+        try:
+            answer = wire.STATE_ANSWER.read(message)
+        except wire.MalformedMessage as malformed:
+            raise DonorRefused(f"it sent {malformed}") from None
+        if answer[0] == "refused":
+            raise ValueError(f"it refuses: {answer[1]!s}")
+        return answer
 
 
-Connect = Callable[[str], AbstractAsyncContextManager[DonorStream]]
-"""Donor's peer id → a stream to it."""
-
-
-def connect_over(p2p: P2P, namespace: str) -> Connect:
-    """Connect to donors of a run through this libp2p node. namespace: the run's identity."""
-
-    @asynccontextmanager
-    async def connect(donor: str) -> AsyncIterator[DonorStream]:
-        handler = StateServer._get_handle_name(namespace, StateServer.rpc_state_chunks.__name__)
-        _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(donor), handler)
-        with closing(writer):
-            yield DonorStream(reader, writer)
-
-    return connect
+@asynccontextmanager
+async def stream_to(p2p: P2P, namespace: str, donor: str) -> AsyncIterator[DonorStream]:
+    """A stream to a donor, by its peer id, through this libp2p node. namespace: the run's identity."""
+    handler = StateServer._get_handle_name(namespace, StateServer.rpc_state_chunks.__name__)
+    _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(donor), handler)
+    with closing(writer):
+        yield DonorStream(reader, writer)
 
 
 def request_of(digest: str, chunks: Sequence[int]) -> bytes:
@@ -106,25 +109,14 @@ class NoState(TTError):
         self.asked = asked
 
 
-class Chunks(Mapping[int, memoryview]):
+class Chunks(dict[int, memoryview]):
     """Verified chunks by their numbers, in a buffer for the whole state. A context manager that frees the memory."""
 
     def __init__(self, tree: Tree, indexes: Iterable[int], buffer: StateBuffer):
-        self._tree, self._indexes = tree, dict.fromkeys(indexes)
-        self._view = buffer.view(tree.nbytes)
-        self.buffer = buffer
-
-    def __getitem__(self, index: int) -> memoryview:
-        if index not in self._indexes:
-            raise KeyError(index)
-        offset, size = self._tree.place(index)
-        return self._view[offset : offset + size]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._indexes)
-
-    def __len__(self) -> int:
-        return len(self._indexes)
+        self.tree, self.buffer = tree, buffer
+        self._view = view = buffer.view(tree.nbytes)
+        places = ((index, *tree.place(index)) for index in indexes)
+        super().__init__((index, view[offset : offset + size]) for index, offset, size in places)
 
     def whole(self) -> memoryview:
         """The buffer as memory: every chunk at its place, zeros where one was not taken."""
@@ -135,35 +127,33 @@ class Chunks(Mapping[int, memoryview]):
 
     def __exit__(self, *error: object) -> None:
         self._view = memoryview(b"")  # unmapped when the last slice of it is gone
-        self._indexes = {}
+        self.clear()
         self.buffer.close()
 
 
 class _Target:
-    """The state that is being taken: what has come of it, and who was asked for what.
+    """The state that is being taken: which chunks are missing, their bytes, and who was asked for what.
 
-    left: bytes that are missing. asked: donor → chunks it has yet to send, in their order.
+    asked: donor → chunks it has yet to send, in their order.
     """
 
-    def __init__(self, tree: Tree, needed: Sequence[int], have: Iterable[int]):
-        self.tree, self.needed, self.have = tree, list(needed), set(have)
-        missing = [index for index in needed if index not in self.have]
-        self.left = sum(tree.place(index)[1] for index in missing)
+    def __init__(self, tree: Tree, needed: list[int], kept: Iterable[int]):
+        self.tree, self.needed = tree, needed
+        self.missing = set(needed).difference(kept)
+        self.bytes_missing = sum(tree.place(index)[1] for index in self.missing)
         self.asked: dict[str, deque[int]] = {}
-        self._unasked = deque(missing)
+        self._unasked = deque(sorted(self.missing))
 
     @property
-    def complete(self) -> bool:
-        """True when nothing is missing."""
-        return len(self.have) == len(self.needed)
+    def begun(self) -> bool:
+        """True when chunks of it are there."""
+        return len(self.missing) < len(self.needed)
 
-    def came(self, index: int) -> bool:
-        """A verified chunk lies in the buffer. False when it had come already."""
-        if index in self.have:
-            return False
-        self.have.add(index)
-        self.left -= self.tree.place(index)[1]
-        return True
+    def received(self, index: int) -> None:
+        """A verified chunk lies in the buffer; it may have been there already."""
+        if index in self.missing:
+            self.missing.remove(index)
+            self.bytes_missing -= self.tree.place(index)[1]
 
     def next_for(self, donor: str, ahead: float) -> list[int]:
         """Chunks to ask this donor for now, so that it owes some `ahead` bytes; in rising order."""
@@ -173,22 +163,20 @@ class _Target:
         while self._unasked and size < ahead and len(owed) + len(run) < MOST_ASKED:
             run.append(self._unasked.popleft())
             size += self.tree.place(run[-1])[1]
-        if not run and not owed:
-            run = self._owed_last()
-        run.sort()
+        run = sorted(run if run or owed else self._owed_last())
         owed.extend(run)
         return run
 
     def give_back(self, donor: str) -> None:
         """This donor sends nothing any more: what it owes is asked of others."""
         owed = self.asked.pop(donor, deque())
-        elsewhere = {index for others in self.asked.values() for index in others}
-        self._unasked.extendleft(i for i in reversed(owed) if i not in self.have and i not in elsewhere)
+        elsewhere = set(chain.from_iterable(self.asked.values()))
+        self._unasked.extendleft(i for i in reversed(owed) if i in self.missing and i not in elsewhere)
 
     def _owed_last(self) -> list[int]:
         """The chunk for which, as things stand, the taker would wait longest; none if two were asked for each."""
-        places = {i: place for owed in self.asked.values() for place, i in enumerate(owed) if i not in self.have}
-        times = Counter(index for owed in self.asked.values() for index in owed)
+        places = {i: place for owed in self.asked.values() for place, i in enumerate(owed) if i in self.missing}
+        times = Counter(chain.from_iterable(self.asked.values()))
         once = [index for index in places if times[index] < 2]
         return [max(once, key=lambda index: places[index])] if once else []
 
@@ -209,20 +197,21 @@ class WantedState:
 class StateClient:
     """Takes one state. Make one for each. buffer: where the chunks go, each at its place in the tree.
 
-    donors: who gave it, with their bytes. giving: who does now. refused: who sent what must be refused, and why.
-    problems: why others gave nothing, or no more.
+    donors: who gave it, with their bytes. refused: who sent what must be refused, and why. problems: why others gave
+    nothing, or no more.
     """
 
-    def __init__(self, connect: Connect, signatures: TrustedDigests, buffer: StateBuffer, wanted: WantedState):
-        self._connect, self._signatures, self._buffer, self._wanted = connect, signatures, buffer, wanted
+    def __init__(self, p2p: P2P, namespace: str, signatures: TrustedDigests, buffer: StateBuffer, wanted: WantedState):
+        self._connect, self._signatures = partial(stream_to, p2p, namespace), signatures
+        self._buffer, self._wanted = buffer, wanted
         self._target: _Target | None = None
-        self.problems: dict[str, str] = {}
-        self._asking: set[str] = set()  # whose manifest has not come
-        self._waiting: set[str] = set()  # who offer another state than the one that most hold
+        self._tried: dict[str, float] = {}  # donor → when it ended, infinite until then
+        self._phases: dict[str, Phase] = {}  # of the donors under way
+        self._settled = True  # while other donors may hold what was begun, it is not given up for another state
         self._news = time.monotonic()
-        self.giving: set[str] = set()
         self.donors: Counter[str] = Counter()
         self.refused: dict[str, str] = {}
+        self.problems: dict[str, str] = {}
         self.received = 0
 
     async def take(self) -> tuple[Any, list[int]]:
@@ -238,7 +227,9 @@ class StateClient:
                     await asyncio.sleep(min(LONGEST_PAUSE, PAUSE_SECONDS * 2 ** (attempt - 1)))
                 await self._signatures.look()
                 before = self.received
-                if await self._ask_donors(settled=attempt == 0):
+                self._settled = attempt == 0
+                await self._ask_donors()
+                if self._complete():
                     assert self._target is not None
                     return self._target.tree, self._target.needed
                 if not self.problems and not self.refused:
@@ -246,80 +237,75 @@ class StateClient:
                 attempt = 1 if self.received > before else attempt + 1
         finally:
             looking.cancel()
-        problems = "; ".join(f"{donor}: {words}" for donor, words in (self.problems | self.refused).items())
+        problems = "; ".join(f"{donor}: {problem}" for donor, problem in (self.problems | self.refused).items())
         if not problems:
             raise NoState(f"none of {len(self._signatures.view.records)} peers can hand over a state", asked=False)
         raise NoState(f"no peer handed over a state that can be used ({problems})")
 
+    def outcome(self) -> dict[str, Any]:
+        """How the state was taken: the last four fields of a `ReceivedState`."""
+        lost = {donor: problem for donor, problem in self.problems.items() if self.donors[donor]}
+        donors = tuple(donor for donor, _ in self.donors.most_common())
+        return {"donors": donors, "received": self.received, "refused": self.refused, "lost": lost}
+
+    def count(self, phase: Phase) -> int:
+        """Donors in this phase now."""
+        return list(self._phases.values()).count(phase)
+
+    def _complete(self) -> bool:
+        return self._target is not None and not self._target.missing
+
     def _may_resume(self) -> bool:
-        begun = self._target is not None and bool(self._target.have) and bool(self.problems)
+        begun = self._target is not None and self._target.begun and bool(self.problems)
         return begun and time.monotonic() < self._news + RESUME_SECONDS
 
-    async def _ask_donors(self, settled: bool) -> bool:
-        """Take what the donors give, a few of them at a time. True when nothing is missing any more."""
-        tried: dict[str, float] = {}  # donor → when it ended
+    async def _ask_donors(self) -> None:
+        """Take what the donors give, a few of them at a time, until nothing is missing or no donor is left."""
         running: set[asyncio.Task[None]] = set()
-        for donors in (self._asking, self._waiting, self.giving):
-            donors.clear()
-
-        def others_left() -> bool:
-            return bool(self._untried(tried))
-
-        self._news = time.monotonic() if settled else self._news
+        self._tried, self._phases = {}, {}
         started = time.monotonic()
         try:
             while not self._complete():
-                untried = self._untried(tried)
-                quiet = time.monotonic() - max(self._news, started)
-                if untried and (not running or len(running) < self._donors_wanted(quiet)):
-                    donor, tried[untried[0]] = untried[0], math.inf
-                    self._asking.add(donor)
-                    running.add(asyncio.create_task(self._try(donor, settled, others_left), name=donor))
-                elif not running:
-                    break
-                else:
+                untried = self._untried()
+                if untried and len(running) < self._donors_wanted(time.monotonic() - max(self._news, started)):
+                    donor = untried[0]
+                    self._tried[donor], self._phases[donor] = math.inf, "asked"
+                    running.add(asyncio.create_task(self._try(donor), name=donor))
+                elif running:
                     done, running = await asyncio.wait(
                         running, timeout=LOOK_AGAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
                     )
-                    tried |= {task.get_name(): time.monotonic() for task in done}
+                    self._tried |= {task.get_name(): time.monotonic() for task in done}
+                else:
+                    break
         finally:
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
-        return self._complete()
 
-    def _complete(self) -> bool:
-        return self._target is not None and self._target.complete
-
-    def _untried(self, tried: Mapping[str, float]) -> list[str]:
+    def _untried(self) -> list[str]:
         """Donors to ask now: nobody twice, but for those whose connection broke a while ago, while others go on."""
         donors = self._signatures.donors(self._target.tree if self._target else None)
-        again = time.monotonic() - RETRY_SECONDS if self.giving else -math.inf
-        return [donor for donor in donors if tried.get(donor, -math.inf) <= again and donor not in self.refused]
+        again = time.monotonic() - RETRY_SECONDS if self.count("giving") else -math.inf
+        return [donor for donor in donors if self._tried.get(donor, -math.inf) <= again and donor not in self.refused]
 
     def _donors_wanted(self, quiet: float) -> int:
         """Count of donors to ask at once. quiet: seconds since something came."""
-        useful = 1 + self._target.left // SHARE_BYTES if self._target is not None and self.giving else 1
-        return min(self._wanted.at_once, useful + len(self._waiting) + int(quiet / HEDGE_SECONDS))
+        share = self._target.bytes_missing // SHARE_BYTES if self._target is not None and self.count("giving") else 0
+        return min(self._wanted.at_once, 1 + share + self.count("waiting") + int(quiet / HEDGE_SECONDS))
 
-    async def _try(self, donor: str, settled: bool, others_left: Callable[[], bool]) -> None:
+    async def _try(self, donor: str) -> None:
         """Take what one donor gives, and remember why it gave no more."""
         try:
-            await self._take_from(donor, settled, others_left)
+            await self._take_from(donor)
         except DonorRefused as error:
             self.refused[donor] = printable(str(error))
         except Exception as error:  # a donor may fail in any way; the others go on
             self.problems[donor] = printable(str(error)) or type(error).__name__
         finally:
-            self._asking.discard(donor)
-            self._waiting.discard(donor)
-            self.giving.discard(donor)
+            self._phases.pop(donor, None)
 
-    async def _take_from(self, donor: str, settled: bool, others_left: Callable[[], bool] = lambda: False) -> None:
-        """settled: while other donors may still hold what was begun, that is not given up for another state.
-
-        others_left: whether there are donors that were not asked yet.
-        """
+    async def _take_from(self, donor: str) -> None:
         wanted = self._target.tree.digest if self._target is not None else self._signatures.view.digest
         async with AsyncExitStack() as open_until_the_end:
             async with asyncio.timeout(HEAD_SECONDS):
@@ -329,8 +315,9 @@ class StateClient:
             tree = await self._manifest_in(head)
             if not await self._signatures.look_for(tree):
                 raise ValueError(f"no member signed the state of step {tree.step} that it offers")
-            self._asking.discard(donor)
-            target = await self._agree_on(donor, tree, settled, others_left)
+            self._phases[donor] = "waiting"
+            target = await self._agree_on(tree)
+            self._phases[donor] = "giving"
             self.donors[donor] += 0
             self._news = time.monotonic()
             try:
@@ -338,42 +325,32 @@ class StateClient:
             finally:
                 target.give_back(donor)
 
-    async def _manifest_in(self, head: bytes | None) -> Tree:
-        if head is None:
-            raise ValueError("it did not answer")
-        match _answer_in(head):
-            case ("refused", words):
-                raise ValueError(f"it refuses: {words}")
+    async def _manifest_in(self, head: wire.Answer | None) -> Tree:
+        match head:
+            case None:
+                raise ValueError("it did not answer")
             case ("manifest", manifest):
-                pass
-            case _:
-                raise DonorRefused("it sent a chunk before the manifest")
-        try:
-            tree: Tree = await asyncio.to_thread(self._wanted.read_tree, manifest)
-        except ValueError as error:
-            raise DonorRefused(f"it sent {error}") from error
-        return tree
+                try:
+                    tree: Tree = await asyncio.to_thread(self._wanted.read_tree, manifest)
+                except ValueError as error:
+                    raise DonorRefused(f"it sent {error}") from error
+                return tree
+        raise DonorRefused("it sent a chunk before the manifest")
 
-    async def _agree_on(self, donor: str, tree: Tree, settled: bool, others_left: Callable[[], bool]) -> _Target:
+    async def _agree_on(self, tree: Tree) -> _Target:
         """All donors give one state: the one that is being taken, else the one that most hold.
 
         A donor that offers another one waits for what those say that were asked too; theirs is taken if it is that.
         """
         deadline = time.monotonic() + SETTLE_SECONDS
-        self._waiting.add(donor)
-        while True:
-            target = self._target
-            if target is None or target.tree.digest != tree.digest:
-                if target is not None and (self.giving or (target.have and settled)):
-                    raise ValueError("it holds another state by now")
-                most = target is None and tree.digest == self._signatures.view.digest
-                if not most and (self._asking or others_left()) and time.monotonic() < deadline:
-                    await asyncio.sleep(LOOK_AGAIN_SECONDS)
-                    continue
-                target = self._aim_at(tree)
-            self._waiting.discard(donor)
-            self.giving.add(donor)
-            return target
+        while (target := self._target) is None or target.tree.digest != tree.digest:
+            if target is not None and (self.count("giving") or (target.begun and self._settled)):
+                raise ValueError("it holds another state by now")
+            most = target is None and tree.digest == self._signatures.view.digest
+            if most or time.monotonic() >= deadline or not (self.count("asked") or self._untried()):
+                return self._aim_at(tree)
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+        return target
 
     def _aim_at(self, tree: Tree) -> _Target:
         """Take this state from now on; chunks that have come already and are alike in it are kept."""
@@ -382,70 +359,46 @@ class StateClient:
         if self._wanted.select is not None:
             chosen = set(self._wanted.select(tree))
             needed = [index for index in needed if index in chosen]
-        kept = before.have.difference(tree.differing(before.tree)) if before is not None else set()
-        self._target = _Target(tree, needed, kept.intersection(needed))
+        kept = set(before.needed) - before.missing - set(tree.differing(before.tree)) if before is not None else set()
+        self._target = _Target(tree, needed, kept)
         return self._target
 
     async def _read_chunks(self, donor: str, stream: DonorStream, target: _Target) -> None:
-        """Ask for chunks, a little ahead of those that come, until nothing is missing. One is verified meanwhile."""
-        per_byte, came = AHEAD_SECONDS / LEAST_AHEAD, time.monotonic()  # seconds
-        verifying: asyncio.Future[None] | None = None
-        try:
-            while not target.complete:
-                if self._wanted.hold():
-                    self._news = time.monotonic()  # nobody is slow
-                elif run := target.next_for(donor, min(MOST_AHEAD, max(LEAST_AHEAD, AHEAD_SECONDS / per_byte))):
-                    await stream.ask(request_of(target.tree.digest, run))
-                owed = target.asked.setdefault(donor, deque())
-                message = None
-                if len(owed) > (verifying is not None):
-                    async with asyncio.timeout(self._wanted.timeout):
-                        message = await stream.answer()
-                    if message is None:
-                        raise ValueError(f"it left off with {len(target.needed) - len(target.have)} chunks to go")
-                    now = time.monotonic()
-                    per_byte, came = 0.8 * per_byte + 0.2 * (now - came) / len(message), now
-                if verifying is not None:
-                    await verifying
-                    verifying = None
-                elif message is None:
-                    await asyncio.sleep(LOOK_AGAIN_SECONDS)  # for what others owe
-                    came = time.monotonic()
-                if message is not None:
-                    verifying = asyncio.ensure_future(self._keep(donor, message, target))
-        finally:
-            if verifying is not None:  # it writes into the buffer
-                (result,) = await asyncio.gather(verifying, return_exceptions=True)
-                if isinstance(result, DonorRefused):
-                    raise result
+        """Ask for chunks, a little ahead of those that come, until nothing is missing."""
+        seconds_per_byte, came = AHEAD_SECONDS / LEAST_AHEAD, time.monotonic()
+        owed = target.asked.setdefault(donor, deque())
+        while target.missing:
+            ahead = min(MOST_AHEAD, max(LEAST_AHEAD, AHEAD_SECONDS / seconds_per_byte))
+            if self._wanted.hold():
+                self._news = time.monotonic()  # nobody is slow
+            elif run := target.next_for(donor, ahead):
+                await stream.ask(request_of(target.tree.digest, run))
+            if not owed:
+                await asyncio.sleep(LOOK_AGAIN_SECONDS)  # for what others owe
+                came = time.monotonic()
+                continue
+            async with asyncio.timeout(self._wanted.timeout):
+                answer = await stream.answer()
+            if answer is None:
+                raise ValueError(f"it left off with {len(target.missing)} chunks to go")
+            before, came = came, time.monotonic()
+            size = await self._keep(donor, owed, answer, target)
+            seconds_per_byte = 0.8 * seconds_per_byte + 0.2 * (came - before) / max(1, size)
 
-    async def _keep(self, donor: str, message: bytes, target: _Target) -> None:
-        """Verify one answer, the first of those that this donor owes, and put it into the buffer."""
-        index = target.asked[donor][0]
-        size = await asyncio.to_thread(self._verify_and_write, index, message, target)
-        target.asked[donor].popleft()
-        self.received += size
-        self.donors[donor] += size
-        self._news = time.monotonic()
-        target.came(index)
-        self._wanted.on_bytes(self.received, self.received + target.left)
-
-    def _verify_and_write(self, index: int, message: bytes, target: _Target) -> int:
-        match _answer_in(message):
-            case ("refused", words):
-                raise ValueError(f"it refuses: {words}")
-            case ("chunk", number, data) if number == index:
+    async def _keep(self, donor: str, owed: deque[int], answer: wire.Answer, target: _Target) -> int:
+        """Verify one answer, the first of those that this donor owes, and put it into the buffer. Returns its bytes."""
+        match answer:
+            case ("chunk", index, data) if index == owed[0]:
                 pass
             case _:
                 raise DonorRefused("it sent something else than the chunks that were asked for")
-        if not target.tree.holds(index, data):
+        if not await asyncio.to_thread(target.tree.holds, index, data):
             raise DonorRefused(f"its chunk {target.tree.name_of(index)} is not what members signed")
-        self._buffer.write(target.tree.place(index)[0], data)
+        self._buffer.write(target.tree.place(index)[0], data)  # no thread does: it could outlive the buffer
+        owed.popleft()
+        target.received(index)
+        self.received += len(data)
+        self.donors[donor] += len(data)
+        self._news = time.monotonic()
+        self._wanted.on_bytes(self.received, self.received + target.bytes_missing)
         return len(data)
-
-
-def _answer_in(message: bytes) -> wire.Answer:
-    try:
-        return wire.STATE_ANSWER.read(message)
-    except wire.MalformedMessage as error:
-        raise DonorRefused(f"it sent {error}") from None

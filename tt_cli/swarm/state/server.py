@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from itertools import chain
 from typing import AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 from hivemind.p2p import P2PContext, ServicerBase
 from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 
+from tt_cli.identity.rate_limit import Crowded, Places
 from tt_cli.swarm import wire
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.shared_memory import StateBuffer
@@ -41,50 +43,62 @@ class Unavailable(Exception):
 class StateServer(ServicerBase):
     """The libp2p service. offer: makes the copy. read_tree: its manifest's tree. on_sent: told of bytes sent.
 
-    membership: who may take it, looked at with every request; None for anybody.
+    membership: who may take it, looked at with every request.
     """
 
-    def __init__(
-        self,
-        offer: Offer,
-        read_tree: TreeReader,
-        on_sent: Callable[[int], None] = lambda count: None,
-        membership: Admission | None = None,
-    ):
+    def __init__(self, offer: Offer, read_tree: TreeReader, on_sent: Callable[[int], None], membership: Admission):
         self._offer, self._read_tree, self._on_sent = offer, read_tree, on_sent
         self._membership = membership
         self._snapshot: _Snapshot | None = None
         self._making: asyncio.Task[_Snapshot | None] | None = None
-        self._takers: Counter[str] = Counter()
+        self._freeing: asyncio.Task[None] | None = None
+        self._places = Places(MAX_OF_ONE, MAX_TAKERS)
 
     async def rpc_state_chunks(
         self, requests: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         """Answer the first request with a refusal or the manifest, and each with the chunks it asks for, in order."""
         taker = str(context.remote_id)
-        if self._takers.total() >= MAX_TAKERS or self._takers[taker] >= MAX_OF_ONE:
-            yield wire.STATE_ANSWER.message(("refused", "it hands its state to as many as it can"))
-            return
-        self._takers[taker] += 1
         try:
-            admitted = self._admitted(requests, taker)
-            if (first := await _next_request(admitted)) is not None:
-                snapshot = await self._snapshot_for(first[0])
-                async for answer in snapshot.answers(*first, admitted, self._on_sent):
-                    yield answer
+            with self._places.one(taker):
+                request = await self._next_request(requests, taker)
+                if request is None:
+                    return
+                snapshot = await self._snapshot_for(request[0])
+                with snapshot.read():
+                    yield wire.STATE_ANSWER.message(("manifest", snapshot.manifest))
+                    if request[0] != snapshot.tree.digest:  # the manifest says that it is another one
+                        request = await self._next_request(requests, taker)
+                    while request is not None:
+                        for index in snapshot.asked_for(*request):
+                            data = snapshot.chunk(index)
+                            self._on_sent(len(data))
+                            yield wire.STATE_ANSWER.message(("chunk", index, data))
+                        request = await self._next_request(requests, taker)
+        except Crowded:
+            yield wire.STATE_ANSWER.message(("refused", "it hands its state to as many as it can"))
         except (Unavailable, NotAdmitted) as error:
             yield wire.STATE_ANSWER.message(("refused", str(error)[:200]))
-        finally:
-            self._takers[taker] -= 1
 
-    async def _admitted(
+    async def _next_request(
         self, requests: AsyncIterator[runtime_pb2.ExpertInfo], taker: str
-    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        """The requests of a member: a stream may last longer than a pass. Raises NotAdmitted when it counts no more."""
-        async for request in requests:
-            if self._membership is not None:
-                self._membership.admit_again(taker)
-            yield request
+    ) -> tuple[str, tuple[int, ...]] | None:
+        """None when the taker hung up or asks for nothing any more.
+
+        Raises Unavailable for what is no request, NotAdmitted: a stream may last longer than a pass.
+        """
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                message = await anext(requests, None)
+        except TimeoutError:
+            return None
+        if message is None:
+            return None
+        self._membership.admit_again(taker)
+        try:
+            return wire.STATE_REQUEST.read(message)
+        except wire.MalformedMessage:
+            raise Unavailable("the request cannot be read") from None
 
     async def _snapshot_for(self, digest: str) -> _Snapshot:
         """The copy with this digest; or the one that is being read; or a new one of the present state."""
@@ -111,37 +125,40 @@ class StateServer(ServicerBase):
                 manifest, buffer = offered
                 tree = await asyncio.to_thread(self._read_tree, manifest)
                 self._snapshot = _Snapshot(tree, manifest, buffer)
-                self._free_later(self._snapshot)
+                self._freeing = asyncio.create_task(self._free_when_idle(self._snapshot))
         except Exception as error:  # told to the taker as having none; here it is a defect, so it is logged
             logger.warning(f"no copy of the state was made: {error!r}")
         finally:
             self._making = None
         return self._snapshot
 
-    def _free_later(self, snapshot: _Snapshot) -> None:
-        """Free it when nobody has read it for some seconds; look again then."""
-        loop = asyncio.get_running_loop()
-
-        def free() -> None:
-            if self._snapshot is not snapshot:
-                return
+    async def _free_when_idle(self, snapshot: _Snapshot) -> None:
+        """Free it when nobody has read it for some seconds."""
+        while self._snapshot is snapshot:
             left = snapshot.kept_until() - time.monotonic()
-            if left > 0:
-                loop.call_later(min(left, LINGER_SECONDS), free)
-            else:
+            if left <= 0:
                 snapshot.close()
                 self._snapshot = None
-
-        loop.call_later(LINGER_SECONDS, free)
+            await asyncio.sleep(min(left, LINGER_SECONDS))
 
 
 class _Snapshot:
     """One copy of the state and those who read it."""
 
     def __init__(self, tree: Tree, manifest: bytes, buffer: StateBuffer):
-        self.tree, self._manifest, self._buffer = tree, manifest, buffer
+        self.tree, self.manifest, self._buffer = tree, manifest, buffer
         self._readers = 0
         self._read_at = time.monotonic()
+
+    @contextmanager
+    def read(self) -> Iterator[None]:
+        """A context in which one more taker is under way."""
+        self._readers += 1
+        self._read_at = time.monotonic()
+        try:
+            yield
+        finally:
+            self._readers -= 1
 
     def read_now(self) -> bool:
         """True while a taker is under way."""
@@ -151,55 +168,22 @@ class _Snapshot:
         """When it may be freed (monotonic seconds), as it looks now."""
         return self._read_at + (STALL_SECONDS if self._readers else LINGER_SECONDS)
 
-    async def answers(
-        self,
-        digest: str,
-        runs: tuple[int, ...],
-        requests: AsyncIterator[runtime_pb2.ExpertInfo],
-        on_sent: Callable[[int], None],
-    ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
-        """The manifest; then the chunks in the runs, if this is the state asked for; then those of later requests."""
-        self._readers += 1
-        try:
-            self._read_at = time.monotonic()
-            yield wire.STATE_ANSWER.message(("manifest", self._manifest))
-            runs = runs if digest == self.tree.digest else ()  # the manifest says that it is another one
-            asked: tuple[str, tuple[int, ...]] | None = digest, runs
-            while asked is not None:
-                _, runs = asked
-                if runs and runs[-1] > len(self.tree):
-                    raise Unavailable("there is no such chunk")
-                for first, end in zip(runs[::2], runs[1::2], strict=True):
-                    for index in range(first, end):
-                        yield self._chunk(index, on_sent)
-                asked = await _next_request(requests)
-                if asked is not None and asked[0] != self.tree.digest:
-                    raise Unavailable("it holds another state")
-        finally:
-            self._readers -= 1
+    def asked_for(self, digest: str, runs: tuple[int, ...]) -> Iterator[int]:
+        """The chunks in these runs of the state with that digest. Raises Unavailable where this one has none such."""
+        if digest != self.tree.digest:
+            raise Unavailable("it holds another state")
+        if runs and runs[-1] > len(self.tree):
+            raise Unavailable("there is no such chunk")
+        return chain.from_iterable(map(range, runs[::2], runs[1::2]))
 
-    def _chunk(self, index: int, on_sent: Callable[[int], None]) -> runtime_pb2.ExpertInfo:
-        offset, size = self.tree.place(index)
+    def chunk(self, index: int) -> bytes:
+        """Its bytes. Raises Unavailable when another copy replaced this one: its reader had stalled."""
         try:
-            data = self._buffer.read(offset, size)
-        except ValueError:  # another one replaced it: this taker had stalled
+            data = self._buffer.read(*self.tree.place(index))
+        except ValueError:
             raise Unavailable("it does not hold that state any more") from None
         self._read_at = time.monotonic()
-        on_sent(size)
-        return wire.STATE_ANSWER.message(("chunk", index, data))
+        return data
 
     def close(self) -> None:
         self._buffer.close()
-
-
-async def _next_request(requests: AsyncIterator[runtime_pb2.ExpertInfo]) -> tuple[str, tuple[int, ...]] | None:
-    """None when the taker hung up or asks for nothing any more. Raises Unavailable for what is no request."""
-    try:
-        async with asyncio.timeout(IDLE_SECONDS):
-            message = await anext(requests, None)
-    except TimeoutError:
-        return None
-    try:
-        return None if message is None else wire.STATE_REQUEST.read(message)
-    except wire.MalformedMessage:
-        raise Unavailable("the request cannot be read") from None
