@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 from sqlalchemy import create_engine, insert
 
-from tt_cli.auxiliary.history.schema import activity, hours, peers, steps
-from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
 from tt_cli.auxiliary.parts import WEB_PAGE
 from tt_cli.auxiliary.web_process import WebOptions
+from tt_cli.history.schema import activity, hours, peers, steps
+from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor.events import Event, Log
 from tt_cli.web.index_html import STATIC

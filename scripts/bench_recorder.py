@@ -30,8 +30,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tt_cli.auxiliary.history.writer import FILE, HistoryWriter, MadeStep, database_url
 from tt_cli.auxiliary.recorder import RunRecorder
+from tt_cli.history.writer import FILE, HistoryWriter, MadeStep, database_url
 from tt_cli.run import load_run
 from tt_cli.supervisor.reporter import die_with_parent
 from tt_cli.swarm.records.consensus import SwarmState

@@ -35,9 +35,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import brotli
 
-from tt_cli.auxiliary.history.schema import steps
-from tt_cli.auxiliary.history.writer import DATABASE, HistoryWriter, MadeStep, database_url
 from tt_cli.auxiliary.web_process import WebOptions
+from tt_cli.history.schema import steps
+from tt_cli.history.writer import DATABASE, HistoryWriter, MadeStep, database_url
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.worker_process import Worker

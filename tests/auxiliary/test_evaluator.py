@@ -21,14 +21,14 @@ from tt_cli.auxiliary.evaluator_process import (
     SamplesOptions,
     checked_prompts,
 )
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
 from tt_cli.auxiliary.parts import EVALUATOR
 from tt_cli.checkpoint import load
 from tt_cli.data import builtin
 from tt_cli.data.examples import Example
 from tt_cli.data.shard_format import write_shard
 from tt_cli.errors import TTError, UsageError
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor import side_process as part_room
 from tt_cli.supervisor.events import Event, Log

@@ -17,11 +17,11 @@ import torch
 from hub_standin import HubStandin
 from peer.states import small_run
 
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.auxiliary.publisher import PublisherOptions
 from tt_cli.checkpoint import TrainingState, save
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders

@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from auxiliary.test_store import add_steps
+from history.test_store import add_steps
 from swarm.made import record
 
 from tt_cli.auxiliary import recorder as room
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter, OtherDatabase, database_url
 from tt_cli.auxiliary.recorder import HISTORY_STEPS, RunRecorder
 from tt_cli.errors import TTError
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import HistoryWriter, OtherDatabase, database_url
 from tt_cli.run import load_run
 from tt_cli.swarm.records.consensus import SwarmState
 from tt_cli.swarm.records.peer_record import HistoryRecord
@@ -237,7 +237,7 @@ import itertools, sys, threading
 from pathlib import Path
 from auxiliary.test_recorder import RUN, view
 from tt_cli.auxiliary.recorder import RunRecorder
-from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
+from tt_cli.history.writer import HistoryWriter, database_url
 folder = Path(sys.argv[1])
 committed, record_step = threading.Semaphore(2), HistoryWriter.record_step
 def told(store, made, seen, target):

@@ -11,7 +11,7 @@ from end_to_end.conftest import last_step, tiny_run, wait_for_step
 from hub_standin import HubStandin
 
 from scripts.lab.aux_command import AuxCommand, free_port
-from tt_cli.auxiliary.history.reader import HistoryReader
+from tt_cli.history.reader import HistoryReader
 from tt_cli.supervisor.local_swarm import LocalSwarm
 
 PARTS = {

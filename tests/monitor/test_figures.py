@@ -10,8 +10,8 @@ import pytest
 from monitor.made import TRAINER, snapshot, trainer
 from swarm.made import record
 
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.monitor import PeerView, take_snapshot
 from tt_cli.monitor.peer_tables import PEER_COLUMNS, declared, peers_table, written
 from tt_cli.monitor.snapshot_text import plain_text

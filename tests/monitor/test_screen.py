@@ -14,12 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from auxiliary.test_store import seen
 from end_to_end.conftest import tiny_run
+from history.test_store import seen
 from monitor.made import EVIL, snapshot, trainer
 
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, database_url
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.run import load_run
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 from tt_cli.supervisor.local_swarm import LocalSwarm

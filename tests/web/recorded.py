@@ -6,10 +6,10 @@ import json
 import time
 from pathlib import Path
 
-from auxiliary.test_store import seen
+from history.test_store import seen
 from swarm.made import record
 
-from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, database_url
+from tt_cli.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.run import load_run
 from tt_cli.swarm.records.snapshot import take_snapshot
 

@@ -17,10 +17,10 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, 
 
 from tests.web.recorded import RUN, write_history
 from tests.web.standin import HOSTILE, MadeRun, Standin
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import database_url
 from tt_cli.auxiliary.parts import WEB_PAGE
 from tt_cli.auxiliary.web_process import WebOptions
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import database_url
 from tt_cli.memory import shown
 from tt_cli.memory.answer_tables import Tables
 from tt_cli.memory.question import CalculatorQuestion

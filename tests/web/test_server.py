@@ -15,15 +15,15 @@ import nbformat
 import numpy as np
 import pytest
 import schemathesis
-from auxiliary.test_store import add_steps, made, seen
+from history.test_store import add_steps, made, seen
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from schemathesis import GenerationMode
 from swarm.made import record
 
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import load_run
 from tt_cli.swarm.records.snapshot import take_snapshot

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from auxiliary.test_store import made
 from fastapi import FastAPI
+from history.test_store import made
 
-from tt_cli.auxiliary.history.writer import HistoryWriter, database_url
 from tt_cli.auxiliary.parts import WEB_PAGE
 from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.errors import TTError
+from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor import side_process as room
 from tt_cli.supervisor.events import Event, Log

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.web.recorded import RUN, write_history
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import database_url
 from tt_cli.errors import TTError, UsageError
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import database_url
 from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import folders
 from tt_cli.web.index_html import STATIC

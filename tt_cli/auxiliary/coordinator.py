@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from tt_cli import __version__
-from tt_cli.auxiliary.history.writer import DATABASE, database_url
 from tt_cli.auxiliary.lease import LEASE_SECONDS, Lease, LeaseFile
 from tt_cli.auxiliary.recorder import RunRecorder
 from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.errors import TTError
+from tt_cli.history.writer import DATABASE, database_url
 from tt_cli.identity.passes import RollBack
 from tt_cli.monitor import take_snapshot
 from tt_cli.run import RunConfig, folders

@@ -19,8 +19,6 @@ from PIL import Image
 
 from tt_cli import __version__
 from tt_cli.atomic_write import atomic_file
-from tt_cli.auxiliary.history.reader import HistoryReader, Row
-from tt_cli.auxiliary.history.writer import PICTURES, HistoryWriter
 from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of
 from tt_cli.data.examples import Example
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
@@ -35,6 +33,8 @@ from tt_cli.draw import (
     text_chunks,
 )
 from tt_cli.errors import TTError
+from tt_cli.history.reader import HistoryReader, Row
+from tt_cli.history.writer import PICTURES, HistoryWriter
 from tt_cli.model import Dalle
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.run import RunConfig, folders

@@ -10,12 +10,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.auxiliary.parts import leave_at_once, run_of
 from tt_cli.database import Database, DatabaseDown
 from tt_cli.errors import TTError, UsageError
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import HistoryWriter
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.reporter import Orders, run_worker

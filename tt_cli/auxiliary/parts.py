@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tt_cli.auxiliary.history.writer import DATABASE, database_url
+from tt_cli.history.writer import DATABASE, database_url
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Event
 from tt_cli.supervisor.reporter import Orders

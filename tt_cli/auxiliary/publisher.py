@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import HistoryWriter
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.auxiliary.parts import leave_at_once, run_of
 from tt_cli.errors import TTError, UsageError
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import HistoryWriter
 from tt_cli.hub.hub_files import HubUnreachable, hub_errors
 from tt_cli.hub.repository import CARD, Repository, RepositoryChanged, commit, read_text
 from tt_cli.run import RunConfig, folders

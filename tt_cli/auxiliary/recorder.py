@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Literal
 
-from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep
 from tt_cli.database import DatabaseDamaged, DatabaseDown
 from tt_cli.errors import TTError
+from tt_cli.history.writer import HistoryWriter, MadeStep
 from tt_cli.run import RunConfig
 from tt_cli.swarm.records.consensus import SwarmState
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord

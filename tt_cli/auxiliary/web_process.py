@@ -8,10 +8,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.writer import PICTURES
 from tt_cli.auxiliary.parts import run_of
 from tt_cli.database import DatabaseDown
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.writer import PICTURES
 from tt_cli.run import folders
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer

@@ -121,11 +121,11 @@ def aux_peer(
     from tt_cli.auth.authority.authority_server import ServeOptions
     from tt_cli.auth.peer_admission import PeerAdmission
     from tt_cli.auxiliary.evaluator_process import SamplesOptions, checked_prompts
-    from tt_cli.auxiliary.history.writer import DATABASE, database_url
     from tt_cli.auxiliary.parts import EVALUATOR, PUBLISHER, WEB_PAGE
     from tt_cli.auxiliary.standby import Standby
     from tt_cli.auxiliary.web_process import WebOptions
     from tt_cli.database import Database
+    from tt_cli.history.writer import DATABASE, database_url
     from tt_cli.monitor.views import SwarmLines
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.run.initial_peers import checked_peers

@@ -168,9 +168,9 @@ def export(
     json: Json = False,
 ) -> None:
     """Write it, and say what was written."""
-    from tt_cli.auxiliary.history.reader import HistoryReader
-    from tt_cli.auxiliary.history.writer import FILE, PICTURES, database_url
     from tt_cli.errors import TTError
+    from tt_cli.history.reader import HistoryReader
+    from tt_cli.history.writer import FILE, PICTURES, database_url
     from tt_cli.memory.answer_tables import Tables
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.web.queries import Answers

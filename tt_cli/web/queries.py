@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable
+from typing import Any, Literal
 from urllib.parse import quote
 
 from tt_cli.errors import TTError
+from tt_cli.history.reader import HistoryReader, Row
+from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import RunConfig
-from tt_cli.web.history_source import HistorySource, Row
 from tt_cli.web.run_facts import figures, run_facts
 from tt_cli.web.step_columns import StepColumns
 
@@ -22,17 +23,6 @@ Window = Literal["day", "ever"]
 
 DAY_SECONDS = 86400.0
 STALE_SECONDS = 60.0  # of a snapshot, after which nobody watches the swarm
-
-
-class Calculator(Protocol):
-    """The memory that the page shows; tt_cli.memory.answer_tables.Tables is one, and says what a table holds."""
-
-    @property
-    def names(self) -> Sequence[str]:
-        """Names of the models."""
-
-    def table(self, name: str) -> Content:
-        """All answers for one of `names`."""
 
 
 class NothingYet(Exception):
@@ -47,11 +37,11 @@ class Answers:
 
     def __init__(
         self,
-        source: HistorySource,
+        source: HistoryReader,
         run: RunConfig,
         name: str,
         clock: Callable[[], float] = time.time,
-        calculator: Calculator | None = None,
+        calculator: Tables | None = None,
     ):
         self.source, self._run, self._name, self._clock = source, run, name, clock
         self.calculator = calculator

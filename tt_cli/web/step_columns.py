@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tt_cli.web.history_source import HistorySource
+from tt_cli.history.reader import HistoryReader
 
 LOOK_SECONDS = 1.0
 PAGE = 100_000  # steps read at once
 LOSS = 2
-Step = tuple[int, float, float, int, float]  # see Source.steps_after
+Step = tuple[int, float, float, int, float]  # see HistoryReader.steps_after
 Columns = NDArray[np.float64]  # [5, steps]
 
 
 class StepColumns:
     """Follows a source's steps; thread-safe."""
 
-    def __init__(self, source: HistorySource):
+    def __init__(self, source: HistoryReader):
         self._source = source
         self._lock = threading.Lock()
         self._columns: Columns = np.empty((5, 1024))

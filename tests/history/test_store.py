@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import create_engine, insert, select
 from swarm.made import record
 
-from tt_cli.auxiliary.history import writer as room
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.schema import contributions, steps
-from tt_cli.auxiliary.history.writer import HistoryWriter, MadeStep, OtherDatabase, database_url, sane
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import UsageError
+from tt_cli.history import writer as room
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.schema import contributions, steps
+from tt_cli.history.writer import HistoryWriter, MadeStep, OtherDatabase, database_url, sane
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 RUN = "emoji-12345678"

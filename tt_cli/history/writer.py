@@ -20,7 +20,9 @@ from sqlalchemy import BigInteger, Connection, Table, and_, cast, delete, func, 
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
-from tt_cli.auxiliary.history.schema import (
+from tt_cli.database import Database, DatabaseDamaged, DatabaseDown
+from tt_cli.errors import TTError, UsageError
+from tt_cli.history.schema import (
     SCHEMA,
     about,
     activity,
@@ -34,8 +36,6 @@ from tt_cli.auxiliary.history.schema import (
     rounds,
     steps,
 )
-from tt_cli.database import Database, DatabaseDamaged, DatabaseDown
-from tt_cli.errors import TTError, UsageError
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 FILE = "history.db"

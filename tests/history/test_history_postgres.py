@@ -6,13 +6,13 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from auxiliary.test_store import RUN, made, seen, the_story
+from history.test_store import RUN, made, seen, the_story
 from postgres_server import postgres_server
 
-from tt_cli.auxiliary.history.reader import HistoryReader
-from tt_cli.auxiliary.history.schema import metadata
-from tt_cli.auxiliary.history.writer import HistoryWriter, OtherDatabase
 from tt_cli.database import Database
+from tt_cli.history.reader import HistoryReader
+from tt_cli.history.schema import metadata
+from tt_cli.history.writer import HistoryWriter, OtherDatabase
 
 pytestmark = pytest.mark.debian
 

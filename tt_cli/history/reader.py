@@ -6,7 +6,8 @@ from typing import Any
 
 from sqlalchemy import Select, case, func, select, update
 
-from tt_cli.auxiliary.history.schema import (
+from tt_cli.database import Database
+from tt_cli.history.schema import (
     about,
     activity,
     checkpoints,
@@ -17,13 +18,11 @@ from tt_cli.auxiliary.history.schema import (
     rounds,
     steps,
 )
-from tt_cli.auxiliary.history.writer import WHOSE
-from tt_cli.database import Database
+from tt_cli.history.writer import WHOSE
 
 Row = dict[str, Any]
 
 MOST_ROWS = 1000  # of peers and of the leaderboard
-DAY_HOURS = 24
 
 
 class HistoryReader:
