@@ -1,4 +1,4 @@
-"""A swarm of real peers under one attack, and how it fares, for scripts/bench_attacks.py."""
+"""A swarm of real peers under one attack, and how it fares, for scripts/bench attacks."""
 
 from __future__ import annotations
 

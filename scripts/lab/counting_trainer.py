@@ -13,8 +13,8 @@ import time
 from multiprocessing import Array
 from typing import Any
 
+from scripts.benchmarks.process_figures import family_cpu_seconds
 from scripts.lab import lockstep_trainer
-from scripts.lab.cpu import cpu_seconds
 from tt_cli.supervisor.events import Emit, Event, Log, Step
 from tt_cli.supervisor.reporter import Orders, run_worker
 from tt_cli.swarm.membership.admission import Admission
@@ -52,7 +52,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     def noting(event: Event) -> None:
         emit(event)
         if isinstance(event, Step):
-            told = {"epoch": event.epoch, "at": time.monotonic(), "cpu_s": cpu_seconds(os.getpid())}
+            told = {"epoch": event.epoch, "at": time.monotonic(), "cpu_s": family_cpu_seconds(os.getpid())}
             told |= {"requests": counts[REQUESTS], "admits": counts[ADMITS], "admit_s": counts[NANOSECONDS] / 1e9}
             emit(Log(json.dumps(told)))
 

@@ -1,6 +1,6 @@
 """Peers that come late, are killed, are slow or accept no connections: ours and stock hivemind.Optimizer's.
 
-For scripts/bench_equality.py, which says what is measured.
+For scripts/bench equality, which says what is measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Phase, Round, Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
-BASELINE = "scripts.baselines.hivemind_optimizer"
+BASELINE = "scripts.benchmarks.baselines.hivemind_optimizer"
 WAIT = 900.0
 MICRO_BATCH, SLOWNESS = 8, 4.0
 

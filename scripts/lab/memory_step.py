@@ -4,7 +4,7 @@ Models are transformers' own classes made from small configurations, and the pro
 profiler sees every allocation; to that come the tensors that exist before the step (weights, gradients, optimizer
 state, batch). On a GPU torch.cuda.max_memory_allocated tells the same. Reads a JSON object from standard input,
 prints one.
-Used by scripts/bench_memory_model.py and scripts/finetune_gpt2.py.
+Used by scripts/bench memory_model and scripts/finetune_gpt2.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A DHT node that publishes the records of many simulated peers, each with a key of its own: for bench_records.
+"""A DHT node that publishes the records of many simulated peers, each with a key of its own: for scripts/bench records.
 
 The records are real ones, signed and checked as those of any peer; what is simulated is the training behind them.
 """

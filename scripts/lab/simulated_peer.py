@@ -3,7 +3,7 @@
 
 It makes what `tt_cli.peer.trainer` makes, in the same order, because what exists when a process forks decides about its
 memory: parameters of the model, shared state, DHT, collaboration, then gradients. Gradients stay until the next
-micro-batch overwrites them, as a trainer's do. The arguments are those of scripts/baselines/hivemind_optimizer.py where
+micro-batch overwrites them, as a trainer's do. The arguments are those of baselines/hivemind_optimizer.py where
 both have them, and so are the lines it prints: "listening", "started", "step", "loop", "done". All events of the
 collaboration are printed too, under their own kinds.
 

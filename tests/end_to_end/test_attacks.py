@@ -1,4 +1,4 @@
-"""Every row of scripts/bench_attacks.py's table, at a small size: what an attacker does changes nothing for the others.
+"""Every row of scripts/bench attacks's table, at a small size: what an attacker does changes nothing for the others.
 
 Attacks inside a round are made in real rounds over libp2p, where no swarm is needed. Lies about oneself and strangers
 come one after the other to one swarm that goes on training meanwhile.

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from scripts.baselines.vqgan import plain_decoder
+from scripts.benchmarks.baselines.vqgan import plain_decoder
 from tt_cli.errors import TTError
 from tt_cli.model.vqgan import PUBLISHED, Vqgan, VqganConfig
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import pytest
 
-from scripts import bench_attacks
-from scripts.baselines import hivemind_attacked_swarm
+from scripts.benchmarks import attacks, harness
+from scripts.benchmarks.baselines import hivemind_attacked_swarm
 from scripts.lab.attacks.table import ATTACKS
 
 CALM = {"row": "no attack", "side": "ours", "loss": 5.0, "seconds_per_step": 2.0, "longest_step_s": 2.5}
@@ -17,7 +16,7 @@ FIRST = 7.0  # loss of the first weights
 
 
 def compared(**changes: Any) -> dict[str, Any]:
-    return bench_attacks.compared({**CALM, "row": "sign flip x100", **changes}, CALM, FIRST)
+    return attacks.compared({**CALM, "row": "sign flip x100", **changes}, CALM, FIRST)
 
 
 def test_every_attack_is_one_row_and_the_baseline_has_no_other() -> None:
@@ -58,16 +57,14 @@ def test_refused_means_at_every_try() -> None:
     assert row["refused"] is False and row["open_doors"] == {"group": "in a group of 8"}
 
 
-def test_a_swarm_that_stopped_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_swarm_that_stopped_is_told() -> None:
     stopped = {"row": "epoch 10^9", "side": "ours", "problem": "no step after 2 within 150 s"}
-    row = bench_attacks.compared(stopped, CALM, FIRST)
+    row = attacks.compared(stopped, CALM, FIRST)
     assert row["loss_ratio"] is None and row["problem"]
-    bench_attacks.show([row])
-    assert "no step after 2" in capsys.readouterr().out
+    assert "no step after 2" in harness.table({"rows": [row]})
 
 
-def test_an_unknown_row_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["bench_attacks.py", "--only", "weight 1e10"])
+def test_an_unknown_row_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        bench_attacks.main()
+        harness.run("attacks", ["--only", "weight 1e10"])
     assert "no row weight 1e10" in capsys.readouterr().err

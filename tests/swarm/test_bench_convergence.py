@@ -1,11 +1,11 @@
-"""The arithmetic of scripts/bench_convergence.py: what a swarm averages, and how steps are counted."""
+"""The arithmetic of scripts/bench convergence: what a swarm averages, and how steps are counted."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from scripts.bench_convergence import smoothed, steps_to, swarm_average
+from scripts.benchmarks.convergence import smoothed, steps_to, swarm_average
 from tt_cli.run import load_run
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition

@@ -2,7 +2,7 @@
 
 What is allocated, kept and freed follows the classes of transformers as torch runs them. In mixed precision products
 run in 16 bits under autocast, whose casts of weights live until the forward pass is over; the stream, norms and losses
-stay in float32. scripts/bench_memory_model.py compares with what torch allocates.
+stay in float32. scripts/bench memory_model compares with what torch allocates.
 """
 
 from __future__ import annotations

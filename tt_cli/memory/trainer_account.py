@@ -2,7 +2,7 @@
 
 Nothing is allocated for it, and torch is not imported: the decoder's tensors and the order of its work give the bytes.
 What no formula gives (interpreters, libraries, what the C library's allocator holds beyond what is in use) was
-measured, see docs/performance.md; scripts/bench_peer.py measures the whole again.
+measured, see docs/performance.md; scripts/bench peer measures the whole again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Attackers as real processes, each of which misbehaves in one way: what scripts/bench_attacks.py measures.
+"""Attackers as real processes, each of which misbehaves in one way: what scripts/bench attacks measures.
 
 - `rounds`: what a member does inside an averaging round;
 - `gradients`: what it puts into its own gradient before one;

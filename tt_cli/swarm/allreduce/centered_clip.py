@@ -37,7 +37,7 @@ from tt_cli.swarm.allreduce.clip_kernels import LANES, ClipKernels, PortableClip
 from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.compression.gradient_buffer import TensorPart
 
-RADIUS = 2.0  # of the noise; of honest members none was beyond 1.6 (scripts/bench_clipping.py)
+RADIUS = 2.0  # of the noise; of honest members none was beyond 1.6 (scripts/bench clipping)
 LEFT_OUT = 3.0  # radii
 OPPOSED = 4.0  # times the median; of honest members' parts this leaves out less than one in a hundred
 LEAST_OPPOSED = 5  # members

@@ -1,0 +1,1 @@
+"""Benchmarks, one file each; scripts/bench starts them (see `harness`)."""

@@ -1,0 +1,36 @@
+"""Start benchmarks by name: `scripts/bench`."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+from scripts.benchmarks import harness
+
+
+def main() -> None:
+    """Name all benchmarks, run one, or all of them with the same flags, each in a process of its own."""
+    name, *flags = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print("scripts/bench NAME [--quick] [--json] [flags of its own: scripts/bench NAME --help]\n")
+        for each in harness.names():
+            docstring = ast.get_docstring(ast.parse((harness.FOLDER / f"{each}.py").read_text(encoding="utf-8"))) or ""
+            print(f"  {each:14}{docstring.splitlines()[0]}")
+        print(f"  {'all':14}One after the other.")
+    elif name == "all":
+        failed = []
+        for each in harness.names():
+            print(f"== {each}", flush=True)
+            if subprocess.run([sys.executable, "-m", "scripts.benchmarks", each, *flags], check=False).returncode:
+                failed.append(each)
+        if failed:
+            sys.exit(f"scripts/bench: failed: {', '.join(failed)}")
+    elif name not in harness.names():
+        print(f"scripts/bench: no benchmark {name}; there are {', '.join(harness.names())} and all", file=sys.stderr)
+        sys.exit(2)
+    else:
+        harness.run(name, flags)
+
+
+main()

@@ -1,0 +1,273 @@
+"""Measure what a peer promises the machine that it runs on.
+
+memory    The memory model (tt_cli.memory) against real peers. Pairs of peers train on loopback with set micro-batches,
+          step together, leave with a backup; their families of processes are looked at all the while: heaps and shared
+          memory by proportional share, mapped files once. On a GPU the GPU's memory too. `memory_model_error` is the
+          largest difference between the model and a measured peak, as a part of the peak.
+probe     The micro-batch that a peer chooses against all sizes, timed in turns in the same process: `probe_ratio` is
+          the chosen one's samples per second over the best one's, of the fastest few timed once more.
+
+Examples:
+  scripts/bench peer
+  scripts/bench peer --quick --json
+  scripts/bench peer --only memory --run dalle --sizes 1,2 --memory 7GB
+  scripts/bench peer --only probe --threads 1
+
+The paper's run trains on random examples. It needs 16 GiB for a pair; a micro-batch takes a minute on two cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.benchmarks.harness import progress
+from scripts.benchmarks.process_figures import status_bytes
+from scripts.lab.random_examples_trainer import RandomExamples
+from tt_cli.memory import Need, parse_size, trainer_need
+from tt_cli.model.allocator import keep_freed_memory
+from tt_cli.peer.device import choose_device
+from tt_cli.peer.memory_budget import (
+    ACTIVATION_SHARE,
+    PLANNED,
+    RoomMemory,
+    check_room,
+    choose_activation_budget,
+    kind_of,
+)
+from tt_cli.peer.micro_batch import SLOWEST_MICRO_BATCH, MicroBatchSearch, undisturbed_seconds
+from tt_cli.peer.trainer import MicroStep
+from tt_cli.run import RunConfig, load_run
+from tt_cli.supervisor.events import Choice, Event, Failure, Listening, Round
+from tt_cli.supervisor.host_memory import FamilyMemory, family_memory
+from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
+from tt_cli.supervisor.processes import family_of
+from tt_cli.task import task_of
+
+QUICK = "fewer sizes and steps"
+QUICK_SECONDS, LOOK_SECONDS = 0.03, 1.0
+WAIT = 3000.0
+MICRO_BATCHES = 2  # of each peer for a step
+STEPS = 3  # that a pair makes together
+SWEEP_ROUNDS, SWEEP_SECONDS = 3, 0.5  # of every size, in turns; at least so long each time
+FINAL_ROUNDS = 9  # of the fastest and the chosen one
+
+
+@dataclass
+class Peak:
+    """The most that one peer took, in bytes, and of how many looks."""
+
+    memory: FamilyMemory
+    looks: int = 0
+
+
+class Sampler:
+    """Looks at families of processes once a second, and at once when their heaps reach a new height. A context."""
+
+    def __init__(self, members: list[LocalPeer]):
+        self._members = members
+        self.peaks = {member.name: Peak(FamilyMemory(0, 0)) for member in members}
+        self.gpu = 0
+        self._free = _gpu_free()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Sampler:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        highest: dict[str, int] = {}
+        looked: dict[str, float] = {}
+        while not self._ended.wait(QUICK_SECONDS):
+            self.gpu = max(self.gpu, self._free - _gpu_free())
+            for member in self._members:
+                with contextlib.suppress(OSError, IndexError):  # it is ending
+                    quick = sum(status_bytes("RssAnon", process) for process in family_of(member.worker.pid))
+                    due = time.monotonic() > looked.get(member.name, 0.0) + LOOK_SECONDS
+                    if quick > highest.get(member.name, 0) * 1.003 or due:
+                        highest[member.name] = max(quick, highest.get(member.name, 0))
+                        looked[member.name] = time.monotonic()
+                        self._look(member)
+
+    def _look(self, member: LocalPeer) -> None:
+        peak, found = self.peaks[member.name], family_memory(member.worker.pid)
+        peak.looks += 1
+        if found.total > peak.memory.total:
+            peak.memory = found
+
+
+def _gpu_free() -> int:
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+
+
+def measure_memory(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
+    """All sizes, two at a time; the table's rows, and the largest error."""
+    rows: list[dict[str, Any]] = []
+    sizes = list(args.sizes)
+    for pair in zip(sizes[::2], [*sizes[1::2], sizes[-1]], strict=False):
+        rows += measure_pair(run, pair, args)
+        progress("memory", rows[-2:])
+    worst = max(abs(row["error"]) for row in rows)
+    return {"memory_model_error": round(worst, 4), "memory": rows}
+
+
+def measure_pair(run: RunConfig, sizes: tuple[int, int], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Two peers with these micro-batches."""
+    run = run.replaced({"swarm.target_batch_size": max(MICRO_BATCHES * sum(sizes), 4 * max(sizes))})
+    module = "tt_cli.peer" if run.data.source == "builtin" else "scripts.lab.random_examples_trainer"
+    options: dict[str, Any] = {"threads": args.threads, "memory": args.memory, "device": args.device}
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-peer-") as scratch,
+        LocalSwarm(run.to_toml(), Path(scratch)) as swarm,
+    ):
+        members = []
+        for seed, size in enumerate(sizes):
+            name = "ab"[seed]
+            member = swarm.start_trainer(name, module=module, batch_size=size, seed=seed, **options)
+            members.append(member)
+            swarm.wait(lambda member=member: bool(member.of(Listening)) or not member.running, WAIT)
+            swarm.addresses = swarm.addresses or [a for event in member.of(Listening) for a in event.addresses]
+        with Sampler(members) as sampler:
+            swarm.wait(lambda: all(_steps(member) >= args.steps or not member.running for member in members), WAIT)
+            failures = [event.message for member in members for event in member.of(Failure)]
+            swarm.leave("a", "b")
+        if failures or not all(_steps(member) >= args.steps for member in members):
+            sys.exit(f"the peers did not make {args.steps} steps together: {'; '.join(failures) or 'no time left'}")
+        found = [_row(run, member, size, sampler, args) for member, size in zip(members, sizes, strict=True)]
+    if sampler.gpu:
+        said = sum(row["gpu_predicted"] for row in found)
+        for row in found:
+            row.update(gpu_measured_of_both=sampler.gpu, error=max(row["error"], said / sampler.gpu - 1, key=abs))
+    return found
+
+
+def _steps(member: LocalPeer) -> int:
+    return sum(event.outcome == "committed" for event in member.of(Round))
+
+
+def _row(run: RunConfig, member: LocalPeer, size: int, sampler: Sampler, args: argparse.Namespace) -> dict[str, Any]:
+    choices = {event.what: event.value for event in member.of(Choice)}
+    kind = "cuda" if choices["device"].startswith("cuda") else "cpu"
+    itemsize = 4 if choices["precision"] == "fp32" else 2
+    least = trainer_need(run, kind, itemsize=itemsize)
+    rest = int(PLANNED * args.memory) - (least.host if kind == "cpu" else least.device)
+    need: Need = trainer_need(
+        run, kind, itemsize=itemsize, micro_batch=size, budget=int(ACTIVATION_SHARE[kind] * max(0, rest))
+    )
+    peak = sampler.peaks[member.name]
+    return {
+        "micro_batch": size,
+        "precision": choices["precision"],
+        "predicted": need.host,
+        "gpu_predicted": need.device,
+        "measured": peak.memory.total,
+        "of_it_files": peak.memory.files,
+        "looks": peak.looks,
+        "error": round(need.host / peak.memory.total - 1, 4),
+    }
+
+
+def measure_probe(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
+    """The choice, then every size in turns."""
+    torch.set_num_threads(args.threads)
+    keep_freed_memory()
+    told: list[Event] = []
+    device = choose_device(args.device, run.model, told.append)
+    room = check_room(run, device, None, args.memory)
+    task = task_of(run)
+    model = task.new_model()
+    model.to(device.torch_device)
+    model.activation_budget = choose_activation_budget(run, device, room, told.append)
+    memory = RoomMemory(run, device, room, model.activation_budget)
+    step = MicroStep(task, model, device, None, None)  # type: ignore[arg-type]
+    compute = step.probe(RandomExamples(run, None, 0))  # type: ignore[arg-type]
+    patient = kind_of(device) != "cpu"
+    target = run.swarm.target_batch_size
+    began = time.perf_counter()
+    found = MicroBatchSearch(compute, memory, target, patient=patient).run()
+    probed = time.perf_counter() - began
+    sizes = [size for size in _all_sizes(max(1, min(256, target // 4))) if memory.predicted(size) <= memory.limit]
+    if args.quick:
+        sizes = sorted({*sizes[::3], found.size})
+    seconds: dict[int, list[float]] = {size: [] for size in sizes}
+    for _ in range(2 if args.quick else SWEEP_ROUNDS):
+        for size in sizes:
+            seconds[size].append(_seconds(compute, size))
+    rates = {size: size / statistics.median(times) for size, times in seconds.items()}
+    allowed = {
+        size: rate
+        for size, rate in rates.items()
+        if patient or size / rate <= SLOWEST_MICRO_BATCH or size == found.size
+    }
+    # the highest of many noisy rates is too high: the fastest and the chosen one are timed again for the ratio
+    fastest = sorted(allowed, key=lambda size: -allowed[size])[:3]
+    again: dict[int, list[float]] = {size: [] for size in dict.fromkeys([*fastest, found.size])}
+    for _ in range(2 if args.quick else FINAL_ROUNDS):
+        for size, times in again.items():
+            times.append(_seconds(compute, size))
+    final = {size: size / statistics.median(times) for size, times in again.items()}
+    best = max(final, key=lambda size: final[size])
+    return {
+        "probe_ratio": round(final[found.size] / final[best], 4),
+        "probe": {
+            "chosen": found.size,
+            "best": best,
+            "reason": found.reason,
+            "seconds": round(probed, 1),
+            "samples_per_second": {size: round(rate, 1) for size, rate in rates.items()},
+            "timed_again": {size: round(rate, 1) for size, rate in final.items()},
+        },
+    }
+
+
+def _all_sizes(largest: int) -> list[int]:
+    """Four between any two powers of two: another one would hardly be faster than its neighbours."""
+    sizes = {size for power in range(9) for size in (2**power, 2**power * 5 // 4, 2**power * 3 // 2, 2**power * 7 // 4)}
+    return sorted(size for size in sizes if size <= largest)
+
+
+def _seconds(compute: Any, size: int) -> float:
+    """Undisturbed seconds of one micro-batch, the mean of as many as fit in a while."""
+    started, count = undisturbed_seconds(), 0
+    while not count or undisturbed_seconds() - started < SWEEP_SECONDS:
+        compute(size)
+        count += 1
+    return (undisturbed_seconds() - started) / count
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Flags of its own."""
+    parser.add_argument("--only", choices=("memory", "probe"), help="one measurement alone")
+    parser.add_argument("--run", default="emoji", help="built-in name or file (default emoji)")
+    parser.add_argument("--sizes", help="micro-batches whose memory is measured (default 1,2,4,…,128; quick: 1,16)")
+    parser.add_argument("--steps", type=int, help=f"that a pair makes together (default {STEPS}; quick: 1)")
+    parser.add_argument("--memory", type=parse_size, default=parse_size("6GB"), help="of each peer (default 6GB)")
+    parser.add_argument("--threads", type=int, default=1, help="of each peer (default 1)")
+    parser.add_argument("--device", help="as tt join's")
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """What is asked for."""
+    args.steps = args.steps or (1 if args.quick else STEPS)
+    args.sizes = [int(size) for size in (args.sizes or ("1,16" if args.quick else "1,2,4,8,16,32,64,128")).split(",")]
+    run = load_run(args.run)
+    figures: dict[str, Any] = {}
+    for name, measured in (("memory", measure_memory), ("probe", measure_probe)):
+        if args.only in (None, name):
+            figures |= measured(run, args)
+    return figures
