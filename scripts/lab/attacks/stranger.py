@@ -35,7 +35,7 @@ from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.records.peer_record import peers_key
-from tt_cli.swarm.state.client import connect_over, request_of
+from tt_cli.swarm.state.client import request_of, stream_to
 
 PAUSE_SECONDS = 0.2  # between two tries
 PATIENCE = 6.0  # seconds for an answer
@@ -102,7 +102,7 @@ Attempt = Callable[[Stranger, str], Awaitable[str]]
 
 async def state(stranger: Stranger, member: str) -> str:
     """The shared state, chunk by chunk."""
-    async with connect_over(stranger.p2p, stranger.run.identity)(member) as stream:
+    async with stream_to(stranger.p2p, stranger.run.identity, member) as stream:
         await stream.ask(request_of(stranger.facts.digest, []))
         first = wire.STATE_ANSWER.read(await stream.answer() or b"")
         if first[0] != "manifest":
