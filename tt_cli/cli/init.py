@@ -13,6 +13,7 @@ import typer
 from tt_cli.cli.doctor import show_checks
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, Run, argument, option, switch
+from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from tt_cli.organise.questions import RunQuestion
@@ -64,12 +65,13 @@ def init(
     json: Json = False,
 ) -> None:
     """Ask, make, publish, say what comes next."""
+    from tt_cli.auth import whoami
     from tt_cli.organise import run_publishing
     from tt_cli.organise.questions import QUESTIONS, answered, checked_name
     from tt_cli.organise.recipe import check_free, finished, make, next_steps
 
     folder = out or Path(checked_name(name))
-    user = run_publishing.check_may_publish() if publish else ""
+    user = whoami().name if publish else ""
     given = {question.key: context.params[question.key] for question in QUESTIONS}
     recipe = None
     if publish and (there := finished(folder, name)) is not None:
@@ -86,13 +88,12 @@ def init(
     published = run_publishing.publish(folder, repository) if publish else None
     next_commands = next_steps(folder.absolute(), repository if published else "")
     if json:
-        print(codec.dumps(_facts(recipe, folder, published, next_commands), indent=1))
+        facts = {"folder": str(folder.absolute()), "published": published, "next": next_commands}
+        print(codec.dumps(facts | (_facts(recipe) if recipe is not None else {}), indent=1))
         return
     if published:
         print(f"Published: {published}. Volunteers type: tt join {repository}")
-    print("\nNext:")
-    for command in next_commands:
-        print(f"  {command}")
+    print("\nNext:", *next_commands, sep="\n  ")
 
 
 @app.command(epilog=CHECK_EXAMPLES)
@@ -113,33 +114,25 @@ def check(
 
 def _asker(yes: bool, json: bool) -> Callable[[RunQuestion, str], str]:
     """A function that asks a person, takes defaults, or says which flag is missing."""
-    from tt_cli.errors import UsageError
-
-    def default(question: RunQuestion, default: str) -> str:
-        return default
 
     def refuse(question: RunQuestion, default: str) -> str:
         shown = default or '""'
         raise UsageError(
-            f"there is no terminal to ask on: give {question.flag} (default {shown}), or --yes for all defaults"
+            f"there is no terminal to ask on: give --{question.key} (default {shown}), or --yes for all defaults"
         )
 
     if yes:
-        return default
+        return lambda question, default: default
     return _ask if sys.stdin.isatty() and sys.stdout.isatty() and not json else refuse
 
 
 def _ask(question: RunQuestion, default: str) -> str:
     """Until the answer is a good one. Raises KeyboardInterrupt at the end of input."""
-    from tt_cli.errors import UsageError
-
-    print(f"\n{question.words}")
-    for line in question.choices():
-        print(f"  {line}")
+    print(f"\n{question.words}", *question.choices(), sep="\n  ")
     while True:
         try:
             text = input(f"[{default}] " if default else "> ").strip() or default
-            question.check(text)
+            question.answer(text)
             return text
         except UsageError as error:
             print(f"  {error}")
@@ -148,10 +141,8 @@ def _ask(question: RunQuestion, default: str) -> str:
 
 
 def _tell(recipe: Recipe) -> None:
-    print(f"\nMade {recipe.folder}: the run {recipe.run.identity}")
-    print(f"  Each peer: {recipe.takes.in_words()}")
-    for file in recipe.files:
-        print(f"  {file}")
+    made = f"\nMade {recipe.folder}: the run {recipe.run.identity}"
+    print(made, f"Each peer: {recipe.takes.in_words()}", *recipe.files, sep="\n  ")
     if recipe.address:
         print(f"The aux peer will be {recipe.address}; the run file says so already.")
     else:
@@ -160,14 +151,11 @@ def _tell(recipe: Recipe) -> None:
         print("No --authority was given: `tt join` asks who is a member, and nothing keeps others out.")
 
 
-def _facts(recipe: Recipe | None, folder: Path, published: str | None, steps: list[str]) -> dict[str, Any]:
-    facts: dict[str, Any] = {"folder": str(folder.absolute()), "published": published, "next": steps}
-    if recipe is not None:
-        facts |= {
-            "identity": recipe.run.identity,
-            "peer_id": recipe.peer_id,
-            "address": recipe.address or None,
-            "takes": recipe.takes.to_json(),
-            "files": list(recipe.files),
-        }
-    return facts
+def _facts(recipe: Recipe) -> dict[str, Any]:
+    return {
+        "identity": recipe.run.identity,
+        "peer_id": recipe.peer_id,
+        "address": recipe.address or None,
+        "takes": recipe.takes.to_json(),
+        "files": list(recipe.files),
+    }

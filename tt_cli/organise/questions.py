@@ -1,6 +1,6 @@
 """The questions of `tt init`: each has a flag, a default that may depend on the answers before, and a check.
 
-An answer is text, as it is typed or stands after its flag; `Answers` holds them all, checked.
+An answer is text, as it is typed or stands after its flag; `RunAnswers` holds them all, checked.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,21 +25,23 @@ CODES = {
     "f8": "32 x 32 codes of pictures of 256 x 256, by the published vqgan_gumbel_f8",
     "emoji": "8 x 8 codes of pictures of 64 x 64, by the VQGAN that comes with tt",
 }
-_MEASURES = re.compile(r"(\d{1,6})x(\d{1,6})")
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
 _HOST = re.compile(rf"(?=.{{1,253}}$)(?![\d.]+$){_LABEL}(?:\.{_LABEL})+")
+
+Check = Callable[[str], Any]
+"""Text to value. Raises ValueError that says what is allowed."""
 
 
 @dataclass(frozen=True)
 class RunAnswers:
     """The organiser's wishes, checked. Empty text: none.
 
-    size: a name of SIZES or DIMxLAYERS. data: "emoji", OWNER/NAME on the Hub or a folder. vqgan: OWNER/NAME:FILE.
-    address: IP or host name. repository: on the Hub, where run file, card and checkpoints shall lie.
+    data: "emoji", OWNER/NAME on the Hub or a folder. vqgan: OWNER/NAME:FILE. address: IP or host name. repository: on
+    the Hub, where run file, card and checkpoints shall lie.
     """
 
     name: str
-    size: str
+    size: Size
     data: str
     codes: str
     vqgan: str
@@ -51,56 +53,44 @@ class RunAnswers:
     steps: int
     batch: int
 
-    @property
-    def measures(self) -> Size:
-        """The model's size, with the schedule that suits it."""
-        return size_of(self.size)
-
 
 @dataclass(frozen=True)
 class RunQuestion:
-    """key: the field of Answers; its flag is --KEY. words: what is asked. check: text to value, raises UsageError.
+    """key: the field of RunAnswers; its flag is --KEY. words: what is asked. default: may follow from answers before.
 
     asked: whether the answers before leave it open at all. choices: lines that explain some answers.
     """
 
     key: str
     words: str
-    default: Callable[[Mapping[str, Any]], str]
-    check: Callable[[str], Any]
+    check: Check
+    default: str | Callable[[Mapping[str, Any]], str] = ""
     asked: Callable[[Mapping[str, Any]], bool] = lambda before: True
     choices: Callable[[], list[str]] = lambda: []
 
-    @property
-    def flag(self) -> str:
-        """The flag as it is typed."""
-        return f"--{self.key}"
+    def answer(self, text: str) -> Any:
+        """The value of an answer. Raises UsageError."""
+        return _checked(self.check, text, f"--{self.key}")
 
 
-def size_of(text: str) -> Size:
-    """A named size, or DIMxLAYERS. Raises UsageError."""
+def _checked(check: Check, text: str, origin: str) -> Any:
+    try:
+        return check(text)
+    except ValueError as error:
+        raise UsageError(f"{origin} {text}: {error}") from None
+
+
+def _size(text: str) -> Size:
+    """A named size, or DIMxLAYERS."""
     if text in SIZES:
         return SIZES[text]
-    match = _MEASURES.fullmatch(text)
-    if match is None:
-        raise UsageError(f"--size {text}: give {', '.join(SIZES)}, or DIMxLAYERS such as 768x24")
-    dim, layers = int(match[1]), int(match[2])
+    measures = re.fullmatch(r"(\d{1,6})x(\d{1,6})", text)
+    if measures is None:
+        raise ValueError(f"give {', '.join(SIZES)}, or DIMxLAYERS such as 768x24")
+    dim, layers = int(measures[1]), int(measures[2])
     if not (DIM_HEAD <= dim <= 16384 and dim % DIM_HEAD == 0 and 1 <= layers <= 1024):
-        raise UsageError(
-            f"--size {text}: the width must be a multiple of {DIM_HEAD} up to 16384, and there are 1 to 1024 layers"
-        )
-    suited = nearest(dim, layers)
-    return Size(dim, layers, suited.batch, suited.steps, suited.peak_lr)
-
-
-def checked_name(text: str) -> str:
-    """The run's name. Raises UsageError."""
-    return str(_by_field(RunPart, "name", text, "NAME"))
-
-
-def _size(text: str) -> str:
-    size_of(text)
-    return text
+        raise ValueError(f"the width must be a multiple of {DIM_HEAD} up to 16384, and there are 1 to 1024 layers")
+    return replace(nearest(dim, layers), dim=dim, layers=layers)
 
 
 def _data(text: str) -> str:
@@ -109,44 +99,18 @@ def _data(text: str) -> str:
     path = Path(text).expanduser()
     if path.is_dir():
         if not any(path.rglob("*.parquet")):
-            raise UsageError(f"--data {text}: the folder holds no .parquet file")
+            raise ValueError("the folder holds no .parquet file")
         return str(path.absolute())
     if not text.startswith((".", "/", "~")) and HUB_NAME.fullmatch(text):
         return text
-    raise UsageError(
-        f"--data {text}: give {BUILTIN_DATA}, OWNER/NAME of a data set on the Hub, or a folder that is here"
-    )
-
-
-def _codes(text: str) -> str:
-    if text not in CODES:
-        raise UsageError(f"--codes {text}: give {' or '.join(CODES)}")
-    return text
+    raise ValueError(f"give {BUILTIN_DATA}, OWNER/NAME of a data set on the Hub, or a folder that is here")
 
 
 def _vqgan(text: str) -> str:
     repository, _, file = text.partition(":")
     if not HUB_NAME.fullmatch(repository) or text.endswith(":"):
-        raise UsageError(f"--vqgan {text}: give OWNER/NAME or OWNER/NAME:FILE of its weights on the Hub")
+        raise ValueError("give OWNER/NAME or OWNER/NAME:FILE of its weights on the Hub")
     return f"{repository}:{file or 'model.safetensors'}"
-
-
-def _organisation(text: str) -> str:
-    if text and not re.fullmatch(r"[A-Za-z0-9][\w.-]{0,95}", text):
-        raise UsageError(f"--organisation {text}: give the name of an organisation on the Hub")
-    return text
-
-
-def _authority(text: str) -> str:
-    return str(_by_field(MembershipPart, "authority", text, "--authority")) if text else ""
-
-
-def _address(text: str) -> str:
-    if not text or multiaddr_host(text):
-        return text
-    raise UsageError(
-        f"--address {text}: give an IP address or a host name that volunteers can reach, such as 203.0.113.7"
-    )
 
 
 def multiaddr_host(text: str) -> str:
@@ -158,27 +122,42 @@ def multiaddr_host(text: str) -> str:
     return f"/ip{address.version}/{address}"
 
 
-def _repository(text: str) -> str:
-    return str(_by_field(CheckpointsPart, "repository", text, "--repository")) if text else ""
+def _matching(fits: Callable[[str], object], wanted: str) -> Check:
+    """Take text that `fits`, as it is. wanted: what else to give."""
+
+    def check(text: str) -> str:
+        if not fits(text):
+            raise ValueError(f"give {wanted}")
+        return text
+
+    return check
 
 
-def _number(flag: str, low: int, high: int) -> Callable[[str], int]:
+def _number(low: int, high: int) -> Check:
     def check(text: str) -> int:
         if not re.fullmatch(r"[0-9_,]{1,12}", text) or not low <= (value := int(re.sub("[_,]", "", text) or 0)) <= high:
-            raise UsageError(f"{flag} {text}: must be a whole number from {low:,} to {high:,}")
+            raise ValueError(f"must be a whole number from {low:,} to {high:,}")
         return value
 
     return check
 
 
-def _by_field(part: type[BaseModel], field: str, value: str, origin: str) -> Any:
-    """Check a value as the run file's field is checked."""
+def _as_field(part: type[BaseModel], field: str) -> Check:
+    """Check as the run file's field is checked."""
     info = part.model_fields[field]
-    try:
+
+    def check(text: str) -> str:
         kind: Any = Annotated[info.annotation, info]
-        return TypeAdapter(kind).validate_python(value, strict=True)
-    except ValidationError as error:
-        raise UsageError(f"{origin} {value}: {error.errors()[0]['ctx']['error']}") from None
+        try:
+            return str(TypeAdapter(kind).validate_python(text, strict=True))
+        except ValidationError as error:
+            raise ValueError(error.errors()[0]["ctx"]["error"]) from None
+
+    return check
+
+
+def _or_none(check: Check) -> Check:
+    return lambda text: text and check(text)
 
 
 def _sizes_in_words() -> list[str]:
@@ -191,69 +170,63 @@ def _sizes_in_words() -> list[str]:
     return lines
 
 
+_ORGANISATION = re.compile(r"[A-Za-z0-9][\w.-]{0,95}")
 QUESTIONS = (
-    RunQuestion(
-        "size",
-        "How large is the model? A name, or DIMxLAYERS",
-        lambda before: "small",
-        _size,
-        choices=_sizes_in_words,
-    ),
-    RunQuestion(
-        "data", "What is it trained on? emoji, OWNER/NAME on the Hub, or a folder", lambda before: BUILTIN_DATA, _data
-    ),
+    RunQuestion("size", "How large is the model? A name, or DIMxLAYERS", _size, "small", choices=_sizes_in_words),
+    RunQuestion("data", "What is it trained on? emoji, OWNER/NAME on the Hub, or a folder", _data, BUILTIN_DATA),
     RunQuestion(
         "codes",
         "Which codes does that data hold?",
-        lambda before: "f8",
-        _codes,
+        _matching(CODES.__contains__, " or ".join(CODES)),
+        "f8",
         lambda before: before["data"] != BUILTIN_DATA,
-        choices=lambda: [f"{name:<6} {words}" for name, words in CODES.items()],
+        lambda: [f"{name:<6} {words}" for name, words in CODES.items()],
     ),
     RunQuestion(
         "organisation",
         "Which organisation on the Hub may take part? Empty: anybody",
-        lambda before: "",
-        _organisation,
+        _or_none(_matching(_ORGANISATION.fullmatch, "the name of an organisation on the Hub")),
     ),
     RunQuestion(
         "vqgan",
         "Where on the Hub are the VQGAN's weights, for drawing? OWNER/NAME or OWNER/NAME:FILE",
-        lambda before: f"{before['organisation'] or 'your-organisation'}/vqgan_gumbel_f8",
         _vqgan,
+        lambda before: f"{before['organisation'] or 'your-organisation'}/vqgan_gumbel_f8",
         lambda before: before["codes"] == "f8",
     ),
     RunQuestion(
         "authority",
         "At which https address will your authority give out passes, bans and orders? Empty: none",
-        lambda before: "",
-        _authority,
+        _or_none(_as_field(MembershipPart, "authority")),
     ),
     RunQuestion(
-        "address", "IP or host name of the server with the aux peer? Empty: not known yet", lambda b: "", _address
+        "address",
+        "IP or host name of the server with the aux peer? Empty: not known yet",
+        _or_none(
+            _matching(multiaddr_host, "an IP address or a host name that volunteers can reach, such as 203.0.113.7")
+        ),
     ),
-    # the assistant takes the next one
-    RunQuestion("port", "Its TCP port for peers?", lambda before: "31337", _number("--port", 1, 65534)),
+    RunQuestion("port", "Its TCP port for peers?", _number(1, 65534), "31337"),  # the assistant takes the next one
     RunQuestion(
         "repository",
         "Repository on the Hub for run file and checkpoints, OWNER/NAME? Empty: none",
+        _or_none(_as_field(CheckpointsPart, "repository")),
         lambda before: f"{before['organisation']}/{before['name']}" if before["organisation"] else "",
-        _repository,
     ),
-    RunQuestion(
-        "steps",
-        "How many global steps?",
-        lambda before: str(size_of(before["size"]).steps),
-        _number("--steps", 1, 10**9),
-    ),
+    RunQuestion("steps", "How many global steps?", _number(1, 10**9), lambda before: str(before["size"].steps)),
     RunQuestion(
         "batch",
         "How many examples of all peers make one step?",
-        lambda before: str(size_of(before["size"]).batch),
-        _number("--batch", 1, 10**7),
+        _number(1, 10**7),
+        lambda before: str(before["size"].batch),
     ),
 )
 NOT_ASKED = {"codes": "emoji", "vqgan": ""}  # what holds where a question does not arise
+
+
+def checked_name(text: str) -> str:
+    """The run's name. Raises UsageError."""
+    return str(_checked(_as_field(RunPart, "name"), text, "NAME"))
 
 
 def answered(name: str, given: Mapping[str, str | None], ask: Callable[[RunQuestion, str], str]) -> RunAnswers:
@@ -263,10 +236,10 @@ def answered(name: str, given: Mapping[str, str | None], ask: Callable[[RunQuest
         text = given.get(question.key)
         if not question.asked(answers):
             if text is not None:
-                raise UsageError(f"{question.flag}: has no meaning with --data {answers['data']}")
+                raise UsageError(f"--{question.key}: has no meaning with --data {answers['data']}")
             answers[question.key] = NOT_ASKED[question.key]
             continue
         if text is None:
-            text = ask(question, question.default(answers))
-        answers[question.key] = question.check(text.strip())
+            text = ask(question, question.default if isinstance(question.default, str) else question.default(answers))
+        answers[question.key] = question.answer(text.strip())
     return RunAnswers(**answers)

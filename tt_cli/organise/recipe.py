@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +21,7 @@ from tt_cli.hub.repository import CARD
 from tt_cli.identity import peer_key
 from tt_cli.identity.peer_key import make_key_file
 from tt_cli.organise.model_sizes import DIM_HEAD, Takes, takes
-from tt_cli.organise.questions import RunAnswers, multiaddr_host
+from tt_cli.organise.questions import BUILTIN_DATA, RunAnswers, multiaddr_host
 from tt_cli.organise.run_file import commented
 from tt_cli.organise.server_files import ServerFacts, rendered
 from tt_cli.run import RunConfig, folders, load_run
@@ -49,8 +48,7 @@ class Recipe:
 
 def run_of(answers: RunAnswers) -> RunConfig:
     """The run, still without the addresses that need keys. Raises UsageError for answers that contradict each other."""
-    size = answers.measures
-    own_data = answers.data != "emoji"
+    size = answers.size
     changes: dict[str, object] = {
         "run.name": answers.name,
         "run.description": f"{answers.name}: a text-to-image transformer that volunteers train together",
@@ -65,7 +63,7 @@ def run_of(answers: RunAnswers) -> RunConfig:
         "peers.coordinator_port": answers.port,
         "checkpoints.repository": answers.repository or None,
     }
-    if own_data:
+    if answers.data != BUILTIN_DATA:
         changes |= {"data.source": "hub", "data.name": answers.data}
         if answers.codes == "emoji":
             changes |= {"model.text_length": OWN_CAPTIONS}
@@ -91,17 +89,14 @@ def make(answers: RunAnswers, folder: Path) -> Recipe:
     check_free(folder)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))  # mode 0700
-        try:
-            made = _fill(aside, answers, run)
+        with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as private:
+            aside = Path(private) / folder.name
+            aside.mkdir()
+            run, peer_id, address = _fill(aside, answers, run)
             aside.chmod(0o755)
             aside.rename(folder)
-        except BaseException:
-            shutil.rmtree(aside, ignore_errors=True)
-            raise
     except OSError as error:
         raise TTError(f"cannot make {folder}: {error.strerror or error}; name another folder with --out") from error
-    run, peer_id, address = made
     files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     return Recipe(folder, run, peer_id, address, needs, tuple(files))
 
@@ -120,12 +115,15 @@ def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig,
     if host := multiaddr_host(answers.address):
         address = f"{host}/tcp/{answers.port}/p2p/{peer_id}"
         run = run.replaced({"peers.initial": [address]})
-    _write(folder / RUN_FILE, commented(run, _notes(answers, run)))
-    _write(folder / CARD, card(run))
-    _write(folder / ".gitignore", f"{HOME}/\n{SECRETS}\n")
-    atomic_write(folder / SECRETS, _settings(_give_away(folder / HOME)), mode=PRIVATE)
-    for name, text in rendered(ServerFacts.of(run, answers.address)).items():
-        _write(folder / name, text)
+    user, group = _give_away(folder / HOME)
+    settings = (
+        f"# Who owns {HOME}/: `id -u` and `id -g`. On a server where it was copied to, those of who copied it.\n"
+        f"TT_UID={user}\nTT_GID={group}\nPOSTGRES_PASSWORD={secrets.token_urlsafe(24)}\n"
+    )
+    atomic_write(folder / SECRETS, settings, mode=PRIVATE)
+    texts = {RUN_FILE: commented(run, _notes(answers, run)), CARD: card(run), ".gitignore": f"{HOME}/\n{SECRETS}\n"}
+    for name, text in {**texts, **rendered(ServerFacts.of(run, answers.address))}.items():
+        atomic_write(folder / name, text)
     return run, peer_id, address
 
 
@@ -143,13 +141,6 @@ def _tt_home(home: Path) -> Iterator[None]:
             os.environ["TT_HOME"] = before
 
 
-def _write(path: Path, text: str) -> None:
-    with path.open("x", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _give_away(home: Path) -> tuple[int, int]:
     """Give `home` to who makes it, but not to root, as whom no container should run; returns the owner."""
     user, group = os.getuid(), os.getgid()
@@ -158,14 +149,6 @@ def _give_away(home: Path) -> tuple[int, int]:
         for path in (home, *home.rglob("*")):
             os.chown(path, user, group)
     return user, group
-
-
-def _settings(owner: tuple[int, int]) -> str:
-    return (
-        f"# Who owns {HOME}/: `id -u` and `id -g`. On a server where it was copied to, those of who copied it.\n"
-        f"TT_UID={owner[0]}\nTT_GID={owner[1]}\n"
-        f"POSTGRES_PASSWORD={secrets.token_urlsafe(24)}\n"
-    )
 
 
 def _notes(answers: RunAnswers, run: RunConfig) -> str:
@@ -192,7 +175,8 @@ def next_steps(folder: Path, published: str) -> list[str]:
     """The organiser's next steps with the folder. published: the repository on the Hub, or ""."""
     run = load_run(str(folder / RUN_FILE))
     name = published or str(folder / RUN_FILE)
-    flags = " ".join(ServerFacts.of(run, _host(run)).flags("127.0.0.1"))
+    host = run.peers.initial[0].split("/")[2] if run.peers.initial else ""
+    flags = " ".join(ServerFacts.of(run, host).flags("127.0.0.1"))
     steps = [
         f"tt check {folder / RUN_FILE}",
         f"copy {folder} to the server; keep a copy of {HOME}/ and {SECRETS}: they hold its keys",
@@ -204,8 +188,3 @@ def next_steps(folder: Path, published: str) -> list[str]:
     if not published:
         steps.append(f"tt init {run.run.name} --publish --out {folder} puts it on the Hub; else hand {RUN_FILE} out")
     return [*steps, f"volunteers: tt join {name if published else RUN_FILE}"]
-
-
-def _host(run: RunConfig) -> str:
-    """The first aux peer's host, as in the run file."""
-    return run.peers.initial[0].split("/")[2] if run.peers.initial else ""

@@ -6,16 +6,16 @@ The machine is `tt doctor`'s matter; its `Check` and its look at the peers are u
 from __future__ import annotations
 
 import math
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tt_cli.auth.eligibility import UNGUARDED
 from tt_cli.doctor.checks import Check, of_error, reachable
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, first_line
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import MAX_NOTICE, InvalidPass, read_notice
 from tt_cli.organise.model_sizes import takes
@@ -46,13 +46,12 @@ def look_over(name: str, *, peers: Sequence[str], device: str | None, step: bool
     tokenizer, check = _tried("tokenizer", lambda: _tokenizer(run), "check [tokenizer]")
     yield check
     batch = None
-    if tokenizer is None:
-        yield Check("data", "fail", "not opened: there is no tokenizer for the captions", "correct that first")
-    else:
+    check = Check("data", "fail", "not opened: there is no tokenizer for the captions", "correct that first")
+    if tokenizer is not None:
         batch, check = _tried("data", lambda: within(DATA_SECONDS, lambda: _first(run, tokenizer)), "check [data]")
-        yield check
+    yield check
     yield _tried("VQGAN", lambda: _vqgan(run, batch), "check [vqgan]; training goes without it, drawing does not")[1]
-    fits, check = _tried("model", lambda: _model(run), "check [model]")
+    fits, check = _tried("model", lambda: (True, takes(run).in_words()), "check [model]")
     yield check
     if run.peers.initial or peers:
         yield reachable(list(peers) or run.peers.initial, name)
@@ -112,12 +111,11 @@ def authority(run: RunConfig) -> Check:
                     raise InvalidPass("it answers without end")
         if answer.status_code != 200:
             raise InvalidPass(f"it answered {answer.status_code}")
-        text = data.decode("ascii", errors="replace")
-        notice = read_notice(text, run.membership.authority_key or "", run.identity, time.time())
+        signed = data.decode("ascii", errors="replace")
+        notice = read_notice(signed, run.membership.authority_key or "", run.identity, time.time())
     except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         fix = "start it (`tt aux-peer RUN --authority`), and look at the proxy before it"
-        return Check("authority", "fail", f"{run.membership.authority} does not answer: {reason}", fix)
+        return Check("authority", "fail", f"{run.membership.authority} does not answer: {first_line(error)}", fix)
     except InvalidPass as error:
         fix = "check the address; its key is that of the folder from which it is served"
         return Check("authority", "fail", f"{run.membership.authority} does not say what it should: {error}", fix)
@@ -127,22 +125,18 @@ def authority(run: RunConfig) -> Check:
 
 def within(seconds: float, work: Callable[[], Result]) -> Result:
     """Return or raise what `work` does; TTError when it takes longer (it goes on, for nobody)."""
-    ends: queue.Queue[tuple[Result | None, BaseException | None]] = queue.Queue()
+    outcome: Future[Result] = Future()
 
     def attempt() -> None:
         try:
-            ends.put((work(), None))
+            outcome.set_result(work())
         except BaseException as error:
-            ends.put((None, error))
+            outcome.set_exception(error)
 
     threading.Thread(target=attempt, daemon=True).start()
-    try:
-        result, error = ends.get(timeout=seconds)
-    except queue.Empty:
-        raise TTError(f"nothing came within {seconds:.0f} s: check the network, or data.shuffle_buffer") from None
-    if error is not None:
-        raise error
-    return result  # type: ignore[return-value] # what work returned
+    if not wait([outcome], seconds).done:
+        raise TTError(f"nothing came within {seconds:.0f} s: check the network, or data.shuffle_buffer")
+    return outcome.result()
 
 
 def _tokenizer(run: RunConfig) -> tuple[Tokenizer, str]:
@@ -173,15 +167,10 @@ def _vqgan(run: RunConfig, batch: Batch | None) -> tuple[object, str]:
 
     vqgan = load_vqgan(run)
     details = f"{run.vqgan.name}, {run.vqgan.codebook_size:,} codes"
-    if batch is None:
-        return vqgan, details
-    picture = decode_pictures(vqgan, batch.image)[0]
-    return vqgan, f"{details}; it drew that example, {picture.shape[1]} x {picture.shape[0]} pixels"
-
-
-def _model(run: RunConfig) -> tuple[object, str]:
-    needs = takes(run)
-    return needs, needs.in_words()
+    if batch is not None:
+        height, width = decode_pictures(vqgan, batch.image)[0].shape[:2]
+        details += f"; it drew that example, {width} x {height} pixels"
+    return vqgan, details
 
 
 def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str]:
@@ -200,9 +189,13 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     model = task.new_model()
     on_cpu = {name: parameter.detach() for name, parameter in model.named_parameters()}
     model.to(device.torch_device)
+
+    def loss() -> torch.Tensor:
+        with device.precision():
+            return task.loss(model, batch, device.torch_device).total
+
     started = time.monotonic()
-    with device.precision():
-        before = task.loss(model, batch, device.torch_device).total
+    before = loss()
     before.backward()
     gradients = {name: p.grad.float().cpu() for name, p in model.named_parameters() if p.grad is not None}
     report = Lamb8bit(on_cpu, run.optimizer).step(gradients, learning_rate(run.schedule, 0))
@@ -210,8 +203,7 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(on_cpu[name])
-        with device.precision():
-            after = float(task.loss(model, batch, device.torch_device).total)
+        after = float(loss())
     if not (math.isfinite(after) and math.isfinite(report.update_norm)):
         raise TTError("the loss is not finite after one step: lower schedule.peak_lr, or raise optimizer.eps")
     details = f"one example on {device.name} in {device.dtype_name} took {seconds:.1f} s; its loss went from"

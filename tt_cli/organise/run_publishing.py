@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tt_cli.auth import whoami
 from tt_cli.hub.repository import CARD, commit
 from tt_cli.run import load_run
 from tt_cli.run.run_source import RUN_FILE, run_repository
-
-
-def check_may_publish() -> str:
-    """The user who is logged in here. Raises TTError: nobody is, or the Hub does not answer."""
-    return whoami().name
 
 
 def publish(folder: Path, repository: str) -> str:
