@@ -43,7 +43,6 @@ from tt_cli.peer.memory_budget import (
     RoomMemory,
     check_room,
     choose_activation_budget,
-    kind_of,
 )
 from tt_cli.peer.micro_batch import SLOWEST_MICRO_BATCH, MicroBatchSearch, undisturbed_seconds
 from tt_cli.peer.trainer import MicroStep
@@ -196,7 +195,7 @@ def measure_probe(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
     memory = RoomMemory(run, device, room, model.activation_budget)
     step = MicroStep(task, model, device, None, None)  # type: ignore[arg-type]
     compute = step.probe(RandomExamples(run, None, 0))  # type: ignore[arg-type]
-    patient = kind_of(device) != "cpu"
+    patient = device.kind == "cuda"
     target = run.swarm.target_batch_size
     began = time.perf_counter()
     found = MicroBatchSearch(compute, memory, target, patient=patient).run()

@@ -294,9 +294,8 @@ def test_what_the_user_wants_is_not_tried(tmp_path: Path) -> None:
 
 def test_a_few_examples_are_repeated() -> None:
     few = Batch(torch.arange(6).view(3, 2), torch.arange(3).view(3, 1), ["a", "b", "c"])
-    of = repeated(iter([few]))
-    assert of(2).captions == ["a", "b"]
-    eight = of(8)
+    assert repeated(few, 2).captions == ["a", "b"]
+    eight = repeated(few, 8)
     assert eight.text.shape == (8, 2) and eight.image.flatten().tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
 
 

@@ -47,6 +47,9 @@ class Batch:
     image: torch.Tensor
     captions: list[str]
 
+    def __getitem__(self, some: slice) -> Batch:
+        return Batch(self.text[some], self.image[some], self.captions[some])
+
 
 @dataclass
 class Counts:

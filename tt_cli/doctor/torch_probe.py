@@ -44,14 +44,14 @@ def main(wanted: str | None, run_file: str) -> dict[str, Any]:
 def _of_run(run: RunConfig, wanted: str | None) -> dict[str, Any]:
     from tt_cli.memory import shown, trainer_need
     from tt_cli.peer.device import choose_device
-    from tt_cli.peer.memory_budget import check_host, check_room, kind_of
+    from tt_cli.peer.memory_budget import check_host, check_room
 
     facts: dict[str, Any] = {"refusal": "", "state_bytes": 0}
     try:
         check_host(run, wanted, None)
         device = choose_device(wanted, run.model, lambda event: None)
         room = check_room(run, device, None, None)
-        need = trainer_need(run, kind_of(device), itemsize=device.itemsize)
+        need = trainer_need(run, device.kind, itemsize=device.itemsize)
         takes = f"{shown(need.host)} of RAM" + (f" and {shown(need.device)} of GPU memory" if need.device else "")
         facts["needs"] = f"it takes {takes} with one example at a time, and {room.in_words()}"
     except TTError as error:

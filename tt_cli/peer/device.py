@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from tt_cli.errors import UsageError
+from tt_cli.memory import Kind
 from tt_cli.run.sections import ModelPart
 from tt_cli.supervisor.events import Choice, Emit
 from tt_cli.supervisor.processes import release_freed_memory
@@ -25,6 +26,11 @@ class Device:
     torch_device: torch.device
     name: str
     autocast: torch.dtype | None
+
+    @property
+    def kind(self) -> Kind:
+        """As tt_cli.memory names it."""
+        return "cpu" if self.torch_device.type == "cpu" else "cuda"
 
     @property
     def itemsize(self) -> int:

@@ -17,9 +17,9 @@ from tt_cli.model.allocator import free_memory
 from tt_cli.peer.device import Device, release_memory
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Emit
-from tt_cli.supervisor.host_memory import family_memory, host_memory
+from tt_cli.supervisor.host_memory import HostMemory, family_memory, host_memory
 
-HEADROOM = {"cpu": 0.2, "cuda": 0.1}  # of what is free: left to desktops and other programs
+HEADROOM = {"host": 0.2, "device": 0.1}  # of what is free: left to desktops and other programs
 PLANNED = 0.9  # of --memory; the rest is for what no account foresees
 ACTIVATION_SHARE = {"cpu": 0.4, "cuda": 0.5}  # of what is left beside the rest of the peer, for activations to keep
 
@@ -51,26 +51,23 @@ class Room:
         return f"{shown(self.free)} of {shown(self.total)} are free on {self.whose}"
 
 
-def room_on(device: torch.device, name: str, memory: int | None) -> Room:
-    """Look at what is free on a device just now. name: for people."""
-    if device.type == "cpu":
-        return host_room(memory)
-    total = torch.cuda.mem_get_info(device)[1]
-    free, own = free_memory(device), torch.cuda.memory_allocated(device) + CUDA_ON_DEVICE
-    return _room("device", own, free, total, name, memory, HEADROOM["cuda"])
+def gpu_room(device: Device, memory: int | None) -> Room:
+    """Memory of a GPU, as it is just now."""
+    own = torch.cuda.memory_allocated(device.torch_device) + CUDA_ON_DEVICE
+    total = torch.cuda.mem_get_info(device.torch_device)[1]
+    return _room("device", own, HostMemory(free_memory(device.torch_device), total, device.name), memory)
 
 
 def host_room(memory: int | None) -> Room:
     """RAM for this process and all that it starts."""
-    host, own = host_memory(), family_memory(os.getpid()).total
-    return _room("host", own, host.free, host.total, host.whose, memory, HEADROOM["cpu"])
+    return _room("host", family_memory(os.getpid()).total, host_memory(), memory)
 
 
-def _room(place: Place, own: int, free: int, total: int, whose: str, memory: int | None, headroom: float) -> Room:
-    allowed = total if memory is None else memory
-    usual = own + int((1 - headroom) * free)
+def _room(place: Place, own: int, there: HostMemory, memory: int | None) -> Room:
+    allowed = there.total if memory is None else memory
+    usual = own + int((1 - HEADROOM[place]) * there.free)
     planned = usual if memory is None else min(usual, int(PLANNED * memory))
-    return Room(place, min(own + free, allowed), planned, free, total, whose, memory)
+    return Room(place, min(own + there.free, allowed), planned, there.free, there.total, there.whose, memory)
 
 
 def check_host(run: RunConfig, wanted: str | None, memory: int | None) -> None:
@@ -88,29 +85,23 @@ def check_host(run: RunConfig, wanted: str | None, memory: int | None) -> None:
 
 def check_room(run: RunConfig, device: Device, wanted: int | None, memory: int | None) -> Room:
     """The room on the chosen device. Raises TTError where one example (or --batch-size) does not fit."""
-    kind = kind_of(device)
-    room = room_on(device.torch_device, device.name, memory)
-    need = trainer_need(run, kind, itemsize=device.itemsize, micro_batch=wanted or 1)
-    if kind == "cuda" and need.host > (host := host_room(memory)).most:
-        raise refusal(run, need, host)
-    if room.taken_by(need) > room.most:
-        raise refusal(run, need, room)
-    if kind == "cuda" and memory is not None:
+    host = host_room(memory)
+    room = host if device.kind == "cpu" else gpu_room(device, memory)
+    need = trainer_need(run, device.kind, itemsize=device.itemsize, micro_batch=wanted or 1)
+    for taken in (host, room):
+        if taken.taken_by(need) > taken.most:
+            raise refusal(run, need, taken)
+    if device.kind == "cuda" and memory is not None:
         allowed = max(0, memory - CUDA_ON_DEVICE) / room.total
         torch.cuda.set_per_process_memory_fraction(min(1.0, allowed), device.torch_device)
     return room
-
-
-def kind_of(device: Device) -> Kind:
-    """Kind of the device, as tt_cli.memory names it."""
-    return "cpu" if device.torch_device.type == "cpu" else "cuda"
 
 
 def refusal(run: RunConfig, need: Need, room: Room) -> TTError:
     """One line: what it needs, what there is, what would make it fit."""
     fixes, taken = [], room.taken_by(need)
     if room.memory is not None and taken <= room.total and room.memory < taken:
-        fixes.append(f"give --memory {_rounded_up(taken)}")
+        fixes.append(f"give --memory {-(-taken * 1.1 // 10**8) / 10:g}GB")
     elif taken <= room.total:
         fixes.append("close other programs")
     if need.micro_batch > 1:
@@ -127,16 +118,11 @@ def refusal(run: RunConfig, need: Need, room: Room) -> TTError:
     )
 
 
-def _rounded_up(size: int) -> str:
-    """Format a size, a tenth larger, as --memory takes it: "9.6GB"."""
-    return f"{-(-size * 1.1 // 10**8) / 10:g}GB"
-
-
 def choose_activation_budget(run: RunConfig, device: Device, room: Room, emit: Emit) -> int:
     """Bytes that the reversible trunk may keep for its backward pass; the more, the less it computes again."""
-    least = trainer_need(run, kind_of(device), itemsize=device.itemsize)
+    least = trainer_need(run, device.kind, itemsize=device.itemsize)
     rest = max(0, room.usual - room.taken_by(least))
-    share = ACTIVATION_SHARE[kind_of(device)]
+    share = ACTIVATION_SHARE[device.kind]
     reason = f"{share:.0%} of the {shown(rest)} left beside the rest of the peer; others are computed again"
     emit(Choice("activations", shown(share * rest), reason))
     return int(share * rest)
@@ -154,11 +140,12 @@ class RoomMemory:
 
     def predicted(self, size: int) -> int:
         """Bytes that it takes by the memory model."""
-        return self._room.taken_by(self._need(size))
+        return self._room.taken_by(self.need(size))
 
-    def expected_of_host(self, size: int) -> int:
-        """Bytes of the host's RAM that it takes by the memory model."""
-        return self._need(size).host
+    def need(self, size: int) -> Need:
+        """All that it takes by the memory model."""
+        kind, itemsize = self._device.kind, self._device.itemsize
+        return trainer_need(self._run, kind, itemsize=itemsize, micro_batch=size, budget=self._budget)
 
     def measured(self) -> int:
         """The most that it has taken so far; on a CPU what the family takes now: freed memory stays with it."""
@@ -169,7 +156,3 @@ class RoomMemory:
     def release(self) -> None:
         """Give back all that nobody uses."""
         release_memory(self._device.torch_device)
-
-    def _need(self, size: int) -> Need:
-        kind, itemsize = kind_of(self._device), self._device.itemsize
-        return trainer_need(self._run, kind, itemsize=itemsize, micro_batch=size, budget=self._budget)

@@ -13,8 +13,10 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Protocol
 
@@ -131,24 +133,23 @@ class MicroBatchSearch:
 
     def _double(self) -> None:
         size = 1
-        self._stopped = f"the largest tried, for a target batch of {self._target}"
-        while size <= self._largest:
-            if (self._seconds and not self._fits(size)) or not self._try(size):
-                break
-            if 2 * size > self._largest:
-                break
-            highest = max(map(self._rate, self._seconds))
-            if size >= 4 and max(self._rate(size), self._rate(size // 2)) < SLOWER * highest:
-                self._stopped = "larger ones are no faster"
-                break
-            expected = 2 * size / self._rate(size)
-            if expected > SLOWEST_MICRO_BATCH and not self._patient:
-                self._stopped = f"larger ones take over {SLOWEST_MICRO_BATCH:g} s"
-                break
-            if size > 1 and not self._may_go_on(expected, SEARCH_SECONDS):
-                self._stopped = f"no more were tried within {PROBE_SECONDS:g} s"
-                break
+        while not self._stopped and self._fits(size) and self._try(size):
+            self._stopped = self._enough(size)
             size *= 2
+
+    def _enough(self, size: int) -> str:
+        """The reason for which none larger than this is tried, "" where twice as many are."""
+        if 2 * size > self._largest:
+            return f"the largest tried, for a target batch of {self._target}"
+        highest = max(map(self._rate, self._seconds))
+        if size >= 4 and max(self._rate(size), self._rate(size // 2)) < SLOWER * highest:
+            return "larger ones are no faster"
+        expected = 2 * size / self._rate(size)
+        if expected > SLOWEST_MICRO_BATCH and not self._patient:
+            return f"larger ones take over {SLOWEST_MICRO_BATCH:g} s"
+        if size > 1 and not self._may_go_on(expected, SEARCH_SECONDS):
+            return f"no more were tried within {PROBE_SECONDS:g} s"
+        return ""
 
     def _compare(self) -> None:
         """The fastest and the sizes half-way to their neighbours, in turns; those that fall behind are left out."""
@@ -156,7 +157,7 @@ class MicroBatchSearch:
         close = [size for size in self._seconds if self._rate(size) >= CLOSE * self._rate(best)]
         finalists = sorted(close, key=self._rate, reverse=True)[:FINALISTS]
         finalists += [size for size in (best * 3 // 4, best * 3 // 2) if self._sensible(size)]
-        again: dict[int, list[float]] = {}
+        again = defaultdict[int, list[float]](list)
         for _ in range(ROUNDS):
             if len(finalists) < 2:
                 return
@@ -169,7 +170,7 @@ class MicroBatchSearch:
                         finalists.remove(size)
                     continue
                 # the first tries touched memory for the first time: they count no more
-                again.setdefault(size, []).append(self._timed(size))
+                again[size].append(self._timed(size))
                 self._seconds[size] = again[size]
             highest = max(map(self._rate, finalists))
             finalists = [size for size in finalists if self._rate(size) >= SLOWER * highest]
@@ -194,25 +195,17 @@ class MicroBatchSearch:
         return (self._patient or expected <= SLOWEST_MICRO_BATCH) and self._fits(size)
 
     def _fits(self, size: int) -> bool:
+        """By the memory model; one example is tried in any case."""
         expected = int(self._memory.predicted(size) * self._excess)
-        if expected > self._memory.limit:
+        if self._seconds and expected > self._memory.limit:
             self._stopped = f"{size} would take {shown(expected)} of the {shown(self._memory.limit)} it may use"
             return False
         return True
 
     def _try(self, size: int) -> bool:
-        """Time one size; False when memory ran out. A first try that is short warms caches up and does not count."""
+        """Time one size; False when memory ran out."""
         seconds: list[float] = []
-        try:
-            if (first := self._timed(size)) > SHORT:
-                seconds.append(first)
-            while sum(seconds) < SHORT:
-                seconds.append(self._timed(size))
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            seconds = []
-        if not seconds:  # outside of the handler, whose error holds on to tensors
+        if not in_memory(lambda: self._time(size, seconds)):
             self._stopped = f"{size} does not fit"
             self._memory.release()
             return False
@@ -220,6 +213,13 @@ class MicroBatchSearch:
         largest = self._memory.predicted(max(self._seconds))
         self._excess = max(self._excess, self._memory.measured() / max(1, largest))
         return True
+
+    def _time(self, size: int, seconds: list[float]) -> None:
+        """Append the seconds of some tries; a first one that is short warms caches up and does not count."""
+        if (first := self._timed(size)) > SHORT:
+            seconds.append(first)
+        while sum(seconds) < SHORT:
+            seconds.append(self._timed(size))
 
     def _timed(self, size: int) -> float:
         started, began = self._clock(), self._wall()
@@ -316,8 +316,8 @@ class MicroBatches:
         self._grow()
         start = 0
         while start < len(batch.text):
-            piece = _cut(batch, start, start + self.now)
-            if self._fits(piece):
+            piece = batch[start : start + self.now]
+            if in_memory(partial(self._step, piece)):
                 start += self.now
             else:
                 self.halve(f"memory ran out on {self._step.device.name} with {len(piece.text)}")
@@ -333,15 +333,6 @@ class MicroBatches:
         self.now, self._changed_at = self.now // 2, self._clock()
         self._tell(f"{why}; up to {self.size} again after an hour of calm", "warning")
 
-    def _fits(self, piece: Batch) -> bool:
-        try:
-            self._step(piece)
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-            return False  # the error, and the tensors that its frames hold, go with this handler
-        return True
-
     def _grow(self) -> None:
         if self.now < self.size and self._clock() > self._changed_at + CALM_SECONDS:
             self.now, self._changed_at = min(self.size, 2 * self.now), self._clock()
@@ -353,19 +344,18 @@ class MicroBatches:
         self._step.changed(self.now)
 
 
-def _cut(batch: Batch, start: int, stop: int) -> Batch:
-    return Batch(batch.text[start:stop], batch.image[start:stop], batch.captions[start:stop])
+def in_memory(compute: Callable[[], object]) -> bool:
+    """Compute; False where memory ran out. The error goes then, and with it the tensors that its frames hold."""
+    try:
+        compute()
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return False
+    return True
 
 
-def repeated(batches: Iterator[Batch]) -> Callable[[int], Batch]:
-    """Batches of any size to try out, from a few examples that are read once."""
-    few: list[Batch] = []
-
-    def of(size: int) -> Batch:
-        if not few:
-            few.append(next(batches))
-        times = -(-size // len(few[0].text))
-        text, image = few[0].text.repeat(times, 1), few[0].image.repeat(times, 1)
-        return _cut(Batch(text, image, few[0].captions * times), 0, size)
-
-    return of
+def repeated(few: Batch, size: int) -> Batch:
+    """So many examples to try out, from a few."""
+    times = -(-size // len(few.text))
+    return Batch(few.text.repeat(times, 1), few.image.repeat(times, 1), few.captions * times)[:size]

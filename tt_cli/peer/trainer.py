@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +29,7 @@ from tt_cli.peer.micro_batch import (
     MicroBatches,
     MicroBatchSearch,
     Remembered,
+    SizeChoice,
     choose_micro_batch,
     repeated,
 )
@@ -122,16 +122,20 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         about.device, about.micro_batch = device.name, size
 
         emit(Phase("syncing", "looking for the swarm's state"))
-        save = partial(_write_backup, collaboration, backups, shared)
+
+        def save() -> None:
+            with collaboration.use_state():  # nothing else is to be done: the state itself is written, not a copy
+                backups.write(shared.state(), wait=True)
+
         marker = folder / "restarted-when-stuck"
         watchdog = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, save))
         collaboration.synchronise()
         memory_watch = MemoryWatch(
             opts.memory,
-            memory.expected_of_host(size),
+            memory.need(size).host,
             folder / "restarted-for-memory",
             emit,
-            lower=device.torch_device.type == "cpu",
+            lower=device.kind == "cpu",
         )
         try:
             with daemon_watched(dht), memory_watch:
@@ -153,15 +157,12 @@ def _choose_size(
 ) -> int:
     device, target = step.device, run.swarm.target_batch_size
     settings = BatchSettings(device.name, device.dtype_name, torch.get_num_threads(), opts.memory, target)
-    gpu = device.torch_device.type != "cpu"
-    search = MicroBatchSearch(step.probe(stream), memory, target, patient=gpu)
     remembered = Remembered(folders.run_folder(run) / "micro-batch.json", emit)
-    return choose_micro_batch(opts.batch_size, settings, memory, search.run, remembered, emit)
 
+    def search() -> SizeChoice:
+        return MicroBatchSearch(step.probe(stream), memory, target, patient=device.kind == "cuda").run()
 
-def _write_backup(collaboration: Collaboration, backups: Backups, shared: TrainedState) -> None:
-    with collaboration.use_state():  # nothing else is to be done: the state itself is written, not a copy
-        backups.write(shared.state(), wait=True)
+    return choose_micro_batch(opts.batch_size, settings, memory, search, remembered, emit)
 
 
 class MicroStep:
@@ -176,14 +177,14 @@ class MicroStep:
 
     def probe(self, stream: ExampleStream) -> Callable[[int], None]:
         """A function that computes one micro-batch of a given size as in training, and counts it for nothing."""
-        examples = repeated(stream.batches(FEW_EXAMPLES))
+        few = next(stream.batches(FEW_EXAMPLES))
         sums = Accumulator(list(self._parameters))
 
         def compute(size: int) -> None:
-            loss, figures = self._backward(examples(size))
+            loss, figures = self._backward(repeated(few, size))
             if all_finite(self.gradients()):
                 sums.add(self.gradients(), size, loss, figures)
-            if self.device.torch_device.type == "cuda":
+            if self.device.kind == "cuda":
                 torch.cuda.synchronize(self.device.torch_device)
 
         return compute
