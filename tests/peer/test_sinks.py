@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tt_cli.cli.main import main
 from tt_cli.errors import UsageError
-from tt_cli.peer.sinks import Logged, check_sink, open_sink
+from tt_cli.peer.sinks import Logged, Sink, check_sink, open_sink
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Event, Log, Progress, Round, Step
 
@@ -56,19 +57,20 @@ def test_by_default_they_lie_in_the_runs_folder(tt_home: Path) -> None:
     assert list((tt_home / "runs" / run.identity / "tensorboard").glob("events.out.*"))
 
 
-class Broken:
+@contextmanager
+def broken() -> Iterator[Sink]:
     """A sink whose disk is full."""
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
+    def log(step: int, values: Mapping[str, float]) -> None:
         raise OSError(28, "No space left on device")
 
-    def close(self) -> None:
-        raise AssertionError("nothing was open")
+    yield log
+    raise AssertionError("nothing was open")
 
 
 def test_a_sink_that_fails_is_told_once_and_training_goes_on() -> None:
     shown = Shown()
-    with Logged(shown, Broken) as logged:
+    with Logged(shown, broken) as logged:
         logged.show(step(1, 6.5))
         assert shown.news.wait(240)
         for epoch in range(2, 3000):
@@ -81,12 +83,8 @@ def test_a_sink_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr("tt_cli.peer.sinks.CLOSE_SECONDS", 0.1)
     never = threading.Event()
 
-    class Hanging(Broken):
-        def log(self, step: int, values: Mapping[str, float]) -> None:
-            never.wait()
-
     shown = Shown()
-    with Logged(shown, Hanging) as logged:
+    with Logged(shown, lambda: nullcontext(lambda step, values: never.wait())) as logged:
         for epoch in range(3000):
             logged.show(step(epoch, 6.5))
     assert len(shown.events) == 3000

@@ -12,10 +12,10 @@ from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig, folders
+from tt_cli.run.checkpoint_names import name_of, step_in
 from tt_cli.swarm.shared_state import StateLoader, TreeReader
 from tt_cli.swarm.state.bridge import StateBuffer
 
-_STEP = re.compile(r"(?:.*/)?step-(\d{8,15})\.safetensors")
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]{1,100}))?")
 
 
@@ -26,7 +26,7 @@ def newest_published(run: RunConfig, read_tree: TreeReader) -> tuple[StateTree, 
     """
     repository = run.checkpoints.repository or ""
     commit, names = repository_files(repository)
-    steps = [(int(match[1]), name) for name in names if (match := _STEP.fullmatch(name))]
+    steps = [(step, name) for name in names if (step := step_in(Path(name).name)) is not None]
     if not steps:
         raise TTError(f"{repository} on the Hub holds no checkpoint (step-*.safetensors) yet")
     return _from_hub(run, read_tree, repository, max(steps)[1], commit)
@@ -43,7 +43,7 @@ def ways_back(run: RunConfig, read_tree: TreeReader, order: RollBack) -> Iterato
     elif Path(order.source).is_file():
         yield lambda: _as_state(run, read_tree, load(Path(order.source)), order.source)
     elif match := _REPOSITORY.fullmatch(order.source):
-        yield partial(_from_hub, run, read_tree, match[1], f"step-{order.step:08d}.safetensors", match[2])
+        yield partial(_from_hub, run, read_tree, match[1], name_of(order.step), match[2])
 
 
 def _from_hub(

@@ -3,7 +3,7 @@
     with Logged(screen, open_sink("tensorboard:logs", run)) as logged:
         supervise(start, logged, …)
 
-One `Sink` is one method. What goes wrong there never touches training: a thread of its own writes, what it cannot take
+What goes wrong there never touches training: a thread of its own writes, what it cannot take
 is dropped, and the first failure is told and ends the logging.
 """
 
@@ -15,12 +15,13 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stdout
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
-from tt_cli.errors import UsageError
+from tt_cli.errors import UsageError, first_line
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor import events
 from tt_cli.supervisor.peer_state import PeerState
@@ -31,12 +32,8 @@ MOST_DUE = 1000  # steps that wait for a sink that is slow
 CLOSE_SECONDS = 10.0
 
 
-class Sink(Protocol):
-    """Takes the values of one global step, by name; may raise anything. `close` writes what is left."""
-
-    def log(self, step: int, values: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
+Sink = Callable[[int, Mapping[str, float]], object]
+"""Takes the values of one global step, by name; may raise anything."""
 
 
 def check_sink(wanted: str) -> str:
@@ -47,61 +44,49 @@ def check_sink(wanted: str) -> str:
     return wanted
 
 
-def open_sink(wanted: str, run: RunConfig) -> Callable[[], Sink]:
+def open_sink(wanted: str, run: RunConfig) -> Callable[[], AbstractContextManager[Sink]]:
     """Make what opens the sink in the thread that will use it. Raises UsageError if its package is not installed."""
     kind, _, where = wanted.partition(":")
     if importlib.util.find_spec(kind) is None:
         raise UsageError(f"--log-to {kind}: {kind} is not installed: pip install 'tt-cli[{kind}]'")
     if kind == "tensorboard":
-        folder = Path(where).expanduser() if where else folders.run_folder(run) / "tensorboard"
-        return lambda: TensorBoard(folder)
-    return lambda: Project(kind, where or run.run.name, run)
+        return partial(_tensorboard, Path(where).expanduser() if where else folders.run_folder(run) / "tensorboard")
+    return partial(_project, kind, where or run.run.name, run)
 
 
-class TensorBoard:
+@contextmanager
+def _tensorboard(folder: Path) -> Iterator[Sink]:
     """Event files in a folder, by TensorBoard's own writer: torch is not needed here."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-    def __init__(self, folder: Path):
-        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    writer = EventFileWriter(str(folder))
 
-        self._writer = EventFileWriter(str(folder))
+    def log(step: int, values: Mapping[str, float]) -> None:
+        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
+        writer.add_event(Event(step=step, wall_time=time.time(), summary=summary))
+        writer.flush()
 
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Write one event."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        found = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=found)))
-        self._writer.flush()
-
-    def close(self) -> None:
-        """End the file."""
-        self._writer.close()
+    yield log
+    writer.close()
 
 
-class Project:
+@contextmanager
+def _project(kind: str, project: str, run: RunConfig) -> Iterator[Sink]:
     """A run in a project of wandb, or of trackio, whose functions are the same."""
-
-    def __init__(self, kind: str, project: str, run: RunConfig):
-        self._library: Any = importlib.import_module(kind)
-        with redirect_stdout(sys.stderr):  # they greet, and standard output may be JSON lines
-            self._library.init(project=project, name=run.identity, config=run.model_dump(mode="json"))
-
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Hand it over; the library sends it."""
-        self._library.log(dict(values), step=step)
-
-    def close(self) -> None:
-        """Send what is left."""
-        with redirect_stdout(sys.stderr):
-            self._library.finish()
+    library: Any = importlib.import_module(kind)
+    with redirect_stdout(sys.stderr):  # they greet, and standard output may be JSON lines
+        library.init(project=project, name=run.identity, config=run.model_dump(mode="json"))
+    yield lambda step, values: library.log(dict(values), step=step)
+    with redirect_stdout(sys.stderr):
+        library.finish()
 
 
 class Logged:
     """Shows everything on `screen`, and logs each global step. A context manager; `open` is called in its thread."""
 
-    def __init__(self, screen: EventSink, open: Callable[[], Sink]):
+    def __init__(self, screen: EventSink, open: Callable[[], AbstractContextManager[Sink]]):
         self._screen, self._open = screen, open
         self._state = PeerState(run="", identity="")
         self._due: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MOST_DUE)
@@ -127,13 +112,12 @@ class Logged:
 
     def _write(self) -> None:
         try:
-            sink = self._open()
-            while (figures := self._due.get()) is not None:
-                sink.log(*figures)
-            sink.close()
+            with self._open() as log:
+                while (figures := self._due.get()) is not None:
+                    log(*figures)
         except Exception as error:  # three libraries, the disk and the network have no common error
-            reason = str(error).strip().split("\n")[0] or type(error).__name__
-            self._screen.show(events.Log(f"logging has ended, training goes on: {reason}", "warning"))
+            words = f"logging has ended, training goes on: {first_line(error)}"
+            self._screen.show(events.Log(words, "warning"))
 
 
 def _figures(step: events.Step, state: PeerState) -> dict[str, float]:

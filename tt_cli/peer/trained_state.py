@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ class TrainedState:
     """The `SharedState` of a model trained with 8-bit LAMB.
 
     The parameters are fp32 copies on the CPU: the device goes on with its own while a step changes these.
+    epoch: global steps that they have seen. tree: the hashes of all chunks, as of the last one.
     backup: to begin with. newest: reads the newest one again, when the state turns out to be damaged.
     """
 
@@ -34,36 +36,19 @@ class TrainedState:
         newest: Callable[[], TrainingState | None] = lambda: None,
     ):
         self._run, self._newest = run, newest
-        own = {name: parameter.detach() for name, parameter in model.named_parameters()}
-        if backup is not None:
-            _check_shapes(backup, own)
-        source = own if backup is None else backup.parameters
-        self._parameters = mapped_like(
-            {name: torch.empty_like(own[name], dtype=torch.float32, device="meta") for name in own}
-        )
-        for name, tensor in self._parameters.items():
-            tensor.copy_(source[name])
+        self._parameters = _copies({name: p.detach().float() for name, p in model.named_parameters()})
         self._optimizer = Lamb8bit(self._parameters, run.optimizer)
         move_into_mapping(self._optimizer.state_dict())
-        if backup is not None:
-            self._optimizer.load_state_dict(backup.optimizer)
-        self._epoch = 0 if backup is None else backup.step
-        self._tree = self.state().tree()
-
-    @property
-    def epoch(self) -> int:
-        """Global steps that these parameters have seen."""
-        return self._epoch
+        self.epoch = 0
+        if backup is None:
+            self.tree = self.state().tree()
+        else:
+            self._load(backup)
 
     @property
     def digest(self) -> str:
         """Hash of parameters, optimizer state and step."""
-        return self._tree.digest
-
-    @property
-    def tree(self) -> StateTree:
-        """The hashes of all chunks, as of the last step."""
-        return self._tree
+        return self.tree.digest
 
     def shapes(self) -> dict[str, torch.Size]:
         """Name → shape, in the model's order."""
@@ -75,31 +60,31 @@ class TrainedState:
         Raises RolledBack, with the newest backup loaded, where parameters or moments are not finite: a finite state and
         a finite gradient lead to a finite state, so the memory was damaged. Raises StateLost when there is no backup.
         """
-        rate = learning_rate(self._run.schedule, self._epoch)
+        rate = learning_rate(self._run.schedule, self.epoch)
         try:
             report = self._optimizer.step(gradients, rate)
         except NonFiniteState as error:
-            why = f"the memory was damaged before step {self._epoch + 1}: {error}"
-            self._roll_back(why)
+            why = f"the memory was damaged before step {self.epoch + 1}: {error}"
+            if (backup := self._newest()) is None:
+                raise StateLost(f"{why}, and there is no backup") from error
+            self._load(backup)
             raise RolledBack(why) from error
-        self._epoch += 1
-        self._tree = self.state().tree()
+        self.epoch += 1
+        self.tree = self.state().tree()
         return StepFacts(rate, report.gradient_norm)
 
-    def _roll_back(self, why: str) -> None:
-        backup = self._newest()
-        if backup is None:
-            raise StateLost(f"{why}, and there is no backup")
+    def _load(self, backup: TrainingState) -> None:
+        _check_shapes(backup, self._parameters)
         for name, tensor in self._parameters.items():
             tensor.copy_(backup.parameters[name])
         self._optimizer.load_state_dict(backup.optimizer)
-        self._epoch = backup.step
-        self._tree = self.state().tree()
+        self.epoch = backup.step
+        self.tree = self.state().tree()
 
     def state(self) -> TrainingState:
         """The tensors themselves, not copies."""
         return TrainingState(
-            step=self._epoch,
+            step=self.epoch,
             parameters=self._parameters,
             optimizer=self._optimizer.state_dict(),
             run_toml=self._run.to_toml(),
@@ -109,13 +94,7 @@ class TrainedState:
     def snapshot(self) -> TrainingState:
         """Copies, to be written while training goes on."""
         now = self.state()
-        return TrainingState(
-            step=now.step,
-            parameters=_copies(now.parameters),
-            optimizer=_copies(now.optimizer),
-            run_toml=now.run_toml,
-            identity=now.identity,
-        )
+        return replace(now, parameters=_copies(now.parameters), optimizer=_copies(now.optimizer))
 
     def copy_into(self, model: nn.Module) -> None:
         """Give the model on the device these parameters."""
@@ -129,17 +108,17 @@ class TrainedState:
 
     def write_into(self, write: Callable[[int, memoryview], object]) -> StateTree:
         """Copy all of it, each tensor at its place in the tree."""
-        self.state().write_into(self._tree, write)
-        return self._tree
+        self.state().write_into(self.tree, write)
+        return self.tree
 
     def patch(self, tree: StateTree, chunks: Mapping[int, memoryview]) -> None:
         """Become the state of `tree` by taking the chunks that differ. ValueError, and no change, if they do not fit.
 
         Every chunk is verified again here: whatever happened to it on the way, the state then has this digest.
         """
-        if tree.layout != self._tree.layout:
+        if tree.layout != self.tree.layout:
             raise ValueError("a state with other tensors than this one's")
-        needed = tree.differing(self._tree)
+        needed = tree.differing(self.tree)
         if missing := [index for index in needed if index not in chunks]:
             raise ValueError(f"{len(missing)} of {len(needed)} chunks are missing, {tree.name_of(missing[0])} first")
         tree.check(needed, chunks)
@@ -151,13 +130,12 @@ class TrainedState:
         for index in needed:
             tensor, number = tree.find(index)
             own[tensor][number * CHUNK : number * CHUNK + len(chunks[index])] = chunks[index]
-        self._epoch, self._tree = tree.step, tree
+        self.epoch, self.tree = tree.step, tree
 
 
 def move_into_mapping(tensors: Mapping[str, torch.Tensor]) -> None:
     """Give these tensors, in place, memory that forked processes do not inherit."""
-    for name, moved in mapped_like(tensors).items():
-        moved.copy_(tensors[name])
+    for name, moved in _copies(tensors).items():
         tensors[name].set_(moved.untyped_storage(), moved.storage_offset(), moved.shape, moved.stride())
 
 
@@ -186,7 +164,6 @@ def _check_shapes(state: TrainingState, own: Mapping[str, torch.Tensor]) -> None
         unlike = sorted(state.parameters.keys() ^ own.keys())
         raise ValueError(f"a state with other tensors than this model's ({', '.join(unlike[:3])} …)")
     for name, tensor in own.items():
-        if state.parameters[name].shape != tensor.shape or state.parameters[name].dtype != torch.float32:
-            raise ValueError(
-                f"a state whose {name} is {state.parameters[name].dtype} {tuple(state.parameters[name].shape)}"
-            )
+        given = state.parameters[name]
+        if given.shape != tensor.shape or given.dtype != torch.float32:
+            raise ValueError(f"a state whose {name} is {given.dtype} {tuple(given.shape)}")
