@@ -104,12 +104,12 @@ async def state(stranger: Stranger, member: str) -> str:
     """The shared state, chunk by chunk."""
     async with stream_to(stranger.p2p, stranger.run.identity, member) as stream:
         await stream.ask(request_of(stranger.facts.digest, []))
-        first = wire.STATE_ANSWER.read(await stream.answer() or b"")
-        if first[0] != "manifest":
-            raise Refused(str(first[1]))
+        first = await stream.answer()
+        if first is None or first[0] != "manifest":
+            raise Refused("no manifest came")
         await stream.ask(request_of(stranger.facts.digest, [0]))
-        chunk = wire.STATE_ANSWER.read(await stream.answer() or b"")
-        data = chunk[2] if chunk[0] == "chunk" else b""
+        chunk = await stream.answer()
+        data = chunk[2] if chunk is not None and chunk[0] == "chunk" else b""
         return f"a manifest of {len(first[1])} bytes and {len(data)} bytes of the state"
 
 
