@@ -41,7 +41,7 @@ from tt_cli.run import load_run
 from tt_cli.supervisor.events import Finished, Log
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.allreduce.round_plan import member_in
-from tt_cli.swarm.membership.admission import Admission, membership_of
+from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.pass_guard import frame
 
@@ -127,7 +127,7 @@ def measure_messages(members: int) -> dict[str, float]:
     run = issuer.closed(load_run("emoji"))
     with tempfile.TemporaryDirectory() as folder:
         peer = issuer.admit(Path(folder), run, "trainer", "anna")
-        closed = membership_of(run, key_file(Path(folder), run, "trainer"))
+        closed = Admission(run, key_file(Path(folder), run, "trainer"))
         text = closed.mine()
 
         async def verified() -> None:

@@ -161,7 +161,7 @@ def control_heard() -> tuple[StepControl, list[bool]]:
 
 def test_a_step_counts_as_given_up_before_the_averager_hears_of_it() -> None:
     """hivemind's looks once, when it hears; it went on to a round that the trainer repeats with others."""
-    hivemind_patches.cancel_before_telling()
+    hivemind_patches.apply()
     control, seen = control_heard()
     assert control.cancel() and control.cancelled()
     assert seen == [True, True]

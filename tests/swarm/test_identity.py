@@ -14,7 +14,6 @@ from hivemind.proto import crypto_pb2
 
 from tt_cli.errors import TTError
 from tt_cli.identity import peer_key
-from tt_cli.swarm.membership import rsa_identity as room
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity, peer_id_of
 
 
@@ -171,7 +170,7 @@ def test_a_disk_without_room_for_the_key_is_one_line(tmp_path: Path, monkeypatch
     def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(room, "make_key_file", full)
+    monkeypatch.setattr(peer_key, "make_key_file", full)
     with pytest.raises(TTError, match="cannot keep this peer's identity in .*trainer.key: No space left on device"):
         claim_identity(tmp_path, "trainer")
     assert not (tmp_path / "trainer.key").exists()

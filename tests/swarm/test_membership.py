@@ -20,7 +20,6 @@ from tt_cli.swarm.membership.admission import (
     NotAdmitted,
     admits,
     check_own_pass,
-    membership_of,
 )
 
 KEY, OTHER_KEY = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
@@ -147,7 +146,7 @@ def test_only_a_newer_notice_of_the_authority_counts() -> None:
 
 
 def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
-    mine = membership_of(RUN, tmp_path / "trainer.key")
+    mine = Admission(RUN, tmp_path / "trainer.key")
     assert mine.mine() == "" and mine.notice() is None
     with pytest.raises(NoPass, match="no pass was shown"):
         check_own_pass(mine, "anna's", RUN)
@@ -165,12 +164,12 @@ def test_files_are_read_again_when_they_change(tmp_path: Path) -> None:
 
 
 def told(key_file: Path, text: str) -> None:
-    assert membership_of(RUN, key_file).hear(text)
+    assert Admission(RUN, key_file).hear(text)
 
 
 def test_what_one_process_hears_the_others_of_the_peer_know(tmp_path: Path) -> None:
     key_file = tmp_path / "trainer.key"
-    here = membership_of(RUN, key_file)
+    here = Admission(RUN, key_file)
     (tmp_path / "notice").write_text(notice(1))
     assert not here.is_banned("mallory's")
     process = multiprocessing.get_context("fork").Process(target=told, args=(key_file, notice(2, peers="mallory's")))
@@ -178,7 +177,7 @@ def test_what_one_process_hears_the_others_of_the_peer_know(tmp_path: Path) -> N
     process.join()
     assert process.exitcode == 0 and here.is_banned("mallory's")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notice", "trainer.notice"]
-    assert membership_of(RUN, key_file).is_banned("mallory's"), "and after a restart"
+    assert Admission(RUN, key_file).is_banned("mallory's"), "and after a restart"
 
 
 @given(st.text(max_size=200) | st.sampled_from([pass_of(), notice(1)]), st.text(max_size=50))

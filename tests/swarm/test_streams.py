@@ -16,7 +16,7 @@ from scripts.lab.passes import Issuer, key_file
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import load_run
 from tt_cli.swarm import hivemind_patches
-from tt_cli.swarm.membership.admission import Admission, membership_of
+from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import frame
 from tt_cli.swarm.network import stream_limits
 
@@ -81,7 +81,7 @@ async def two_nodes(service: Service) -> AsyncIterator[tuple[P2P, P2P]]:
 @pytest.fixture(autouse=True)
 def bounded() -> Iterator[None]:
     before = P2P.receive_protobuf, P2P.send_raw_data
-    hivemind_patches.bound_messages()
+    hivemind_patches.apply()
     yield
     P2P.receive_protobuf, P2P.send_raw_data = map(staticmethod, before)
 
@@ -305,7 +305,7 @@ def test_calls_and_streams_are_for_who_shows_its_pass(shown: str, tmp_path: Path
             common = {"identity_path": str(key), "check_if_identity_free": False}
             nodes.append(await P2P.create(initial_peers=addresses, host_maddrs=["/ip4/127.0.0.1/tcp/0"], **common))
             addresses += await nodes[-1].get_visible_maddrs()
-            stream_limits.guard(nodes[-1], membership_of(run, key))
+            stream_limits.guard(nodes[-1], Admission(run, key))
         anna, ben = nodes
         try:
             await Echo().add_p2p_handlers(anna, namespace=NAMESPACE)

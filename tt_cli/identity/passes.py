@@ -13,7 +13,6 @@ key's signatures before that day begins (UTC).
 from __future__ import annotations
 
 import base64
-import binascii
 import dataclasses
 import datetime
 import json
@@ -31,7 +30,6 @@ MAX_PASS = 4096  # characters
 MAX_NOTICE = 2**20  # characters: some twenty thousand bans
 CLOCK_LEEWAY = 30.0  # seconds by which two honest clocks may differ
 _KEY = re.compile(r"ed25519:[A-Za-z0-9_-]{43}")
-_PASS_KIND, _NOTICE_KIND = "tt-pass-1", "tt-notice-1"
 _STRICT = ConfigDict(strict=True, extra="forbid")
 
 Words = Annotated[str, Field(max_length=1000)]
@@ -84,8 +82,11 @@ class Notice:
     rollback: RollBack | None
 
 
-_PASSES, _NOTICES = TypeAdapter(Pass), TypeAdapter(Notice)
-Signed = TypeVar("Signed")
+Signed = TypeVar("Signed", Pass, Notice)
+_FORMS: dict[type, tuple[str, int, TypeAdapter[Any]]] = {  # kind, most characters
+    Pass: ("tt-pass-1", MAX_PASS, TypeAdapter(Pass)),
+    Notice: ("tt-notice-1", MAX_NOTICE, TypeAdapter(Notice)),
+}
 
 
 def era_of(notice: Notice | None) -> int:
@@ -116,7 +117,7 @@ def authority_keys(text: str) -> list[tuple[Ed25519PublicKey, float]]:
 
 def sign_pass(what: Pass, key: Ed25519PrivateKey) -> str:
     """The pass as text, of at most MAX_PASS characters."""
-    return _sign(_PASS_KIND, dataclasses.asdict(what), key)
+    return _sign(what, key)
 
 
 def read_pass(text: str, authority_key: str, run: str, now: float, *, leeway: float = CLOCK_LEEWAY) -> Pass:
@@ -124,11 +125,7 @@ def read_pass(text: str, authority_key: str, run: str, now: float, *, leeway: fl
 
     Raises InvalidPass when it is forged, malformed, of another run, expired or not yet valid.
     """
-    read = _open(text, _PASS_KIND, _PASSES, MAX_PASS, authority_key, now)
-    if read.run != run:
-        raise InvalidPass(f"pass of another run: it is for {read.run}, this run is {run}")
-    if read.issued > now + leeway:
-        raise InvalidPass(f"pass not yet valid: it begins in {read.issued - now:.0f} s; is this machine's clock right?")
+    read = _open(Pass, text, authority_key, run, now, leeway)
     if read.expires + leeway <= now or read.expires <= read.issued:
         raise InvalidPass(f"pass expired {now - read.expires:.0f} s ago")
     return read
@@ -136,22 +133,15 @@ def read_pass(text: str, authority_key: str, run: str, now: float, *, leeway: fl
 
 def sign_notice(what: Notice, key: Ed25519PrivateKey) -> str:
     """The notice as text, of at most MAX_NOTICE characters."""
-    content = dataclasses.asdict(what)
-    content["banned_users"], content["banned_peers"] = sorted(what.banned_users), sorted(what.banned_peers)
-    return _sign(_NOTICE_KIND, content, key)
+    return _sign(what, key)
 
 
-def read_notice(text: str, authority_key: str, run: str, now: float, *, leeway: float = CLOCK_LEEWAY) -> Notice:
+def read_notice(text: str, authority_key: str, run: str, now: float) -> Notice:
     """The notice in `text`. Raises InvalidPass as `read_pass` does; a notice does not expire.
 
     The caller sees to it that a notice never replaces one with a higher number.
     """
-    read = _open(text, _NOTICE_KIND, _NOTICES, MAX_NOTICE, authority_key, now)
-    if read.run != run:
-        raise InvalidPass(f"notice of another run: it is for {read.run}, this run is {run}")
-    if read.issued > now + leeway:
-        raise InvalidPass(f"notice from {read.issued - now:.0f} s in the future; is this machine's clock right?")
-    return read
+    return _open(Notice, text, authority_key, run, now, CLOCK_LEEWAY)
 
 
 def allowed(p: Pass, notice: Notice | None) -> None:
@@ -164,13 +154,14 @@ def allowed(p: Pass, notice: Notice | None) -> None:
         raise InvalidPass(f"peer {p.peer_id} of user {p.user} is banned from this run")
 
 
-def _sign(kind: str, content: dict[str, Any], key: Ed25519PrivateKey) -> str:
-    payload = _canonical(content)
+def _sign(what: Pass | Notice, key: Ed25519PrivateKey) -> str:
+    kind, payload = _FORMS[type(what)][0], _canonical(dataclasses.asdict(what))
     return f"{kind}.{encode(payload)}.{encode(key.sign(kind.encode() + b'.' + payload))}"
 
 
-def _open(text: str, kind: str, form: TypeAdapter[Signed], limit: int, authority_key: str, now: float) -> Signed:
+def _open(form: type[Signed], text: str, authority_key: str, run: str, now: float, leeway: float) -> Signed:
     """The signed contents of `text`. The signature is checked before the payload is read."""
+    kind, limit, adapter = _FORMS[form]
     name = kind.split("-")[1]
     if not isinstance(text, str) or len(text) > limit:
         raise InvalidPass(f"malformed {name}: longer than {limit} characters")
@@ -188,13 +179,19 @@ def _open(text: str, kind: str, form: TypeAdapter[Signed], limit: int, authority
     try:
         if _canonical(json.loads(payload)) != payload:
             raise ValueError("its payload is not in the canonical form")
-        return form.validate_json(payload)
+        read: Signed = adapter.validate_json(payload)
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"])) or "its payload"
         raise InvalidPass(f"malformed {name}: {field}: {first['msg']}") from None
     except (ValueError, RecursionError) as error:
         raise InvalidPass(f"malformed {name}: {error}") from None
+    if read.run != run:
+        raise InvalidPass(f"{name} of another run: it is for {read.run}, this run is {run}")
+    if read.issued > now + leeway:
+        late = f"it begins in {read.issued - now:.0f} s; is this machine's clock right?"
+        raise InvalidPass(f"{name} not yet valid: {late}")
+    return read
 
 
 def _signed(key: Ed25519PublicKey, signature: bytes, data: bytes) -> bool:
@@ -206,7 +203,7 @@ def _signed(key: Ed25519PublicKey, signature: bytes, data: bytes) -> bool:
 
 
 def _canonical(content: dict[str, Any]) -> bytes:
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False, default=sorted).encode()
 
 
 def encode(data: bytes) -> str:
@@ -218,7 +215,7 @@ def decode(text: str) -> bytes:
     """The bytes again. Raises ValueError for anything but the one spelling that `encode` writes."""
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise ValueError("not base64url") from None
     if encode(data) != text:
         raise ValueError("not base64url in its one spelling")

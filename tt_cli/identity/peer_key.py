@@ -97,17 +97,7 @@ def _message(der: bytes) -> bytes:
 
 def _content(message: bytes) -> bytes:
     """The DER in such a message. Raises ValueError for any other."""
-    if message[:3] != b"\x08\x00\x12":
-        raise ValueError("not an RSA key in libp2p's form")
-    length = shift = 0
-    position = 3
-    while position < len(message) and shift <= 14:
-        byte = message[position]
-        position += 1
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            break
-    if length == 0 or len(message) != position + length:
-        raise ValueError("a torn file")
-    return message[position:]
+    for start in range(4, 7):
+        if _message(message[start:]) == message:
+            return message[start:]
+    raise ValueError("not an RSA key in libp2p's form, or torn")

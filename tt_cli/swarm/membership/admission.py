@@ -13,6 +13,7 @@ once is remembered by the peer id, until it expires, its holder is banned or ano
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections import OrderedDict
@@ -44,19 +45,18 @@ class NoPass(TTError):
 class Admission:
     """The rules of one run: in a closed one a pass is needed that counts; in any, whom the organiser bans is out.
 
-    For any process that forked from the one that made it. closed: whether a pass is needed at all. folder, stem: where
-    the files lie; "" keeps what the swarm says in this process alone. Without an authority there are no bans.
+    For any process that forked from the one that made it. closed: whether a pass is needed at all. key_file: this
+    peer's key, beside which passes and notices lie; without one, what the swarm says is kept in this process alone.
+    Without an authority there are no bans.
     """
 
-    def __init__(self, run: RunConfig, folder: Path | None = None, stem: str = ""):
+    def __init__(self, run: RunConfig, key_file: Path | None = None):
         self._run, self._key = run.identity, run.membership.authority_key or ""
         self.closed = run.membership.closed
-        names = ["notice", f"{stem}.notice"] if stem else ["notice"]
-        self._notices = [_WatchedFile(folder / name, MAX_NOTICE) for name in names if folder is not None and self._key]
-        self._heard = folder / f"{stem}.notice" if folder is not None and stem else None
-        own = self.closed and folder is not None and stem
-        self._pass_file = _WatchedFile(folder / f"{stem}.pass", MAX_PASS) if own and folder is not None else None
-        self._looked = self._looked_mine = -LOOK_SECONDS
+        self._heard = key_file.with_suffix(".notice") if key_file is not None else None
+        notices = [key_file.with_name("notice"), key_file.with_suffix(".notice")] if key_file and self._key else []
+        self._notices = [_WatchedFile(path, MAX_NOTICE) for path in notices]
+        self._pass = _WatchedFile(key_file.with_suffix(".pass"), MAX_PASS) if key_file and self.closed else None
         self._notice: Notice | None = None
         self._banned_users: frozenset[str] = frozenset()
         self._text = self._mine = ""
@@ -64,11 +64,8 @@ class Admission:
 
     def mine(self) -> str:
         """This peer's pass, to be shown to others; "" without one, and in an open run."""
-        now = time.monotonic()
-        if self._pass_file is not None and now >= self._looked_mine + LOOK_SECONDS:
-            self._looked_mine = now
-            if (text := self._pass_file.changed()) is not None:
-                self._mine = text
+        if self._pass is not None and (text := self._pass.changed()) is not None:
+            self._mine = text
         return self._mine
 
     def admit(self, text: str, peer_id: str, now: float | None = None) -> str:
@@ -152,10 +149,6 @@ class Admission:
 
     def _look(self) -> None:
         """Read what changed."""
-        now = time.monotonic()
-        if now < self._looked + LOOK_SECONDS:
-            return
-        self._looked = now
         for file in self._notices:
             if (text := file.changed()) is not None:
                 self._take(text)
@@ -171,11 +164,6 @@ class Admission:
         self._notice, self._text = newer, text
         self._banned_users = frozenset(user.lower() for user in newer.banned_users)  # the Hub's names ignore case
         return True
-
-
-def membership_of(run: RunConfig, key_file: Path | None) -> Admission:
-    """The admission of this peer. key_file: its key, beside which passes and notices lie; None without any."""
-    return Admission(run) if key_file is None else Admission(run, key_file.parent, key_file.stem)
 
 
 def admits(membership: Admission, text: str, peer_id: str) -> bool:
@@ -210,16 +198,19 @@ class _WatchedFile:
 
     def __init__(self, path: Path, limit: int):
         self._path, self._limit = path, limit
+        self._looked_at = -math.inf
         self._seen: tuple[int, int, int] | None = None
 
     def changed(self) -> str | None:
         """Its text if it is another file than the last time; None otherwise, and when there is none."""
+        if time.monotonic() < self._looked_at + LOOK_SECONDS:
+            return None
+        self._looked_at = time.monotonic()
         try:
             stat = os.stat(self._path)
-            mark = stat.st_mtime_ns, stat.st_ino, stat.st_size
-            if mark == self._seen:
+            before, self._seen = self._seen, (stat.st_mtime_ns, stat.st_ino, stat.st_size)
+            if self._seen == before:
                 return None
-            self._seen = mark
             with self._path.open(encoding="ascii") as file:
                 return file.read(self._limit + 1).strip()
         except (OSError, ValueError):  # gone, or no text

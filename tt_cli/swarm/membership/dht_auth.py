@@ -17,7 +17,6 @@ from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import P2P, P2PContext
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
-from hivemind.utils.auth import AuthorizerBase
 
 from tt_cli.identity.rate_limit import Crowded, RateLimit
 from tt_cli.swarm.membership.admission import Admission
@@ -31,7 +30,7 @@ MOST_RECORDS = 4096  # under one key
 WORDS = 300  # of a refusal, in bytes
 
 
-class DHTAuthorizer(AuthorizerBase):
+class DHTAuthorizer:
     """One for the DHT node of a peer. refusal: what this peer itself was told last when it was turned away."""
 
     def __init__(self, membership: Admission):
@@ -67,12 +66,6 @@ class DHTAuthorizer(AuthorizerBase):
         answer = await method(request, context)
         self._bytes.charge(caller, answer.ByteSize())
         return answer
-
-    async def sign_request(self, request: Any, service_public_key: Any) -> None:
-        """hivemind's own hooks are not used: see `hivemind_patches.authorize_by_peer_id`."""
-        raise NotImplementedError
-
-    validate_request = sign_response = validate_response = sign_request
 
 
 def _check_room(node: DHTProtocol, request: dht_pb2.StoreRequest) -> None:

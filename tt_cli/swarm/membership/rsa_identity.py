@@ -5,21 +5,17 @@ Since both come from the same key, a signed record proves which peer id it speak
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-import multihash
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from hivemind.p2p import PeerID
-from hivemind.proto import crypto_pb2
 from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.errors import TTError
-from tt_cli.identity.peer_key import make_key_file
+from tt_cli.identity import peer_key
 from tt_cli.supervisor.slot import claim_name, try_lock
 
 
@@ -44,10 +40,7 @@ def peer_id_of(public_key: bytes) -> str:
         raise ValueError(str(error)) from error
     if not isinstance(key, RSAPublicKey):
         raise ValueError("not an RSA key")
-    der = key.public_bytes(encoding=serialization.Encoding.DER, format=serialization.PublicFormat.SubjectPublicKeyInfo)
-    message = crypto_pb2.PublicKey(key_type=crypto_pb2.RSA, data=der).SerializeToString()
-    digest = multihash.encode(hashlib.sha256(message).digest(), multihash.coerce_code("sha2-256"))
-    return str(PeerID(digest))
+    return peer_key.peer_id(peer_key.public_der(key))
 
 
 def claim_identity(folder: Path, role: str, name: str = "") -> Identity:
@@ -69,15 +62,13 @@ def claim_identity(folder: Path, role: str, name: str = "") -> Identity:
 def _load(path: Path, lock: IO[str]) -> Identity:
     try:
         if not path.exists():
-            make_key_file(path)
+            peer_key.make_key_file(path)
         data = path.read_bytes()
     except OSError as error:
         raise TTError(f"cannot keep this peer's identity in {path}: {error.strerror}") from error
     try:
-        der = crypto_pb2.PrivateKey.FromString(data).data
-        key = RSAPrivateKey.__new__(RSAPrivateKey)
-        key.__setstate__({"_private_key": der})
-        peer_id = peer_id_of(key.get_public_key().to_bytes())
-    except Exception as error:  # protobuf and cryptography raise many types for broken bytes
+        key = RSAPrivateKey.__new__(RSAPrivateKey)  # hivemind's, which makes a new one otherwise
+        key._private_key = private = peer_key.private_key(data)
+    except ValueError as error:
         raise TTError(f"{path} is no identity file ({error}): move it away to get a new identity") from error
-    return Identity(path=path, key=key, peer_id=peer_id, lock=lock)
+    return Identity(path, key, peer_key.peer_id(peer_key.public_der(private.public_key())), lock)

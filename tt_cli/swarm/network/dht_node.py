@@ -22,7 +22,7 @@ from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import alive, children_of, keep_objects_shared
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import hivemind_patches
-from tt_cli.swarm.membership.admission import NoPass, check_own_pass, membership_of
+from tt_cli.swarm.membership.admission import Admission, NoPass, check_own_pass
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.addresses import listen_and_announce, moved
@@ -72,7 +72,7 @@ def start_dht(
     first peer of a run. host, port: the address to listen on (port 0: any free one); nothing in client mode.
     Raises TTError when the port is taken or none of the initial peers answers, NoPass where this peer is not admitted.
     """
-    membership = membership_of(run, None if identity is None else identity.path)
+    membership = Admission(run, None if identity is None else identity.path)
     signatures = RSASignatureValidator() if identity is None else RSASignatureValidator(identity.key)
     records = RecordValidator(run.identity, membership, run.membership.authority_key or "")
     if identity is not None:
