@@ -33,7 +33,6 @@ from tt_cli.peer import backup, trainer
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.supervisor.events import Emit
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression import gradient_buffer
@@ -52,7 +51,8 @@ def die() -> None:
 class FaultyRunner:
     """Puts one fault into the two sides of one round."""
 
-    def __init__(self, fault: str, allreduce: AllReduce, commit: CommitProtocol):
+    def __init__(self, fault: str, commit: CommitProtocol):
+        allreduce = commit.allreduce
         self.fault, self.allreduce, self.commit = fault, allreduce, commit
         self.served = 0
         self.all_served = asyncio.Event()
@@ -95,7 +95,7 @@ class FaultyRunner:
             yield message
             die()
 
-    async def dying_settlement(self, gone: set[str]) -> None:
+    async def dying_settlement(self) -> None:
         await self.all_served.wait()
         die()
 
@@ -106,13 +106,13 @@ class FaultyRunner:
         raise ConnectionError("lost on the way")
 
 
-def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
+def begin(averager: Averager, group_info: GroupInfo, weight: float) -> CommitProtocol:
     """As the averager's, with the fault of this step in it."""
-    allreduce, commit = honest_begin(averager, group_info, weight)
+    commit = honest_begin(averager, group_info, weight)
     step = int(averager._plan.state_key.split("_")[0]) + 1
     if due := [key for key in mine if int(key) <= step and mine[key] not in DAMAGES]:
-        FaultyRunner(mine.pop(due[0]), allreduce, commit)
-    return allreduce, commit
+        FaultyRunner(mine.pop(due[0]), commit)
+    return commit
 
 
 def step(state: TrainedState, gradients: Any) -> Any:

@@ -52,13 +52,13 @@ def lie(allreduce: AllReduce) -> None:
     reducer._keep = lambda place, encoded: honest(place, times(allreduce, encoded, reducer.parts[place], -1.0))
 
 
-def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
+def begin(averager: Averager, group_info: GroupInfo, weight: float) -> CommitProtocol:
     """As the averager's, attacked."""
-    allreduce, commit = honest_begin(averager, group_info, weight)
+    commit = honest_begin(averager, group_info, weight)
     if int(averager._plan.state_key.split("_")[0]) >= 2:
         for attack in mine:
-            {"flips": flip, "lies": lie}[attack](allreduce)
-    return allreduce, commit
+            {"flips": flip, "lies": lie}[attack](commit.allreduce)
+    return commit
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:

@@ -43,11 +43,11 @@ class PoisonedRunner(AllReduce):
 
 
 def begin(averager, group_info, weight):  # type: ignore[no-untyped-def]
-    """As the averager's, with a allreduce that poisons the rounds of some steps."""
-    allreduce, commit = honest_begin(averager, group_info, weight)
+    """As the averager's, with an allreduce that poisons the rounds of some steps."""
+    commit = honest_begin(averager, group_info, weight)
     if int(averager._plan.state_key.split("_")[0]) in POISONED_STEPS:
-        allreduce.__class__ = PoisonedRunner
-    return allreduce, commit
+        commit.allreduce.__class__ = PoisonedRunner
+    return commit
 
 
 honest_begin = Averager._begin

@@ -95,6 +95,6 @@ def test_who_holds_others_up_within_their_patience_is_measured_by_all_of_them(no
     assert_alike(outcomes)
     for outcome in outcomes:
         assert not outcome.allreduce.failed and not outcome.allreduce.rejected, "patience is not used up"
-        late = late_of(outcome.allreduce, outcome.commit)
+        late = late_of(outcome.commit)
         assert max(late, key=late.__getitem__) == slow
         assert all(seconds < late[slow] / 2 for one, seconds in late.items() if one != slow), late

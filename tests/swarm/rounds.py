@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import math
+import time
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +21,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import SENDING, AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.centered_clip import Aggregation
-from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of, may_step
+from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of
 from tt_cli.swarm.allreduce.messages import RoundName, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer
 from tt_cli.swarm.allreduce.reducer import ReductionRules
@@ -58,9 +58,12 @@ class Outcome:
     """What a member had after its round."""
 
     allreduce: AllReduce
-    agreement: Agreement
     commit: CommitProtocol
     store: AverageBuffer
+
+    @property
+    def agreement(self) -> Agreement:
+        return self.commit.agreement
 
     @property
     def average(self) -> torch.Tensor:
@@ -104,8 +107,8 @@ class Member:
         rules = ReductionRules(100.0, self.allowed, self.aggregation)
         weight = WEIGHTS[self.number]
         self.allreduce = self.allreduce_type(group, SIGNERS[self.number], local, weight, self.store, rules)
-        said = {"samples": int(weight), "loss": 1.0}
-        self.commit = self.commit_type(replace(group, longest=math.inf), len(self.allreduce.parts), self.store, said)
+        self.commit = self.commit_type(self.allreduce, {"samples": int(weight), "loss": 1.0})
+        self.commit._asks_until = self.commit._ends = time.monotonic() + 1000.0
 
     def stub(self, peer: PeerID) -> Any:
         """What hivemind gives: calls of another member, in this process."""
@@ -141,10 +144,8 @@ class Member:
     async def take_part(self) -> Outcome | None:
         """The whole round; None from a member that does not come to its end."""
         await self.allreduce.run()
-        self.commit.report(self.allreduce.commitment, self.allreduce.reducer.clipped, self.allreduce.waits())
-        agreement = await self.commit.run(self.allreduce.gone())
-        self.commit.dropped = not may_step(self.allreduce, agreement)
-        return Outcome(self.allreduce, agreement, self.commit, self.store)
+        await self.commit.run()
+        return Outcome(self.allreduce, self.commit, self.store)
 
 
 def run_round(*members: Member) -> list[Outcome]:

@@ -15,8 +15,7 @@ from swarm.rounds import CODEC, LAYOUT, PEERS, WEIGHTS, Member, Outcome, expecte
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.reducer import Reducer, ReductionRules
-from tt_cli.swarm.allreduce.result import may_step, outcome_of
-from tt_cli.swarm.audit.audits import commitments_in, unsigned
+from tt_cli.swarm.allreduce.result import outcome_of
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
 
@@ -242,13 +241,12 @@ def test_an_average_of_half_of_the_gradients_is_dropped_by_all_and_by_who_made_i
     assert_whole(outcomes)  # all have it, and nobody takes it
     assert (str(PEERS[2]) in outcomes[0].commit.statuses) is (first is Member)
     for number in (0, 1, 3):
-        outcome = outcomes[number]
-        said = unsigned(outcome.allreduce, commitments_in(outcome.commit), outcome.commit.passed_on)
-        assert said == {str(PEERS[2]): "used what 2 of 4 members sent"}, number
+        commit = outcomes[number].commit
+        assert commit.dropped and commit.unsigned == {str(PEERS[2]): "used what 2 of 4 members sent"}, number
     made = outcomes[2]
-    assert not may_step(made.allreduce, made.agreement)
-    told = outcome_of(made.allreduce, made.commit, made.agreement, 1.0, {}, {}, {})
-    assert not told.complete and told.problem == "this peer received what 2 of 4 members sent"
+    assert made.commit.dropped
+    result = outcome_of(made.commit, 1.0, {}, {})
+    assert not result.complete and result.problem == "this peer received what 2 of 4 members sent"
 
 
 class Late(Member):
@@ -264,11 +262,10 @@ class Late(Member):
 
     async def take_part(self) -> Outcome | None:
         await self.allreduce.run()
-        self.commit.commitment = self.allreduce.commitment
         assert not self.store.missing(), "it has the whole average"
         await self.given_up.wait()
-        agreement = await self.commit.run(self.allreduce.gone())
-        return Outcome(self.allreduce, agreement, self.commit, self.store)
+        await self.commit.run()
+        return Outcome(self.allreduce, self.commit, self.store)
 
 
 class GivesUp(Member):
@@ -288,7 +285,7 @@ def test_who_comes_late_does_not_commit_what_the_others_have_dropped(monkeypatch
     for number in (0, 1, 3):
         assert outcomes[number].agreement.lost
     late = outcomes[2]
-    assert late.agreement.unheard == "heard from 0 of 3 others" and not may_step(late.allreduce, late.agreement)
+    assert late.agreement.unheard == "heard from 0 of 3 others" and late.commit.dropped
 
 
 class Deaf(Member):

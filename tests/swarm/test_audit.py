@@ -22,6 +22,7 @@ from swarm.rounds import CODEC, GROUP, LAYOUT, NAME, PEERS, SIGNERS, Member, Out
 from tt_cli.run import load_run
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.commit import unsigned_by
 from tt_cli.swarm.allreduce.messages import (
     Accusation,
     Commitment,
@@ -34,7 +35,7 @@ from tt_cli.swarm.allreduce.messages import (
 )
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.audit import audits, evidence
-from tt_cli.swarm.audit.audits import Audits, Finding, Shown, unsigned
+from tt_cli.swarm.audit.audits import Audits, Finding
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore
 
 RULES = RoundRules(NAME.run, LAYOUT, CODEC, "centered_clip")
@@ -76,13 +77,14 @@ def lying_round() -> list[Outcome]:
 
 
 def commitments(outcome: Outcome) -> dict[str, bytes]:
-    return {peer: status.commitment for peer, status in outcome.commit.statuses.items()}
+    return outcome.commit.commitments
 
 
 def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int, ...] = ()) -> Finding:
     """The first member looks at one part."""
-    runners = {outcome.allreduce.me: outcome.allreduce for outcome in outcomes}
-    shown = {peer: Shown(allreduce) for peer, allreduce in runners.items()}
+    transfers = {outcome.allreduce.me: outcome.allreduce for outcome in outcomes}
+    for transfer in transfers.values():
+        transfer._shown.clear()
 
     class Stub:
         def __init__(self, peer: PeerID):
@@ -93,10 +95,10 @@ def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int
                 raise ConnectionError("nobody there")
             group_id, asked, part = wire.AUDIT_REQUEST.read(request)
             assert group_id == GROUP
-            return runtime_pb2.ExpertInfo(serialized_info=shown[self.peer].answer(str(PEERS[0]), asked, part))
+            return runtime_pb2.ExpertInfo(serialized_info=transfers[self.peer].show(str(PEERS[0]), asked, part))
 
     place = PEERS[reducer], index
-    return asyncio.run(audits.audit(runners[PEERS[0]], place, commitments(outcomes[0]), RULES, Stub, 5.0))
+    return asyncio.run(audits.audit(transfers[PEERS[0]], place, commitments(outcomes[0]), RULES, Stub, 5.0))
 
 
 def test_an_honest_round_stands_every_audit() -> None:
@@ -105,7 +107,7 @@ def test_an_honest_round_stands_every_audit() -> None:
     for reducer in (1, 2, 3):
         for index in range(len(outcomes[0].allreduce.parts_of(PEERS[reducer]))):
             assert audited(outcomes, reducer, index) == Finding()
-    assert unsigned(outcomes[0].allreduce, commitments(outcomes[0])) == {}
+    assert unsigned_by(outcomes[0].allreduce, commitments(outcomes[0]), {}) == {}
 
 
 def test_a_lying_reducer_is_proven_by_what_was_signed() -> None:
@@ -137,7 +139,7 @@ def test_who_signs_nothing_or_something_else_is_named() -> None:
         replace(mine, position=2).sign(SIGNERS[1]),
         replace(mine, complete=2).sign(SIGNERS[1]),
     ):
-        assert unsigned(allreduce, signed | {str(PEERS[1]): envelope}).keys() == {str(PEERS[1])}
+        assert unsigned_by(allreduce, signed | {str(PEERS[1]): envelope}, {}).keys() == {str(PEERS[1])}
 
 
 def proof() -> Accusation:
@@ -260,15 +262,15 @@ def test_an_accusation_without_end_is_refused(tmp_path: Path, monkeypatch: pytes
 
 def test_only_members_are_shown_something_and_not_for_ever() -> None:
     allreduce: AllReduce = honest_round()[1].allreduce
-    shown, reducer = Shown(allreduce), str(PEERS[1])
+    reducer = str(PEERS[1])
     with pytest.raises(ValueError, match="not a member"):
-        shown.answer("stranger", reducer, None)
+        allreduce.show("stranger", reducer, None)
     with pytest.raises(ValueError, match="no such part"):
-        shown.answer(str(PEERS[0]), reducer, 10**6)
+        allreduce.show(str(PEERS[0]), reducer, 10**6)
     with pytest.raises(ValueError, match="too often"):
         for _ in range(100):
-            shown.answer(str(PEERS[0]), reducer, 0)
-    assert shown.answer(str(PEERS[2]), reducer, None) == allreduce.inputs
+            allreduce.show(str(PEERS[0]), reducer, 0)
+    assert allreduce.show(str(PEERS[2]), reducer, None) == allreduce.inputs
 
 
 def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_what_it_is(
@@ -279,7 +281,7 @@ def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_wh
     there: dict[str, Audits] = {}
     for name in ("knows", "newcomer"):
         monkeypatch.setenv("TT_HOME", str(tmp_path / name))
-        there[name] = Audits(run, RULES, {})
+        there[name] = Audits(run, RULES, {}, lambda peer: Stub())
 
     class Stub:
         async def rpc_accuse(self, chunks: AsyncIterator[runtime_pb2.ExpertInfo]) -> runtime_pb2.ExpertInfo:
@@ -292,7 +294,7 @@ def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_wh
             return await there["newcomer"].rpc_accuse(counted(), context)
 
     async def shown() -> None:
-        there["knows"].show({guilty: [str(PEERS[1])]}, lambda peer: Stub())
+        there["knows"].show({guilty: [str(PEERS[1])]})
         assert there["knows"]._showing is not None
         await there["knows"]._showing
 

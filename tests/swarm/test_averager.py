@@ -52,7 +52,7 @@ def average(samples: int, control: Control, overtaken: Callable[[], bool] = lamb
     sent: list[Any] = []
     averager: Any = SimpleNamespace(
         max_weight=384.0,
-        _allreduce_timeout=10.0,
+        _run=SimpleNamespace(swarm=SimpleNamespace(averaging_timeout=10.0)),
         _outer_pipe=SimpleNamespace(send=sent.append),
         _judged=lambda result: result,
     )

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hypothesis import given, settings
@@ -179,9 +180,9 @@ def sent_by(store: AverageBuffer) -> list[runtime_pb2.ExpertInfo]:
 
 
 def take(messages: list[runtime_pb2.ExpertInfo]) -> tuple[bool, AverageBuffer, int]:
-    store, received = AverageBuffer(LAYOUT, CODEC), []
-    whole = asyncio.run(fetch_whole(donor_stub(messages), "key", store, 5.0, received.append))
-    return whole, store, sum(received)
+    store, traffic = AverageBuffer(LAYOUT, CODEC), torch.zeros(2, dtype=torch.int64)
+    whole = asyncio.run(fetch_whole(donor_stub(messages), "key", store, 5.0, traffic))
+    return whole, store, int(traffic[1])
 
 
 @pytest.fixture(scope="module")

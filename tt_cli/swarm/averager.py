@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,7 +39,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverage, KeptAverages
-from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of, may_step
+from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
 from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole
 from tt_cli.swarm.allreduce.reducer import ReductionRules
@@ -103,11 +102,11 @@ class Averager(StateBridge, DecentralizedAverager):
         self._steps = 0  # of hivemind's that run
         self._begun = asyncio.Condition()  # a round began, or will not
         self._given_up: set[bytes] = set()  # groups that this peer was in and left before their round
-        self._rounds: dict[bytes, tuple[AllReduce, CommitProtocol]] = {}
+        self._rounds: dict[bytes, CommitProtocol] = {}
         self._averages = KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins, self._places = RateLimit(JOINS_AT_ONCE, JOINS), Places(SETTLING, MOST_SETTLING)
-        self.signer, self.audits = Signer(key), Audits(run, rules, self._rounds)
+        self.signer, self.audits = Signer(key), Audits(run, rules, self._rounds, self._auditor)
         if shapes:
             centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
         self.share_state(run, dht, str(dht.peer_id), source, read_tree)
@@ -133,7 +132,7 @@ class Averager(StateBridge, DecentralizedAverager):
     def slow_line(self) -> str:
         """Words about caps on traffic with which this peer cannot keep up; "" if it can."""
         most = 2 * self.local.nbytes  # of a reducer in a large group, each way: gradients and averages
-        return self._line.too_slow(most, self._allreduce_timeout or math.inf)
+        return self._line.too_slow(most, self._run.swarm.averaging_timeout)
 
     def seek(self, plan: RoundPlan) -> StepControl:
         """Begin to look for the members that hold the same state; they wait for each other's `average`.
@@ -167,7 +166,7 @@ class Averager(StateBridge, DecentralizedAverager):
             # more piles up while rounds fail; the others would refuse it
             control.weight = min(float(contribution.samples), self.max_weight)
             control.allow_allreduce()
-            limit = started + control.get_timeout() + (self._allreduce_timeout or 0.0) + 10.0
+            limit = started + control.get_timeout() + self._run.swarm.averaging_timeout + 10.0
             while time.monotonic() < limit and not (control.done() or control.began_allreduce):
                 with contextlib.suppress(TimeoutError):
                     return self._judged(control.result(timeout=LOOK_SECONDS))
@@ -207,7 +206,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self._outer_pipe.send(("_show_proofs", [lacking], {}))
 
     async def _show_proofs(self, lacking: dict[str, list[str]]) -> None:
-        self.audits.show(lacking, self._auditor)
+        self.audits.show(lacking)
 
     def end(self) -> None:
         """End its process, within a bound."""
@@ -305,29 +304,26 @@ class Averager(StateBridge, DecentralizedAverager):
             self._keys().check(group_info)
             assert self._contribution is not None
             await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
-            allreduce, commit = self._begin(group_info, weight)
-            self._running_groups[group_info.group_id].set_result(allreduce)
+            commit = self._begin(group_info, weight)
+            self._running_groups[group_info.group_id].set_result(commit.allreduce)
             async with self._begun:
-                self._rounds[group_info.group_id] = (allreduce, commit)
+                self._rounds[group_info.group_id] = commit
                 for old in list(self._rounds)[:-KEPT_GROUPS]:
                     del self._rounds[old]
                 self._begun.notify_all()
-            await allreduce.run()
-            commit.report(allreduce.commitment, allreduce.reducer.clipped, allreduce.waits())
+            await commit.allreduce.run()
             transferred, received = time.monotonic(), self.store.received
-            agreement = await commit.run(allreduce.gone())
+            await commit.run()
         except Exception as error:
             raise MatchmakingException(f"the round failed: {error}") from error
         seconds = {"transfer": transferred - began, "commit": time.monotonic() - transferred}
-        whole, doubts = may_step(allreduce, agreement), dict[str, str]()
-        unsigned = self.audits.unsigned(allreduce, commit) if whole else {}
-        commit.dropped = not whole or bool(unsigned)
+        doubts: dict[str, str] = {}
         if not commit.dropped:
             self._averages.committed(self._plan.state_key)
-            doubts = self.audits.begin(allreduce, commit, self._auditor)
-        return outcome_of(allreduce, commit, agreement, received, unsigned, doubts, seconds)
+            doubts = self.audits.begin(commit)
+        return outcome_of(commit, received, doubts, seconds)
 
-    def _begin(self, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
+    def _begin(self, group_info: GroupInfo, weight: float) -> CommitProtocol:
         """The two phases of this member's round in this group. Raises ValueError or TypeError for nonsense from it."""
         modes = {
             peer: member_in(data, peer, self._membership)
@@ -345,16 +341,16 @@ class Averager(StateBridge, DecentralizedAverager):
             stub_of=self._stub,
             traffic=self.traffic,
             patience=self.next_chunk_timeout + self._line.seconds(busy, busy),
-            longest=self._allreduce_timeout or math.inf,
+            longest=self._run.swarm.averaging_timeout,
         )
         spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
         allowed = {peer_id: most + spare for peer_id, most in contribution.allowed.items()}
         rules = ReductionRules(self.max_weight, allowed, self.audits.rules.aggregation)
         allreduce = AllReduce(group, self.signer, self.local, weight, self.store, rules, self.audits.usual)
         said = {"samples": contribution.samples, "loss": contribution.loss}
-        return allreduce, CommitProtocol(group, len(allreduce.parts), self.store, said)
+        return CommitProtocol(allreduce, said)
 
-    async def _round_of(self, group_id: bytes) -> tuple[AllReduce, CommitProtocol] | None:
+    async def _round_of(self, group_id: bytes) -> CommitProtocol | None:
         """The round that another member speaks of; waits while this peer may be about to begin it."""
 
         def known() -> bool:
@@ -371,20 +367,20 @@ class Averager(StateBridge, DecentralizedAverager):
     ) -> AsyncIterator[averaging_pb2.AveragingData]:
         """A member of the group sends its parts and takes the averages."""
         first = await asyncio.wait_for(anext(stream), self.next_chunk_timeout)
-        found = await self._round_of(first.group_id)
-        if found is None:
+        commit = await self._round_of(first.group_id)
+        if commit is None:
             yield averaging_pb2.AveragingData(code=averaging_pb2.BAD_GROUP_ID)
             return
-        async for message in found[0].rpc_aggregate_part(achain(as_aiter(first), stream), context):
+        async for message in commit.allreduce.rpc_aggregate_part(achain(as_aiter(first), stream), context):
             yield message
 
     async def rpc_settle(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of the group says what it received, and is told what this peer has."""
         with self._places.one(str(context.remote_id)):
-            found = await self._round_of(group_of(request))
-            if found is None:
+            commit = await self._round_of(group_of(request))
+            if commit is None:
                 raise ValueError("no such round here")
-            return await found[1].answer(context.remote_id, request)
+            return await commit.answer(context.remote_id, request)
 
     async def rpc_fetch_average(
         self, request: runtime_pb2.ExpertInfo, context: P2PContext
@@ -392,7 +388,7 @@ class Averager(StateBridge, DecentralizedAverager):
         """Parts of an average, as they travelled: of a round that is being settled, or of one of the last steps."""
         key, parts = wire.PARTS_REQUEST.read(request)
         found: AverageBuffer | KeptAverage | None = self._averages.find(key) if isinstance(key, str) else None
-        commit = self._rounds[key][1] if isinstance(key, bytes) and key in self._rounds else None
+        commit = self._rounds.get(key) if isinstance(key, bytes) else None
         if commit is not None:
             found = self.store if context.remote_id in commit.members else None
         if found is None or (commit is not None and not commit.holds()):
@@ -403,9 +399,6 @@ class Averager(StateBridge, DecentralizedAverager):
         await asyncio.sleep(self.next_chunk_timeout)  # the other side hangs up: see AllReduce.rpc_aggregate_part
 
     async def _fetch_average(self, donors: Sequence[str], state_key: str, future: MPFuture) -> None:
-        def count(size: int) -> None:
-            self.traffic[1] += size
-
         found, fetch = None, asyncio.current_task()
         assert fetch is not None
         self._fetches.add(fetch)
@@ -413,7 +406,7 @@ class Averager(StateBridge, DecentralizedAverager):
             for donor in donors:
                 try:
                     stub = self._stub(PeerID.from_base58(donor))
-                    whole = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, count)
+                    whole = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, self.traffic)
                 except Exception as error:  # a donor may fail in any way; the next one is asked
                     logger.info(f"fetching the average from {donor} failed: {error!r}")
                     continue

@@ -16,7 +16,6 @@ from scripts.lab.attacks.records import RECORDS, false_bytes, false_state
 from scripts.lab.attacks.rounds import ROUNDS, Round
 from tt_cli.supervisor.events import Emit
 from tt_cli.supervisor.reporter import Orders, run_worker
-from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.collaboration import Collaboration
@@ -34,12 +33,12 @@ def spoil_rounds(attack: str, number: int) -> None:
     """In the averager's process."""
     honest = Averager._begin
 
-    def begin(averager: Averager, group_info: GroupInfo, weight: float) -> tuple[AllReduce, CommitProtocol]:
-        allreduce, commit = honest(averager, group_info, weight)
+    def begin(averager: Averager, group_info: GroupInfo, weight: float) -> CommitProtocol:
+        commit = honest(averager, group_info, weight)
         step = int(averager._plan.state_key.split("_")[0]) + 1
         if step >= FIRST_STEP:
-            ROUNDS[attack](Round(allreduce, commit, number, step))
-        return allreduce, commit
+            ROUNDS[attack](Round(commit.allreduce, commit, number, step))
+        return commit
 
     Averager._begin = begin  # type: ignore[method-assign]
 

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from functools import partial
@@ -37,6 +38,7 @@ SENT, AVERAGED = averaging_pb2.PART_FOR_AVERAGING, averaging_pb2.AVERAGED_PART
 BEYOND = 1e3  # times the norm of this peer's gradient or of the last average: no part of an average is so large
 SENDING = 0.5  # of the time for a round: so long a sender may take for all its parts
 ANSWERING = 1.4  # times as long as senders may send, a reducer may answer
+ANSWERS = 8  # to the audits of one member, beside one for each member's part
 
 
 def too_few(used: int, members: int) -> bool:
@@ -69,11 +71,12 @@ class AllReduce:
         rules: ReductionRules,
         usual: float = 0.0,
     ):
-        self.name, self.group_id, self.me = group.name, group.name.group_id, group.me
+        self.group, self.name, self.group_id, self.me = group, group.name, group.name.group_id, group.me
         self.members, self.reducers = group.members, group.reducers
+        self.stub_of, self.traffic = group.stub_of, group.traffic
         self.patience, self.longest = group.patience, SENDING * group.longest
-        self.store, self.codec, self.traffic, self.weight = store, store.codec, group.traffic, weight
-        self._local, self._signer, self._stub_of, self._usual = local, signer, group.stub_of, usual
+        self.store, self.codec, self.weight = store, store.codec, weight
+        self._local, self._signer, self._usual = local, signer, usual
         self.parts = store.layout.parts(len(self.reducers))
         self._indexes: list[list[int]] = [[] for _ in self.reducers]  # of the parts of each reducer
         for index, part in enumerate(self.parts):
@@ -95,6 +98,7 @@ class AllReduce:
         )
         self._norms: dict[int, float] = {}  # of the averages
         self._openings: dict[str, bytes] = {}  # of the senders to this peer: envelopes
+        self._shown: Counter[str] = Counter()  # member → answers to its audits
         self.inputs = self.commitment = b""
         self.used = len(self.members)
         self._round: list[bytes] | None = None  # the store's hashes while it holds this round's average
@@ -149,7 +153,26 @@ class AllReduce:
     def waits(self) -> dict[str, float]:
         """Member → seconds for which this one waited for it, as reducer and for its averages, longer than for most."""
         sent, answered = self.reducer.waited, beyond_most(self._ended)
-        return {one: max(sent.get(one, 0.0), answered.get(one, 0.0)) for one in sent.keys() | answered.keys()}
+        members = sent.keys() | answered.keys()
+        return {member: max(sent.get(member, 0.0), answered.get(member, 0.0)) for member in members}
+
+    def show(self, asker: str, reducer: str, index: int | None) -> bytes:
+        """What this peer sent, or as a reducer received, for another member's audit. Raises ValueError.
+
+        index: of the part among the reducer's; None for the list of this peer's inputs.
+        """
+        known = {str(member): member for member in self.members}
+        if asker not in known or reducer not in known:
+            raise ValueError("not a member of this round")
+        self._shown[asker] += 1
+        if self._shown[asker] > ANSWERS + len(self.members):
+            raise ValueError("asked too often")
+        if index is None:
+            return self.inputs
+        indexes = self.parts_of(known[reducer])
+        if not 0 <= index < len(indexes):
+            raise ValueError("no such part")
+        return self.encoded(indexes[index])
 
     # ---------------------------------------------------------------- as a sender
 
@@ -158,7 +181,7 @@ class AllReduce:
         indexes, received = self.parts_of(reducer), 0
         try:
             opening = (await self._opening(reducer)).sign(self._signer)
-            stream = await self._stub_of(reducer).rpc_aggregate_part(self._opened(opening, self._outgoing(indexes)))
+            stream = await self.stub_of(reducer).rpc_aggregate_part(self._opened(opening, self._outgoing(indexes)))
             async with aclosing(stream), asyncio.timeout(ANSWERING * self.longest):
                 async for message in aiter_with_timeout(stream, 2 * self.patience):
                     self._keep(indexes[received], message)
@@ -198,7 +221,7 @@ class AllReduce:
         for index, part in enumerate(self.parts):
             if index not in self._norms:
                 self._norms[index] = self.codec.most_norm(self.store.get(index), part.elements, part.large)
-        return math.sqrt(sum(each * each for each in self._norms.values()))
+        return math.sqrt(sum(norm * norm for norm in self._norms.values()))
 
     async def _opening(self, reducer: PeerID) -> Opening:
         hashes = []

@@ -22,8 +22,8 @@ import asyncio
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from hivemind.p2p import PeerID
@@ -32,10 +32,10 @@ from hivemind.utils import get_logger
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
-from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
+from tt_cli.swarm.allreduce.messages import Commitment, NotProven
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
-from tt_cli.swarm.allreduce.round_plan import RoundGroup
 
 logger = get_logger(__name__)
 
@@ -104,6 +104,11 @@ class Agreement:
     differing: list[int] = field(default_factory=list)
     unheard: str = ""
 
+    @property
+    def reached(self) -> bool:
+        """True when every part can be had, and the round need not be dropped."""
+        return not (self.lost or self.disputed or self.unheard)
+
 
 def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: int = 0, dropped: int = 0) -> Agreement:
     """The outcome of comparing this member's hashes and the others' (peer id → hashes).
@@ -114,102 +119,106 @@ def agree(own: Sequence[bytes], others: Mapping[str, Sequence[bytes]], silent: i
     """
     there, all_others = 1 + len(others) - dropped, len(others) + silent
     few = f"heard from {there - 1} of {all_others} others" if there <= silent + dropped else ""
-    found = Agreement(unheard=few)
+    agreement = Agreement(unheard=few)
     for index, mine in enumerate(own):
         votes = Counter(hashes[index] for hashes in (own, *others.values()) if hashes[index] != MISSING)
         if not votes:
-            found.lost.append(index)
+            agreement.lost.append(index)
             continue
         best, count = votes.most_common(1)[0]
         if len(votes) > 1:
-            found.differing.append(index)
+            agreement.differing.append(index)
         if 2 * count <= votes.total() + (silent if len(votes) > 1 else 0):
-            found.disputed.append(index)
+            agreement.disputed.append(index)
         elif best != mine:
-            found.wanted[index] = (best, [peer for peer, hashes in others.items() if hashes[index] == best])
-    return found
+            agreement.wanted[index] = (best, [peer for peer, hashes in others.items() if hashes[index] == best])
+    return agreement
 
 
 class CommitProtocol:
-    """One member's side of the commit or abort after the transfer of one round, whose time begins now.
+    """One member's side of the commit or abort after the transfer `allreduce`, whose time begins now.
 
-    parts: of the average, how many. said: what this member says about itself.
+    said: what this member says about itself.
 
     statuses: what the others said. passed_on: reducer from whom nothing was heard → what it signed, if others say true.
-    repaired: parts that were fetched. dropped: to be set when this member has dropped the round. heard_at: peer id →
-    when it had answered, or was given up.
+    repaired: parts that were fetched. agreement, unsigned: why the round was dropped, if it was: see `unsigned_by`.
+    dropped: this member does not step with the average. heard_at: peer id → when it had answered, or was given up.
     """
 
-    def __init__(self, group: RoundGroup, parts: int, store: AverageBuffer, said: dict[str, Any]):
-        self._asks_until, self._ends = (time.monotonic() + share * group.longest for share in (ASKING, ENDING))
-        self.group_id, self.me = group.name.group_id, group.me
-        self.members, self.listening = group.members, group.reducers
-        self.store, self.traffic, self.patience = store, group.traffic, PATIENCE * group.patience
+    def __init__(self, allreduce: AllReduce, said: dict[str, Any]):
+        self._asks_until, self._ends = (
+            time.monotonic() + share * allreduce.group.longest for share in (ASKING, ENDING)
+        )
+        self.allreduce, self.store, self.patience = allreduce, allreduce.store, PATIENCE * allreduce.patience
+        self.me, self.members, self.listening = allreduce.me, allreduce.members, allreduce.reducers
         self.statuses: dict[str, PartStatus] = {}
         self.passed_on: dict[str, set[bytes]] = {}
-        self.repaired = 0
-        self.commitment: bytes = b""
-        self.clipped: dict[str, int] = {}
-        self.waited: dict[str, float] = {}
         self.heard_at: dict[str, float] = {}
-        self.dropped = False
-        self._answered, self._gave_up = set[str](), set[str]()
-        self._parts, self._said, self._stub_of = parts, said, group.stub_of
-        self._hashes: list[bytes] | None = None
+        self.agreement, self.unsigned, self.repaired, self.dropped = Agreement(), dict[str, str](), 0, False
+        self._said, self._waited = said, dict[str, float]()
+        self._answered: dict[str, bool] = {}  # peer id → whether it has dropped the round
+        self._hashes: list[bytes] = []
         self._over = asyncio.Event()
         self._heard = asyncio.Condition()
 
-    def report(self, commitment: bytes, clipped: Mapping[str, int], waits: Mapping[str, float]) -> None:
-        """Set what this member says of the transfer, before `run`: see `PartStatus`."""
-        self.commitment, self.clipped, self.waited = commitment, dict(clipped), waits_to_report(waits)
+    @property
+    def commitments(self) -> dict[str, bytes]:
+        """Member → what it signed, of those that were heard."""
+        return {peer: status.commitment for peer, status in self.statuses.items()}
 
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
         """Another member tells its status; tell it ours, when our transfer is over."""
         if peer not in self.members:
             raise ValueError("not a member of this round")
-        status = read_status(request, self._parts)
+        status = read_status(request, len(self.allreduce.parts))
         await self._hear(str(peer), status)
         await asyncio.wait_for(self._over.wait(), self.patience)
-        known = {one: self.statuses[one].commitment for one in status.others if one in self.statuses}
-        return replace(self.status(), others=known).pack(self.group_id)
+        known = {other: self.statuses[other].commitment for other in status.others if other in self.statuses}
+        return self.status(known).pack(self.allreduce.group_id)
 
     def holds(self) -> bool:
         """True while the store still holds this round's average."""
         return self.store.hashes is self._hashes
 
-    async def run(self, gone: set[str]) -> Agreement:
-        """Compare and fetch. When nothing is lost or disputed and nothing is missing, the average is whole."""
-        self._hashes = self.store.hashes
+    async def run(self) -> None:
+        """Compare and fetch, when the transfer is over, then commit or drop the round."""
+        self._hashes, self._waited = self.store.hashes, waits_to_report(self.allreduce.waits())
         self._over.set()
-        asking = [self._timed(member) for member in self.listening if member != self.me and str(member) not in gone]
-        calling = {str(member) for member in self.members if member not in self.listening}
-        if self.me not in self.listening:  # nobody can call this member
-            calling = set()
+        gone = self.allreduce.gone()
+        called = {str(member): member for member in self.listening if member != self.me}
+        # members that cannot be called call by themselves; nobody can call this one if it does not listen
+        calling = {str(member) for member in self.members if member not in self.listening and self.me in self.listening}
+        asking = [self._ask(member) for peer, member in called.items() if peer not in gone]
         await asyncio.gather(self._wait_for(calling - gone), *asking)
-        heard = self._answered | calling
-        others = {peer: status.hashes for peer, status in self.statuses.items() if peer in heard}
-        hearable = {str(member) for member in self.listening if member != self.me} | calling
-        agreement = agree(self._hashes, others, len(hearable - others.keys()), len(self._gave_up & others.keys()))
-        dropped = agreement.lost or agreement.disputed or agreement.unheard
-        silent = {str(member) for member in self.listening if member != self.me} - self.statuses.keys()
-        if silent and not dropped:
-            asked = [member for member in self.listening if str(member) in self._answered]
-            await asyncio.gather(*(self._ask_about(silent, member) for member in asked))
-        for index in agreement.wanted:
+        spoke = self._answered.keys() | calling
+        heard = {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
+        silent = (called.keys() | calling) - heard.keys()
+        self.agreement = agree(self._hashes, heard, len(silent), sum(self._answered.values()))
+        unheard = called.keys() - self.statuses.keys()
+        if unheard and self.agreement.reached:
+            await asyncio.gather(*(self._ask_about(unheard, called[peer]) for peer in self._answered))
+        for index in self.agreement.wanted:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
-        if not dropped:
-            await self._repair(agreement)
-        return agreement
+        if self.agreement.reached:
+            await self._repair()
+        self._decide()
 
-    def status(self) -> PartStatus:
-        """This member's word at this moment."""
-        return PartStatus(
-            tuple(self._hashes or ()), self._said, self.commitment, self.clipped, {}, self.dropped, self.waited
-        )
+    def _decide(self) -> None:
+        """Step with what is in the store, or drop the round."""
+        few = too_few(self.allreduce.used, len(self.members))  # so say all others, whom it told
+        self.dropped = few or not self.agreement.reached or bool(self.store.missing())
+        if not self.dropped:
+            self.unsigned = unsigned_by(self.allreduce, self.commitments, self.passed_on)
+            self.dropped = bool(self.unsigned)
 
-    def _left(self, patience: float = math.inf, until: float | None = None) -> float:
+    def status(self, others: dict[str, bytes] | None = None) -> PartStatus:
+        """This member's word at this moment. others: see `PartStatus`."""
+        clipped = dict(self.allreduce.reducer.clipped)
+        hashes, signed = tuple(self._hashes), self.allreduce.commitment
+        return PartStatus(hashes, self._said, signed, clipped, others or {}, self.dropped, self._waited)
+
+    def _left(self, until: float, patience: float = math.inf) -> float:
         """Seconds to wait for an answer."""
-        until = self._asks_until if until is None else until
         return max(0.0, min(self.patience, patience, until - time.monotonic()))
 
     async def _hear(self, peer: str, status: PartStatus) -> None:
@@ -219,74 +228,97 @@ class CommitProtocol:
             self._heard.notify_all()
 
     async def _wait_for(self, peers: set[str]) -> None:
-        """Members that cannot be called call by themselves."""
         try:
-            async with asyncio.timeout(self._left()), self._heard:
+            async with asyncio.timeout(self._left(self._asks_until)), self._heard:
                 await self._heard.wait_for(lambda: peers <= self.statuses.keys())
         except TimeoutError:
             logger.info(f"no word from {peers - self.statuses.keys()}")
 
-    async def _timed(self, member: PeerID) -> None:
-        await self._ask(member)
-        self.heard_at[str(member)] = time.monotonic()
+    async def _call(self, member: PeerID, timeout: float, others: dict[str, bytes] | None = None) -> PartStatus:
+        """Tell one member this one's status, and be told its own."""
+        question = self.status(others).pack(self.allreduce.group_id)
+        answer = await self.allreduce.stub_of(member).rpc_settle(question, timeout=timeout)
+        return read_status(answer, len(self.allreduce.parts))
 
     async def _ask(self, member: PeerID) -> None:
-        timeout, asked_again = self._left(), False
+        peer, timeout, asked_again = str(member), self._left(self._asks_until), False
         for attempt in range(ASKED_TIMES):
             try:
-                stub = self._stub_of(member)
-                answer = await stub.rpc_settle(self.status().pack(self.group_id), timeout=timeout)
-                status = read_status(answer, self._parts)
+                status = await self._call(member, timeout)
             except Exception as error:  # P2P errors of many types
                 logger.info(f"asking {member} for its status failed: {error!r}")
                 if isinstance(error, TimeoutError):
-                    if str(member) not in self.statuses or asked_again:
-                        return
-                    asked_again, timeout = True, self._left(self.patience / SOON)  # it has called meanwhile
+                    if peer not in self.statuses or asked_again:
+                        break
+                    asked_again, timeout = True, self._left(self._asks_until, self.patience / SOON)  # it has called
                 await asyncio.sleep(RETRY_SECONDS * attempt)
-                continue
-            self._answered.add(str(member))
-            if status.dropped:
-                self._gave_up.add(str(member))
-            return await self._hear(str(member), status)
+            else:
+                self._answered[peer] = status.dropped
+                await self._hear(peer, status)
+                break
+        self.heard_at[peer] = time.monotonic()
 
-    async def _ask_about(self, silent: set[str], member: PeerID) -> None:
+    async def _ask_about(self, silent: Collection[str], member: PeerID) -> None:
         """Ask if this member heard of those from whom this peer heard nothing: else one of them may drop the round."""
-        question = replace(self.status(), others=dict.fromkeys(silent, b""))
         try:
-            timeout = self._left(self.patience / SOON, self._ends)
-            answer = await self._stub_of(member).rpc_settle(question.pack(self.group_id), timeout=timeout)
-            for peer, signed in read_status(answer, self._parts).others.items():
-                if peer in silent:
-                    self.passed_on.setdefault(peer, set()).add(signed)
+            timeout = self._left(self._ends, self.patience / SOON)
+            status = await self._call(member, timeout, dict.fromkeys(silent, b""))
         except Exception as error:  # P2P errors of many types
             logger.info(f"asking {member} about {silent} failed: {error!r}")
+            return
+        for peer in status.others.keys() & silent:
+            self.passed_on.setdefault(peer, set()).add(status.others[peer])
 
-    async def _repair(self, agreement: Agreement) -> None:
+    async def _repair(self) -> None:
         """Fetch what is wanted, from one holder after the other, while there is time."""
-        wanted = {index: digest for index, (digest, _) in agreement.wanted.items()}
         for holder in self.listening:
-            here = {index: wanted[index] for index in wanted if str(holder) in agreement.wanted[index][1]}
-            if not here:
+            lacking = {
+                index: digest
+                for index, (digest, holders) in self.agreement.wanted.items()
+                if str(holder) in holders and self._hashes[index] == MISSING
+            }
+            if not lacking:
                 continue
-            asked = set(here)
             try:
-                async with asyncio.timeout(max(0.0, self._ends - time.monotonic()) if self._ends < math.inf else None):
-                    await fetch_parts(
-                        self._stub_of(holder), self.group_id, self.store, here, self.patience, self._count_received
-                    )
+                async with asyncio.timeout(max(0.0, self._ends - time.monotonic())):
+                    stub, group_id = self.allreduce.stub_of(holder), self.allreduce.group_id
+                    await fetch_parts(stub, group_id, self.store, lacking, self.patience, self.allreduce.traffic)
             except Exception as error:  # the next holder is asked
                 logger.info(f"fetching parts from {holder} failed: {error!r}")
-            for index in asked - here.keys():
-                del wanted[index]
-                self.repaired += 1
-
-    def _count_received(self, size: int) -> None:
-        self.traffic[1] += size
+        self.repaired = sum(self._hashes[index] != MISSING for index in self.agreement.wanted)
 
 
-def may_step(allreduce: AllReduce, agreement: Agreement) -> bool:
-    """True if this member may step with what is in the store."""
-    if too_few(allreduce.used, len(allreduce.members)):  # so say all others, whom it told
-        return False
-    return not (agreement.lost or agreement.disputed or agreement.unheard or allreduce.store.missing())
+def unsigned_by(
+    allreduce: AllReduce, commitments: Mapping[str, bytes], passed_on: Mapping[str, Collection[bytes]]
+) -> dict[str, str]:
+    """Other reducers that did not sign the averages that everybody has, with words. commitments: peer id → envelope.
+
+    Nor do averages count that were made of the parts of half of the members or less: a reducer could say that it did
+    not hear of the others. passed_on: what others say that a reducer signed, of whom nothing was heard; it counts if it
+    is true.
+    """
+    faults = {}
+    for reducer in allreduce.reducers:
+        peer = str(reducer)
+        if reducer == allreduce.me or not allreduce.parts_of(reducer):
+            continue
+        for envelope in [commitments[peer]] if peer in commitments else passed_on.get(peer, ()):
+            try:
+                complete = _commitment(allreduce, reducer, envelope).complete
+            except NotProven as error:
+                if peer in commitments:
+                    faults[peer] = f"did not sign its averages ({error})"
+            else:
+                if too_few(complete, len(allreduce.members)):
+                    faults[peer] = f"used what {complete} of {len(allreduce.members)} members sent"
+    return faults
+
+
+def _commitment(allreduce: AllReduce, reducer: PeerID, envelope: bytes) -> Commitment:
+    commitment = Commitment.read(envelope)
+    place = (allreduce.name, str(reducer), len(allreduce.reducers), allreduce.reducers.index(reducer))
+    if (commitment.name, commitment.reducer, commitment.reducers, commitment.position) != place:
+        raise NotProven("signed for another round or by somebody else")
+    if commitment.outputs != tuple(allreduce.store.hashes[index] for index in allreduce.parts_of(reducer)):
+        raise NotProven("signed other averages")
+    return commitment

@@ -7,10 +7,11 @@ travelled in the round. What does not fit its hash or is no part of this run is 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
 
+import torch
 from hivemind.proto import runtime_pb2
 from hivemind.utils.asyncio import aiter_with_timeout
 
@@ -42,23 +43,21 @@ async def fetch_parts(
     stub: Any,
     key: bytes,
     store: AverageBuffer,
-    wanted: dict[int, bytes],
+    wanted: Mapping[int, bytes],
     patience: float,
-    on_bytes: Callable[[int], None],
+    traffic: torch.Tensor,
 ) -> None:
-    """Put the parts `wanted` (index → hash) into the store, and take what came off the list.
+    """Put the parts `wanted` (index → hash) into the store. traffic: see `RoundGroup`.
 
     Raises ValueError for what does not fit, and whatever the connection raises.
     """
     async with aclosing(await stub.rpc_fetch_average(request(key, sorted(wanted)))) as answers:
         stream = aiter_with_timeout(answers, patience)
         await anext(stream)  # the cut is known
-        await _put(stream, store, wanted, on_bytes)
+        await _put(stream, store, wanted, traffic)
 
 
-async def fetch_whole(
-    stub: Any, key: str, store: AverageBuffer, patience: float, on_bytes: Callable[[int], None]
-) -> bool:
+async def fetch_whole(stub: Any, key: str, store: AverageBuffer, patience: float, traffic: torch.Tensor) -> bool:
     """Replace what is in the store by the average of a committed round; False when this member does not have it.
 
     Raises ValueError for what does not fit, and whatever the connection raises.
@@ -70,7 +69,7 @@ async def fetch_whole(
         except StopAsyncIteration:
             return False
         store.open(parts)
-        await _put(stream, store, dict(enumerate(hashes)), on_bytes)
+        await _put(stream, store, dict(enumerate(hashes)), traffic)
     return not store.missing()
 
 
@@ -85,8 +84,8 @@ def _read_header(header: runtime_pb2.ExpertInfo, store: AverageBuffer) -> tuple[
 async def _put(
     stream: AsyncIterator[runtime_pb2.ExpertInfo],
     store: AverageBuffer,
-    wanted: dict[int, bytes],
-    on_bytes: Callable[[int], None],
+    wanted: Mapping[int, bytes],
+    traffic: torch.Tensor,
 ) -> None:
     """Parts come in the order of their indexes."""
     for index in sorted(wanted):
@@ -94,10 +93,9 @@ async def _put(
             encoded = (await anext(stream)).serialized_info
         except StopAsyncIteration:
             return
-        on_bytes(len(encoded))
+        traffic[1] += len(encoded)
         if part_hash(encoded) != wanted[index]:
             raise MalformedPart(f"part {index} with another hash than was said")
         part = store.parts[index]
         store.codec.check_part(encoded, part.elements, part.large)
         store.put(index, encoded)
-        del wanted[index]

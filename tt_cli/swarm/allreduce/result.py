@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tt_cli.swarm.allreduce.allreduce import AllReduce, too_few
-from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, PartStatus, may_step
+from tt_cli.swarm.allreduce.allreduce import too_few
+from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.lateness import beyond_most, read_waits
 
 
@@ -46,84 +45,76 @@ class RoundResult:
 
     def samples_and_loss(self) -> tuple[int, float | None]:
         """Samples of all members and their mean loss, from what they said."""
-        said = [each for each in self.members.values() if each.get("samples")]
-        samples = sum(each["samples"] for each in said)
-        return samples, sum(each["loss"] for each in said) / samples if samples else None
+        said = [words for words in self.members.values() if words.get("samples")]
+        samples = sum(words["samples"] for words in said)
+        return samples, sum(words["loss"] for words in said) / samples if samples else None
 
 
 def outcome_of(
-    allreduce: AllReduce,
-    commit: CommitProtocol,
-    agreement: Agreement,
-    received: float,
-    unsigned: dict[str, str],
-    doubts: dict[str, str],
-    seconds: dict[str, float],
+    commit: CommitProtocol, received: float, doubts: dict[str, str], seconds: dict[str, float]
 ) -> RoundResult:
-    """The result of a round that this peer has committed or dropped.
-
-    received: before parts were repaired. unsigned: reducers that did not sign.
-    """
-    statuses = commit.statuses | {str(allreduce.me): commit.status()}
-    whole = may_step(allreduce, agreement) and not unsigned
+    """The result of a round that this peer has committed or dropped. received: before parts were repaired."""
+    transfer, agreement = commit.allreduce, commit.agreement
+    members, statuses = list(map(str, transfer.members)), commit.statuses | {str(transfer.me): commit.status()}
+    disputed = {transfer.reducers[transfer.parts[index].reducer] for index in agreement.disputed}
     return RoundResult(
-        complete=whole,
-        members={str(peer): statuses[str(peer)].said if str(peer) in statuses else {} for peer in allreduce.members},
+        complete=not commit.dropped,
+        members={member: statuses[member].said if member in statuses else {} for member in members},
         received=received,
         repaired=commit.repaired,
         differing=len(agreement.differing),
-        rejected=unsigned | allreduce.rejected | allreduce.reducer.rejected,  # what was seen first explains the rest
-        failed=dict(allreduce.failed),
-        disputed=_disputed(allreduce, agreement),
-        problem="" if whole else _problem(allreduce, agreement, received, unsigned),
-        seconds={**seconds, "reduce": allreduce.reducer.seconds},
-        clipped=_clipped(allreduce, statuses),
+        # what was seen first explains the rest
+        rejected=commit.unsigned | transfer.rejected | transfer.reducer.rejected,
+        failed=dict(transfer.failed),
+        disputed=frozenset(str(reducer) for reducer in disputed - {transfer.me}),
+        problem=_problem(commit, received) if commit.dropped else "",
+        seconds={**seconds, "reduce": transfer.reducer.seconds},
+        clipped=_clipped(commit),
         doubts=doubts,
-        late=late_of(allreduce, commit),
-        waited=waited_for(allreduce, commit),
+        late=late_of(commit),
+        waited=_waited_for(commit),
     )
 
 
-def _clipped(allreduce: AllReduce, statuses: Mapping[str, PartStatus]) -> dict[str, float]:
+def _clipped(commit: CommitProtocol) -> dict[str, float]:
     """Shares of parts in which peers were clipped, as reducers say, none of them about more parts than it has."""
-    counts: Counter[str] = Counter()
-    for reducer in allreduce.reducers:
-        parts = len(allreduce.parts_of(reducer))
+    transfer, counts = commit.allreduce, Counter[str]()
+    statuses = commit.statuses | {str(transfer.me): commit.status()}
+    for reducer in transfer.reducers:
+        parts = len(transfer.parts_of(reducer))
         for peer, count in statuses[str(reducer)].clipped.items() if str(reducer) in statuses else ():
             counts[peer] += min(count, parts)
-    return {str(peer): counts[str(peer)] / len(allreduce.parts) for peer in allreduce.members if counts[str(peer)]}
+    return {peer: counts[peer] / len(transfer.parts) for peer in map(str, transfer.members) if counts[peer]}
 
 
-def late_of(allreduce: AllReduce, commit: CommitProtocol) -> dict[str, float]:
+def late_of(commit: CommitProtocol) -> dict[str, float]:
     """Members that held the round up as this peer saw it, in the transfer and after it."""
-    waits, settled = allreduce.waits(), beyond_most(commit.heard_at)
-    late = {str(peer): max(waits.get(str(peer), 0.0), settled.get(str(peer), 0.0)) for peer in allreduce.members}
-    return {peer: seconds for peer, seconds in late.items() if seconds > 0.0 and peer != str(allreduce.me)}
+    waits, answered = commit.allreduce.waits(), beyond_most(commit.heard_at)
+    others = [str(peer) for peer in commit.members if peer != commit.me]
+    late = {peer: max(waits.get(peer, 0.0), answered.get(peer, 0.0)) for peer in others}
+    return {peer: seconds for peer, seconds in late.items() if seconds > 0.0}
 
 
-def waited_for(allreduce: AllReduce, commit: CommitProtocol) -> dict[str, dict[str, float]]:
+def _waited_for(commit: CommitProtocol) -> dict[str, dict[str, float]]:
     """For which members of the round the others say that they waited, the longest wait first."""
-    members = {str(peer) for peer in allreduce.members}
-    told = {one: read_waits(status.waited) for one, status in commit.statuses.items() if one in members}
-    kept = {one: {other: s for other, s in waits.items() if other in members} for one, waits in told.items()}
-    return {one: waits for one, waits in kept.items() if waits}
+    members, waited = set(map(str, commit.members)), dict[str, dict[str, float]]()
+    for member, status in commit.statuses.items():
+        waits = read_waits(status.waited)
+        if known := {other: seconds for other, seconds in waits.items() if other in members}:
+            waited[member] = known
+    return waited
 
 
-def _disputed(allreduce: AllReduce, agreement: Agreement) -> frozenset[str]:
-    """Reducers of parts about which members disagree, but for this peer."""
-    reducers = {allreduce.reducers[allreduce.parts[index].reducer] for index in agreement.disputed}
-    return frozenset(str(reducer) for reducer in reducers if reducer != allreduce.me)
-
-
-def _problem(allreduce: AllReduce, agreement: Agreement, received: float, unsigned: dict[str, str]) -> str:
+def _problem(commit: CommitProtocol, received: float) -> str:
+    transfer, agreement = commit.allreduce, commit.agreement
     if agreement.disputed:
         return f"members hold unlike bytes of {len(agreement.disputed)} parts of the average"
     if agreement.unheard:
         return f"{agreement.unheard} what they received"
-    if too_few(allreduce.used, len(allreduce.members)):
-        return f"this peer received what {allreduce.used} of {len(allreduce.members)} members sent"
-    if may_step(allreduce, agreement):
-        return "; ".join(f"{peer}: {why}" for peer, why in unsigned.items())
+    if too_few(transfer.used, len(transfer.members)):
+        return f"this peer received what {transfer.used} of {len(transfer.members)} members sent"
+    if commit.unsigned:
+        return "; ".join(f"{peer}: {why}" for peer, why in commit.unsigned.items())
     part = math.floor(received * 1000) / 10
-    reasons = "; ".join(f"{peer}: {why}" for peer, why in allreduce.failed.items())
+    reasons = "; ".join(f"{peer}: {why}" for peer, why in transfer.failed.items())
     return f"only {part} % of the average arrived ({reasons or 'a reducer left'}), and no member has the rest"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
@@ -62,7 +61,7 @@ class EvidenceStore:
 async def pass_on(
     packed: bytes,
     guilty: str,
-    peers: list[PeerID],
+    peers: Iterable[PeerID],
     stub_of: Callable[[PeerID], Any],
     patience: float,
 ) -> None:
@@ -101,8 +100,7 @@ class Court:
                     packed += message.serialized_info
                     if len(packed) > MOST_BYTES:
                         raise NotProven("an accusation without end")
-            read = partial(self._verified, bytes(packed))
-            guilty = await asyncio.to_thread(read)
+            guilty = await asyncio.to_thread(lambda: verify(Accusation.read(bytes(packed)), self._rules))
         except NotProven:
             self._slanderers.add(accuser)
             raise
@@ -110,6 +108,3 @@ class Court:
             self._busy = False
         self._proofs.keep(guilty, bytes(packed))
         return guilty
-
-    def _verified(self, packed: bytes) -> str:
-        return verify(Accusation.read(packed), self._rules)
