@@ -15,17 +15,18 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx2
+
 from tt_cli.errors import TTError
 from tt_cli.memory import shown
 from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.household.sensors import output_of
 
 Verdict = Literal["pass", "warning", "fail"]
 PROBE_SECONDS = 90.0
@@ -38,6 +39,7 @@ BACKUPS = 4  # kept on disk, with the one being written
 RANGES = (("torch", "2.6", ""), ("hivemind", "1.1.12", "1.2"), ("numpy", "1.26", "2.4"), ("datasets", "5", "6"))
 PYTHON = ((3, 11), (3, 14))
 HUB = "https://huggingface.co"
+CLOCK_FIX = "have it set by NTP: `timedatectl set-ntp true`"
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,13 @@ def versions() -> Check:
         wanted = ",".join([f">={low}"] + ([f"<{high}"] if high else []))
         try:
             version = metadata.version(package)
+            named.append(f"{package} {version}")
+            works = _parts(low) <= _parts(version) and (not high or _parts(version) < _parts(high))
         except metadata.PackageNotFoundError:
-            wrong.append(f"no {package}")
-            fixes.append(f"pip install '{package}{wanted}'")
-            continue
-        named.append(f"{package} {version}")
-        if not (_parts(low) <= _parts(version) and (not high or _parts(version) < _parts(high))):
-            wrong.append(f"{package} {version}")
+            named.append(f"no {package}")
+            works = False
+        if not works:
+            wrong.append(named[-1])
             fixes.append(f"pip install '{package}{wanted}'")
     if wrong:
         return Check("versions", "fail", f"{', '.join(wrong)} will not work", "; ".join(fixes))
@@ -143,25 +145,20 @@ def gpu(found: dict[str, Any]) -> Iterator[Check]:
     if found["gpu_error"]:
         yield Check("GPU", "fail", f"torch cannot use it: {found['gpu_error']}", "update its driver, or --device cpu")
     elif found["gpus"]:
-        names = ", ".join(
-            f"{one['name']} with {shown(one['free'])} of {shown(one['total'])} free" for one in found["gpus"]
-        )
-        yield Check("GPU", "pass", names + (f", driver {driver}" if driver else ""))
+        parts = [f"{gpu['name']} with {shown(gpu['free'])} of {shown(gpu['total'])} free" for gpu in found["gpus"]]
+        yield Check("GPU", "pass", ", ".join([*parts, f"driver {driver}"] if driver else parts))
     elif driver:
-        built = "this torch is built for CPUs alone" if not found["built_for_gpu"] else "torch does not see it"
-        fix = "install torch for CUDA (pytorch.org/get-started)" if not found["built_for_gpu"] else "update its driver"
-        yield Check("GPU", "warning", f"there is one with driver {driver}, and {built}", fix)
+        why, fix = "torch does not see it", "update its driver"
+        if not found["built_for_gpu"]:
+            why, fix = "this torch is built for CPUs alone", "install torch for CUDA (pytorch.org/get-started)"
+        yield Check("GPU", "warning", f"there is one with driver {driver}, and {why}", fix)
     else:
         yield Check("GPU", "warning", "none: the CPU trains, slowly", "nothing, if there is no GPU in this machine")
 
 
 def _driver() -> str:
-    try:
-        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return answer.stdout.strip().split("\n")[0] if answer.returncode == 0 else ""
+    output = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or ""
+    return output.strip().split("\n")[0]
 
 
 def memory(found: dict[str, Any]) -> Iterator[Check]:
@@ -210,43 +207,34 @@ def open_files() -> Check:
 def hub_and_clock(endpoint: str) -> Iterator[Check]:
     """The Hub: whether it answers, and what time it has."""
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        yield Check(
-            "Hub", "warning", "HF_HUB_OFFLINE is set: nothing is asked", "unset it for runs and data on the Hub"
-        )
-        yield Check("clock", "warning", "not compared with anything", "have it set by NTP: `timedatectl set-ntp true`")
-        return
-    before = time.time()
-    request = urllib.request.Request(endpoint, method="HEAD", headers={"User-Agent": "tt-doctor"})
-    try:
+        words, fix = "HF_HUB_OFFLINE is set: nothing is asked", "unset it for runs and data on the Hub"
+    else:
+        before = time.time()
         try:
-            with urllib.request.urlopen(request, timeout=ANSWER_SECONDS) as answer:
-                headers = answer.headers
-        except urllib.error.HTTPError as error:  # an answer too
-            headers = error.headers
-    except (OSError, ValueError) as error:
-        reason = str(getattr(error, "reason", error))
-        fix = "check the network and its proxy; runs and data that are on this machine work without it"
-        yield Check("Hub", "warning", f"{endpoint} does not answer: {reason}", fix)
-        yield Check("clock", "warning", "not compared with anything", "have it set by NTP: `timedatectl set-ntp true`")
-        return
-    after = time.time()
-    yield Check("Hub", "pass", f"{endpoint} answers in {1000 * (after - before):.0f} ms")
-    yield clock(headers.get("Date", ""), before, after)
+            headers = httpx2.head(endpoint, timeout=ANSWER_SECONDS, headers={"User-Agent": "tt-doctor"}).headers
+            after = time.time()
+            yield Check("Hub", "pass", f"{endpoint} answers in {1000 * (after - before):.0f} ms")
+            yield clock(headers.get("Date", ""), before, after)
+            return
+        except (httpx2.HTTPError, httpx2.InvalidURL) as error:
+            words = f"{endpoint} does not answer: {error}"
+            fix = "check the network and its proxy; runs and data that are on this machine work without it"
+    yield Check("Hub", "warning", words, fix)
+    yield Check("clock", "warning", "not compared with anything", CLOCK_FIX)
 
 
 def clock(date: str, before: float, after: float) -> Check:
     """This machine's clock against a server's `Date`, asked between `before` and `after` (Unix time)."""
-    fix = "have it set by NTP: `timedatectl set-ntp true`"
     try:
         theirs = email.utils.parsedate_to_datetime(date).timestamp()
     except (TypeError, ValueError):
-        return Check("clock", "warning", "the server said no time to compare with", fix)
+        return Check("clock", "warning", "the server said no time to compare with", CLOCK_FIX)
     ahead = max(before - (theirs + 1.0), 0.0) + min(after - theirs, 0.0)  # beyond what rounding and the way explain
     words = f"{abs(ahead):.1f} s {'ahead' if ahead > 0 else 'behind'}"
     if abs(ahead) >= SKEW_FAIL:
-        return Check("clock", "fail", f"{words}; peers ignore one that is 3 s off", fix)
+        return Check("clock", "fail", f"{words}; peers ignore one that is 3 s off", CLOCK_FIX)
     if abs(ahead) >= SKEW_WARNING:
-        return Check("clock", "warning", words, fix)
+        return Check("clock", "warning", words, CLOCK_FIX)
     return Check("clock", "pass", "agrees with the Hub's")
 
 
@@ -257,9 +245,8 @@ def account(asked: Asked) -> Check:
         asked.member()
     except TTError as error:
         return of_error("account", error, "run `tt login`")
-    if user is None:
-        return Check("account", "pass", "nobody is logged in; nothing here asks for it")
-    return Check("account", "pass", f"logged in as {user}")
+    words = "nobody is logged in; nothing here asks for it" if user is None else f"logged in as {user}"
+    return Check("account", "pass", words)
 
 
 def limits(asked: Asked) -> Check:
@@ -299,12 +286,12 @@ def reachable(peers: Sequence[str], run: str) -> Check:
         return Check("swarm", "warning", "no peer of this run is known", fix)
     silent = {address: why for address in peers if (why := _dial(address))}
     answered = len(peers) - len(silent)
-    first = next(iter(silent.items()), None)
-    if first is None:
-        return Check("swarm", "pass", f"{answered} of {len(peers)} known addresses accept connections")
-    words = f"{answered} of {len(peers)} known addresses accept connections; {first[0]}: {first[1]}"
+    words = f"{answered} of {len(peers)} known addresses accept connections"
+    if not silent:
+        return Check("swarm", "pass", words)
+    address, why = next(iter(silent.items()))
     fix = "check the address, that its aux peer runs, and that no firewall is between"
-    return Check("swarm", "warning" if answered else "fail", words, fix)
+    return Check("swarm", "warning" if answered else "fail", f"{words}; {address}: {why}", fix)
 
 
 def _dial(address: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 import time
 from dataclasses import dataclass
 
@@ -107,15 +108,12 @@ def _product_rate(dim: int, dtype: torch.dtype) -> float:
 
 
 def _named(wanted: str) -> torch.device:
-    try:
-        device = torch.device(wanted)
-    except RuntimeError as error:
-        raise UsageError(f"--device {wanted}: no such device: give cpu, cuda or cuda:N") from error
-    if device.type not in ("cpu", "cuda"):
-        raise UsageError(f"--device {wanted}: give cpu, cuda or cuda:N")
-    if device.type == "cuda":
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise UsageError(f"--device {wanted}: torch sees {count} GPUs here: give --device cpu or check the driver")
-        return torch.device("cuda", device.index or 0)
-    return device
+    match = re.fullmatch(r"cpu|cuda(?::([0-9]+))?", wanted)
+    if match is None:
+        raise UsageError(f"--device {wanted}: no such device: give cpu, cuda or cuda:N")
+    if wanted == "cpu":
+        return torch.device("cpu")
+    index, count = int(match[1] or 0), torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if index >= count:
+        raise UsageError(f"--device {wanted}: torch sees {count} GPUs here: give --device cpu or check the driver")
+    return torch.device("cuda", index)

@@ -229,7 +229,7 @@ class Treatment:
     cause: Diagnosis | None = None
     began: float = 0.0
     _tried: int = 0
-    _due: float = field(default=-math.inf)
+    _due: float = -math.inf
     _last: dict[str, float] = field(default_factory=dict)  # what → when it was told
 
     def next(self, diagnosis: Diagnosis | None, now: float) -> Remedy | None:
@@ -247,16 +247,12 @@ class Treatment:
             return None
         remedy = diagnosis.ladder[min(self._tried, len(diagnosis.ladder) - 1)]
         self._tried += 1
-        self._due = now + self._wait()
+        # a ladder is climbed quickly; what is only repeated is repeated less and less often
+        over = max(0, self._tried - len(diagnosis.ladder))
+        pause = diagnosis.pause * (1 if diagnosis.stuck else 3)
+        self._due = now + min(max(self.longest, pause), pause * 1.5**over)
         self._last[diagnosis.what] = now
         return remedy
-
-    def _wait(self) -> float:
-        """A ladder is climbed quickly; what is only repeated is repeated less and less often."""
-        assert self.cause is not None
-        over = max(0, self._tried - len(self.cause.ladder))
-        pause = self.cause.pause * (1 if self.cause.stuck else 3)
-        return float(min(max(self.longest, pause), pause * 1.5**over))
 
 
 def seconds(duration: float) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from tt_cli.errors import TTError
 from tt_cli.memory import shown
-from tt_cli.peer.health.restart_marker import RestartMarker
+from tt_cli.peer.health.restart_marker import may_restart
 from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.host_memory import HostMemory, family_memory, host_memory
@@ -80,8 +80,7 @@ class MemoryWatch:
         clock: Callable[[], float] = time.time,
     ):
         self._memory, self._expected, self._emit, self._lower = memory, expected, emit, lower
-        self._restarts = RestartMarker(marker, RESTART_SECONDS, clock)
-        self._family, self._host, self._clock = family, host, clock
+        self._marker, self._family, self._host, self._clock = marker, family, host, clock
         self._warned = float("-inf")
         self._ended = threading.Event()
         self.last = Look(NOTHING, "", 0)
@@ -121,8 +120,7 @@ class MemoryWatch:
 
     def _give_way(self, look: Look) -> None:
         mine = self._memory is not None and look.family > self._memory
-        if look.family > GAIN * self._expected and not self._restarts.lately():
-            self._restarts.note()
+        if look.family > GAIN * self._expected and may_restart(self._marker, RESTART_SECONDS, self._clock()):
             raise WorkerBroken(f"{look.words}: beginning anew from a backup before something is ended for it")
         if mine:
             raise TTError(

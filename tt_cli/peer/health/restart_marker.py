@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True)
-class RestartMarker:
-    """Marker of one cause. path: the file. apart: seconds between two restarts. clock: Unix time."""
-
-    path: Path
-    apart: float
-    clock: Callable[[], float] = time.time
-
-    def lately(self) -> bool:
-        """True when another restart would come too soon."""
-        try:
-            return self.clock() < self.path.stat().st_mtime + self.apart
-        except OSError:
+def may_restart(marker: Path, apart: float, now: float) -> bool:
+    """Mark a restart that begins at `now` (Unix time); False where the last one is less than `apart` seconds ago."""
+    with contextlib.suppress(OSError):
+        if now < marker.stat().st_mtime + apart:
             return False
-
-    def note(self) -> None:
-        """Mark a restart that begins now."""
-        self.path.touch(mode=0o600)
-        os.utime(self.path, (self.clock(), self.clock()))
+    marker.touch(mode=0o600)
+    os.utime(marker, (now, now))
+    return True

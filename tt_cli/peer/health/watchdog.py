@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
-from tt_cli.peer.health.restart_marker import RestartMarker
+from tt_cli.peer.health.restart_marker import may_restart
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Trouble
 from tt_cli.supervisor.peer_state import KEPT_STEPS, PeerState
@@ -75,8 +75,7 @@ class ProgressWatchdog:
         save: Callable[[], None],
     ):
         self._collaboration, self._observed, self._orders = collaboration, observed, orders
-        self._restarts = RestartMarker(marker, RESTART_SECONDS)
-        self._save, self._me = save, collaboration.peer_id
+        self._marker, self._save, self._me = marker, save, collaboration.peer_id
         self._patience = run.swarm.matchmaking_time + run.swarm.averaging_timeout
         self._reading, self._batch_at, self._batches = False, 0.0, deque[float](maxlen=KEPT_STEPS)
         self._had_others = self._lost = False
@@ -98,16 +97,13 @@ class ProgressWatchdog:
 
     def over(self, batches: Iterator[Item]) -> Iterator[Item]:
         """The same batches; how long each takes to be read and to be computed is noticed."""
-        while True:
-            self._reading, self._batch_at = True, time.monotonic()
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            self._reading, began = False, time.monotonic()
-            self._batch_at = began
+        self._reading, self._batch_at = True, time.monotonic()
+        for batch in batches:
+            began = self._batch_at = time.monotonic()
+            self._reading = False
             yield batch
             self._batches.append(time.monotonic() - began)
+            self._reading, self._batch_at = True, time.monotonic()
 
     def check(self) -> None:
         """Raise WorkerBroken when nothing but a restart may help any more."""
@@ -121,8 +117,7 @@ class ProgressWatchdog:
             if self._orders.leave.is_set():
                 return
             facts = self._facts()
-            now = time.monotonic()
-            if now > self._asked_at + (ASK_SECONDS if facts.suspicious else CALM_SECONDS):
+            if time.monotonic() > self._asked_at + (ASK_SECONDS if facts.suspicious else CALM_SECONDS):
                 self._ask()
                 facts = self._facts()
             if self._ended.is_set():
@@ -185,25 +180,18 @@ class ProgressWatchdog:
         remedy = self._treatment.next(diagnosis, time.monotonic())
         if before is not None and before.stuck and (diagnosis is None or not diagnosis.stuck):
             self._collaboration.tell.stuck("")
-            words = f"goes on after {seconds(time.monotonic() - began)}; it was: {before.words}"
-            self._observed(Log(words))
+            self._observed(Log(f"goes on after {seconds(time.monotonic() - began)}; it was: {before.words}"))
         if diagnosis is None or remedy is None:
             return
-        if remedy == Remedy.RESTART and self._restarts.lately():
-            remedy = Remedy.WAIT
-        self._tell(diagnosis, remedy)
-        self._carry_out(remedy, diagnosis)
-
-    def _tell(self, diagnosis: Diagnosis, remedy: Remedy) -> None:
         if diagnosis.what == "slow":
             self._observed(Log(diagnosis.words))
             return
+        if remedy == Remedy.RESTART and not may_restart(self._marker, RESTART_SECONDS, time.time()):
+            remedy = Remedy.WAIT
         remedies = "; ".join(filter(None, (f"it {remedy}", diagnosis.advice)))
         self._observed(Trouble(diagnosis.what, diagnosis.words, remedies))
         if diagnosis.stuck:
             self._collaboration.tell.stuck(diagnosis.words)
-
-    def _carry_out(self, remedy: Remedy, diagnosis: Diagnosis) -> None:
         match remedy:
             case Remedy.REJOIN:
                 self._ask(anew=True)
@@ -219,7 +207,6 @@ class ProgressWatchdog:
 
     def _end(self, words: str) -> None:
         """Have this process end, so that the supervisor starts it again from its backup."""
-        self._restarts.note()
         self._broken = words
         if self._ended.wait(END_SECONDS) or self._orders.leave.is_set():
             return  # the training thread has seen it, or a person was faster

@@ -34,7 +34,7 @@ def gpu_thermometer(sys: Path = Path("/sys")) -> Sensor | None:
 
 
 def _nvidia_degrees() -> float | None:
-    output = _output("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits") or ""
+    output = output_of("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits") or ""
     degrees = [float(line) for line in output.split("\n") if line.strip().isdigit()]
     return max(degrees, default=None)
 
@@ -80,18 +80,18 @@ def desktop_sensor(root: Path = Path("/")) -> Sensor:
 
 
 def _x_seconds() -> float | None:
-    output = (_output("xprintidle") or "").strip()
+    output = (output_of("xprintidle") or "").strip()
     return int(output) / 1000 if output.isdigit() else None
 
 
 def _logind_seconds() -> float | None:
     """Idle seconds of people's local sessions. logind takes a terminal's from its last key, a desktop's from itself."""
-    sessions = _output("loginctl", "list-sessions", "--no-legend")
+    sessions = output_of("loginctl", "list-sessions", "--no-legend")
     if sessions is None:
         return None
     idle = [float("inf")]
     for line in filter(str.strip, sessions.split("\n")):
-        output = _output("loginctl", "show-session", line.split()[0])
+        output = output_of("loginctl", "show-session", line.split()[0])
         facts = dict(fact.split("=", 1) for fact in (output or "").split("\n") if "=" in fact)
         if facts.get("Class") != "user" or facts.get("Remote") == "yes" or facts.get("State") == "closing":
             continue
@@ -118,8 +118,8 @@ def _own_terminal() -> str | None:
     return None
 
 
-def _output(*command: str) -> str | None:
-    """Output of a program; None when it fails or takes too long."""
+def output_of(*command: str) -> str | None:
+    """The output of a program; None when it fails or takes too long."""
     try:
         answer = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SECONDS, check=False
