@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import select
+import pickle
 import signal
 import subprocess
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ from data.rows import numbered, run_on, write
 
 from scripts.lab.process_watch import ProcessWatch
 from tt_cli.data.stream.plan import ReadPlan, plan_of
-from tt_cli.data.stream.prefetch import LENGTHS, Chunk, Prefetch
-from tt_cli.data.stream.prefetch_process import Frames
+from tt_cli.data.stream.prefetch import Prefetch
+from tt_cli.data.stream.prefetch_process import MessageQueue
+from tt_cli.data.stream.row_reader import Block
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.processes import alive
 
@@ -34,29 +37,29 @@ def silent(words: str, remedy: str) -> None:
     raise AssertionError(words)
 
 
-def captions_of(chunks: Iterator[Chunk], count: int) -> list[str]:
+def captions_of(blocks: Iterator[Block], count: int) -> list[str]:
     found: list[str] = []
     while len(found) < count:
-        chunk = next(chunks)
-        assert chunk.codes.shape == (len(chunk.captions), 4)
-        found += chunk.captions
+        block = next(blocks)
+        assert block.codes.shape == (len(block.captions), 4)
+        found += block.captions
     return found[:count]
 
 
-def chunks_of(prefetch: Prefetch) -> Iterator[Chunk]:
+def blocks_of(prefetch: Prefetch) -> Iterator[Block]:
     while True:
         yield prefetch.next()
 
 
 def test_it_gives_every_row_once(plan: ReadPlan) -> None:
-    with Prefetch(plan, silent) as prefetch:
-        found = captions_of(chunks_of(prefetch), 1800)
+    with closing(Prefetch(plan, silent)) as prefetch:
+        found = captions_of(blocks_of(prefetch), 1800)
     everything = Counter(row["caption"] for row in numbered(900))
     assert Counter(found[:900]) == Counter(found[900:]) == everything
 
 
 def test_it_loads_neither_torch_nor_hivemind(plan: ReadPlan) -> None:
-    with Prefetch(plan, silent) as prefetch:
+    with closing(Prefetch(plan, silent)) as prefetch:
         prefetch.next()
         mapped = Path(f"/proc/{prefetch.pid}/maps").read_text()
     assert "libarrow" in mapped
@@ -64,16 +67,16 @@ def test_it_loads_neither_torch_nor_hivemind(plan: ReadPlan) -> None:
 
 
 def test_when_it_is_killed_another_one_goes_on_there(plan: ReadPlan) -> None:
-    with Prefetch(plan, silent) as prefetch:
-        whole = captions_of(chunks_of(prefetch), 1500)
+    with closing(Prefetch(plan, silent)) as prefetch:
+        whole = captions_of(blocks_of(prefetch), 1500)
     told: list[tuple[str, str]] = []
-    with Prefetch(plan, lambda words, remedy: told.append((words, remedy)), bound=1) as prefetch:
-        chunks = chunks_of(prefetch)
+    with closing(Prefetch(plan, lambda words, remedy: told.append((words, remedy)), bound=1)) as prefetch:
+        blocks = blocks_of(prefetch)
         found: list[str] = []
         for _ in range(3):
-            found += next(chunks).captions
+            found += next(blocks).captions
             os.kill(prefetch.pid, signal.SIGKILL)
-        found += captions_of(chunks, 1500 - len(found))
+        found += captions_of(blocks, 1500 - len(found))
     assert found == whole
     assert told == [
         ("the process that reads the data was ended by signal 9", "starts another one, which goes on there")
@@ -82,11 +85,10 @@ def test_when_it_is_killed_another_one_goes_on_there(plan: ReadPlan) -> None:
 
 
 PARENT = """
-import sys, time
+import pickle, sys, time
 from tt_cli.data.stream.prefetch import Prefetch
-from tt_cli.data.stream.plan import ReadPlan
 
-prefetch = Prefetch(ReadPlan.from_json(sys.stdin.read()), print)
+prefetch = Prefetch(pickle.load(sys.stdin.buffer), print)
 prefetch.next()
 print(prefetch.pid, flush=True)
 time.sleep(600)
@@ -94,9 +96,9 @@ time.sleep(600)
 
 
 def test_it_dies_with_its_parent(plan: ReadPlan) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert parent.stdin is not None and parent.stdout is not None
-    parent.stdin.write(plan.to_json())
+    pickle.dump(plan, parent.stdin)
     parent.stdin.close()
     reader = int(parent.stdout.readline())
     watch = ProcessWatch({reader})
@@ -108,22 +110,22 @@ def test_it_dies_with_its_parent(plan: ReadPlan) -> None:
 
 
 def test_ctrl_c_is_for_its_parent(plan: ReadPlan) -> None:
-    with Prefetch(plan, silent, bound=1) as prefetch:
+    with closing(Prefetch(plan, silent, bound=1)) as prefetch:
         prefetch.next()
         os.kill(prefetch.pid, signal.SIGINT)
-        captions_of(chunks_of(prefetch), 900)
+        captions_of(blocks_of(prefetch), 900)
 
 
 def test_a_fork_that_drops_it_ends_nothing(plan: ReadPlan) -> None:
     """As hivemind's processes are made, which inherit every object."""
-    with Prefetch(plan, silent, bound=1) as prefetch:
+    with closing(Prefetch(plan, silent, bound=1)) as prefetch:
         prefetch.next()
         child = os.fork()
         if child == 0:
             prefetch.close()
             os._exit(0)
         os.waitpid(child, 0)
-        assert len(captions_of(chunks_of(prefetch), 900)) == 900
+        assert len(captions_of(blocks_of(prefetch), 900)) == 900
 
 
 def test_closed_it_is_gone(plan: ReadPlan) -> None:
@@ -137,7 +139,7 @@ def test_closed_it_is_gone(plan: ReadPlan) -> None:
 
 def test_errors_come_as_they_are(tmp_path: Path) -> None:
     with (
-        Prefetch(plan_of(run_on(tmp_path / "none"), "train", 0), silent) as prefetch,
+        closing(Prefetch(plan_of(run_on(tmp_path / "none"), "train", 0), silent)) as prefetch,
         pytest.raises(UsageError) as caught,
     ):
         prefetch.next()
@@ -147,39 +149,32 @@ def test_errors_come_as_they_are(tmp_path: Path) -> None:
 def test_troubles_come_in_words(plan: ReadPlan, tmp_path: Path) -> None:
     (tmp_path / "train-1.parquet").write_bytes(b"PAR1 and nothing else")
     told: list[str] = []
-    with Prefetch(plan, lambda words, remedy: told.append(f"{words}; {remedy}")) as prefetch:
-        assert len(set(captions_of(chunks_of(prefetch), 600))) == 600
+    with closing(Prefetch(plan, lambda words, remedy: told.append(f"{words}; {remedy}"))) as prefetch:
+        assert len(set(captions_of(blocks_of(prefetch), 600))) == 600
     assert told and all("train-1.parquet" in words and "left out" in words for words in told)
 
 
-def test_frames_hold_no_more_than_their_bound() -> None:
-    source, target = os.pipe()
+def test_messages_take_no_more_than_their_bound() -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
     broken = threading.Event()
-    frames = Frames(target, 50_000, broken.set)
-    done = threading.Thread(target=lambda: [frames.put({"number": n}, bytes(9_000)) for n in range(60)], daemon=True)
+    messages = MessageQueue(sender, 50_000, broken.set)
+    done = threading.Thread(target=lambda: [messages.put((n, bytes(9_000))) for n in range(60)], daemon=True)
     done.start()
-    with open(source, "rb") as reader:
+    with receiver:
         for number in range(60):
-            head, body = LENGTHS.unpack(reader.read(LENGTHS.size))
-            assert reader.read(head) == b'{"number": %d}' % number
-            assert len(reader.read(body)) == 9_000
-            assert frames._held <= 50_000
+            assert receiver.recv() == (number, bytes(9_000))
+            assert messages._held <= 50_000
         done.join()
-        frames.drain()
-        assert not select.select([reader], [], [], 0)[0]
-    frames.put({"number": 60})
+        messages.drain()
+        assert not receiver.poll()
+    messages.put(60)
     assert broken.wait(30), "nobody reads any more"
 
 
-def test_an_urgent_frame_waits_for_nothing() -> None:
-    source, target = os.pipe()
-    broken = threading.Event()
-    frames = Frames(target, 1, broken.set)
-    frames.put({"number": 1}, bytes(1 << 20))  # more than a pipe holds: its writer waits
-    with open(source, "rb") as reader:
-        select.select([reader], [], [])
-        frames.put({"trouble": "words"}, urgent=True)
-        for text in (b'{"number": 1}', b'{"trouble": "words"}'):
-            head, body = LENGTHS.unpack(reader.read(LENGTHS.size))
-            assert reader.read(head) == text
-            reader.read(body)
+def test_an_urgent_message_waits_for_nothing() -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    messages = MessageQueue(sender, 1, lambda: None)
+    messages.put(bytes(1 << 20))  # more than a pipe holds: its sender waits
+    assert receiver.poll(30)
+    messages.put("trouble", urgent=True)
+    assert [len(receiver.recv()), receiver.recv()] == [1 << 20, "trouble"]

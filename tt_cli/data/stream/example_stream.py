@@ -2,8 +2,8 @@
 
 Notable:
 - a data set from the Hub, from a folder or from an http(s) address is read ahead by another process (see `prefetch`),
-  whatever its size, from shards in this peer's own random order (see `order`): the training process unpacks codes and
-  captions and nothing else;
+  whatever its size, from shards in this peer's own random order (see `shard_order`): the training process unpacks
+  codes and captions and nothing else;
 - where it is in that order is written down after every batch, so that a peer that comes back goes on there, with
   shards that are still on its disk;
 - every epoch (pass over the data) is shuffled anew, so that no two peers are in step;
@@ -25,11 +25,13 @@ import torch
 from tt_cli.atomic_write import atomic_write
 from tt_cli.data.examples import Batch, RowFilter
 from tt_cli.data.stream.plan import plan_of, session_seed
-from tt_cli.data.stream.prefetch import Chunk, Prefetch
+from tt_cli.data.stream.prefetch import Prefetch
+from tt_cli.data.stream.row_reader import Block
 from tt_cli.data.stream.subset import rows_in_order, subset_examples
 from tt_cli.data.tokenizer import Tokenizer
 from tt_cli.run import RunConfig
 
+CaptionAndCodes = tuple[str, np.ndarray]
 SHARDS = "shards"  # the folder of downloaded ones, in the run's
 
 
@@ -66,7 +68,8 @@ class ExampleStream:
         self._peer, self._folder, self._tell = peer, folder, tell
         self._state_path = folder / f"{name}.json" if folder is not None else None
         self._prefetch: Prefetch | None = None
-        self._rest: Chunk | None = None  # of what came, the examples that no batch had room for
+        self._block: Block | None = None  # the last that came, and how many of its examples were taken
+        self._taken = 0
         self._state: dict[str, Any] | None = None
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
@@ -78,8 +81,7 @@ class ExampleStream:
         """
         if self._elsewhere:
             self._started()
-            return self._read_ahead(batch_size)
-        return self._shuffled_here(batch_size)
+        return self._batches(batch_size)
 
     def state(self) -> dict[str, Any] | None:
         """The position of this stream as JSON: after the last batch that was asked for and done with; None before."""
@@ -90,31 +92,29 @@ class ExampleStream:
         if self._prefetch is not None:
             self._prefetch.close()
 
+    def _batches(self, batch_size: int) -> Iterator[Batch]:
+        examples = self._read_ahead() if self._elsewhere else self._shuffled_here(batch_size)
+        while True:
+            batch = list(islice(examples, batch_size))
+            state = self._block.state_after(self._taken) if self._block else None
+            captions = [caption for caption, _ in batch]
+            image = np.concatenate([codes for _, codes in batch], dtype=np.int64).reshape(batch_size, -1)
+            yield Batch(self.tokenizer.encode(captions), torch.from_numpy(image), captions)
+            if state is not None:
+                self._save(state)
+
     # ------------------------------------------------------------ read ahead
 
-    def _read_ahead(self, batch_size: int) -> Iterator[Batch]:
+    def _read_ahead(self) -> Iterator[CaptionAndCodes]:
         while True:
-            captions: list[str] = []
-            parts: list[np.ndarray] = []
-            state: dict[str, Any] = {}
-            while len(captions) < batch_size:
-                chunk = self._rest or self._next_chunk()
-                taken = min(batch_size - len(captions), len(chunk.captions))
-                captions += chunk.captions[:taken]
-                parts.append(chunk.codes[:taken])
-                state = chunk.state_after(taken)
-                self._rest = None
-                if taken < len(chunk.captions):
-                    self._rest = Chunk(chunk.captions[taken:], chunk.codes[taken:], state, {})
-            self.counts.kept += batch_size
-            image = torch.from_numpy(np.concatenate(parts, dtype=np.int64))
-            yield Batch(self.tokenizer.encode(captions), image, captions)
-            self._save(state)
-
-    def _next_chunk(self) -> Chunk:
-        chunk = self._started().next()
-        self.counts.add(chunk.counts)
-        return chunk
+            block = self._block
+            if block is None or self._taken == len(block.captions):
+                self._block, self._taken = self._started().next(), 0
+                self.counts.add(self._block.counts)
+                continue
+            self._taken += 1
+            self.counts.kept += 1
+            yield block.captions[self._taken - 1], block.codes[self._taken - 1]
 
     def _started(self) -> Prefetch:
         if self._prefetch is None:
@@ -147,34 +147,18 @@ class ExampleStream:
 
     # ------------------------------------------------------------ shuffled here
 
-    def _shuffled_here(self, batch_size: int) -> Iterator[Batch]:
-        captions: list[str] = []
-        codes = np.zeros((0, self.run.vqgan.grid**2), dtype=np.int16)
-        for more_captions, more_codes in self._chunks(batch_size):
-            captions += more_captions
-            codes = np.concatenate([codes, more_codes]) if len(codes) else more_codes
-            while len(captions) >= batch_size:
-                image = torch.from_numpy(codes[:batch_size].astype(np.int64))
-                yield Batch(self.tokenizer.encode(captions[:batch_size]), image, captions[:batch_size])
-                captions, codes = captions[batch_size:], codes[batch_size:]
-
-    def _chunks(self, size: int) -> Iterator[tuple[list[str], np.ndarray]]:
-        """Captions and codes (k, n) int16 of up to `size` rows at a time, epoch after epoch."""
+    def _shuffled_here(self, rows_at_once: int) -> Iterator[CaptionAndCodes]:
         for epoch in count():
             seed = int(np.random.SeedSequence((self.seed, epoch)).generate_state(1)[0])
             if self._subset is not None:
-                order = np.random.default_rng(seed).permutation(len(self._subset))
-                for part in np.array_split(order, range(size, len(order), size)):
-                    chosen = [self._subset[i] for i in part]
-                    self.counts.kept += len(chosen)
-                    yield (
-                        [example.caption for example in chosen],
-                        np.stack([example.codes for example in chosen]),
-                    )
+                for place in np.random.default_rng(seed).permutation(len(self._subset)):
+                    self.counts.kept += 1
+                    yield self._subset[place].caption, self._subset[place].codes
                 continue
             kept = self.counts.kept
             rows = rows_in_order(self.run, self.split, seed)
-            while chunk := list(islice(rows, size)):
-                yield self.filter.sift(chunk)[:2]
+            while chunk := list(islice(rows, rows_at_once)):
+                captions, codes, _ = self.filter.sift(chunk)
+                yield from zip(captions, codes, strict=True)
             if self.counts.kept == kept:
                 raise self.filter.unusable()

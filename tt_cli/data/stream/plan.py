@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,17 +30,6 @@ class ReadPlan:
     state: dict[str, Any] | None = None  # where an earlier reader was
     patience: float = PATIENCE  # seconds that a transfer may stand still
     strict: bool = False  # a shard that does not come is an error
-
-    def to_json(self) -> str:
-        """The text that `from_json` reads."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> ReadPlan:
-        """The plan that `to_json` wrote."""
-        known = json.loads(text)
-        rules = known.pop("rules")
-        return cls(rules=RowRules(**{**rules, "nsfw_allowed": tuple(rules["nsfw_allowed"])}), **known)
 
 
 def plan_of(

@@ -1,64 +1,48 @@
 """Examples that another process reads ahead, so that the training process only takes them.
 
 The process is a program of its own (not a fork: no lock, no CUDA and no p2p daemon comes with it), loads neither torch
-nor hivemind, and ends with its parent. It writes frames to a pipe: two lengths, a JSON header, the codes. It holds
-PREFETCH_BYTES at most and then waits; nobody polls, and there is no thread here.
+nor hivemind, and ends with its parent. It sends blocks through a pipe. It holds PREFETCH_BYTES at most and then waits;
+nobody polls, and there is no thread here.
 """
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-
-from tt_cli.data.codes import CODE_DTYPE
 from tt_cli.data.stream.plan import ReadPlan
-from tt_cli.data.stream.prefetch_process import LENGTHS
-from tt_cli.errors import TTError, UsageError
+from tt_cli.data.stream.row_reader import Block
+from tt_cli.errors import TTError
 
 PREFETCH_BYTES = 16 << 20
 STARTS = 3  # of the process, when it ends before it gave anything
 PROGRAM = Path(__file__).with_name("prefetch_process.py")
-
-
-@dataclass
-class Chunk:
-    """Some examples that were read ahead."""
-
-    captions: list[str]
-    codes: np.ndarray  # (k, n) int16
-    state: dict[str, Any]  # to go on with at the first of them, see `state_after`
-    counts: dict[str, int]  # of rows that were left out since the last chunk
-
-    def state_after(self, count: int) -> dict[str, Any]:
-        """The state to go on with after the first `count` examples."""
-        position = self.state["position"]
-        return {**self.state, "position": {**position, "taken": position["taken"] + count}}
+ENVIRONMENT = {  # memory that stays flat: one arena, and no allocator that keeps what it has
+    "MALLOC_ARENA_MAX": "1",
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
 
 
 class Prefetch:
-    """A context manager over the process that reads ahead. tell: hears words and a remedy, in `next`.
+    """The process that reads ahead; close it. on_trouble: hears a trouble and a remedy, in `next`.
 
     bound: bytes that it may hold. A process that is ended by something else is started again, where it was.
     """
 
-    def __init__(self, plan: ReadPlan, tell: Callable[[str, str], None], bound: int = PREFETCH_BYTES) -> None:
-        self._plan, self._tell, self._bound = plan, tell, bound
+    def __init__(self, plan: ReadPlan, on_trouble: Callable[[str, str], None], bound: int = PREFETCH_BYTES) -> None:
+        self._plan, self._on_trouble, self._bound = plan, on_trouble, bound
         self._owner, self._ended_early = os.getpid(), 0
-        self._process = self._start()
-
-    def __enter__(self) -> Prefetch:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        self._process, self._messages = self._start()
 
     def __del__(self) -> None:
         if hasattr(self, "_process"):
@@ -69,57 +53,50 @@ class Prefetch:
         """Of the process that reads."""
         return self._process.pid
 
-    def next(self) -> Chunk:
+    def next(self) -> Block:
         """The next examples; waits for them. Raises TTError when there will be none."""
         while True:
-            header, codes = self._read_frame()
-            if header is None:
+            if self._messages.closed:
+                raise TTError("the data stream was closed")
+            try:
+                message = self._messages.recv()
+            except (EOFError, OSError):
                 self._restart()
-            elif "trouble" in header:
-                self._tell(header["trouble"], header["remedy"])
-            elif "failure" in header:
-                self.close()
-                raise (UsageError if header["exit_code"] == UsageError.exit_code else TTError)(header["failure"])
-            elif "bug" in header:
-                self.close()
-                raise RuntimeError(f"in the process that reads ahead:\n{header['bug']}")
-            else:
-                self._ended_early = 0
-                rows = np.frombuffer(codes, dtype=CODE_DTYPE).reshape(-1, self._plan.rules.codes)
-                chunk = Chunk(header["captions"], rows, header["state"], header["counts"])
-                self._plan = replace(self._plan, state=chunk.state_after(len(chunk.captions)))
-                return chunk
+                continue
+            match message:
+                case Block():
+                    self._ended_early = 0
+                    self._plan = replace(self._plan, state=message.state_after(len(message.captions)))
+                    return message
+                case (trouble, remedy):
+                    self._on_trouble(trouble, remedy)
+                case TTError():
+                    self.close()
+                    raise message
+                case bug:
+                    self.close()
+                    raise RuntimeError(f"in the process that reads ahead:\n{bug}")
 
     def close(self) -> None:
         """End the process. Can be called twice; a fork of this process that calls it ends nothing."""
         if os.getpid() == self._owner and self._process.returncode is None:
             self._process.kill()
             self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        self._messages.close()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        environment = {
-            **os.environ,
-            # Memory that stays flat: one arena, and no allocator that keeps what it has.
-            "MALLOC_ARENA_MAX": "1",
-            "ARROW_DEFAULT_MEMORY_POOL": "system",
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(PROGRAM), str(os.getpid()), str(self._bound)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
+    def _start(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        with sender:
+            process = subprocess.Popen(
+                [sys.executable, "-P", str(PROGRAM), str(os.getpid()), str(self._bound)],
+                stdin=subprocess.PIPE,
+                stdout=sender.fileno(),
+                env={**os.environ, **ENVIRONMENT},
+            )
         assert process.stdin is not None
-        try:
-            process.stdin.write(self._plan.to_json().encode())
-            process.stdin.close()
-        except BrokenPipeError:  # it has ended; `next` finds out
-            pass
-        return process
+        with suppress(BrokenPipeError), process.stdin:  # it has ended; `next` finds out
+            pickle.dump(self._plan, process.stdin)
+        return process, receiver
 
     def _restart(self) -> None:
         code = self._process.wait()
@@ -129,20 +106,6 @@ class Prefetch:
             raise TTError(
                 f"the process that reads the data was {how}, {STARTS + 1} times: free some memory, or see the log"
             )
-        self._tell(f"the process that reads the data was {how}", "starts another one, which goes on there")
+        self._on_trouble(f"the process that reads the data was {how}", "starts another one, which goes on there")
         self.close()
-        self._process = self._start()
-
-    def _read_frame(self) -> tuple[dict[str, Any] | None, bytes]:
-        """A header and codes; None where the process has ended."""
-        assert self._process.stdout is not None
-        if self._process.stdout.closed:
-            raise TTError("the data stream was closed")
-        lengths = self._process.stdout.read(LENGTHS.size)
-        if len(lengths) < LENGTHS.size:
-            return None, b""
-        head, body = LENGTHS.unpack(lengths)
-        header, codes = self._process.stdout.read(head), self._process.stdout.read(body)
-        if len(header) < head or len(codes) < body:
-            return None, b""
-        return json.loads(header), codes
+        self._process, self._messages = self._start()

@@ -16,7 +16,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -43,8 +43,26 @@ class Block:
 
     captions: list[str]
     codes: np.ndarray  # (k, n) int16
-    position: Position  # of this block; the first `position.taken` of its rows were taken before, and are not here
-    counts: dict[str, int] = field(default_factory=dict)  # of the rows left out since the last block
+    state: dict[str, Any]  # for a plan, to go on with at the first of them; JSON
+    counts: dict[str, int]  # of the rows left out since the last block
+
+    @property
+    def epoch(self) -> int:
+        """Passes over the data before this one."""
+        return int(self.state["position"]["epoch"])
+
+    def state_after(self, count: int) -> dict[str, Any]:
+        """The state to go on with after the first `count` rows."""
+        position = self.state["position"]
+        return {**self.state, "position": {**position, "taken": position["taken"] + count}}
+
+    def parts(self, size: int) -> Iterator[Block]:
+        """Its rows in order, up to `size` at a time; all counts come with the first."""
+        counts = self.counts
+        for start in range(0, max(1, len(self.captions)), size):
+            rows = slice(start, start + size)
+            yield Block(self.captions[rows], self.codes[rows], self.state_after(start), counts)
+            counts = {}
 
 
 @dataclass
@@ -59,7 +77,7 @@ class _Piece:
 
     def split(self, count: int) -> tuple[_Piece, _Piece]:
         """The first `count` rows, and the others."""
-        between = self.after if count == len(self.rows) else replace(self.after, row=int(self.rows[count - 1]) + 1)
+        between = replace(self.after, row=int(self.rows[count - 1]) + 1) if count < len(self.rows) else self.after
         return (
             _Piece(self.captions[:count], self.codes[:count], self.rows[:count], between),
             _Piece(self.captions[count:], self.codes[count:], self.rows[count:], self.after, self.last),
@@ -81,41 +99,31 @@ class RowReader:
         self._reported: dict[str, int] = {}
         self._skip: dict[int, int] = {}  # of shards that were begun before they were put off
         self.source = ShardSource(plan, self._note)
-        while (problem := self.source.find()) is not None:
-            self._failed(problem, "")
+        while not self.source.shards:
+            try:
+                self.source.find()
+            except ShardProblem as problem:
+                self._failed(problem, "")
         self.shards = self.source.shards
         self.fingerprint = self._fingerprint()
         self.seed, self._start = self._resumed()
-
-    @property
-    def resumed(self) -> bool:
-        """True if this goes on where another one was."""
-        return self._start != Position()
 
     def blocks(self) -> Iterator[Block]:
         """Blocks without end, from where the plan's state says. Raises TTError when nothing can be used."""
         at, taken = replace(self._start, taken=0), self._start.taken
         held: list[_Piece] = []
-        rows = 0
         for piece in self._pieces(self._start):
-            rest = piece
-            while True:
-                room = block_rows(self.plan.shuffle_buffer, at.block) - rows
+            rest, unfinished = piece, True
+            while unfinished:
+                room = block_rows(self.plan.shuffle_buffer, at.block) - sum(len(part.rows) for part in held)
                 part, rest = rest.split(min(room, len(rest.rows)))
                 held.append(part)
-                rows += len(part.rows)
                 if len(part.rows) < room and not piece.last:
                     break
                 yield self._block(held, at, taken)
                 self.source.may_look_ahead = True  # the first block has the line for itself
-                at = replace(rest.after if not len(rest.rows) else part.after, block=at.block + 1)
-                held, rows, taken = [], 0, 0
-                if not len(rest.rows):
-                    break
-
-    def state(self, position: Position) -> dict[str, Any]:
-        """The value for a plan's `state` to go on there."""
-        return {"version": 1, "data": self.fingerprint, "seed": self.seed, "position": position.as_json()}
+                at, held, taken = replace(part.after, block=at.block + 1), [], 0
+                unfinished = len(rest.rows) > 0
 
     def close(self) -> None:
         """Fetch nothing more."""
@@ -130,7 +138,9 @@ class RowReader:
         now = asdict(self.filter.counts)
         counts = {name: count - self._reported.get(name, 0) for name, count in now.items() if name != "kept"}
         self._reported = now
-        return Block([captions[i] for i in order], codes[order], replace(at, taken=taken), counts)
+        position = replace(at, taken=taken).as_json()
+        state = {"version": 1, "data": self.fingerprint, "seed": self.seed, "position": position}
+        return Block([captions[i] for i in order], codes[order], state, counts)
 
     def _pieces(self, start: Position) -> Iterator[_Piece]:
         """The good rows of shard after shard, and an empty last piece at the end of each epoch."""

@@ -36,23 +36,20 @@ class ShardSource:
         self.shards: list[Shard] = []
         self.may_look_ahead = False
 
-    def find(self) -> ShardProblem | None:
-        """Fill `shards`; the problem where nobody answered and no earlier list is here. Raises UsageError."""
+    def find(self) -> None:
+        """Fill `shards`. Raises ShardProblem where nobody answered and no earlier list is here, UsageError."""
         pinned = self._plan.kind == "hub" and re.fullmatch(r"[0-9a-f]{40}", self._plan.revision or "")
-        earlier = self._recalled()
-        if earlier and pinned:
-            self.shards = earlier
-            return None
+        self.shards = self._recalled()
+        if self.shards and pinned:
+            return
         try:
             self.shards = self._location.shards(self._plan.split)
         except ShardProblem as problem:
-            if not earlier:
-                return problem
+            if not self.shards:
+                raise
             self._note(f"cannot list the shards ({problem}); the list of the last time serves")
-            self.shards = earlier
-            return None
-        self._remember()
-        return None
+        else:
+            self._remember()
 
     @property
     def local(self) -> bool:

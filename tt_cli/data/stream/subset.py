@@ -93,9 +93,9 @@ def _first_of(plan: ReadPlan, wanted: int) -> list[Example]:
     examples: list[Example] = []
     try:
         for block in reader.blocks():
-            if block.position.epoch:  # all were seen
+            if block.epoch:  # all were seen
                 break
-            examples += [Example(*pair) for pair in zip(block.captions, block.codes.astype(np.int16), strict=True)]
+            examples += [Example(*pair) for pair in zip(block.captions, block.codes, strict=True)]
             if len(examples) >= wanted:
                 break
     finally:
