@@ -234,10 +234,9 @@ def test_an_open_run_needs_no_pass(clock: Clock) -> None:
     authority_server.found(run)
     folder = AuthorityFolder(run)
     open_one = Authority(run, folder, authority_server.open_store(folder), clock=clock)
-    refused(
-        403, "is open: it needs no pass", lambda: open_one.join(Peer().public, "n", b"s", {"way": "hub", "user": "a"})
-    )
-    assert open_one.facts()["ways"] == []
+    proof = issuer.HubProof(way="hub", user="a")
+    refused(403, "is open: it needs no pass", lambda: open_one.join(Peer().public, "n", b"s", proof))
+    assert open_one.facts().ways == []
     assert open_one.notice()[1].startswith("tt-notice-1.")
     open_one.store.close()
 

@@ -28,12 +28,26 @@ class Organisation(BaseModel):
     role: str | None = Field(None, alias="roleInOrg", max_length=40)
 
 
+class Token(BaseModel):
+    """An access token's right: "read", "write" or "fineGrained"."""
+
+    role: str = ""
+
+
+class TokenInUse(BaseModel):
+    """The kind of token with which the Hub was asked: "access_token", "oauth", …"""
+
+    type: str = ""
+    token: Token = Field(default_factory=Token, alias="accessToken")
+
+
 class User(BaseModel):
     """The part of the Hub's answer to "who am I" that matters here."""
 
     name: AccountName
     full_name: str = Field("", alias="fullname", max_length=200)
     organisations: list[Organisation] = Field(default_factory=list, alias="orgs")
+    auth: TokenInUse = Field(default_factory=TokenInUse, exclude=True)
 
 
 def token_source() -> Literal["environment", "login"] | None:

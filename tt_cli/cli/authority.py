@@ -91,8 +91,8 @@ def serve(
     )
     server = AuthorityServer(options)
     facts = server.authority.facts()
-    key = facts["authority_key"]
-    print(f"The authority of {facts['run']} listens on port {server.port}; its key: {key}", flush=True)
+    key = facts.authority_key
+    print(f"The authority of {facts.run} listens on port {server.port}; its key: {key}", flush=True)
     if config.membership.authority_key != key:
         fix = f'put authority_key = "{key}" into its [membership], and share it.'
         print(f"The run file does not name this key: {fix}", flush=True)

@@ -101,5 +101,5 @@ def main(options: dict[str, Any], emit: Any, orders: Any) -> None:
     from tt_cli.supervisor.events import Log
 
     server = AuthorityServer(ServeOptions(**options))
-    emit(Log(f"the authority listens on port {server.port}; its key is {server.authority.facts()['authority_key']}"))
+    emit(Log(f"the authority listens on port {server.port}; its key is {server.authority.facts().authority_key}"))
     server.run(orders.leave)

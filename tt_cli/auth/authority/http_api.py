@@ -12,27 +12,28 @@ An error is {"detail": "one line for a person"}. Neither answers nor logs repeat
 import asyncio
 import logging
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from fastapi import FastAPI, Header, Request, Response
+from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, Field
 
-from tt_cli.auth.account import AccountName
-from tt_cli.auth.authority.issuer import Authority, RequestRefused
-from tt_cli.auth.authority.member_store import DatabaseDown
-from tt_cli.auth.authority.proof_judge import MOST_PROOF, Busy
-from tt_cli.auth.authority.request_limits import (
-    BodyTooLong,
-    BodyTooSlow,
-    BoundedBodies,
-    bounded_body,
-    too_long,
-    too_slow,
+from tt_cli.auth.authority.issuer import (
+    Authority,
+    AuthorityFacts,
+    Body,
+    Challenge,
+    HubProof,
+    LoginInstructions,
+    Proof,
+    RequestRefused,
+    Sealed,
 )
+from tt_cli.auth.authority.proof_judge import MOST_PROOF, Busy
+from tt_cli.auth.authority.request_limits import BoundedBodies, bounded_body
 from tt_cli.auth.join_proof import Purpose
+from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity.passes import MAX_PASS, decode
@@ -48,15 +49,6 @@ RETRY_SECONDS = 5
 
 PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{32,128}$")]
 PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,1400}$", description="DER, base64url without padding")]
-Signature = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,1400}$", description="RSA-PSS, base64url")]
-Nonce = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,200}$")]
-Sealed = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,4000}$")]
-
-
-class Body(BaseModel):
-    """The base of all requests: nothing unknown is taken."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class ChallengeRequest(Body):
@@ -64,59 +56,6 @@ class ChallengeRequest(Body):
 
     peer_id: PeerId
     purpose: Purpose = "join"
-
-
-class HubProof(Body):
-    """A file in the user's public repository on the Hub."""
-
-    way: Literal["hub"]
-    user: AccountName
-
-
-class OAuthProof(Body):
-    """A ticket of POST /v1/login/poll."""
-
-    way: Literal["oauth"]
-    ticket: Sealed
-
-
-class TokenProof(Body):
-    """A read token: it is asked who it belongs to, and dropped."""
-
-    way: Literal["token"]
-    token: Annotated[SecretStr, Field(min_length=1, max_length=500)]
-
-
-class JoinRequest(Body):
-    """The proof, signed by the peer's key together with the nonce."""
-
-    key: PublicKey
-    nonce: Nonce
-    signature: Signature
-    proof: Annotated[HubProof | OAuthProof | TokenProof, Field(discriminator="way")]
-
-
-class RenewRequest(Body):
-    """The pass before, signed by the peer's key together with the nonce."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
-
-    key: PublicKey
-    nonce: Nonce
-    signature: Signature
-    held: Annotated[str, Field(alias="pass", min_length=1, max_length=MAX_PASS)]
-
-
-class AccuseRequest(Body):
-    """That the holder of a pass has a proof against a member: its SHA-256."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, populate_by_name=True)
-
-    key: PublicKey
-    nonce: Nonce
-    signature: Signature
-    held: Annotated[str, Field(alias="pass", min_length=1, max_length=MAX_PASS)]
-    proof: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class LoginRequest(Body):
@@ -131,24 +70,34 @@ class PollRequest(Body):
     handle: Sealed
 
 
-class AuthorityFacts(BaseModel):
-    """A run's authority, as it describes itself. time: its clock, Unix seconds."""
+class SignedRequest(Body):
+    """A request that the peer's key signs together with the nonce."""
 
-    run: str
-    organisation: str | None
-    authority_key: str
-    ways: list[str]
-    pass_seconds: float
-    time: float
+    key: PublicKey
+    nonce: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,200}$")]
+    signature: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,1400}$", description="RSA-PSS, base64url")]
+
+    def signed(self) -> tuple[bytes, str, bytes]:
+        """Key, nonce and signature. Raises RequestRefused."""
+        return _bytes(self.key, "key"), self.nonce, _bytes(self.signature, "signature")
 
 
-class ChallengeAnswer(BaseModel):
-    """A challenge for the peer's key to sign. Times are Unix seconds."""
+class JoinRequest(SignedRequest):
+    """The proof of who the peer's user is."""
 
-    nonce: str
-    key: str
-    time: float
-    expires: float
+    proof: Annotated[Proof, Field(discriminator="way")]
+
+
+class RenewRequest(SignedRequest):
+    """The pass before."""
+
+    held: Annotated[str, Field(alias="pass", min_length=1, max_length=MAX_PASS)]
+
+
+class AccuseRequest(RenewRequest):
+    """That the holder of a pass has a proof against a member: its SHA-256."""
+
+    proof: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class PassAnswer(BaseModel):
@@ -158,33 +107,16 @@ class PassAnswer(BaseModel):
     time: float
 
 
-class LoginAnswer(BaseModel):
-    """Instructions to the user, and how often to ask whether it is done (seconds)."""
-
-    handle: str
-    user_code: str
-    page: str
-    page_with_code: str
-    interval: float
-    expires_in: float
-
-
 class TicketAnswer(BaseModel):
-    """With which the proof is handed in."""
+    """With which a proof is handed in, or a user joins; None while the user has not logged in."""
 
-    ticket: str
+    ticket: str | None
 
 
 class Conviction(BaseModel):
     """The peer that is banned now."""
 
     guilty: str
-
-
-class PollAnswer(BaseModel):
-    """ticket: None while the user has not logged in."""
-
-    ticket: str | None
 
 
 class Problem(BaseModel):
@@ -203,141 +135,138 @@ class Limits:
     proofs: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time
 
 
-_WORDS = {
-    400: "no JSON",
-    401: "bad proof",
-    403: "no member, or banned",
-    413: "too long",
-    422: "malformed",
-    429: "too often",
-    503: "the Hub or the database does not answer",
-}
-
-
 def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
     """The service for one run. It trusts the address that the server gives it: see `serve` for proxies."""
     limits = limits or Limits()
-    app = FastAPI(title="tt authority", version="1", docs_url=None, redoc_url=None)
+    asking, proving = _counted(limits.asking), _counted(limits.proving)
+    app = FastAPI(title="tt authority", version="1", docs_url=None, redoc_url=None, responses=_problems(429, 503))
     app.add_middleware(BoundedBodies, but_for=PROOFS)
 
-    def problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-        return {code: {"model": Problem, "description": _WORDS[code]} for code in (*codes, 503)}
-
-    def counted(request: Request, limit: RateLimit) -> None:
-        wait = limit.wait(address_key(request.client.host if request.client else None))
-        if wait:
-            raise TooOften(wait)
-
-    def counted_user(name: str) -> None:
-        wait = limits.user.wait(name.casefold())
-        if wait:
-            raise TooOften(wait)
-
-    for error, answer in _ANSWERS.items():
-        app.add_exception_handler(error, answer)
-
-    @app.get("/v1/facts", responses=problems(429))
-    def facts(request: Request) -> AuthorityFacts:
+    @app.get("/v1/facts", dependencies=asking)
+    def facts() -> AuthorityFacts:
         """The run, its organisation and the authority's key."""
-        counted(request, limits.asking)
-        return AuthorityFacts(**authority.facts())
+        return authority.facts()
 
     @app.get(
         "/v1/notice",
+        dependencies=asking,
         response_class=Response,
         responses={
             200: {"content": {"text/plain": {"schema": {"type": "string"}}}, "description": "The signed notice"},
             304: {"description": "Still the notice that If-None-Match names"},
-            **problems(422, 429),
+            **_problems(422),
         },
     )
     def notice(
-        request: Request, if_none_match: Annotated[str | None, Header(max_length=100, pattern=r"^[\x20-\x7e]*$")] = None
+        if_none_match: Annotated[str | None, Header(max_length=100, pattern=r"^[\x20-\x7e]*$")] = None,
     ) -> Response:
         """Bans and orders, signed (see tt_cli.identity.passes)."""
-        counted(request, limits.asking)
         number, text = authority.notice()
         etag = f'"{number}"'
         if if_none_match == etag:
             return Response(status_code=304, headers={"ETag": etag})
         return Response(text, media_type="text/plain", headers={"ETag": etag, "Cache-Control": "no-cache"})
 
-    @app.post("/v1/challenge", responses=problems(400, 413, 422, 429))
-    def challenge(request: Request, body: ChallengeRequest) -> ChallengeAnswer:
+    @app.post("/v1/challenge", dependencies=proving, responses=_problems(400, 413, 422))
+    def challenge(body: ChallengeRequest) -> Challenge:
         """A nonce to sign, good for some minutes and once."""
-        counted(request, limits.proving)
-        made = authority.challenge(body.peer_id, body.purpose)
-        return ChallengeAnswer(nonce=made.nonce, key=made.key, time=made.time, expires=made.expires)
+        return authority.challenge(body.peer_id, body.purpose)
 
-    @app.post("/v1/join", responses=problems(400, 401, 403, 413, 422, 429))
-    def join(request: Request, body: JoinRequest) -> PassAnswer:
+    @app.post("/v1/join", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
+    def join(body: JoinRequest) -> PassAnswer:
         """A pass for whoever proves who they are."""
-        counted(request, limits.proving)
-        match body.proof:
-            case HubProof(user=user):
-                counted_user(user)
-                proof = {"way": "hub", "user": user}
-            case OAuthProof(ticket=ticket):
-                proof = {"way": "oauth", "ticket": ticket}
-            case TokenProof(token=token):
-                proof = {"way": "token", "token": token.get_secret_value()}
-        key, signature = _bytes(body.key, "key"), _bytes(body.signature, "signature")
-        return PassAnswer(text=authority.join(key, body.nonce, signature, proof), time=authority.clock())
+        if isinstance(body.proof, HubProof):
+            _count(limits.user, body.proof.user.casefold())
+        return PassAnswer(text=authority.join(*body.signed(), body.proof), time=authority.clock())
 
-    @app.post("/v1/renew", responses=problems(400, 401, 403, 413, 422, 429))
-    def renew(request: Request, body: RenewRequest) -> PassAnswer:
+    @app.post("/v1/renew", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
+    def renew(body: RenewRequest) -> PassAnswer:
         """The next pass for the holder of one."""
-        counted(request, limits.proving)
-        key, signature = _bytes(body.key, "key"), _bytes(body.signature, "signature")
-        return PassAnswer(text=authority.renew(key, body.nonce, signature, body.held), time=authority.clock())
+        return PassAnswer(text=authority.renew(*body.signed(), body.held), time=authority.clock())
 
-    @app.post("/v1/accuse", responses=problems(400, 401, 403, 413, 422, 429))
-    def accuse(request: Request, body: AccuseRequest) -> TicketAnswer:
+    @app.post("/v1/accuse", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
+    def accuse(body: AccuseRequest) -> TicketAnswer:
         """Announce a proof that a member made a wrong average."""
-        counted(request, limits.proving)
-        key, signature = _bytes(body.key, "key"), _bytes(body.signature, "signature")
-        return TicketAnswer(ticket=authority.hear(key, body.nonce, signature, body.held, body.proof))
+        return TicketAnswer(ticket=authority.hear(*body.signed(), body.held, body.proof))
 
     @app.post(
         PROOFS,
-        responses=problems(401, 403, 413, 422, 429),
+        dependencies=proving,
+        responses=_problems(401, 403, 413, 422),
         openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
     )
-    async def hand_in(
-        request: Request, tt_ticket: Annotated[str, Header(pattern=r"^[A-Za-z0-9_-]{16,4000}$")]
-    ) -> Conviction:
+    async def hand_in(request: Request, tt_ticket: Annotated[Sealed, Header()]) -> Conviction:
         """Hand in the proof; whoever it proves guilty is banned."""
-        counted(request, limits.proving)
         authority.expects(tt_ticket)  # before a byte is read
         if limits.proofs.locked():
-            raise TooOften(JUDGING_SECONDS)
+            raise _too_often(JUDGING_SECONDS)
         async with limits.proofs:
             body = await bounded_body(request.receive, MOST_PROOF, PROOF_SECONDS)
             try:
                 return Conviction(guilty=await asyncio.to_thread(authority.convict, tt_ticket, body))
             except Busy:
-                raise TooOften(JUDGING_SECONDS) from None
+                raise _too_often(JUDGING_SECONDS) from None
 
-    @app.post("/v1/login", responses=problems(400, 401, 403, 413, 422, 429))
-    def begin_login(request: Request, body: LoginRequest) -> LoginAnswer:
+    @app.post("/v1/login", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
+    def begin_login(body: LoginRequest) -> LoginInstructions:
         """Begin a login with a code (OAuth's device flow), where the run names an OAuth app."""
-        counted(request, limits.proving)
-        return LoginAnswer(**authority.begin_login(_bytes(body.key, "key")))
+        return authority.begin_login(_bytes(body.key, "key"))
 
-    @app.post("/v1/login/poll", responses=problems(400, 401, 403, 413, 422, 429))
-    def poll_login(request: Request, body: PollRequest) -> PollAnswer:
+    @app.post("/v1/login/poll", dependencies=asking, responses=_problems(400, 401, 403, 413, 422))
+    def poll_login(body: PollRequest) -> TicketAnswer:
         """Tell whether the user has logged in."""
-        counted(request, limits.asking)
-        return PollAnswer(ticket=authority.poll_login(body.handle))
+        return TicketAnswer(ticket=authority.poll_login(body.handle))
 
+    @app.exception_handler(RequestRefused)
+    def refused(request: Request, error: RequestRefused) -> Response:
+        return problem(error.status, str(error), error.wait)
+
+    @app.exception_handler(HubUnreachable)
+    @app.exception_handler(DatabaseDown)
+    def not_now(request: Request, error: TTError) -> Response:
+        return problem(503, str(error), RETRY_SECONDS)
+
+    @app.exception_handler(TTError)
+    def broken(request: Request, error: TTError) -> Response:
+        logger.error(str(error))  # it names files of this host
+        return problem(
+            503, "the authority cannot do this now; its organiser finds the reason in its log", RETRY_SECONDS
+        )
+
+    app.add_exception_handler(RequestValidationError, malformed)
     return app
 
 
-class TooOften(Exception):
-    """wait: seconds until it may be asked again."""
+def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
+    """Descriptions of refusals."""
+    reasons = {
+        400: "no JSON",
+        401: "bad proof",
+        403: "no member, or banned",
+        413: "too long",
+        422: "malformed",
+        429: "too often",
+        503: "the Hub or the database does not answer",
+    }
+    return {code: {"model": Problem, "description": reasons[code]} for code in codes}
 
-    def __init__(self, wait: float):
-        self.wait = wait
+
+def _counted(limit: RateLimit) -> list[Any]:
+    """The dependency of a path whose requests count, by the address they come from, before they are read."""
+
+    async def count(request: Request) -> None:
+        _count(limit, address_key(request.client.host if request.client else None))
+
+    return [Depends(count)]
+
+
+def _count(limit: RateLimit, key: str) -> None:
+    if wait := limit.wait(key):
+        raise _too_often(wait)
+
+
+def _too_often(wait: float) -> RequestRefused:
+    return RequestRefused(429, f"asked too often: wait {math.ceil(wait)} s", wait)
 
 
 def _bytes(text: str, name: str) -> bytes:
@@ -345,35 +274,3 @@ def _bytes(text: str, name: str) -> bytes:
         return decode(text)
     except ValueError as error:
         raise RequestRefused(401, f"the {name} is {error}") from None
-
-
-def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestRefused)
-    return problem(error.status, str(error))
-
-
-def _too_often(request: Request, error: Exception) -> Response:
-    assert isinstance(error, TooOften)
-    return problem(429, f"asked too often: wait {math.ceil(error.wait)} s", error.wait)
-
-
-def _not_now(request: Request, error: Exception) -> Response:
-    return problem(503, str(error), RETRY_SECONDS)
-
-
-def _broken(request: Request, error: Exception) -> Response:
-    """The words name files of this host: they are for its log."""
-    logger.error(str(error))
-    return problem(503, "the authority cannot do this now; its organiser finds the reason in its log", RETRY_SECONDS)
-
-
-_ANSWERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
-    RequestRefused: _refused,
-    TooOften: _too_often,
-    BodyTooLong: too_long,
-    BodyTooSlow: too_slow,
-    HubUnreachable: _not_now,
-    DatabaseDown: _not_now,
-    TTError: _broken,
-    RequestValidationError: malformed,
-}

@@ -17,20 +17,21 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, SecretStr
 
+from tt_cli.auth.account import AccountName
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, SigningKey
-from tt_cli.auth.authority.hub_client import Account, HubClient, IdentityNotProven
+from tt_cli.auth.authority.hub_client import HubClient, IdentityNotProven
 from tt_cli.auth.authority.member_store import MemberStore, RegisteredMember, TooManyPeers
 from tt_cli.auth.authority.proof_judge import NoProof, judged
 from tt_cli.auth.join_proof import Purpose, proof_content, proof_path, signed_message
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import (
     InvalidPass,
-    Notice,
     Pass,
     allowed,
     decode,
@@ -52,22 +53,82 @@ CONVICTED = "proven to have signed a wrong average"  # the reason of such a ban
 NOTICE_SECONDS = 1.0  # a signed notice is handed out so long before the database is asked again
 
 
-class RequestRefused(Exception):
-    """No. status: 401 bad proof, 403 not a member or banned; the text says why and what to do."""
+Sealed = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,4000}$")]
 
-    def __init__(self, status: int, words: str):
-        super().__init__(words)
-        self.status = status
+
+class RequestRefused(Exception):
+    """No. status: 401 bad proof, 403 not a member or banned; wait: seconds until it may be asked again.
+
+    The text says why and what to do.
+    """
+
+    def __init__(self, status: int, reason: str, wait: float | None = None):
+        super().__init__(reason)
+        self.status, self.wait = status, wait
+
+
+class Body(BaseModel):
+    """The base of all that is read from a peer: nothing unknown is taken."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class HubProof(Body):
+    """A file in the user's public repository on the Hub."""
+
+    way: Literal["hub"]
+    user: AccountName
+
+
+class OAuthProof(Body):
+    """A ticket of POST /v1/login/poll."""
+
+    way: Literal["oauth"]
+    ticket: Sealed
+
+
+class TokenProof(Body):
+    """A read token: it is asked who it belongs to, and dropped."""
+
+    way: Literal["token"]
+    token: Annotated[SecretStr, Field(min_length=1, max_length=500), PlainSerializer(SecretStr.get_secret_value)]
+
+
+Proof = HubProof | OAuthProof | TokenProof
+
+
+@dataclass(frozen=True)
+class AuthorityFacts:
+    """A run's authority, as it describes itself; nothing about its members. time: its clock, Unix seconds."""
+
+    run: str
+    organisation: str | None
+    authority_key: str
+    ways: list[str]
+    pass_seconds: float
+    time: float
 
 
 @dataclass(frozen=True)
 class Challenge:
-    """nonce: to be signed. key: the authority's, which signs now. time: the authority's clock, Unix seconds."""
+    """nonce: for the peer's key to sign. key: the authority's, which signs now. Times are Unix seconds of its clock."""
 
     nonce: str
     key: str
     time: float
     expires: float
+
+
+@dataclass(frozen=True)
+class LoginInstructions:
+    """Instructions to the user, and how often to ask whether it is done (seconds)."""
+
+    handle: str
+    user_code: str
+    page: str
+    page_with_code: str
+    interval: float
+    expires_in: float
 
 
 class Authority:
@@ -93,18 +154,18 @@ class Authority:
 
     # ---------------------------------------------------------------- what anyone may know
 
-    def facts(self) -> dict[str, Any]:
-        """The run's facts; they say nothing about its members."""
+    def facts(self) -> AuthorityFacts:
+        """The run, its organisation and the authority's key."""
         membership = self.run.membership
         ways = ["hub", "token"] if membership.kind == "organisation" else []
-        return {
-            "run": self.run.identity,
-            "organisation": membership.organisation,
-            "authority_key": self.folder.settings().line(),
-            "ways": ["oauth", *ways] if membership.oauth_client_id else ways,
-            "pass_seconds": self.pass_seconds,
-            "time": self.clock(),
-        }
+        return AuthorityFacts(
+            run=self.run.identity,
+            organisation=membership.organisation,
+            authority_key=self.folder.settings().line(),
+            ways=["oauth", *ways] if membership.oauth_client_id else ways,
+            pass_seconds=self.pass_seconds,
+            time=self.clock(),
+        )
 
     def notice(self) -> tuple[int, str]:
         """The number and the text of the signed notice in force."""
@@ -123,14 +184,14 @@ class Authority:
         head = struct.pack(">d", now + NONCE_SECONDS) + os.urandom(16)
         return Challenge(encode(head + self._mac(key, head, peer_id, purpose)), key.text, now, now + NONCE_SECONDS)
 
-    def join(self, key: bytes, nonce: str, signature: bytes, proof: dict[str, str]) -> str:
-        """A pass for the peer with this public key (DER). Raises Refused; HubUnreachable, which leaves the nonce good.
+    def join(self, key: bytes, nonce: str, signature: bytes, proof: Proof) -> str:
+        """A pass for the peer with this public key (DER).
 
-        proof: {"way": "hub", "user"}, {"way": "oauth", "ticket"} or {"way": "token", "token"}.
+        Raises RequestRefused; HubUnreachable, which leaves the nonce good.
         """
         if self.run.membership.kind == "open":
             raise RequestRefused(403, f"the run {self.run.run.name} is open: it needs no pass")
-        peer_id, signing = self._possession(key, nonce, signature, "join", {"proof": proof})
+        peer_id, signing = self._possession(key, nonce, signature, "join", {"proof": proof.model_dump()})
         try:
             user, member = self._who(proof, key, peer_id, nonce, signing)
         except IdentityNotProven as error:
@@ -138,29 +199,23 @@ class Authority:
             raise RequestRefused(401, str(error)) from None
         if not member:
             organisation = self.run.membership.organisation
-            self._note(user, "no member", peer_id, proof["way"])
-            listed = ", as the Hub shows it to everyone" if proof["way"] == "hub" else ""
+            self._note(user, "no member", peer_id, proof.way)
+            listed = ", as the Hub shows it to everyone" if proof.way == "hub" else ""
             raise RequestRefused(403, f"{user} is no member of {organisation}{listed}: ask the organisation to add you")
-        now = self.clock()
         self._spend(nonce)
-        text = self._issue(
-            RegisteredMember(peer_id, user, proof["way"], joined=now, proven=now, expires=now + self.pass_seconds)
-        )
-        self._note(user, "joined", peer_id, proof["way"])
+        now = self.clock()
+        text = self._issue(user, peer_id, proof.way, joined=now, proven=now)
+        self._note(user, "joined", peer_id, proof.way)
         return text
 
     def renew(self, key: bytes, nonce: str, signature: bytes, text: str) -> str:
-        """The next pass for the holder of this one. Raises Refused; 401 means: join again."""
+        """The next pass for the holder of this one. Raises RequestRefused; 401 means: join again."""
         peer_id, _ = self._possession(key, nonce, signature, "renew", {"pass": text})
         now = self.clock()
-        held = self._own_pass(text, now)
-        if held.peer_id != peer_id:
-            raise RequestRefused(401, "that pass belongs to another peer")
+        held = self._own_pass(text, peer_id, now)
         known = self.store.member(peer_id)
         if known is None:  # the database was restored from a backup older than the pass
-            known = RegisteredMember(
-                peer_id, held.user, "renewed", joined=held.issued, proven=held.issued, expires=held.expires
-            )
+            known = RegisteredMember(peer_id, held.user, "renewed", held.issued, held.issued, held.expires)
         elif known.user != held.user:
             raise RequestRefused(401, "that pass is an older one, of another user: join again")
         if now > known.proven + PROOF_SECONDS:
@@ -168,34 +223,29 @@ class Authority:
                 401, f"{known.user} proved who they are more than {PROOF_SECONDS / 86400:.0f} days ago"
             )
         self._spend(nonce)
-        return self._issue(
-            RegisteredMember(
-                peer_id, known.user, known.way, known.joined, known.proven, expires=now + self.pass_seconds
-            )
-        )
+        return self._issue(known.user, peer_id, known.way, joined=known.joined, proven=known.proven)
 
     def issue_here(self, peer_id: str, user: str) -> str:
-        """A pass for a peer of the organiser's own on this host, whose folder holds the key anyway. Raises Refused."""
+        """A pass for a peer of the organiser's own on this host, whose folder holds the key anyway.
+
+        Raises RequestRefused.
+        """
         now = self.clock()
-        return self._issue(
-            RegisteredMember(peer_id, user, "organiser", joined=now, proven=now, expires=now + self.pass_seconds)
-        )
+        return self._issue(user, peer_id, "organiser", joined=now, proven=now)
 
     # ---------------------------------------------------------------- proofs against members
 
     def hear(self, key: bytes, nonce: str, signature: bytes, text: str, digest: str) -> str:
-        """A ticket for handing in one proof, for the holder of the pass `text`. Raises Refused.
+        """A ticket for handing in one proof, for the holder of the pass `text`. Raises RequestRefused.
 
         digest: SHA-256 (hex) of the packed tt_cli.swarm.allreduce.messages.Accusation.
         """
         peer_id, _ = self._possession(key, nonce, signature, "accuse", {"pass": text, "proof": digest})
-        held, now = self._own_pass(text, self.clock()), self.clock()
-        if held.peer_id != peer_id or now >= held.expires:
-            raise RequestRefused(401, "that pass belongs to another peer, or it has expired")
-        try:
-            allowed(held, self.store.notice(self.run.identity))
-        except InvalidPass as error:
-            raise RequestRefused(403, f"{error}: ask the run's organiser") from None
+        now = self.clock()
+        held = self._own_pass(text, peer_id, now)
+        if now >= held.expires:
+            raise RequestRefused(401, "that pass has expired")
+        self._check_ban(held)
         if self._wrong[held.user] >= MOST_WRONG:
             raise RequestRefused(403, f"{held.user} has handed in {MOST_WRONG} proofs that prove nothing")
         self._spend(nonce)
@@ -203,7 +253,7 @@ class Authority:
         return self._seal("proof", {"proof": digest, "peer": peer_id, "user": held.user, "until": until})
 
     def expects(self, ticket: str) -> None:
-        """Raises Refused for a ticket that is not one."""
+        """Raises RequestRefused for a ticket that is not one."""
         self._unseal("proof", ticket)
 
     def convict(self, ticket: str, proof: bytes) -> str:
@@ -216,8 +266,8 @@ class Authority:
     def judge(self, proof: bytes, user: str, peer_id: str) -> str:
         """Ban the peer whose guilt is proven; its id. Its user too, when it is the second peer of theirs.
 
-        One wrong average may come from a computer that is broken. user, peer_id: who brings the proof. Raises Refused;
-        Busy; TTError where nothing can be judged here.
+        One wrong average may come from a computer that is broken. user, peer_id: who brings the proof. Raises
+        RequestRefused; Busy; TTError where nothing can be judged here.
         """
         try:
             guilty = judged(self.run, proof)
@@ -233,33 +283,33 @@ class Authority:
             self.folder.keep_proof(guilty, proof)
             self.store.ban("peer", guilty, CONVICTED, self.clock())
             self._note(user, "proved", guilty, f"{member.user} signed a wrong average")
-            before = [peer for peer, reason in banned.items() if reason == CONVICTED]
-            if any(found.user == member.user for peer in before if (found := self.store.member(peer)) is not None):
+            before = [self.store.member(peer) for peer, reason in banned.items() if reason == CONVICTED]
+            if any(convict is not None and convict.user == member.user for convict in before):
                 self.store.ban("user", member.user.lower(), f"{CONVICTED}, with two peers", self.clock())
                 self._note(user, "proved", guilty, f"the second peer of {member.user}")
         return guilty
 
     # ---------------------------------------------------------------- OAuth
 
-    def begin_login(self, key: bytes) -> dict[str, Any]:
-        """Begin the device flow for a peer: what its user must do, and a handle. Raises Refused, HubUnreachable."""
+    def begin_login(self, key: bytes) -> LoginInstructions:
+        """Begin the device flow for a peer. Raises RequestRefused, HubUnreachable."""
         peer_id = _peer_id(key)
         try:
             login = self._hub.begin_login(self._client_id())
         except IdentityNotProven as error:
             raise RequestRefused(403, f"the Hub refuses the organiser's OAuth app: {error}") from None
         until = self.clock() + login.expires_in
-        return {
-            "handle": self._seal("login", {"code": login.device_code, "peer": peer_id, "until": until}),
-            "user_code": login.user_code,
-            "page": login.page,
-            "page_with_code": login.page_with_code,
-            "interval": login.interval,
-            "expires_in": login.expires_in,
-        }
+        return LoginInstructions(
+            handle=self._seal("login", {"code": login.device_code, "peer": peer_id, "until": until}),
+            user_code=login.user_code,
+            page=login.page,
+            page_with_code=login.page_with_code or login.page,
+            interval=login.interval,
+            expires_in=login.expires_in,
+        )
 
     def poll_login(self, handle: str) -> str | None:
-        """A ticket for `join` once the user has logged in, None before. Raises Refused, HubUnreachable."""
+        """A ticket for `join` once the user has logged in, None before. Raises RequestRefused, HubUnreachable."""
         held = self._unseal("login", handle)
         try:
             account = self._hub.login_granted(self._client_id(), held["code"])
@@ -320,48 +370,59 @@ class Authority:
         if not self.store.use_nonce(hashlib.sha256(raw).hexdigest(), expires, self.clock()):
             raise RequestRefused(401, "the nonce has been used already")
 
-    def _who(
-        self, proof: dict[str, str], key: bytes, peer_id: str, nonce: str, signing: SigningKey
-    ) -> tuple[str, bool]:
-        """The user's name, and whether they are a member. Raises NotProven, HubUnreachable, Refused."""
-        way, organisation = proof["way"], self._organisation()
-        if way == "oauth":
-            ticket = self._unseal("ticket", proof["ticket"])
-            if ticket["peer"] != peer_id:
-                raise IdentityNotProven("that login was begun by another peer")
-            return str(ticket["user"]), bool(ticket["member"])
-        if way == "token":
-            account: Account = self._hub.user_of_token(proof["token"])
-            return account.name, organisation in account.organisations
-        user, found = self._hub.proof(proof["user"], proof_path(self.run.identity, peer_id))
-        if found != proof_content(self.run.identity, signing.text, nonce, key):
+    def _who(self, proof: Proof, key: bytes, peer_id: str, nonce: str, signing: SigningKey) -> tuple[str, bool]:
+        """The user's name, and whether they are a member.
+
+        Raises IdentityNotProven, HubUnreachable, RequestRefused.
+        """
+        organisation = self._organisation()
+        match proof:
+            case OAuthProof():
+                ticket = self._unseal("ticket", proof.ticket)
+                if ticket["peer"] != peer_id:
+                    raise IdentityNotProven("that login was begun by another peer")
+                return str(ticket["user"]), bool(ticket["member"])
+            case TokenProof():
+                account = self._hub.user_of_token(proof.token.get_secret_value())
+                return account.name, organisation in account.organisations
+        user, content = self._hub.proof(proof.user, proof_path(self.run.identity, peer_id))
+        if content != proof_content(self.run.identity, signing.text, nonce, key):
             raise IdentityNotProven(f"the proof in {user}'s repository is for another run, authority, nonce or key")
         try:
             return user, self._hub.is_member(organisation, user)
         except IdentityNotProven as error:  # a hidden or missing organisation
             raise RequestRefused(403, f"{error}; prove who you are another way") from None
 
-    def _own_pass(self, text: str, now: float) -> Pass:
+    def _own_pass(self, text: str, peer_id: str, now: float) -> Pass:
+        """The pass of this authority in `text`, that peer's; it may have expired GRACE_SECONDS ago."""
         refusal = "no pass of this authority"
         for key in self.folder.settings().keys:
             try:
-                return read_pass(text, key.text, self.run.identity, now, leeway=GRACE_SECONDS)
+                held = read_pass(text, key.text, self.run.identity, now, leeway=GRACE_SECONDS)
             except InvalidPass as error:
                 refusal = str(error)
+                continue
+            if held.peer_id != peer_id:
+                raise RequestRefused(401, "that pass belongs to another peer")
+            return held
         raise RequestRefused(401, f"{refusal}: join again")
 
-    def _issue(self, member: RegisteredMember) -> str:
-        held: Notice = self.store.notice(self.run.identity)
-        now = self.clock()
-        issued = Pass(member.user, member.peer_id, self.run.identity, now, member.expires)
+    def _check_ban(self, held: Pass) -> None:
         try:
-            allowed(issued, held)
-            self.store.admit(member, now, self.most_peers)
+            allowed(held, self.store.notice(self.run.identity))
         except InvalidPass as error:
-            self._note(member.user, "banned", member.peer_id)
+            self._note(held.user, "banned", held.peer_id)
             raise RequestRefused(403, f"{error}: ask the run's organiser") from None
+
+    def _issue(self, user: str, peer_id: str, way: str, *, joined: float, proven: float) -> str:
+        """The signed pass, from now on. joined, proven: see RegisteredMember."""
+        now = self.clock()
+        issued = Pass(user, peer_id, self.run.identity, now, now + self.pass_seconds)
+        self._check_ban(issued)
+        try:
+            self.store.admit(RegisteredMember(peer_id, user, way, joined, proven, issued.expires), now, self.most_peers)
         except TooManyPeers:
-            raise RequestRefused(403, f"{member.user} has {self.most_peers} peers in this run already") from None
+            raise RequestRefused(403, f"{user} has {self.most_peers} peers in this run already") from None
         return sign_pass(issued, self._key().private)
 
     def _note(self, who: str, what: str, peer_id: str = "", detail: str = "") -> None:

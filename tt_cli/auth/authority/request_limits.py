@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import asyncio
 
-from fastapi import Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tt_cli.auth.authority.issuer import RequestRefused
 from tt_cli.supervisor.http_server import problem
 
 MAX_BODY = 16 * 1024  # bytes
 BODY_SECONDS = 10.0  # for all of it
 
 
-class BodyTooLong(Exception):
-    """limit: bytes that would have been taken."""
-
-    def __init__(self, limit: int):
-        self.limit = limit
-
-
-class BodyTooSlow(Exception):
-    """seconds: in which it had to come."""
-
-    def __init__(self, seconds: float):
-        self.seconds = seconds
-
-
 async def bounded_body(receive: Receive, limit: int, seconds: float) -> bytes:
-    """All of a request's body. Raises BodyTooLong, BodyTooSlow."""
-    body = bytearray()
+    """All of a request's body. Raises RequestRefused."""
+    body, more = bytearray(), True
     try:
         async with asyncio.timeout(seconds):
-            while True:
+            while more:
                 message = await receive()
                 body += message.get("body", b"")
                 if len(body) > limit:
-                    raise BodyTooLong(limit)
-                if message["type"] != "http.request" or not message.get("more_body"):
-                    return bytes(body)
+                    raise RequestRefused(413, f"the body is longer than {limit} bytes")
+                more = message["type"] == "http.request" and message.get("more_body", False)
     except TimeoutError:
-        raise BodyTooSlow(seconds) from None
+        raise RequestRefused(408, f"the body did not come within {seconds:.0f} s") from None
+    return bytes(body)
 
 
 class BoundedBodies:
@@ -59,11 +45,8 @@ class BoundedBodies:
             return
         try:
             body = await bounded_body(receive, MAX_BODY, BODY_SECONDS)
-        except BodyTooSlow as error:
-            await too_slow(Request(scope), error)(scope, receive, send)
-            return
-        except BodyTooLong as error:
-            await too_long(Request(scope), error)(scope, receive, send)
+        except RequestRefused as error:
+            await problem(error.status, str(error))(scope, receive, send)
             return
         pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
@@ -71,15 +54,3 @@ class BoundedBodies:
             return pending.pop() if pending else await receive()
 
         await self._app(scope, replay, send)
-
-
-def too_long(request: Request, error: Exception) -> Response:
-    """413."""
-    assert isinstance(error, BodyTooLong)
-    return problem(413, f"the body is longer than {error.limit} bytes")
-
-
-def too_slow(request: Request, error: Exception) -> Response:
-    """408."""
-    assert isinstance(error, BodyTooSlow)
-    return problem(408, f"the body did not come within {error.seconds:.0f} s")
