@@ -20,7 +20,6 @@ from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.crypto import RSAPrivateKey
-from hivemind.utils.timed_storage import ValueWithExpiration
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from swarm.handing import read_tree, state
@@ -80,8 +79,7 @@ def a_part(large: bool) -> Callable[[bytes], object]:
 def read_of_dht(data: bytes) -> object:
     """As readers do with what lies under the subkeys of the run's records."""
     value = MSGPackSerializer.loads(data)
-    entries = {subkey: ValueWithExpiration(value, 2e9) for subkey in (SIGNER.local_public_key, data, b"[owner:x]")}
-    return list(_parse(ValueWithExpiration(entries, 2e9), RUN, CLOSED))
+    return list(_parse(dict.fromkeys((SIGNER.local_public_key, data, b"[owner:x]"), value), RUN, CLOSED))
 
 
 def valid_record(**changes: object) -> bytes:

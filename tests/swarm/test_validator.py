@@ -193,12 +193,6 @@ def test_no_record_lives_for_ever(life: float, alice: Identity) -> None:
     assert not VALIDATOR.validate(eternal)
 
 
-def test_validators_of_one_run_are_one(alice: Identity) -> None:
-    assert VALIDATOR.merge_with(RecordValidator(RUN, ANYBODY))
-    assert not VALIDATOR.merge_with(RecordValidator("other-00000000", ANYBODY))
-    assert not VALIDATOR.merge_with(RSASignatureValidator(alice.key))
-
-
 class Found:
     """A DHT that finds what it is given: {subkey: value}, or anything else as it is."""
 

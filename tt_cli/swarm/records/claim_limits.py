@@ -24,7 +24,7 @@ State = tuple[int, str]
 
 
 def boasting(records: Iterable[PeerRecord], target_batch_size: int) -> frozenset[str]:
-    """Peer ids of those that claim work that nobody can have done. It counts as `Accounts.bounded` lets it."""
+    """Peer ids of those that claim work that nobody can have done. It counts as `ClaimLimits.bounded` lets it."""
     most = BEYOND_ALL * target_batch_size
     return frozenset(one.peer_id for one in records if max(one.samples, one.samples_per_second) > most)
 
@@ -34,9 +34,8 @@ class ClaimLimits:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         self._clock = clock
-        self._since: dict[str, tuple[State, float]] | None = (
-            None  # peer id → its state, and when it was first seen there
-        )
+        # peer id → its state, and when it was first seen there; None before the first look
+        self._since: dict[str, tuple[State, float]] | None = None
         self._counted: frozenset[str] = frozenset()  # whose samples counted towards this peer's next step
         self._owing: frozenset[str] = frozenset()
 
@@ -48,7 +47,7 @@ class ClaimLimits:
         burst = FASTER * statistics.median_low(sizes) if sizes else FASTER
         since, believed = {}, {}
         for record, speed in zip(trainers, speeds(trainers), strict=True):
-            state = record.epoch, record.digest
+            state = record.state
             # whom this peer finds there with its first look may have begun long ago
             before = (state, -math.inf) if self._since is None else self._since.get(record.peer_id, (state, now))
             since[record.peer_id] = before if before[0] == state else (state, now)
@@ -60,8 +59,8 @@ class ClaimLimits:
             changes = {"samples": int(samples), "samples_per_second": speed}
             believed[record.peer_id] = record.model_copy(update=changes)
         self._since = since
-        mine = next(((r.epoch, r.digest) for r in trainers if r.peer_id == own), None)
-        self._counted = frozenset(r.peer_id for r in believed.values() if r.samples and (r.epoch, r.digest) == mine)
+        mine = next((record.state for record in trainers if record.peer_id == own), None)
+        self._counted = frozenset(r.peer_id for r in believed.values() if r.samples and r.state == mine)
         self._owing &= since.keys()
         return [believed.get(record.peer_id, record) for record in records]
 

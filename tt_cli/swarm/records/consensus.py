@@ -48,11 +48,9 @@ class SwarmState:
         voters = voters_among(records)
         if not voters:
             return cls(records, *_foremost(records))
-        votes = Counter((record.epoch, record.digest) for record in voters)
+        votes = Counter(record.state for record in voters)
         believed = [state for state in votes if enough(votes[state], voters)]
-        if not believed:
-            return cls(records, _middle(voters), "")
-        return cls(records, *min(believed, key=lambda state: (-state[0], state[1])))
+        return cls(records, *min(believed, key=lambda state: (-state[0], state[1]), default=(_middle(voters), "")))
 
     def leads(self, epoch: int, digest: str) -> bool:
         """Tell whether a peer that holds this state should come to the view's: there is one who can hand that over."""
@@ -62,7 +60,7 @@ class SwarmState:
 
     def members(self, epoch: int, digest: str) -> list[PeerRecord]:
         """Members that hold exactly this state, of all that make steps: those who can average together."""
-        return [r for r in self.records if r.averages and r.epoch == epoch and r.digest == digest]
+        return [r for r in self.records if r.averages and r.state == (epoch, digest)]
 
     def late(self, epoch: int) -> list[PeerRecord]:
         """Members exactly one step behind: most likely about to finish the step that others have finished."""
@@ -70,8 +68,9 @@ class SwarmState:
 
     def trainers(self) -> list[PeerRecord]:
         """Those that count as part of the swarm: not more than a step away from what most hold."""
-        newest = self._newest()
-        return [r for r in self.records if r.averages and abs(r.epoch - newest) <= STEPS_APART]
+        making = [record for record in self.records if record.averages]
+        newest = self.epoch if self.voters else max((record.epoch for record in making), default=0)
+        return [record for record in making if abs(record.epoch - newest) <= STEPS_APART]
 
     def samples_per_second(self) -> float:
         """Of all trainers together; none counts for more than FASTER times the one in the middle."""
@@ -79,18 +78,13 @@ class SwarmState:
 
     def donors(self) -> list[str]:
         """Peer ids that can hand over the state (epoch, digest), trainers first."""
-        able = [r for r in self.records if not r.client_mode and (r.epoch, r.digest) == (self.epoch, self.digest)]
+        able = [r for r in self.records if not r.client_mode and r.state == (self.epoch, self.digest)]
         return [record.peer_id for record in sorted(able, key=lambda record: record.role == "aux") if self.digest]
 
     @property
     def voters(self) -> list[PeerRecord]:
         """The trainers whose records decided; none while nobody votes."""
         return voters_among(self.records)
-
-    def _newest(self) -> int:
-        if self.voters:
-            return self.epoch
-        return max((record.epoch for record in self.records if record.averages), default=0)
 
 
 class Vote:
@@ -108,7 +102,7 @@ class Vote:
 
     def of(self, record: PeerRecord) -> bool:
         """Tell whether it votes with this record. Who computed nothing yet may be about to take a state over."""
-        state = record.epoch, record.digest
+        state = record.state
         if self._state is not None and state != self._state:
             self._follows = state != self._stepped_to
         self._state = state
@@ -136,9 +130,9 @@ def voters_among(records: Iterable[PeerRecord]) -> list[PeerRecord]:
     Trainers in client mode vote for what somebody can hand over, and for anything when there is nobody who could.
     """
     records = [record for record in records if record.digest]
-    able = {(record.epoch, record.digest) for record in records if not record.client_mode}
+    able = {record.state for record in records if not record.client_mode}
     votes = [record for record in records if record.role == "trainer" and record.vote]
-    votes = [record for record in votes if (record.epoch, record.digest) in able] or votes
+    votes = [record for record in votes if record.state in able] or votes
     middle = _middle(votes) if votes else 0
     return [record for record in votes if abs(record.epoch - middle) <= STEPS_APART]
 

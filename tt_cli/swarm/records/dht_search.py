@@ -19,20 +19,17 @@ NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False
 MOST_KNOWN = 2**14  # records that passed, of some 200 bytes each here
 
 
-class Checked(RecordValidatorBase):
+class Checked(CompositeValidator):
     """All of these validators in one, which does not check again what has passed.
 
     That needs validators whose answer never changes for the same bytes: see validator.py.
     """
 
-    def __init__(self, validators: Iterable[RecordValidatorBase]):
-        self._all = CompositeValidator(validators)
-        self._passed: OrderedDict[bytes, None] = OrderedDict()
+    priority = 10  # as that of hivemind's signatures: before whatever reads the record
 
-    @property
-    def priority(self) -> int:
-        """As that of hivemind's signatures: before whatever reads the record."""
-        return 10
+    def __init__(self, validators: Iterable[RecordValidatorBase]):
+        super().__init__(validators)
+        self._passed: OrderedDict[bytes, None] = OrderedDict()
 
     def validate(self, record: DHTRecord) -> bool:
         """True for a record that all of them let pass, now or before."""
@@ -40,20 +37,12 @@ class Checked(RecordValidatorBase):
         if digest in self._passed:
             self._passed.move_to_end(digest)
             return True
-        if not self._all.validate(record):
+        if not super().validate(record):
             return False
         self._passed[digest] = None
         if len(self._passed) > MOST_KNOWN:
             self._passed.popitem(last=False)
         return True
-
-    def sign_value(self, record: DHTRecord) -> bytes:
-        """The value, signed where it is this node's."""
-        return bytes(self._all.sign_value(record))
-
-    def strip_value(self, record: DHTRecord) -> bytes:
-        """The value without its signature."""
-        return bytes(self._all.strip_value(record))
 
 
 def digest_of(record: DHTRecord) -> bytes:

@@ -86,17 +86,13 @@ class PeerFigures(BaseModel):
 class PeerRecord(PeerFigures):
     """One peer's own account of itself: its figures, and what the swarm's other members need to know of it.
 
-    epoch: global steps its parameters have seen. digest: of its parameters and optimizer state at that epoch;
-    peers of one epoch and unlike digests never average together. samples: accumulated towards the next step.
-    role: "trainer", "assistant" (takes part in rounds, computes nothing) or "aux" (an auxiliary peer without a state
-    yet has the digest ""). loss: mean training loss of its last step, None before the first. figures: what else the
-    task measures, means by name. resynced_chunks: chunks of its state that it had to take again at the same step,
-    because they differed from the others'. left: the peer said
-    goodbye. vote: it takes part in the swarm's steps and has been in touch since the last one, see `records.consensus`.
-    pass_text: its pass, in a closed run. clipped: peer ids of those whose gradients it saw clipped again and again.
-    accused: of those against whom it has a proof. slow: of those that hold the others up for longer than their samples
-    are worth. era: of the run, as the organiser's orders number it, to which its state belongs. lease: of an auxiliary
-    peer that could lead the others, the Unix time since when it does, 0 while it does not.
+    Peers of one epoch and unlike digests never average together. role: an assistant takes part in rounds and computes
+    nothing. left: the peer said goodbye. vote: it takes part in the swarm's steps and has been in touch since the last
+    one, see `records.consensus`. pass_text: its pass, in a closed run. clipped: peer ids of those whose gradients it
+    saw clipped again and again. accused: of those against whom it has a proof. slow: of those that hold the others up
+    for longer than their samples are worth. era: of the run, as the organiser's orders number it, to which its state
+    belongs. lease: of an auxiliary peer that could lead the others, the Unix time since when it does, 0 while it does
+    not.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -118,6 +114,11 @@ class PeerRecord(PeerFigures):
     def averages(self) -> bool:
         """True for a member that makes the run's steps in rounds with the others: a trainer, or an assistant."""
         return self.role != "aux"
+
+    @property
+    def state(self) -> tuple[int, str]:
+        """(epoch, digest) of the state that it holds."""
+        return self.epoch, self.digest
 
 
 @dataclass

@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from hivemind.dht import DHT, DHTNode
 from hivemind.dht.crypto import RSASignatureValidator
@@ -33,7 +34,7 @@ logger = get_logger(__name__)
 
 QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
 TOUCH_SECONDS, MOST_PINGED = 15.0, 32
-DHT_SECONDS = 10.0
+DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
 TELL_SECONDS = 60.0
 
 
@@ -44,21 +45,28 @@ def read_records(dht: DHT, run: RunConfig) -> list[PeerRecord]:
 
 def _read(dht: DHT, run: RunConfig) -> tuple[list[PeerRecord], frozenset[str]]:
     """The records, and the peer ids of those that claim a step which the run does not have."""
-    found = dht.get(peers_key(run.identity), latest=True, return_future=True)
     newest: dict[str, PeerRecord] = {}
-    with contextlib.suppress(TimeoutError):
-        for record in _parse(found.result(timeout=DHT_SECONDS), run, membership_at(dht)):
-            known = newest.setdefault(record.peer_id, record)  # one key can sign under more than one subkey
-            newest[record.peer_id] = max(known, record, key=lambda one: one.time)
+    for record in _parse(_entries(dht, peers_key(run.identity)), run, membership_at(dht)):
+        known = newest.setdefault(record.peer_id, record)  # one key can sign under more than one subkey
+        newest[record.peer_id] = max(known, record, key=lambda one: one.time)
     possible = [record for record in newest.values() if record.epoch <= run.schedule.total_steps]
     return possible, frozenset(newest) - {record.peer_id for record in possible}
 
 
-def _parse(found: object, run: RunConfig, membership: Admission) -> Iterable[PeerRecord]:
-    entries = found.value if isinstance(found, ValueWithExpiration) else None
-    for subkey, entry in entries.items() if isinstance(entries, dict) else ():
+def _entries(dht: DHT, key: str) -> dict[Any, Any]:
+    """Subkey → value of all records under a key; none when the DHT does not answer in time."""
+    answer = dht.get(key, latest=True, return_future=True)
+    with contextlib.suppress(TimeoutError):
+        found = answer.result(timeout=DHT_SECONDS)
+        if isinstance(found, ValueWithExpiration) and isinstance(found.value, dict):
+            return {subkey: getattr(entry, "value", None) for subkey, entry in found.value.items()}
+    return {}
+
+
+def _parse(entries: Mapping[Any, Any], run: RunConfig, membership: Admission) -> Iterator[PeerRecord]:
+    for subkey, value in entries.items():
         try:
-            record = PeerRecord.model_validate(entry.value)
+            record = PeerRecord.model_validate(value)
             if [record.peer_id] != [peer_id_of(owner) for owner in owners_of(subkey)]:
                 continue
             if record.time > get_dht_time() + CLOCK_LEEWAY:
@@ -70,26 +78,20 @@ def _parse(found: object, run: RunConfig, membership: Admission) -> Iterable[Pee
             yield record
         except NotAdmitted as error:
             logger.info(f"ignored the record of {record.peer_id}: {error}")
-        except (ValidationError, ValueError, AttributeError) as error:
+        except ValueError as error:
             logger.warning(f"ignored a malformed record of run {run.identity}: {error}")
 
 
 def read_history(dht: DHT, run: RunConfig) -> HistoryRecord | None:
     """The longest history that an auxiliary peer published."""
-    membership = membership_at(dht)
-    found = dht.get(history_key(run.identity), latest=True, return_future=True)
-    with contextlib.suppress(TimeoutError):
-        answer = found.result(timeout=DHT_SECONDS)
-        entries = answer.value if isinstance(answer, ValueWithExpiration) and isinstance(answer.value, dict) else {}
-        histories = []
-        for entry in entries.values():
-            with contextlib.suppress(ValidationError, NotAdmitted):
-                history = HistoryRecord.model_validate(entry.value)
-                membership.admit(history.pass_text, history.peer_id)
-                if all(epoch <= run.schedule.total_steps for epoch, _, _ in history.steps):
-                    histories.append(history)
-        return max(histories, key=lambda history: len(history.steps), default=None)
-    return None
+    histories = []
+    for value in _entries(dht, history_key(run.identity)).values():
+        with contextlib.suppress(ValidationError, NotAdmitted):
+            history = HistoryRecord.model_validate(value)
+            membership_at(dht).admit(history.pass_text, history.peer_id)
+            if all(epoch <= run.schedule.total_steps for epoch, _, _ in history.steps):
+                histories.append(history)
+    return max(histories, key=lambda history: len(history.steps), default=None)
 
 
 async def _ping(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
@@ -123,12 +125,10 @@ class PeerDirectory(threading.Thread):
         self._owner, self._peer_id = RSASignatureValidator(identity.key).local_public_key, identity.peer_id
         self._lock = threading.Condition()
         self._record: PeerRecord | None = None
-        self._changed = False
-        self._view = SwarmState.of(())
+        self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
         self._reads_begun = self._reads_ended = 0
         self.read_at = time.monotonic()  # the last read ended
-        self._stopping = False
-        self._urgent = False
+        self._stopping = self._urgent = False
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
         self._parted: set[str] = set()
@@ -136,7 +136,7 @@ class PeerDirectory(threading.Thread):
         self._pinged = time.monotonic()
         self._membership = membership_at(dht)
         self._notices = ControlNotices(run, dht)
-        self._accounts = ClaimLimits()
+        self._claims = ClaimLimits()
         self._vote = Vote(run.swarm.statistics_expiration)
         self.pace = QUICK_SECONDS
 
@@ -149,8 +149,7 @@ class PeerDirectory(threading.Thread):
         with self._lock:
             record = record.model_copy(update={"vote": self._vote.of(record)})
             previous, self._record = self._record, record
-            self._changed = True
-            if previous is None or (previous.epoch, previous.digest) != (record.epoch, record.digest):
+            if previous is None or previous.state != record.state:
                 self._urgent = True
                 self._lock.notify_all()
 
@@ -161,20 +160,8 @@ class PeerDirectory(threading.Thread):
 
     def publish_history(self, history: HistoryRecord) -> None:
         """Replace this auxiliary peer's history (kept ten minutes)."""
-        mine = {"peer_id": self._peer_id, "pass_text": self._membership.mine(), "time": get_dht_time()}
-        self._dht.store(
-            history_key(self._run.identity),
-            subkey=self._owner,
-            value=history.model_copy(update=mine).model_dump(),
-            expiration_time=get_dht_time() + 600,
-            return_future=True,
-        )
-
-    @property
-    def view(self) -> SwarmState:
-        """The swarm as of the last read, a few seconds old at most."""
-        with self._lock:
-            return self._view
+        mine = {"peer_id": self._peer_id, "time": get_dht_time()}
+        self._put(history_key(self._run.identity), history.model_copy(update=mine), HISTORY_SECONDS)
 
     def trainers(self) -> frozenset[str]:
         """Peer ids of all trainers of which this peer heard lately, not more than a step from what most hold.
@@ -194,7 +181,7 @@ class PeerDirectory(threading.Thread):
         """These were in a round with this peer."""
         until = time.monotonic() + self._run.swarm.statistics_expiration
         with self._lock:
-            self._accounts.met(peer_ids)
+            self._claims.met(peer_ids)
             self._heard.update(dict.fromkeys(peer_ids, until))
 
     def fresh_view(self, timeout: float = DHT_SECONDS) -> SwarmState:
@@ -204,40 +191,37 @@ class PeerDirectory(threading.Thread):
             self._lock.notify_all()
             wanted = self._reads_begun + 1
             self._lock.wait_for(lambda: self._reads_ended >= wanted or self._stopping, timeout)
-            return self._view
+            return self.view
 
     def run(self) -> None:
+        published: PeerRecord | None = None
         published_at, renew = -float("inf"), self._run.swarm.statistics_expiration / 3
-        while True:
+        while not self._stopping:
             with self._lock:
-                if self._stopping:
-                    return
-                due = self._urgent or time.monotonic() >= published_at + renew
-                soon = self._changed and time.monotonic() >= published_at + self.pace
-                record = self._record if due or soon else None
-                if record is not None:
-                    self._changed = False
+                record = self._record
+                pause = renew if record is published else min(renew, self.pace)
+                due = self._urgent or time.monotonic() >= published_at + pause
                 self._urgent = False
-            if record is not None:
+            if record is not None and due:
                 with self._failures_told():
                     self._store(record)
-                published_at = time.monotonic()
+                published, published_at = record, time.monotonic()
             with self._lock:
                 self._reads_begun += 1
-            found, claiming = list[PeerRecord](), frozenset[str]()
+            read, claiming = list[PeerRecord](), frozenset[str]()
             with self._failures_told():
-                found, claiming = _read(self._dht, self._run)
-            records = self._remember(found)
-            boasters = boasting(records, self._run.swarm.target_batch_size)
+                read, claiming = _read(self._dht, self._run)
+            records = self._remember(read)
             with self._lock:
-                view = SwarmState.of(self._accounts.bounded(records, self._peer_id))
+                view = SwarmState.of(self._claims.bounded(records, self._peer_id))
+            boasters = boasting(records, self._run.swarm.target_batch_size)
             view = replace(view, claiming=claiming, boasting=boasters)
             self._count_trainers(view)
             with self._failures_told():
                 self._keep_in_touch()
                 self._notices.look()
             with self._lock:
-                self._view, self._reads_ended, self.read_at = view, self._reads_begun, time.monotonic()
+                self.view, self._reads_ended, self.read_at = view, self._reads_begun, time.monotonic()
                 self._lock.notify_all()
                 self._lock.wait_for(lambda: self._urgent or self._stopping, self.pace)
 
@@ -305,13 +289,13 @@ class PeerDirectory(threading.Thread):
                 self._vote.stored()
 
     def _send(self, record: PeerRecord) -> MPFuture[bool]:
-        return self._dht.store(
-            peers_key(self._run.identity),
-            subkey=self._owner,
-            value=record.model_copy(update={"pass_text": self._membership.mine()}).model_dump(),
-            expiration_time=get_dht_time() + self._run.swarm.statistics_expiration,
-            return_future=True,
-        )
+        return self._put(peers_key(self._run.identity), record, self._run.swarm.statistics_expiration)
+
+    def _put(self, key: str, record: PeerRecord | HistoryRecord, seconds: float) -> MPFuture[bool]:
+        """Onto the DHT for so long, signed, with this peer's pass."""
+        value = record.model_copy(update={"pass_text": self._membership.mine()}).model_dump()
+        until = get_dht_time() + seconds
+        return self._dht.store(key, subkey=self._owner, value=value, expiration_time=until, return_future=True)
 
     def stop(self) -> None:
         """Withdraw the record, so that the others do not wait for this peer, and end the thread."""

@@ -13,7 +13,6 @@ import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -113,7 +112,7 @@ def _meanings(model: type[BaseModel]) -> Mapping[str, str]:
     return {name: field.description or "" for name, field in model.model_fields.items()}
 
 
-OWN = tuple(PeerFigures.model_fields)
+SAID = "clipped", "accused", "slow"  # of others, by their peer ids
 PEER_FIELDS = _meanings(PeerView)
 SNAPSHOT_FIELDS = _meanings(SwarmSnapshot)
 
@@ -140,19 +139,17 @@ def take_snapshot(
         losses = [steps[-1][1]]
     eta = max(0, target - samples) / per_second if per_second else math.inf
     majority = _majorities(records)
-    clipped = Counter(peer_id for record in records for peer_id in set(record.clipped) - {record.peer_id})
-    accused = Counter(peer_id for record in records for peer_id in set(record.accused) - {record.peer_id})
-    slow = Counter(peer_id for record in records for peer_id in set(record.slow) - {record.peer_id})
-    own = itemgetter(*OWN)  # quick: of 10,000 peers every two seconds
+    said = {
+        name: Counter(peer_id for record in records for peer_id in set(getattr(record, name)) - {record.peer_id})
+        for name in SAID
+    }
     peers = [
         PeerView(
-            **dict(zip(OWN, own(vars(record)), strict=True)),
+            **{name: vars(record)[name] for name in PeerFigures.model_fields},
             lag=max(0, epoch - record.epoch),
             share=_share(record, per_second),
             in_agreement=bool(record.digest) and record.digest == majority.get(record.epoch),
-            clipped_by=clipped[record.peer_id],
-            accused_by=accused[record.peer_id],
-            slow_by=slow[record.peer_id],
+            **{f"{name}_by": said[name][record.peer_id] for name in SAID},
             age_s=max(0.0, now - record.time),
         )
         for record in sorted(records, key=lambda r: (r.role != "trainer", -r.total_samples, r.peer_id))

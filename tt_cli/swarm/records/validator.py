@@ -83,10 +83,6 @@ class RecordValidator(RecordValidatorBase):
         read = read_notice(text, self._authority_key, self._identity, record.expiration_time)
         return read.number == number and record.expiration_time < float("inf")
 
-    def merge_with(self, other: RecordValidatorBase) -> bool:
-        """A second validator of the same run adds nothing."""
-        return isinstance(other, RecordValidator) and other._models.keys() == self._models.keys()
-
 
 def owners_of(subkey: Any) -> list[bytes]:
     """The public keys that a protected subkey names (OpenSSH form)."""
