@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from terminal.happened import SIZES, TITLES, TRAINING, made, progress, stepped, swarm
 
 from tt_cli.supervisor import events as e
-from tt_cli.terminal.demo_screen import DemoScreen, DemoView, draw
+from tt_cli.terminal.demo_screen import DemoScreen
 
 
 @pytest.fixture(autouse=True)
@@ -60,28 +60,28 @@ def test_what_the_demo_says_itself() -> None:
     with DemoScreen("tt demo", "emoji-1a2b3c4d", 120, stream=stream) as one:
         one.say("cleo joins now")
     assert stream.getvalue()[8:] == " demo   cleo joins now\n"
-    assert one.view.states == {}
+    assert one.states == {}
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 def test_the_view_of_the_demo_fits(width: int, height: int) -> None:
-    view = DemoView(120)
+    screen = DemoScreen(*TITLES, 120, stream=io.StringIO())
     for event in TRAINING:
         for name in ("aux", "anna", "ben", "a-name-that-is-very-long"):
-            view.apply(name, event)
-        lines = draw(view, TITLES, width, height, now=50.0)
+            screen.show(name, event)
+        lines = screen.frame(width, height, 50.0)
         assert len(lines) <= height
         assert max(cell_len(line.plain) for line in lines) <= width
 
 
 def test_the_view_of_the_demo() -> None:
-    view = DemoView(120)
-    view.apply("aux", e.Snapshot(swarm(12), at=5.0))
-    view.apply("aux", e.Phase("serving", "the newest state is kept", at=5.0))
+    screen = DemoScreen(*TITLES, 120, stream=io.StringIO())
+    screen.show("aux", e.Snapshot(swarm(12), at=5.0))
+    screen.show("aux", e.Phase("serving", "the newest state is kept", at=5.0))
     for event in TRAINING[:13]:
-        view.apply("anna", event)
-    view.apply("cleo", e.Phase("syncing", "taking over step 12", at=16.0))
-    lines = [line.plain.rstrip() for line in draw(view, TITLES, 80, 24, now=20.0)]
+        screen.show("anna", event)
+    screen.show("cleo", e.Phase("syncing", "taking over step 12", at=16.0))
+    lines = [line.plain.rstrip() for line in screen.frame(80, 24, 20.0)]
     assert lines[2:10] == [
         "loss      ▄  last 3.250  min 3.250  max 3.250",
         "next step ━━━━━━━━━━╸─────────────────── 90 of 256 samples · in 4 s",

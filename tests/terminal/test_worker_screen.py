@@ -19,8 +19,7 @@ from terminal.happened import ID, LAN, LOOPBACK, SIZES, TITLES, TRAINING, made, 
 from tt_cli.monitor.views import SwarmLines
 from tt_cli.supervisor import events as e
 from tt_cli.supervisor.peer_state import CURVE, PeerState
-from tt_cli.terminal import worker_screen
-from tt_cli.terminal.log_lines import LogLine, LogLines, best_address, join_line
+from tt_cli.terminal.log_lines import best_address, join_line
 from tt_cli.terminal.worker_screen import Screen
 
 
@@ -136,16 +135,19 @@ def test_a_stream_of_few_characters_gets_question_marks() -> None:
     assert raw.getvalue() == b"00:00:00 log          Zo?\n"
 
 
+def drawn(happened: list[e.Event], width: int, height: int, now: float, **options: Any) -> list[str]:
+    """The live view after these events."""
+    screen = Screen(*TITLES, 2000, stream=io.StringIO(), **options)
+    for event in happened:
+        screen.show(event)
+    return [line.plain.rstrip() for line in screen.frame(width, height, now)]
+
+
 def applied(happened: list[e.Event]) -> PeerState:
-    return told(happened)[0]
-
-
-def told(happened: list[e.Event]) -> tuple[PeerState, list[LogLine]]:
-    state, lines, log = PeerState(run="", identity="", total_steps=2000), LogLines(), []
+    state = PeerState(run="", identity="", total_steps=2000)
     for event in happened:
         state.apply(event)
-        log += lines.of(event, state)
-    return state, log
+    return state
 
 
 def test_what_the_events_add_up_to() -> None:
@@ -185,30 +187,25 @@ def test_an_endless_curve_is_thinned_where_it_is_old() -> None:
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("count", [0, 1, 6, 8, 17, len(TRAINING)])
 def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -> None:
-    view, log = told(TRAINING[:count])
-    lines = worker_screen.draw(view, log, TITLES, width, height, now=50.0)
+    lines = drawn(TRAINING[:count], width, height, 50.0)
     assert len(lines) <= height
-    assert max(cell_len(line.plain) for line in lines) <= width
-    assert lines[-1].plain.startswith("Ctrl-C leaves")
+    assert max(cell_len(line) for line in lines) <= width
+    assert lines[-1].startswith("Ctrl-C leaves")
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("peers", [0, 3, 60])
 def test_the_view_of_an_auxiliary_peer_fits(width: int, height: int, peers: int) -> None:
-    view, log = told([e.Snapshot(swarm(40, peers), at=1.0), *[e.Log("陈" * 200, at=1.0)] * 20])
-    titles = ("tt aux-peer emoji", "e" * 60)
-    lines = worker_screen.draw(view, log, titles, width, height, now=50.0, draw_swarm=SwarmLines())
+    happened = [e.Snapshot(swarm(40, peers), at=1.0), *[e.Log("陈" * 200, at=1.0)] * 20]
+    lines = drawn(happened, width, height, 50.0, draw_swarm=SwarmLines())
     assert len(lines) <= height
-    assert max(cell_len(line.plain) for line in lines) <= width
+    assert max(cell_len(line) for line in lines) <= width
     if height > 12:
-        assert sum("anna" in line.plain for line in lines) == min(peers, 3) or peers > 3
+        assert sum("anna" in line for line in lines) == min(peers, 3) or peers > 3
 
 
 def test_the_view_of_a_training_peer() -> None:
-    view, log = told(TRAINING[:13])
-    log = [line for line in log if line.word in ("choice", "contributed")]
-    lines = [line.plain.rstrip() for line in worker_screen.draw(view, log, TITLES, 80, 24, now=21.0)]
-    assert lines == [
+    assert drawn(TRAINING[:13], 80, 24, 21.0) == [
         "tt join emoji                                                     emoji-1a2b3c4d",
         "training for 4 s · towards step 13",
         "",
@@ -223,6 +220,7 @@ def test_the_view_of_a_training_peer() -> None:
         "weights   digest 3fa9c1d2 · peer …9A2r1C",
         "",
         "00:00:01  micro-batch 16: fastest of 4, 8, 16 on cpu",
+        "00:00:05  state of step 11 from peer …Na2r1C, 34.0 MB in 2.5 s, digest 77b0aa",
         "00:00:16  100 samples of this peer went into step 12",
         "",
         "Ctrl-C leaves cleanly; again at once",
@@ -289,13 +287,11 @@ PAUSED: list[e.Event] = [
 
 
 def test_a_paused_peer_says_why_and_until_when_and_shows_no_speed() -> None:
-    view = applied(PAUSED)
-    lines = [line.plain.rstrip() for line in worker_screen.draw(view, [], TITLES, 80, 24, now=82.0)]
+    lines = drawn(PAUSED, 80, 24, 82.0)
     assert lines[1] == "paused for 1 min 00 s · until 23:00 (--hours 23:00-07:00)"
-    assert not [line for line in lines if "samples/s" in line or " in " in line]
+    assert not [line for line in lines if "samples/s" in line or " · in " in line]
     assert shown(PAUSED).splitlines()[-1] == "00:00:22 phase        paused: until 23:00 (--hours 23:00-07:00)"
-    view.apply(e.Phase("training", "towards step 13", at=90.0))
-    view.apply(progress(91.0))
+    view = applied([*PAUSED, e.Phase("training", "towards step 13", at=90.0), progress(91.0)])
     assert view.samples is not None and list(view.step_seconds) == []
 
 
@@ -308,9 +304,9 @@ DOWNLOAD: list[e.Event] = [
 
 
 def test_a_state_on_its_way_has_a_bar_and_now_and_then_a_line() -> None:
-    lines = worker_screen.draw(applied(DOWNLOAD[:2]), [], TITLES, 100, 24, now=5.0)
-    assert "state     ━━━" in lines[4].plain
-    assert lines[4].plain.endswith(" 12.0 MB of 34.0 MB from 3 donors at 5.0 MB/s, 4 s left")
+    lines = drawn(DOWNLOAD[:2], 100, 24, 5.0)
+    assert "state     ━━━" in lines[4]
+    assert lines[4].endswith(" 12.0 MB of 34.0 MB from 3 donors at 5.0 MB/s, 4 s left")
     assert shown(DOWNLOAD).splitlines()[1:] == [
         "00:00:04 download     12.0 MB of 34.0 MB from 3 donors at 5.0 MB/s, 4 s left",
         "00:00:40 download     30.0 MB of 34.0 MB from 1 donor at 1.0 MB/s, 4 s left",
@@ -332,13 +328,12 @@ def test_troubles_are_told_and_counted() -> None:
         "00:00:02 trouble      peer …2r1C went away",
         "00:00:03 trouble      this machine's clock is 5 s ahead: set it by NTP",
     ]
-    lines = [line.plain for line in worker_screen.draw(applied(TROUBLES), [], TITLES, 80, 24, now=5.0)]
-    assert "troubles  clock 2, state download 1" in lines
+    assert "troubles  clock 2, state download 1" in drawn(TROUBLES, 80, 24, 5.0)
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("happened", [PAUSED, DOWNLOAD, [*TRAINING, *TROUBLES]])
 def test_these_views_fit_too(happened: list[e.Event], width: int, height: int) -> None:
-    lines = worker_screen.draw(applied(happened), [], TITLES, width, height, now=50.0)
+    lines = drawn(happened, width, height, 50.0)
     assert len(lines) <= height
-    assert max(cell_len(line.plain) for line in lines) <= width
+    assert max(cell_len(line) for line in lines) <= width

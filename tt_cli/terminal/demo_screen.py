@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import TextIO
 
 from rich.text import Text
@@ -16,7 +16,6 @@ from tt_cli.terminal.format import (
     NONE,
     PHASE_STYLES,
     clean,
-    left_right,
     percent,
     rate,
     short_digest,
@@ -31,95 +30,70 @@ TOLD = ("phase", "round", "synchronised", "contributed", "failure", "finished", 
 """Lines shown of every worker; steps are shown of the leader alone."""
 
 
-@dataclass
-class DemoView:
-    """The states of several workers.
-
-    The loss, the steps and the bars are those of the leader: the first worker that makes a step, and after
-    it has ended the next one that does.
-    """
-
-    total_steps: int
-    states: dict[str, PeerState] = field(default_factory=dict)
-    leader: str | None = None
-    curve: list[tuple[int, float]] = field(default_factory=list)
-    log: deque[LogLine] = field(default_factory=lambda: deque(maxlen=LOG_LINES))
-    _lines: dict[str, LogLines] = field(default_factory=lambda: defaultdict(LogLines))
-
-    def apply(self, name: str, event: events.Event) -> list[LogLine]:
-        """Take in one event of the worker `name`; return what it is worth telling."""
-        state = self.states.setdefault(name, PeerState(run="", identity="", total_steps=self.total_steps))
-        state.apply(event)
-        if isinstance(event, events.Step):
-            if self.leader is None or self.states[self.leader].ended:
-                self.leader = name
-            newer = not self.curve or event.epoch > self.curve[-1][0]
-            if name == self.leader and newer and event.loss is not None:
-                self.curve.append((event.epoch, event.loss))
-        lines = self._lines[name].of(event, state)
-        shown = [line for line in lines if line.word in TOLD or (line.word == "step" and name == self.leader)]
-        for line in shown:
-            if line.word not in ("phase", "step"):
-                self.log.append(LogLine(line.at, line.word, f"{name}: {line.text}", line.level))
-        return shown
-
-    def front(self) -> PeerState:
-        """The leader's state; before there is a leader, that of any worker that tells its progress."""
-        if self.leader is not None:
-            return self.states[self.leader]
-        training = (state for state in self.states.values() if state.samples is not None)
-        return next(training, PeerState(run="", identity="", total_steps=self.total_steps))
-
-
 class DemoScreen(LiveScreen):
     """Shows the events of several workers. `show` and `say` may be called from any thread.
 
-    On a terminal a live view, elsewhere plain lines that begin with the worker's name.
+    On a terminal a live view, elsewhere plain lines that begin with the worker's name. The loss, the steps and the bars
+    are those of the leader: the first worker that makes a step, and after it has ended the next one that does.
     """
 
     def __init__(
         self, title: str, identity: str, total_steps: int, *, plain: bool = False, stream: TextIO | None = None
     ) -> None:
-        super().__init__(plain=plain, stream=stream)
-        self.view = DemoView(total_steps)
-        self._titles = (title, identity)
+        super().__init__(title, identity, plain=plain, stream=stream)
+        self.states: dict[str, PeerState] = {}
+        self._total_steps = total_steps
+        self._leader: str | None = None
+        self._curve: list[tuple[int, float]] = []
+        self._lines, self._log = defaultdict[str, LogLines](LogLines), deque[LogLine](maxlen=LOG_LINES)
 
     def show(self, name: str, event: events.Event) -> None:
         """Take in one event of the worker called `name`; its row appears with its first event."""
         with self.lock:
-            for line in self.view.apply(name, event):
-                self._tell(name, line)
+            state = self.states.setdefault(name, self._new_state())
+            state.apply(event)
+            if isinstance(event, events.Step):
+                if self._leader is None or self.states[self._leader].ended:
+                    self._leader = name
+                newer = not self._curve or event.epoch > self._curve[-1][0]
+                if name == self._leader and newer and event.loss is not None:
+                    self._curve.append((event.epoch, event.loss))
+            line = self._lines[name].of(event, state)
+            if line is None or not (line.word in TOLD or (line.word == "step" and name == self._leader)):
+                return
+            if line.word not in ("phase", "step"):
+                self._log.append(replace(line, text=f"{name}: {line.text}"))
+            self._tell(line.at, name, str(line))
 
     def say(self, message: str) -> None:
         """A line of the demo's own, about what it does next."""
         line = LogLine(time.time(), "demo", clean(message))
         with self.lock:
-            self.view.log.append(line)
-            self._tell("demo", LogLine(line.at, "", line.text))
+            self._log.append(line)
+            self._tell(line.at, "demo", line.text)
 
-    def frame(self, width: int, height: int) -> list[Text]:
+    def frame(self, width: int, height: int, now: float) -> list[Text]:
         """The live view."""
-        return draw(self.view, self._titles, width, height, now=time.time())
+        front = self._front()
+        body = [loss_line(self._curve or front.losses(), width)]
+        if front.samples is not None and front.target_samples is not None:
+            body.append(next_step_bar(front.samples, front.target_samples, front.seconds_to_step(now), width))
+        body += [steps_bar(front.step or 0, self._total_steps, front.steps_seconds_left(), width), Text("")]
+        body += table(COLUMNS, list(self.states.items()), width)
+        return page([self.top_line(width)], body, list(self._log), width, height)
 
-    def _tell(self, name: str, line: LogLine) -> None:
+    def _front(self) -> PeerState:
+        """The leader's state; before there is a leader, that of any worker that tells its progress."""
+        if self._leader is not None:
+            return self.states[self._leader]
+        return next((state for state in self.states.values() if state.samples is not None), self._new_state())
+
+    def _new_state(self) -> PeerState:
+        return PeerState(run="", identity="", total_steps=self._total_steps)
+
+    def _tell(self, at: float, name: str, text: str) -> None:
         if self.mode == "plain":
-            write_line(self.stream, f"{clock(line.at)} {name:<6} {str(line).strip()}")
-
-
-def draw(view: DemoView, titles: tuple[str, str], width: int, height: int, *, now: float) -> list[Text]:
-    """The live view as at most `height` lines of at most `width` cells.
-
-    titles: what stands at the left and at the right of the first line. now: Unix seconds.
-    """
-    front = view.front()
-    head = [left_right(Text(titles[0], style="bold"), Text(titles[1], style="dim"), width)]
-    body = [loss_line(view.curve or front.losses(), width)]
-    if front.samples is not None and front.target_samples is not None:
-        body.append(next_step_bar(front.samples, front.target_samples, front.seconds_to_step(now), width))
-    body.append(steps_bar(front.step or 0, view.total_steps, front.steps_seconds_left(), width))
-    body.append(Text(""))
-    body += table(COLUMNS, list(view.states.items()), width)
-    return page(head, body, list(view.log), width, height)
+            write_line(self.stream, f"{clock(at)} {name:<6} {text}")
 
 
 def _words(state: PeerState) -> str:

@@ -7,7 +7,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal, Self, TextIO
@@ -16,9 +16,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from tt_cli.terminal.format import left_right
+
 Mode = Literal["live", "plain", "json"]
-Frame = Callable[[int, int], list[Text]]
-"""Draws a view: (width, height) in cells to at most `height` lines of at most `width` cells."""
 
 
 def output_mode(stream: TextIO, *, plain: bool = False, json: bool = False) -> Mode:
@@ -57,51 +57,64 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-class LiveView:
-    """Redraws `frame` four times a second, where the terminal's lines end.
+class LiveScreen:
+    """A screen in the form that its stream can take; a context manager. Subclasses draw it in `frame`.
 
-    `frame` is called from Rich's refresh thread, which holds Rich's lock: a caller that guards its state
-    with a lock of its own must not hold it while it calls `print_above`.
+    On a terminal it is redrawn four times a second, where the terminal's lines end, by Rich's refresh thread, which
+    holds Rich's lock: who holds `lock` must not call `print_above`. title, identity: what stands at the left and at the
+    right of the first line. stream: standard output by default. plain, json: force that form.
     """
 
-    def __init__(self, stream: TextIO, frame: Frame) -> None:
-        self.console = Console(file=stream, highlight=False)
-        self._frame = frame
+    def __init__(
+        self, title: str, identity: str, *, plain: bool = False, json: bool = False, stream: TextIO | None = None
+    ) -> None:
+        self.stream = stream or sys.stdout
+        self.mode = output_mode(self.stream, plain=plain, json=json)
+        self.lock = threading.Lock()  # of what `frame` draws
+        self._titles = Text(title, style="bold"), Text(identity, style="dim")
+        self._console = Console(file=self.stream, highlight=False)
         self._above: list[str] = []
-        self._size = self.console.size
-        self._height = 0
-        self._afresh = 0
-        self._live = Live(
-            console=self.console,
-            get_renderable=self._renderable,
-            refresh_per_second=4,
-            vertical_overflow="crop",
-        )
+        self._size, self._height, self._afresh = self._console.size, 0, 0
+        self._live: Live | None = None
 
-    def __enter__(self) -> LiveView:
-        self._live.start(refresh=True)
+    def __enter__(self) -> Self:
+        if self.mode == "live":
+            self._live = Live(
+                get_renderable=self._renderable, console=self._console, refresh_per_second=4, vertical_overflow="crop"
+            )
+            self._live.start(refresh=True)
         return self
 
     def __exit__(self, *exception: object) -> None:
         try:
-            self._live.stop()
+            if self._live is not None:
+                self._live.stop()
         except OSError as gone:
             if gone.errno != errno.EIO:  # what a terminal says that has been closed
                 raise
 
+    def frame(self, width: int, height: int, now: float) -> list[Text]:
+        """Draw it as at most `height` lines of at most `width` cells. now: Unix seconds."""
+        raise NotImplementedError
+
+    def top_line(self, width: int) -> Text:
+        """The first line."""
+        return left_right(*self._titles, width)
+
     def print_above(self, line: str) -> None:
         """A line above the view, wrapped by the terminal itself: it can be copied as one line."""
         self._above.append(line)
-        self.console.print(Text(line, style="bold"), soft_wrap=True)
+        self._console.print(Text(line, style="bold"), soft_wrap=True)
 
     def _renderable(self) -> Group:
-        size = self.console.size
+        size = self._console.size
         if size != self._size:
             self._size, self._afresh = size, 2
         if self._afresh:
             self._start_afresh()
         above = 1 + sum(-(-len(line) // size.width) for line in self._above)
-        lines = self._frame(size.width, max(4, size.height - above))
+        with self.lock:
+            lines = self.frame(size.width, max(4, size.height - above), time.time())
         self._height = len(lines)
         return Group(*lines)
 
@@ -110,38 +123,6 @@ class LiveView:
         # the cursor as far below the lines above as Rich will move it up before it draws. Twice, for a view
         # that is higher than the new terminal scrolls the lines above away the first time.
         self._afresh -= 1
-        stream = self.console.file
-        stream.write("\x1b[H\x1b[2J" + "".join(f"{line}\n" for line in self._above))
-        stream.write("\n" * max(0, self._height - 1))
-        stream.flush()
-
-
-class LiveScreen:
-    """A screen in the form that its stream can take; a context manager. Subclasses draw it in `frame`.
-
-    stream: standard output by default. plain, json: force that form.
-    """
-
-    def __init__(self, *, plain: bool = False, json: bool = False, stream: TextIO | None = None) -> None:
-        self.stream = stream or sys.stdout
-        self.mode = output_mode(self.stream, plain=plain, json=json)
-        self.lock = threading.Lock()  # of what `frame` draws
-        self.live: LiveView | None = None
-
-    def __enter__(self) -> Self:
-        if self.mode == "live":
-            self.live = LiveView(self.stream, self._locked_frame).__enter__()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        live, self.live = self.live, None
-        if live is not None:
-            live.__exit__(*exception)
-
-    def frame(self, width: int, height: int) -> list[Text]:
-        """Draw it as at most `height` lines of at most `width` cells."""
-        raise NotImplementedError
-
-    def _locked_frame(self, width: int, height: int) -> list[Text]:
-        with self.lock:
-            return self.frame(width, height)
+        self.stream.write("\x1b[H\x1b[2J" + "".join(f"{line}\n" for line in self._above))
+        self.stream.write("\n" * max(0, self._height - 1))
+        self.stream.flush()

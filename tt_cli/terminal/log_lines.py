@@ -43,82 +43,82 @@ class LogLine:
 
 
 class LogLines:
-    """The lines that a worker's events are worth, most often none or one for an event."""
+    """The lines that a worker's events are worth."""
 
     def __init__(self) -> None:
         self._phase = ("", "")
         self._progress_at: float | None = None
         self._swarm: tuple[Any, ...] | None = None
 
-    def of(self, event: events.Event, state: PeerState) -> list[LogLine]:
-        """Lines about `event`, which has just been applied to `state`."""
+    def of(self, event: events.Event, state: PeerState) -> LogLine | None:
+        """The line about `event`, which has just been applied to `state`; None for one that is worth none."""
+        word, level = event.kind, "info"
+        text: str | None = None
         match event:
             case events.Log():
-                level = event.level if event.level in ("warning", "error") else "info"
-                return [LogLine(event.at, "log" if level == "info" else level, clean(event.message), level)]
+                text = event.message
+                if event.level in ("warning", "error"):
+                    word = level = event.level
             case events.Choice():
-                return [LogLine(event.at, "choice", clean(f"{event.what} {event.value}: {event.reason}"))]
+                text = f"{event.what} {event.value}: {event.reason}"
             case events.Phase():
-                return self._phase_lines(event)
+                text = self._phase_words(event)
             case events.Listening():
                 where = "client mode, others cannot dial this peer"
                 if not event.client_mode:
-                    where = clean(best_address(event.addresses) or "no address")
-                return [LogLine(event.at, "listening", f"peer {clean(event.peer_id)}, {where}")]
+                    where = best_address(event.addresses) or "no address"
+                text = f"peer {event.peer_id}, {where}"
             case events.Progress() if self._due(event.at, first=False):
-                return [LogLine(event.at, "progress", _progress_words(event))]
+                text = _progress_words(event)
             case events.Contribution():
+                word = "contributed"
                 text = f"{plural(event.samples, 'sample')} of this peer went into step {event.epoch:,}"
-                return [LogLine(event.at, "contributed", text)]
             case events.Round():
-                return _round_lines(event)
+                text, level = _round_words(event), "warning"
             case events.Step():
-                return [LogLine(event.at, "step", _step_words(event, state))]
+                text = _step_words(event, state)
             case events.Download() if self._due(event.at, first=True):
-                return [LogLine(event.at, "download", download_words(event))]
+                text = download_words(event)
             case events.Synchronised():
-                return [LogLine(event.at, "synchronised", _synchronised_words(event))]
+                text = _synchronised_words(event)
             case events.Saved():
-                return [LogLine(event.at, "saved", f"checkpoint of step {event.epoch:,}: {clean(event.path)}")]
+                text = f"checkpoint of step {event.epoch:,}: {event.path}"
             case events.Snapshot():
-                return self._swarm_lines(event)
+                word, text = "swarm", self._swarm_words(event.swarm)
             case events.Trouble():
-                remedy = f": {clean(event.remedy)}" if event.remedy else ""
-                return [LogLine(event.at, "trouble", f"{clean(event.words)}{remedy}", "warning")]
+                text, level = event.words + (f": {event.remedy}" if event.remedy else ""), "warning"
             case events.Failure():
-                return [LogLine(event.at, "failure", clean(event.message), "error")]
+                text, level = event.message, "error"
             case events.Finished():
-                return [LogLine(event.at, "finished", clean(event.reason))]
-        return []
+                text = event.reason
+        return None if text is None else LogLine(event.at, word, clean(text), level)
 
     def _due(self, at: float, *, first: bool) -> bool:
         """True when there has been no line of progress for so long; of the first one where it is due at once."""
-        if self._progress_at is None:
+        due = first if self._progress_at is None else at - self._progress_at >= PROGRESS_EVERY
+        if due or self._progress_at is None:
             self._progress_at = at
-            return first
-        due = at - self._progress_at >= PROGRESS_EVERY
-        self._progress_at = at if due else self._progress_at
         return due
 
-    def _phase_lines(self, event: events.Phase) -> list[LogLine]:
-        phase, reason = clean(event.phase), clean(event.reason)
+    def _phase_words(self, event: events.Phase) -> str | None:
         # A peer that trains averages at every step, and the step has a line of its own.
-        if phase == "averaging" or phase == self._phase[0] == "training" or (phase, reason) == self._phase:
-            return []
-        self._phase = (phase, reason)
-        return [LogLine(event.at, "phase", f"{phase}: {reason}" if reason else phase)]
+        if event.phase == "averaging" or event.phase == self._phase[0] == "training":
+            return None
+        before, self._phase = self._phase, (event.phase, event.reason)
+        if self._phase == before:
+            return None
+        return f"{event.phase}: {event.reason}" if event.reason else event.phase
 
-    def _swarm_lines(self, event: events.Snapshot) -> list[LogLine]:
-        swarm, before = event.swarm, self._swarm
+    def _swarm_words(self, swarm: dict[str, Any]) -> str | None:
+        before = self._swarm
         self._swarm = swarm["epoch"], sorted((peer["peer_id"], peer["in_agreement"]) for peer in swarm["peers"])
         if before == self._swarm:
-            return []
-        text = (
+            return None
+        return (
             f"step {swarm['epoch']:,} of {swarm['total_steps']:,}, loss {loss_value(swarm['loss'])}, "
             f"{plural(swarm['trainers'], 'trainer')}, {rate(swarm['samples_per_second'])} samples/s, "
             f"digest {short_digest(swarm['digest'])}"
         )
-        return [LogLine(event.at, "swarm", text)]
 
 
 def _progress_words(event: events.Progress) -> str:
@@ -133,13 +133,11 @@ def _progress_words(event: events.Progress) -> str:
     return "; ".join(parts)
 
 
-def _round_lines(event: events.Round) -> list[LogLine]:
-    words = clean(event.words) or clean(event.outcome)
+def _round_words(event: events.Round) -> str | None:
+    words = event.words or event.outcome
     if event.rejected and event.outcome in events.STEPPED:
-        words += "; refused " + ", ".join(f"{short_id(peer)} ({clean(why)})" for peer, why in event.rejected.items())
-    elif event.outcome in (*events.STEPPED, "failed"):  # one that failed is told as trouble
-        return []
-    return [LogLine(event.at, "round", words, "warning")]
+        return f"{words}; refused {', '.join(f'{short_id(peer)} ({why})' for peer, why in event.rejected.items())}"
+    return None if event.outcome in (*events.STEPPED, "failed") else words  # one that failed is told as trouble
 
 
 def _step_words(event: events.Step, state: PeerState) -> str:
@@ -167,7 +165,7 @@ def _synchronised_words(event: events.Synchronised) -> str:
     if event.source == "backup":
         return f"state of step {event.epoch:,} from this machine's backup, digest {digest}"
     what = f"state of step {event.epoch:,}" if event.chunks else f"the average of step {event.epoch:,}"
-    names = f" ({clean(', '.join(event.names))})" if event.names else ""
+    names = f" ({', '.join(event.names)})" if event.names else ""
     amount = f"{byte_count(event.bytes)} in {event.seconds:.1f} s"
     return f"{what}{names} from peer {short_id(event.source)}, {amount}, digest {digest}"
 

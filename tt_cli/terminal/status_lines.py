@@ -34,20 +34,26 @@ def status_lines(seen: SeenSlot, now: float, width: int) -> list[Text]:
         return [title.append(f" · {clean(status.reason)}" if status.reason else "")]
     if not seen.running:
         return [title.append(" · gone", style="bold red"), *_gone(status, now)]
-    title.append(f" · {clean(status.state)}", style=PHASE_STYLES.get(status.state, "bold"))
-    title.append(f" for {duration(now - status.since)}", style="dim")
-    if status.reason:
-        title.append(f" · {clean(status.reason)}")
-    lines = [title]
+    lines = [title.append(" · ").append_text(Text.assemble(*phase_words(status, now)))]
     if not seen.answers:
         words = f"it does not answer (suspended?); this was known {duration(now - status.updated)} ago"
         lines.append(Text(words, style="yellow"))
-    rows = [*_work(status), *_asked(status, now), *_limits(status.limits), *_troubles(status, now)]
-    up = f"{duration(now - status.started)} · process {status.pid}"
-    if status.restarts:
-        up += f" · started again {plural(status.restarts, 'time')}"
-    rows.append(("up", up))
+    again = f" · started again {plural(status.restarts, 'time')}" if status.restarts else ""
+    up = f"{duration(now - status.started)} · process {status.pid}{again}"
+    rows = [*_work(status), *_asked(status, now), *_limits(status.limits), *_troubles(status, now), ("up", up)]
     return [*lines, *(fit(Text.assemble((f"  {label:<10}", "dim"), clean(words)), width) for label, words in rows)]
+
+
+def phase_words(status: PeerState, now: float) -> list[str | tuple[str, str]]:
+    """The phase in its colour, how long it has lasted, and why."""
+    phase = (clean(status.state), PHASE_STYLES.get(status.state, "bold"))
+    reason = f" · {clean(status.reason)}" if status.reason else ""
+    return [phase, (f" for {duration(now - status.since)}", "dim"), reason]
+
+
+def trouble_counts(status: PeerState) -> str:
+    """Which troubles there were, and how often."""
+    return ", ".join(f"{what} {trouble.count:,}" for what, trouble in sorted(status.troubles.items()))
 
 
 def _work(status: PeerState) -> list[tuple[str, str]]:
@@ -88,21 +94,19 @@ def _asked(status: PeerState, now: float) -> list[tuple[str, str]]:
 def _limits(limits: Sequence[Origin]) -> list[tuple[str, str]]:
     shown = []
     for limit in limits:
-        flag = limit.source.startswith("--")
-        name = limit.source if flag else limit.name
-        place = "" if flag else f" ({limit.source})"
-        shown.append(f"{name} {limit.value}{UNITS.get(limit.name, '')}".rstrip() + place)
+        value = f"{limit.value}{UNITS.get(limit.name, '')}"
+        by_flag = limit.source.startswith("--")
+        shown.append(f"{limit.source} {value}" if by_flag else f"{limit.name} {value} ({limit.source})")
     return [("limits", " · ".join(shown))] if shown else []
 
 
 def _troubles(status: PeerState, now: float) -> list[tuple[str, str]]:
     if not status.troubles:
         return []
-    counts = ", ".join(f"{what} {trouble.count:,}" for what, trouble in sorted(status.troubles.items()))
     name, newest = max(status.troubles.items(), key=lambda item: item[1].at)
     remedy = f": {newest.remedy}" if newest.remedy else ""
-    more = f"more: `tt explain {name}`"
-    return [("troubles", counts), ("", f"{duration(now - newest.at)} ago: {newest.words}{remedy}"), ("", more)]
+    said = f"{duration(now - newest.at)} ago: {newest.words}{remedy}"
+    return [("troubles", trouble_counts(status)), ("", said), ("", f"more: `tt explain {name}`")]
 
 
 def _gone(status: PeerState, now: float) -> list[Text]:

@@ -17,24 +17,21 @@ Curve = Sequence[tuple[int, float]]
 
 def steps_bar(done: int, total: int, left: float | None, width: int) -> Text:
     """Steps done of the whole run; `left`: seconds to its end, None for unknown."""
-    words = f" {done:,} of {total:,} steps"
-    if left is not None and math.isfinite(left):
-        words += f" · {duration(left)} left"
-    return labelled("run", bar(done / max(1, total), _room(width, words)), words, width=width)
+    more = "" if left is None or not math.isfinite(left) else f" · {duration(left)} left"
+    return progress_bar("run", done / max(1, total), f" {done:,} of {total:,} steps{more}", width)
 
 
 def next_step_bar(samples: int, target: int, eta: float | None, width: int) -> Text:
     """Samples of the whole swarm towards the next global step; `eta`: seconds to it, None for unknown."""
-    words = f" {samples:,} of {target:,} samples"
-    if eta is not None and math.isfinite(eta):
-        words += f" · in {duration(eta)}"
-    done = bar(samples / max(1, target), _room(width, words), "green")
-    return labelled("next step", done, words, width=width)
+    more = "" if eta is None or not math.isfinite(eta) else f" · in {duration(eta)}"
+    words = f" {samples:,} of {target:,} samples{more}"
+    return progress_bar("next step", samples / max(1, target), words, width, "green")
 
 
-def _room(width: int, words: str) -> int:
-    # 40: what the words take as a rule, so that bars below each other are equally long.
-    return max(4, min(60, width - 10 - max(40, len(words))))
+def progress_bar(label: str, fraction: float, words: str, width: int, style: str = "cyan") -> Text:
+    """A labelled bar with words behind it; bars below each other are equally long where the words leave 40 cells."""
+    room = max(4, min(60, width - 10 - max(40, len(words))))
+    return labelled(label, bar(fraction, room, style), words, width=width)
 
 
 def loss_line(curve: Curve, width: int) -> Text:

@@ -12,6 +12,7 @@ from rich.text import Text
 from tt_cli.terminal.format import fit
 
 Row = TypeVar("Row")
+GAP = Text("  ")
 
 NEEDED = 6
 """A column with a smaller `keep` is shown where the needed have what is fair; one with 0 beside whole ones."""
@@ -59,27 +60,25 @@ def widths(columns: Sequence[Column[Row]], width: int) -> dict[int, int]:
 
 def heading(columns: Sequence[Column[Row]], cells: dict[int, int], sorted_by: int = -1, falling: bool = False) -> Text:
     """The titles; the one that is sorted by has an arrow and a line below."""
-    line = Text()
+    line = []
     for i, width in cells.items():
         title = columns[i].title
         if i == sorted_by:
             title = f"{title[: width - 1]}{'▼' if falling else '▲'}"
-        cell = Text(title.rjust(width) if columns[i].right else title.ljust(width))
-        cell.stylize("bold underline" if i == sorted_by else "dim")
-        line.append("  " if line else "").append_text(fit(cell, width))
-    return line
+        line.append(_cell(title, width, columns[i].right))
+        line[-1].stylize("bold underline" if i == sorted_by else "dim")
+    return GAP.join(line)
 
 
 def row_line(columns: Sequence[Column[Row]], cells: dict[int, int], row: Row) -> Text:
     """One row, each cell cut to its width."""
-    line = Text()
-    for i, width in cells.items():
-        text = columns[i].text(row)
-        cell = fit(text if isinstance(text, Text) else Text(text), width)
-        gap = " " * (width - cell.cell_len)
-        line.append("  " if line else "")
-        line.append_text(Text(gap).append_text(cell) if columns[i].right else cell.append(gap))
-    return line
+    return GAP.join(_cell(columns[i].text(row), width, columns[i].right) for i, width in cells.items())
+
+
+def _cell(text: Text | str, width: int, right: bool) -> Text:
+    cell = fit(text if isinstance(text, Text) else Text(text), width)
+    cell.align("right" if right else "left", width)
+    return cell
 
 
 def table(columns: Sequence[Column[Row]], rows: Sequence[Row], width: int) -> list[Text]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ BY_ROOM = {
     "database": "for-organisers",
     "doctor": "joining",
     "draw": "checkpoints-and-weights",
+    "history": "for-organisers",
     "hub": "the-hugging-face-hub",
     "identity": "membership",
     "kernel_choice": "memory-and-device",
@@ -59,35 +61,31 @@ def page() -> Path:
 def sections() -> dict[str, Section]:
     """All that explain something, by anchor, in the page's order."""
     parts = re.split(r"^### +(.+)$", page().read_text(encoding="utf-8"), flags=re.MULTILINE)
-    found = {}
+    page_sections = {}
     for title, rest in zip(parts[1::2], parts[2::2], strict=True):
         text = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0].strip()
         patterns = tuple(pattern(quote) for quote in quotes(text) if " " in quote.strip(BLANK + " "))
         anchor = re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
-        found[anchor] = Section(anchor, title, text, patterns)
-    return found
+        page_sections[anchor] = Section(anchor, title, text, patterns)
+    return page_sections
 
 
 def explaining(line: str) -> Section | None:
     """The section that quotes a line most closely; None: none does."""
-    best: tuple[int, Section] | None = None
-    for section in sections().values():
-        for pattern in section.patterns:
-            if pattern.search(line) and (best is None or len(pattern.pattern) > best[0]):
-                best = len(pattern.pattern), section
-    return best[1] if best else None
+    quoting = ((quote, section) for section in sections().values() for quote in section.patterns if quote.search(line))
+    return max(quoting, key=lambda match: len(match[0].pattern), default=(None, None))[1]
 
 
 def of_error(error: Exception) -> str:
     """The anchor for an error that was raised: every one has one."""
-    found = explaining(str(error))
-    return found.anchor if found else BY_ROOM.get(_room(error.__traceback__), OTHERWISE)
+    section = explaining(str(error))
+    return section.anchor if section else BY_ROOM.get(_room(error.__traceback__), OTHERWISE)
 
 
 def quotes(text: str) -> list[str]:
     """The lines of the tool in a text; commands, which are quoted too, are left out."""
-    found = [quote for quote in re.findall(r"`([^`\n]+)`", text) if " " in quote]
-    return [quote for quote in found if not quote.startswith(("tt ", "sudo ", "unset "))]
+    quoted = (quote for quote in re.findall(r"`([^`\n]+)`", text) if " " in quote)
+    return [quote for quote in quoted if not quote.startswith(("tt ", "sudo ", "unset "))]
 
 
 def pattern(quote: str) -> re.Pattern[str]:
@@ -97,10 +95,5 @@ def pattern(quote: str) -> re.Pattern[str]:
 
 def _room(trace: TracebackType | None) -> str:
     """The room of tt_cli whose function raised it, such as "data"."""
-    room = ""
-    while trace is not None:
-        names = str(trace.tb_frame.f_globals.get("__name__", "")).split(".")
-        if names[0] == "tt_cli" and len(names) > 1:
-            room = names[1]
-        trace = trace.tb_next
-    return room
+    modules = [str(frame.f_globals.get("__name__", "")).split(".") for frame, _ in traceback.walk_tb(trace)]
+    return next((names[1] for names in reversed(modules) if names[0] == "tt_cli" and len(names) > 1), "")

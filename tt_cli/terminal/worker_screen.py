@@ -7,9 +7,9 @@ themselves. The state is a `PeerState`; here it is only drawn.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TextIO
 
 from rich.text import Text
@@ -19,14 +19,10 @@ from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.terminal.format import (
     LEVEL_STYLES,
     NONE,
-    PHASE_STYLES,
-    bar,
     byte_count,
     clean,
-    duration,
     fit,
     labelled,
-    left_right,
     percent,
     plural,
     rate,
@@ -35,7 +31,8 @@ from tt_cli.terminal.format import (
 )
 from tt_cli.terminal.live_view import LiveScreen, clock, write_line
 from tt_cli.terminal.log_lines import LogLine, LogLines, download_words, join_line
-from tt_cli.terminal.swarm_lines import Curve, loss_line, next_step_bar, steps_bar
+from tt_cli.terminal.status_lines import phase_words, trouble_counts
+from tt_cli.terminal.swarm_lines import Curve, loss_line, next_step_bar, progress_bar, steps_bar
 
 HINT = "Ctrl-C leaves cleanly; again at once"
 LOG_LINES = 12
@@ -65,11 +62,14 @@ class Screen(LiveScreen):
         stream: TextIO | None = None,
         draw_swarm: DrawSwarm | None = None,
     ) -> None:
-        super().__init__(plain=plain, json=json, stream=stream)
-        self._draw_swarm = draw_swarm
+        super().__init__(title, identity, plain=plain, json=json, stream=stream)
         self.state = PeerState(run=title, identity=identity, total_steps=total_steps)
-        self._titles, self._join_run = (title, identity), join_run
+        self._join_run, self._draw_swarm = join_run, draw_swarm
         self._lines, self._log = LogLines(), deque[LogLine](maxlen=LOG_LINES)
+
+    def tell(self, line: str, level: str) -> None:
+        """Show a line of this process's own."""
+        self.show(events.Log(line, level))
 
     def show(self, event: events.Event) -> None:
         """Take one event in and, where it is worth telling, tell it."""
@@ -78,53 +78,35 @@ class Screen(LiveScreen):
             invitation = join_line(self._join_run, [clean(address) for address in event.addresses])
         with self.lock:
             self.state.apply(event)
-            lines = self._lines.of(event, self.state)
-            self._keep([line for line in lines if line.word not in _DRAWN])
+            line = self._lines.of(event, self.state)
+            if line is not None and line.word not in _DRAWN:
+                self._keep(line)
             if self.mode == "json":
                 write_line(self.stream, event.to_json())
             elif self.mode == "plain":
+                if line is not None and line.word != "failure":
+                    write_line(self.stream, f"{clock(line.at)} {line}")
                 if invitation is not None:
-                    lines.append(LogLine(event.at, "join", invitation))
-                for line in lines:
-                    if line.word != "failure":
-                        write_line(self.stream, f"{clock(line.at)} {line}")
-        if self.live is not None and invitation is not None:
-            self.live.print_above(invitation)
+                    write_line(self.stream, f"{clock(event.at)} {LogLine(event.at, 'join', invitation)}")
+        if self.mode == "live" and invitation is not None:
+            self.print_above(invitation)
 
-    def _keep(self, lines: list[LogLine]) -> None:
-        if any(line.word == "saved" for line in lines):  # only the newest checkpoint matters
-            for old in [line for line in self._log if line.word == "saved"]:
+    def _keep(self, line: LogLine) -> None:
+        if line.word == "saved":  # only the newest checkpoint matters
+            for old in [old for old in self._log if old.word == "saved"]:
                 self._log.remove(old)
-        self._log.extend(lines)
+        self._log.append(line)
 
-    def frame(self, width: int, height: int) -> list[Text]:
+    def frame(self, width: int, height: int, now: float) -> list[Text]:
         """The live view."""
-        log, now = list(self._log), time.time()
-        return draw(self.state, log, self._titles, width, height, now=now, draw_swarm=self._draw_swarm)
-
-
-def draw(
-    state: PeerState,
-    log: list[LogLine],
-    titles: tuple[str, str],
-    width: int,
-    height: int,
-    *,
-    now: float,
-    draw_swarm: DrawSwarm | None = None,
-) -> list[Text]:
-    """The live view of one worker as at most `height` lines of at most `width` cells.
-
-    titles: what stands at the left and at the right of the first line. now: Unix seconds.
-    """
-    top = left_right(Text(titles[0], style="bold"), Text(titles[1], style="dim"), width)
-    head = [top, phase_line(state, now, width)]
-    if state.swarm is not None and draw_swarm is not None:
-        room = max(3, height - len(head) - 3 - min(len(log), max(2, height // 6)))
-        body = draw_swarm(state.swarm, state.losses(), width, room)
-    else:
-        body = _peer_lines(state, now, width)
-    return page(head, body, log, width, height)
+        state = self.state
+        head = [self.top_line(width), fit(Text.assemble(*phase_words(state, now)), width)]
+        if state.swarm is not None and self._draw_swarm is not None:
+            room = max(3, height - len(head) - 3 - min(len(self._log), max(2, height // 6)))
+            body = self._draw_swarm(state.swarm, state.losses(), width, room)
+        else:
+            body = _peer_lines(state, now, width)
+        return page(head, body, list(self._log), width, height)
 
 
 def page(head: list[Text], body: list[Text], log: list[LogLine], width: int, height: int) -> list[Text]:
@@ -139,55 +121,36 @@ def page(head: list[Text], body: list[Text], log: list[LogLine], width: int, hei
     return lines if len(lines) <= height else [*lines[: height - 1], *foot]
 
 
-def phase_line(state: PeerState, now: float, width: int) -> Text:
-    """The phase in its colour, how long it has lasted, and why."""
-    text = Text(clean(state.state), style=PHASE_STYLES.get(state.state, "bold"))
-    text.append(f" for {duration(now - state.since)}", style="dim")
-    if state.reason:
-        text.append(f" · {clean(state.reason)}")
-    return fit(text, width)
-
-
 def log_line(line: LogLine, width: int) -> Text:
     """One line of the log as the live view shows it."""
-    text = Text.assemble((f"{clock(line.at)}  ", "dim"), (line.text, LEVEL_STYLES[line.level]))
-    return fit(text, width)
+    return fit(Text.assemble((f"{clock(line.at)}  ", "dim"), (line.text, LEVEL_STYLES[line.level])), width)
 
 
 def _peer_lines(state: PeerState, now: float, width: int) -> list[Text]:
+    line = partial(labelled, width=width)
     lines = [loss_line(state.losses(), width)]
-    if state.download is not None:
-        words = f" {download_words(state.download)}"
-        done = state.download.received / max(1, state.download.total)
-        room = max(4, min(60, width - 10 - max(40, len(words))))
-        lines.append(labelled("state", bar(done, room, "blue"), words, width=width))
+    if (download := state.download) is not None:
+        words = f" {download_words(download)}"
+        lines.append(progress_bar("state", download.received / max(1, download.total), words, width, "blue"))
     elif state.samples is not None and state.target_samples is not None:
         lines.append(next_step_bar(state.samples, state.target_samples, state.seconds_to_step(now), width))
     else:
-        lines.append(labelled("next step", bar(0, max(4, min(60, width - 50))), width=width))
-    lines.append(steps_bar(state.step or 0, state.total_steps, state.steps_seconds_left(), width))
-    lines.append(Text(""))
+        lines.append(progress_bar("next step", 0, "", width))
+    lines += [steps_bar(state.step or 0, state.total_steps, state.steps_seconds_left(), width), Text("")]
     if state.samples is not None:
-        figures: list[tuple[str, list[str | tuple[str, str]]]] = [
-            ("swarm", [(plural(state.peers or 0, "peer"), "bold"), f" · {_rate(state.swarm_samples_per_second)}"]),
-            (
-                "this peer",
-                [
-                    (_rate(state.samples_per_second), "bold"),
-                    f" · {percent(state.share or 0.0)} of the swarm · {plural(state.my_samples, 'sample')} so far",
-                ],
-            ),
-            ("traffic", [f"sent {byte_count(state.bytes_sent)} · received {byte_count(state.bytes_received)}"]),
+        of_swarm = f" · {percent(state.share or 0.0)} of the swarm · {plural(state.my_samples, 'sample')} so far"
+        lines += [
+            line("swarm", (plural(state.peers or 0, "peer"), "bold"), f" · {_rate(state.swarm_samples_per_second)}"),
+            line("this peer", (_rate(state.samples_per_second), "bold"), of_swarm),
+            line("traffic", f"sent {byte_count(state.bytes_sent)} · received {byte_count(state.bytes_received)}"),
         ]
         if state.rejected_micro_batches:
             words = f"{plural(state.rejected_micro_batches, 'micro-batch')} thrown away: not finite"
-            figures.append(("rejected", [(words, "yellow")]))
-        lines += [labelled(label, *parts, width=width) for label, parts in figures]
+            lines.append(line("rejected", (words, "yellow")))
     if state.troubles:
-        counts = ", ".join(f"{clean(what)} {trouble.count:,}" for what, trouble in sorted(state.troubles.items()))
-        lines.append(labelled("troubles", (counts, "yellow"), width=width))
-    lines.append(labelled("averaging", *_round_words(state.round, width - 10), width=width))
-    lines.append(labelled("weights", _weights_words(state), width=width))
+        lines.append(line("troubles", (clean(trouble_counts(state)), "yellow")))
+    lines.append(line("averaging", *_round_words(state.round, width - 10)))
+    lines.append(line("weights", _weights_words(state)))
     return lines
 
 
