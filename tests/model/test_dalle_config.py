@@ -9,7 +9,6 @@ import math
 import pytest
 import torch
 
-from tt_cli.errors import UsageError
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import load_run
 
@@ -69,27 +68,6 @@ def test_sharing_follows_the_cycle() -> None:
     ]  # fmt: skip
     assert changed(depth=3).weight_sets == 3
     assert changed(depth=1).weight_sets == 1
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"dim": 0}, "dim is 0; it must be at least 1"),
-        ({"image_size": -1}, "image_size is -1"),
-        ({"dim": 18}, "dim is 18; the token shift needs a multiple of 4"),
-        ({"dim_head": 4}, "dim_head is 4; rotary embeddings need at least 6"),
-        ({"dim_head": 9}, "dim_head is 9; rotary embeddings need an even number"),
-        ({"conv_kernel": 4}, "conv_kernel is 4; a centred window needs an odd number"),
-        ({"loss_image_weight": math.nan}, "loss_image_weight is nan"),
-        ({"last_attention": "full"}, "attention type 'full' is unknown; use one of axial_row, axial_col"),
-        ({"attention_types": ()}, "attention_types is empty"),
-        ({"shared_layer_groups": 2}, "layer 3 .axial_row. would share weights with axial_col"),
-    ],
-)
-def test_contradictions_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message) as caught:
-        changed(**values)
-    assert "\n" not in str(caught.value)
 
 
 def digest(dalle: Dalle) -> str:

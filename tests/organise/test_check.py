@@ -61,14 +61,13 @@ def test_a_failure_is_a_line_with_its_fix(tt: Tt, tmp_path: Path) -> None:
         ({"data.name": "emojis"}, "data", "no built-in data set is called 'emojis'"),
         ({"vqgan.grid": 16}, "data", "no example that this run can use"),
         ({"vqgan.codebook_size": 2048}, "VQGAN", "the VQGAN emoji has 1024"),
-        ({"model.dim_head": 63}, "model", "rotary embeddings need an even number"),
     ],
 )
 def test_what_cannot_be_opened_is_named(changes: dict[str, object], check: str, words: str, tmp_path: Path) -> None:
-    checks = found(written(load_run("emoji").replaced(changes), tmp_path / "run.toml"), step=check == "model")
+    checks = found(written(load_run("emoji").replaced(changes), tmp_path / "run.toml"), step=check == "data")
     assert checks[check].verdict == "fail" and words in f"{checks[check].words}; {checks[check].fix}"
     assert checks[check].fix
-    if check == "model":
+    if check == "data":
         assert checks["step"].verdict == "fail" and "not tried" in checks["step"].words
 
 

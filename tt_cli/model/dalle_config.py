@@ -6,16 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from tt_cli.errors import UsageError
-
 if TYPE_CHECKING:
     from tt_cli.run import RunConfig
-
-ATTENTION_KINDS = ("axial_row", "axial_col", "conv_like")
-_SIZES = (
-    *("dim", "depth", "heads", "dim_head", "text_vocab", "text_length", "image_size", "image_vocab"),
-    *("ff_mult", "shared_layer_groups", "conv_kernel"),
-)
 
 
 @dataclass(frozen=True)
@@ -27,7 +19,7 @@ class DalleConfig:
     ``last_attention``; the layers before it cycle through ``attention_types`` and through
     ``shared_layer_groups`` sets of weights.
 
-    Raises UsageError where the values contradict each other.
+    Run files are checked where they are read (`tt_cli.run.sections.ModelPart`), for contradictions too.
     """
 
     dim: int
@@ -49,36 +41,6 @@ class DalleConfig:
     tied_embeddings: bool = True
     loss_image_weight: float = 7.0
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "attention_types", tuple(self.attention_types))
-        for name in _SIZES:
-            value = getattr(self, name)
-            if value < 1:
-                raise UsageError(f"model: {name} is {value}; it must be at least 1")
-        if self.dim % 4 and self.shift_tokens:
-            raise UsageError(f"model: dim is {self.dim}; the token shift needs a multiple of 4")
-        if self.rotary and self.dim_head < 6:
-            raise UsageError(f"model: dim_head is {self.dim_head}; rotary embeddings need at least 6")
-        if self.dim_head % 2 and self.rotary:
-            raise UsageError(f"model: dim_head is {self.dim_head}; rotary embeddings need an even number")
-        if self.conv_kernel % 2 == 0:
-            raise UsageError(f"model: conv_kernel is {self.conv_kernel}; a centred window needs an odd number")
-        if not self.loss_image_weight >= 0:
-            raise UsageError(f"model: loss_image_weight is {self.loss_image_weight}; it must be 0 or more")
-        for kind in (*self.attention_types, self.last_attention):
-            if kind not in ATTENTION_KINDS:
-                raise UsageError(f"model: attention type {kind!r} is unknown; use one of {', '.join(ATTENTION_KINDS)}")
-        if not self.attention_types:
-            raise UsageError("model: attention_types is empty; name at least one type")
-        kind_of_set: dict[int, str] = {}
-        for layer in range(self.depth):
-            kind = kind_of_set.setdefault(self.weight_set(layer), self.attention_kind(layer))
-            if kind != self.attention_kind(layer):
-                raise UsageError(
-                    f"model: layer {layer} ({self.attention_kind(layer)}) would share weights with {kind};"
-                    " make shared_layer_groups a multiple of the number of attention_types"
-                )
-
     @classmethod
     def from_run(cls, run: RunConfig) -> Self:
         """The decoder that a run file describes: its model part, the tokenizer's ids, the VQGAN's codes."""
@@ -86,7 +48,7 @@ class DalleConfig:
             text_vocab=run.tokenizer.vocab_size,
             image_size=run.vqgan.grid,
             image_vocab=run.vqgan.codebook_size,
-            **run.model.model_dump(),
+            **{**run.model.model_dump(), "attention_types": tuple(run.model.attention_types)},
         )
 
     @property

@@ -17,8 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from tt_cli.errors import UsageError
 from tt_cli.organise.model_sizes import DIM_HEAD, SIZES, Size, nearest, takes
 from tt_cli.run import load_run
-from tt_cli.run.run_source import HUB_NAME
-from tt_cli.run.sections import CheckpointsPart, MembershipPart, RunPart
+from tt_cli.run.sections import HUB_NAME, CheckpointsPart, MembershipPart, RunPart
 
 BUILTIN_DATA = "emoji"
 CODES = {

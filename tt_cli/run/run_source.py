@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import difflib
-import re
 from pathlib import Path
 
 from tt_cli.errors import UsageError
 from tt_cli.hub.hub_files import download
 from tt_cli.hub.repository import Repository, open_repository, read_text
 from tt_cli.run.run_config import RunConfig
+from tt_cli.run.sections import HUB_NAME
 
 RUN_FILE = "run.toml"  # its name in a Hub repository
 _MAX_BYTES = 1 << 20
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def builtin_runs() -> dict[str, Path]:

@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from tt_cli.identity.multiaddr import check_multiaddr
 from tt_cli.identity.passes import authority_keys
 
-ATTENTION_TYPES = ("axial_row", "axial_col", "conv_like")
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def Untrained(default: Any = PydanticUndefined, **limits: Any) -> Any:
@@ -37,33 +37,29 @@ def _run_name(name: str) -> str:
 
 
 def _repository(name: str) -> str:
-    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name):
+    if not HUB_NAME.fullmatch(name):
         raise ValueError("must be OWNER/NAME, a repository on the Hugging Face Hub")
     return name
 
 
-def _attention_type(name: str) -> str:
-    if name not in ATTENTION_TYPES:
-        raise ValueError(f"'{name}' is not one of {', '.join(ATTENTION_TYPES)}")
-    return name
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+    except ValueError:  # an IPv6 address without its end
+        return False
+    return parts.scheme in ("https", "http") and bool(parts.hostname) and not (parts.fragment or parts.username)
 
 
 def _address(url: str) -> str:
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # an IPv6 address without its end
-        parts = urlsplit("")
-    if parts.scheme not in ("https", "http") or not parts.hostname or parts.query or parts.fragment or parts.username:
+    if not _is_url(url) or "?" in url:
         raise ValueError('must be an address such as "https://passes.example.org"')
     return url.rstrip("/")
 
 
 def _location(place: str) -> str:
-    if "://" in place:
-        parts = urlsplit(place)
-        if parts.scheme not in ("https", "http") or not parts.hostname or parts.fragment or parts.username:
-            raise ValueError('must be a folder, or an address such as "https://data.example.org/codes"')
-    elif not place.strip():
+    if "://" in place and not _is_url(place):
+        raise ValueError('must be a folder, or an address such as "https://data.example.org/codes"')
+    if not place.strip():
         raise ValueError("must be a folder, or an http(s) address")
     return place
 
@@ -79,7 +75,7 @@ def _odd(value: int) -> int:
     return value
 
 
-AttentionType = Annotated[str, AfterValidator(_attention_type)]
+AttentionType = Literal["axial_row", "axial_col", "conv_like"]
 Multiaddr = Annotated[str, AfterValidator(check_multiaddr)]
 Text = Annotated[str, Field(min_length=1)]
 
@@ -105,9 +101,7 @@ class ModelPart(Section):
     rotary: bool = True
     shift_tokens: bool = True
     shared_layer_groups: int = Field(4, ge=1)  # distinct weight sets, cycled over the first depth - 1 layers
-    attention_types: list[AttentionType] = Field(
-        default_factory=lambda: ["axial_row", "axial_col", "axial_row", "axial_row"], min_length=1
-    )
+    attention_types: list[AttentionType] = Field(["axial_row", "axial_col", "axial_row", "axial_row"], min_length=1)
     last_attention: AttentionType = "conv_like"
     conv_kernel: Annotated[int, AfterValidator(_odd)] = Field(5, ge=1)
     tied_embeddings: bool = True
@@ -117,15 +111,14 @@ class ModelPart(Section):
     def _fits(self) -> Self:
         if self.shift_tokens and self.dim % 4:
             raise ValueError(f"dim = {self.dim}: must be a multiple of 4 when shift_tokens = true")
-        if self.rotary and self.dim_head < 6:
-            raise ValueError(f"dim_head = {self.dim_head}: must be at least 6 when rotary = true")
+        if self.rotary and (self.dim_head < 6 or self.dim_head % 2):
+            raise ValueError(f"dim_head = {self.dim_head}: must be even, and at least 6, when rotary = true")
         types, groups = self.attention_types, self.shared_layer_groups
         for layer in range(groups, self.depth - 1):
             if types[layer % len(types)] != types[(layer % groups) % len(types)]:
                 raise ValueError(
-                    f"shared_layer_groups = {groups}: layers {layer % groups} and {layer} would share "
-                    f"weights but not an attention type; use a multiple of {len(types)}, the length of "
-                    "attention_types"
+                    f"shared_layer_groups = {groups}: layers {layer % groups} and {layer} would share weights but not "
+                    f"an attention type; use a multiple of {len(types)}, the length of attention_types"
                 )
         return self
 
@@ -185,7 +178,7 @@ class DataPart(Section):
     shuffle_buffer: int = Field(2048, ge=1)  # examples
     min_caption_length: int = Field(3, ge=0)  # characters
     max_aspect_ratio: float = Field(2.0, ge=1)
-    nsfw_allowed: list[Text] = Field(default_factory=lambda: ["UNLIKELY"])
+    nsfw_allowed: list[Text] = ["UNLIKELY"]
     cache_mb: int = Untrained(1024, ge=0)  # 10^6 bytes of downloaded shards that a peer keeps on its disk
 
     @model_validator(mode="after")
@@ -239,10 +232,8 @@ class SwarmPart(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         for key in ("matchmaking_time", "next_chunk_timeout"):
-            if getattr(self, key) >= self.averaging_timeout:
-                raise ValueError(
-                    f"{key} = {getattr(self, key):g}: must be below averaging_timeout, {self.averaging_timeout:g}"
-                )
+            if (value := getattr(self, key)) >= self.averaging_timeout:
+                raise ValueError(f"{key} = {value:g}: must be below averaging_timeout, {self.averaging_timeout:g}")
         return self
 
 
@@ -264,13 +255,10 @@ class MembershipPart(Section):
         if self.kind == "organisation" and self.organisation is None:
             raise ValueError('organisation: missing; kind = "organisation" needs the organisation\'s name')
         if self.kind == "open" and self.organisation is not None:
-            raise ValueError(
-                f'organisation = "{self.organisation}": has no meaning with kind = "open"; '
-                'write kind = "organisation" or leave it out'
-            )
+            meaningless = f'organisation = "{self.organisation}": has no meaning with kind = "open"'
+            raise ValueError(f'{meaningless}; write kind = "organisation" or leave it out')
         if (self.authority is None) != (self.authority_key is None):
-            pair = ("authority", "authority_key")
-            missing, there = pair if self.authority is None else pair[::-1]
+            missing, there = sorted(("authority", "authority_key"), key=lambda name: getattr(self, name) is not None)
             raise ValueError(f"{missing}: missing; {there} needs it too (`tt authority init` prints both)")
         if self.oauth_client_id is not None and (self.authority is None or self.kind == "open"):
             raise ValueError('oauth_client_id: has no meaning without kind = "organisation" and an authority')

@@ -75,7 +75,7 @@ def open_source(name: str, *, split: str = "train", revision: str | None = None)
     A folder with tars in it is those tars; else one with tables beside the pictures is those tables; else captions
     are in NAME.txt beside each picture. Raises UsageError where there is nothing of the kind.
     """
-    from tt_cli.run.run_source import HUB_NAME
+    from tt_cli.run.sections import HUB_NAME
 
     path = Path(name).expanduser()
     if path.is_dir():
