@@ -6,6 +6,9 @@ exits with the error's code. A traceback is for bugs.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class TTError(Exception):
     """Something outside the program went wrong (network, disk, another process)."""
@@ -22,3 +25,12 @@ class UsageError(TTError):
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says, the name of its class where it says nothing."""
     return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+@contextmanager
+def os_errors(action: str, remedy: str = "") -> Iterator[None]:
+    """Raise TTError in place of OSError. action: what cannot be done, such as "cannot write FILE"."""
+    try:
+        yield
+    except OSError as error:
+        raise TTError(f"{action}: {error.strerror or error}{remedy and f'; {remedy}'}") from error

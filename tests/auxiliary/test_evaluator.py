@@ -74,7 +74,11 @@ def opened() -> Iterator[Open]:
         )
         closing.extend((store, reader))
         lines = [] if told is None else told
-        return Evaluator(run, folder, store, reader, every, PROMPTS, lambda words, level: lines.append(words))
+
+        def tell(line: str, level: str) -> None:
+            lines.append(line)
+
+        return Evaluator(run, folder, store, reader, every, PROMPTS, tell, heartbeat=lambda activity: None)
 
     yield open_one
     for one in closing:
@@ -99,7 +103,7 @@ def save(tiny: Tiny, step: int) -> Path:
 def test_two_checkpoints_are_measured_and_drawn_from(tiny: Tiny, folder: Path, opened: Open) -> None:
     told: list[str] = []
     evaluator = opened(told=told)
-    assert not evaluator.look() and evaluator.words == "waits for the first checkpoint"
+    assert not evaluator.look() and evaluator.activity == "waits for the first checkpoint"
     save(tiny, 3)
     assert evaluator.look() and not evaluator.look()
     tiny.train(2)
@@ -122,7 +126,7 @@ def test_two_checkpoints_are_measured_and_drawn_from(tiny: Tiny, folder: Path, o
         with Image.open(folder / "pictures" / file) as picture:
             assert (picture.format, picture.size, picture.mode) == ("PNG", (64, 64), "RGB")
             assert {"prompt": prompt, "step": "13", "seed": "0"}.items() <= picture.info.items()
-    assert told[-1] == evaluator.words == f"step 13: held-out loss {expected:.4f}, 2 pictures"
+    assert told[-1] == evaluator.activity == f"step 13: held-out loss {expected:.4f}, 2 pictures"
 
 
 def test_nothing_is_done_twice_and_what_was_cut_short_comes_out_the_same(
@@ -221,7 +225,7 @@ def test_with_nothing_to_tell_it_waits_all_the_same(opened: Open, monkeypatch: p
             old.unlink()
         save(tiny, step)
         assert evaluator.look() is due
-    assert evaluator.words == "step 8: nothing to measure and to draw with"
+    assert evaluator.activity == "step 8: nothing to measure and to draw with"
     assert {(row["heldout_loss"], len(row["pictures"])) for row in rows(run)} == {(None, 0)}
 
 

@@ -94,5 +94,5 @@ def test_the_other_parts_read_it_from_a_file_that_soon_says_nothing(tmp_path: Pa
     for nonsense in ("", "{", "[]", json.dumps({"holder": 1})):
         file.path.write_text(nonsense)
         assert file.other() == ""
-    file.forget()
+    file.path.unlink()
     assert not file.path.exists()

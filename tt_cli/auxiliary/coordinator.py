@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
 import time
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tt_cli import __version__
 from tt_cli.auxiliary.lease import LEASE_SECONDS, Lease, LeaseFile
+from tt_cli.auxiliary.parts import remove_quietly, run_of
 from tt_cli.auxiliary.recorder import RunRecorder
 from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.errors import TTError
-from tt_cli.history.writer import DATABASE, database_url
 from tt_cli.identity.passes import RollBack
-from tt_cli.monitor import take_snapshot
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
 from tt_cli.supervisor.processes import alive
@@ -42,6 +38,7 @@ from tt_cli.swarm.network.dht_node import (
 )
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
+from tt_cli.swarm.records.snapshot import take_snapshot
 from tt_cli.task import task_of
 
 LOOK_SECONDS = 0.5
@@ -49,7 +46,6 @@ AUX_LOOK_SECONDS = 3.0  # nothing waits for an auxiliary peer
 SNAPSHOT_SECONDS = 2.0
 LARGE_SNAPSHOT_PEERS, LARGE_SNAPSHOT_SECONDS = 200, 10.0  # so many are written less often
 HISTORY_SECONDS = 5.0
-FIRST_PHASE = ("waiting", "for trainers")
 
 
 @dataclass(frozen=True)
@@ -66,55 +62,139 @@ class CoordinatorOptions:
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Serve until it is asked to leave."""
-    opts = CoordinatorOptions(**options)
-    run = RunConfig.from_toml(opts.run, "the run file")
-    folder = folders.run_folder(run)
-    identity = claim_identity(folder, "aux")
-    keeper = StateKeeper(run, emit)
-    database = database_url(folder, os.environ.get(DATABASE, ""))
-    recorder = RunRecorder(run, database, lambda words, level: emit(Log(words, level)))
-    emit(Phase("starting", "joining the DHT"))
-    dht = _join(run, identity, opts, emit)
+    run, database = run_of(options)
     with ExitStack() as closing:
-        closing.callback(recorder.close)
+        coordinator = Coordinator(run, CoordinatorOptions(**options), database, emit, closing)
+        while not orders.leave.wait(LOOK_SECONDS):
+            coordinator.look()
+            coordinator.check_alive()
+        emit(Finished("left"))
+
+
+class Coordinator:
+    """The auxiliary peer's own work, one look at the swarm after the other. What it begins ends with `closing`."""
+
+    def __init__(self, run: RunConfig, opts: CoordinatorOptions, database: str, emit: Emit, closing: ExitStack):
+        folder = folders.run_folder(run)
+        identity = claim_identity(folder, "aux")
+        self._run, self._emit, self._user, self._peer_id = run, emit, opts.user, identity.peer_id
+        self._keeper = keeper = StateKeeper(run, emit)
+        self._recorder = RunRecorder(run, database, lambda line, level: emit(Log(line, level)))
+        closing.callback(self._recorder.close)
+        emit(Phase("starting", "joining the DHT"))
+        dht = _join(run, identity, opts, emit)
         closing.callback(stop_dht, dht)
         closing.enter_context(daemon_watched(dht))
         hand_over, read_tree = keeper.hand_over, keeper.read_tree
-        averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree)
-        directory = PeerDirectory(run, dht, identity)
-        closing.callback(_close, directory, averager)
-        directory.expect(AUX_LOOK_SECONDS)
+        self._averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree)
+        self._directory = PeerDirectory(run, dht, identity)
+        closing.callback(_close, self._directory, self._averager)
+        self._directory.expect(AUX_LOOK_SECONDS)
         addresses = addresses_of(dht)
-        closing.callback(_forget, folder / "address")
+        closing.callback(remove_quietly, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
         _write_addresses(folder / "address", addresses_here(dht), emit)
-        go_back = partial(_go_back, keeper, recorder)
-        followed = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"), leave=go_back)
+        self._orders = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"), leave=self._leave)
         named = [address.rpartition("/p2p/")[2] for address in run.peers.initial if "/p2p/" in address]
-        lease = Lease(identity.peer_id, named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
-        coordinator = Coordinator(
-            run=run,
-            emit=emit,
-            keeper=keeper,
-            recorder=recorder,
-            directory=directory,
-            averager=averager,
-            orders=followed,
-            lease=lease,
-            lease_file=LeaseFile(folder),
-            peer_id=identity.peer_id,
-            user=opts.user,
+        self._lease = Lease(identity.peer_id, named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
+        self._lease_file = LeaseFile(folder)
+        closing.callback(remove_quietly, self._lease_file.path)
+        self._daemon = daemon_pid(dht)
+        # When the snapshot, the history and the database's snapshot were due last.
+        self._told_at = self._remembered_at = self._written_at = -float("inf")
+        self._leader = self._failed = ""
+        self._fetching: threading.Thread | None = None
+        self._phase = phase_of(())
+        self._directory.start()
+        self._recorder.put("model", task_of(run).sizes())
+        self._recorder.put("addresses", addresses)
+        emit(Phase(*self._phase))
+
+    def look(self) -> None:
+        """Record, fetch and tell what is due."""
+        busy = self._fetching is not None and self._fetching.is_alive()
+        if (order := self._orders.due) and not busy:
+            self._go_back(order)
+        swarm = self._directory.view
+        self._look_for_leader(swarm)
+        self._publish()
+        self._recorder.record(swarm)
+        if not busy and self._keeper.wants(swarm):  # it may take minutes
+            self._fetching = threading.Thread(target=self._keeper.fetch, args=(self._averager,), daemon=True)
+            self._fetching.start()
+        self._tell(swarm)
+
+    def check_alive(self) -> None:
+        """Raise WorkerBroken where a process that this one needs has ended."""
+        if self._daemon is not None and not alive(self._daemon):
+            raise WorkerBroken("the p2p daemon of this peer was ended by something else")
+        if not self._averager.is_alive():
+            raise WorkerBroken("the averager process of this peer was ended by something else")
+
+    def _look_for_leader(self, swarm: SwarmState) -> None:
+        now = dht_time()
+        fresh = [record for record in swarm.records if record.role == "aux" and record.time > now - self._lease.lasts]
+        self._lease.look({record.peer_id: record.lease for record in fresh}, now)
+        self._lease_file.write(self._lease.holder, self._lease.holder == self._peer_id)
+        holder = self._lease.holder
+        if holder and holder != self._leader and (self._leader or len(fresh) > 1):  # of one alone there is no word
+            leader = "this auxiliary peer" if holder == self._peer_id else f"…{holder[-6:]}"
+            self._emit(Log(f"{leader} leads: it publishes for all auxiliary peers of the run"))
+            self._leader = holder
+
+    def _go_back(self, order: RollBack) -> None:
+        try:
+            self._orders.done(order)
+            self._emit(Log(f"the organiser took the run back to step {order.step}; holding step {self._keeper.epoch}"))
+        except (TTError, OSError) as error:
+            if str(error) != self._failed:  # it stays due, and is tried at every look
+                self._failed = str(error)
+                self._emit(Log(f"cannot go back to step {order.step}, as the organiser ordered: {error}", "error"))
+
+    def _leave(self, order: RollBack) -> None:
+        """What came after the step of an order is no part of the run any more."""
+        self._keeper.go_back(order)
+        self._recorder.go_back(order.step, order.order)
+
+    def _publish(self) -> None:
+        self._directory.publish(
+            PeerRecord(
+                peer_id=self._peer_id,
+                role="aux",
+                user=self._user,
+                version=__version__,
+                client_mode=False,
+                epoch=self._keeper.epoch,
+                digest=self._keeper.digest,
+                samples=0,
+                samples_per_second=0.0,
+                total_samples=0,
+                era=self._orders.era,
+                lease=self._lease.since if self._lease.candidate else None,
+                bytes_sent=int(self._averager.traffic[0]),
+                bytes_received=int(self._averager.traffic[1]),
+                time=dht_time(),
+            )
         )
-        closing.callback(coordinator.lease_file.forget)
-        directory.start()
-        recorder.put("model", task_of(run).sizes())
-        recorder.put("addresses", addresses)
-        emit(Phase(*FIRST_PHASE))
-        daemon = daemon_pid(dht)
-        while not orders.leave.wait(LOOK_SECONDS):
-            coordinator.look()
-            _check_alive(averager, daemon)
-        emit(Finished("left"))
+
+    def _tell(self, swarm: SwarmState) -> None:
+        now = time.monotonic()
+        if now > self._remembered_at + HISTORY_SECONDS:
+            self._remembered_at = now
+            self._directory.publish_history(self._recorder.history())
+        if now < self._told_at + SNAPSHOT_SECONDS:
+            return
+        self._told_at = now
+        snapshot = take_snapshot(self._run, list(swarm.records), self._recorder.history(), dht_time())
+        fields = snapshot.to_json()
+        self._emit(Snapshot(fields))
+        if now >= self._written_at + (LARGE_SNAPSHOT_SECONDS if len(swarm.records) > LARGE_SNAPSHOT_PEERS else 0.0):
+            self._written_at = now
+            self._recorder.put("snapshot", {key: value for key, value in fields.items() if key != "history"})
+        phase = ("waiting", paused) if (paused := self._orders.paused) else phase_of(swarm.records)
+        if phase != self._phase:
+            self._phase = phase
+            self._emit(Phase(*phase))
 
 
 def _join(run: RunConfig, identity: Identity, opts: CoordinatorOptions, emit: Emit) -> DHT:
@@ -136,17 +216,6 @@ def _write_addresses(file: Path, addresses: list[str], emit: Emit) -> None:
         emit(Log(words, "error"))
 
 
-def _forget(address_file: Path) -> None:
-    with contextlib.suppress(OSError):
-        address_file.unlink(missing_ok=True)
-
-
-def _go_back(keeper: StateKeeper, recorder: RunRecorder, order: RollBack) -> None:
-    """Leave what came after the step of an order: it is no part of the run any more."""
-    keeper.go_back(order)
-    recorder.go_back(order.step, order.order)
-
-
 def phase_of(records: Iterable[PeerRecord]) -> tuple[str, str]:
     """Name the phase of this peer and its reason; say so where nobody can make a step."""
     records = list(records)
@@ -160,118 +229,6 @@ def phase_of(records: Iterable[PeerRecord]) -> tuple[str, str]:
         "waiting",
         f"for one who accepts connections: {words} in client mode, so no step is made; the assistant helps (--assist)",
     )
-
-
-@dataclass
-class Coordinator:
-    """The auxiliary peer's own work, one look at the swarm after the other.
-
-    directory: the peers' records. orders: the organiser's, which are followed here. peer_id, user: this peer's.
-    """
-
-    run: RunConfig
-    emit: Emit
-    keeper: StateKeeper
-    recorder: RunRecorder
-    directory: PeerDirectory
-    averager: Averager
-    orders: OrganiserOrders
-    lease: Lease
-    lease_file: LeaseFile
-    peer_id: str
-    user: str
-    _told_at: float = -float("inf")  # of the snapshot, the history and the database's snapshot: when they were due last
-    _remembered_at: float = -float("inf")
-    _written_at: float = -float("inf")
-    _leader: str = ""
-    _fetching: threading.Thread | None = None
-    _phase: tuple[str, str] = FIRST_PHASE
-    _failed: str = ""
-
-    def look(self) -> None:
-        """Record, fetch and tell what is due."""
-        busy = self._fetching is not None and self._fetching.is_alive()
-        if (order := self.orders.due) and not busy:
-            self._go_back(order)
-        swarm = self.directory.view
-        self._look_for_leader(swarm)
-        self._publish()
-        self.recorder.record(swarm)
-        if not busy and self.keeper.wants(swarm):  # it may take minutes
-            self._fetching = threading.Thread(target=self.keeper.fetch, args=(self.averager,), daemon=True)
-            self._fetching.start()
-        self._tell(swarm)
-
-    def _look_for_leader(self, swarm: SwarmState) -> None:
-        now = dht_time()
-        fresh = [record for record in swarm.records if record.role == "aux" and record.time > now - self.lease.lasts]
-        self.lease.look({record.peer_id: record.lease for record in fresh}, now)
-        self.lease_file.write(self.lease.holder, self.lease.holder == self.peer_id)
-        holder = self.lease.holder
-        if holder and holder != self._leader and (self._leader or len(fresh) > 1):  # of one alone there is no word
-            words = "this auxiliary peer" if holder == self.peer_id else f"…{holder[-6:]}"
-            self.emit(Log(f"{words} leads: it publishes for all auxiliary peers of the run"))
-            self._leader = holder
-
-    def _go_back(self, order: RollBack) -> None:
-        try:
-            self.orders.done(order)
-            self.emit(Log(f"the organiser took the run back to step {order.step}; holding step {self.keeper.epoch}"))
-        except (TTError, OSError) as error:
-            self._fail(f"cannot go back to step {order.step}, as the organiser ordered: {error}")
-
-    def _fail(self, words: str) -> None:
-        """Tell what stays due, and is tried at every look, once."""
-        if words != self._failed:
-            self._failed = words
-            self.emit(Log(words, "error"))
-
-    def _publish(self) -> None:
-        self.directory.publish(
-            PeerRecord(
-                peer_id=self.peer_id,
-                role="aux",
-                user=self.user,
-                version=__version__,
-                client_mode=False,
-                epoch=self.keeper.epoch,
-                digest=self.keeper.digest,
-                samples=0,
-                samples_per_second=0.0,
-                total_samples=0,
-                era=self.orders.era,
-                lease=self.lease.since if self.lease.candidate else None,
-                bytes_sent=int(self.averager.traffic[0]),
-                bytes_received=int(self.averager.traffic[1]),
-                time=dht_time(),
-            )
-        )
-
-    def _tell(self, swarm: SwarmState) -> None:
-        now = time.monotonic()
-        if now > self._remembered_at + HISTORY_SECONDS:
-            self._remembered_at = now
-            self.directory.publish_history(self.recorder.history())
-        if now < self._told_at + SNAPSHOT_SECONDS:
-            return
-        self._told_at = now
-        snapshot = take_snapshot(self.run, list(swarm.records), self.recorder.history(), dht_time())
-        fields = snapshot.to_json()
-        self.emit(Snapshot(fields))
-        if now >= self._written_at + (LARGE_SNAPSHOT_SECONDS if len(swarm.records) > LARGE_SNAPSHOT_PEERS else 0.0):
-            self._written_at = now
-            self.recorder.put("snapshot", {key: value for key, value in fields.items() if key != "history"})
-        phase = ("waiting", paused) if (paused := self.orders.paused) else phase_of(swarm.records)
-        if phase != self._phase:
-            self._phase = phase
-            self.emit(Phase(*phase))
-
-
-def _check_alive(averager: Averager, daemon: int | None) -> None:
-    if daemon is not None and not alive(daemon):
-        raise WorkerBroken("the p2p daemon of this peer was ended by something else")
-    if not averager.is_alive():
-        raise WorkerBroken("the averager process of this peer was ended by something else")
 
 
 def _close(directory: PeerDirectory, averager: Averager) -> None:

@@ -23,16 +23,8 @@ from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of
 from tt_cli.data.examples import Example
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
 from tt_cli.data.tokenizer import Tokenizer, load_tokenizer
-from tt_cli.draw import (
-    Drawing,
-    DrawingModels,
-    DrawingSettings,
-    cut_prompts,
-    draw,
-    load_parameters,
-    text_chunks,
-)
-from tt_cli.errors import TTError
+from tt_cli.draw import Drawing, DrawingModels, DrawingSettings, cut_prompts, draw, load_parameters, text_chunks
+from tt_cli.errors import TTError, os_errors
 from tt_cli.history.reader import HistoryReader, Row
 from tt_cli.history.writer import PICTURES, HistoryWriter
 from tt_cli.model import Dalle
@@ -40,6 +32,7 @@ from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.run import RunConfig, folders
 from tt_cli.task import task_of
 from tt_cli.task.picture_codec import load_vqgan
+from tt_cli.terminal.format import plural
 
 SEED = 0
 TEMPERATURE, TOP_P = 0.5, 0.9  # those of `tt infer`
@@ -48,18 +41,11 @@ BATCH = 16
 KEPT_STEPS = 200  # whose pictures are kept
 _OWN = re.compile(r"\d{8,15}-[0-9a-f]{8}-\d+\.png|\..+\.png\.\d+\.tmp")  # its files, finished or not
 
-Tell = Callable[[str, str], None]
-
-
-def use_one_thread() -> None:
-    """The coordinator on the same machine must answer in time."""
-    torch.set_num_threads(1)
-
 
 class Evaluator:
     """Evaluates the checkpoints of one run. folder: the run's. every: global steps between two evaluations.
 
-    tell takes a line for a person and its level, alive what it does at the moment. words: what it did last.
+    tell takes a line for a person and its level, heartbeat what it does at the moment. activity: what it did last.
     """
 
     def __init__(
@@ -70,30 +56,30 @@ class Evaluator:
         reader: HistoryReader,
         every: int,
         prompts: list[str],
-        tell: Tell = lambda words, level: None,
-        alive: Callable[[str], None] = lambda words: None,
+        tell: Callable[[str, str], None],
+        heartbeat: Callable[[str], None],
     ):
         self._run, self._store, self._reader, self._every, self._prompts = run, store, reader, every, prompts
-        self._tell, self._alive = tell, alive
+        self._tell, self._heartbeat = tell, heartbeat
         self._checkpoints, self._pictures = folders.checkpoints(run), folder / PICTURES
         self._seen: tuple[Path, int] | None = None
         self._last: int | None = None  # step that this process evaluated
-        self.words = "waits for the first checkpoint"
+        self.activity = "waits for the first checkpoint"
 
     @cached_property
     def _examples(self) -> list[Example]:
         examples = heldout_examples(self._run, MOST_EXAMPLES)
         if not examples:
-            words = f"the data set {self._run.data.name} has no split {', '.join(HELD_OUT[:-1])} or {HELD_OUT[-1]}"
-            self._tell(f"{words}: pictures only", "info")
+            splits = f"{', '.join(HELD_OUT[:-1])} or {HELD_OUT[-1]}"
+            self._tell(f"the data set {self._run.data.name} has no split {splits}: pictures only", "info")
         return examples
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
         tokenizer = load_tokenizer(self._run)
         for prompt, read in cut_prompts(tokenizer, self._prompts).items():
-            words = f'of "{prompt}" the model reads only the first {tokenizer.text_length} tokens: "{read}"'
-            self._tell(words, "warning")
+            cut = f'of "{prompt}" the model reads only the first {tokenizer.text_length} tokens: "{read}"'
+            self._tell(cut, "warning")
         return tokenizer
 
     def look(self) -> bool:
@@ -102,17 +88,16 @@ class Evaluator:
         Raises TTError for what may be better later: no database, no room on the disk, no Hub for the tokenizer.
         """
         try:
-            path = next(iter(checkpoints_in(self._checkpoints)), None)
-            file = None if path is None else path.stat()
-        except FileNotFoundError:  # removed at this moment, for a newer one
+            path = next(iter(checkpoints_in(self._checkpoints)))
+            file = path.stat()
+        except (StopIteration, FileNotFoundError):  # none yet, or removed at this moment for a newer one
             return False
-        if path is None or file is None or (path, file.st_mtime_ns) == self._seen:
+        if (path, file.st_mtime_ns) == self._seen:
             return False
         evaluated = False
         try:
-            if self._due(step_of(path)):
-                evaluated = self._evaluate(path, file.st_mtime, file.st_size)
-                self._last = step_of(path) if evaluated else self._last
+            if self._due(step_of(path)) and (evaluated := self._evaluate(path, file.st_mtime, file.st_size)):
+                self._last = step_of(path)
         except CheckpointError as error:
             self._tell(f"{error}; passed over", "warning")
         self._seen = path, file.st_mtime_ns
@@ -131,7 +116,7 @@ class Evaluator:
     def _evaluate(self, path: Path, at: float, size: int) -> bool:
         """Raises CheckpointError for one that cannot be used, or is gone."""
         tokenizer, step = self._tokenizer, step_of(path)
-        self._alive(f"evaluates step {step}")
+        self._heartbeat(f"evaluates step {step}")
         state = load(path)
         if (state.identity, state.step) != (self._run.identity, step):
             raise CheckpointError(f"{path} is of step {state.step} of the run {state.identity}")
@@ -148,10 +133,10 @@ class Evaluator:
         self._store.add_pictures(step, zip((drawing.prompt for drawing in drawings), files, strict=True))
         self._store.add_checkpoint(step, at, digest, size, heldout_loss=loss)
         self._tidy()
-        parts = [] if loss is None else [f"held-out loss {loss:.4f}"]
-        parts += [f"{len(files)} picture{'' if len(files) == 1 else 's'}"] if files else []
-        self.words = f"step {step}: {', '.join(parts) or 'nothing to measure and to draw with'}"
-        self._tell(self.words, "info")
+        results = [] if loss is None else [f"held-out loss {loss:.4f}"]
+        results += [plural(len(files), "picture")] if files else []
+        self.activity = f"step {step}: {', '.join(results) or 'nothing to measure and to draw with'}"
+        self._tell(self.activity, "info")
         return True
 
     def _heldout_loss(self, model: Dalle, tokenizer: Tokenizer) -> float | None:
@@ -169,7 +154,7 @@ class Evaluator:
         """One picture for each prompt; none without the VQGAN's weights, or the memory."""
 
         def progress(done: int, total: int) -> None:
-            self._alive(f"draws from step {step}, {done / total:.0%} done")
+            self._heartbeat(f"draws from step {step}, {done / total:.0%} done")
 
         try:
             models = DrawingModels(self._run, model, load_vqgan(self._run), tokenizer)
@@ -185,14 +170,12 @@ class Evaluator:
         facts = {name: str(value) for name, value in about.items()} | {"software": f"tt {__version__}"}
         # With the digest: after an order to go back a step is made again, and browsers keep pictures by name.
         files = [f"{step:08d}-{digest[:8]}-{number}.png" for number in range(len(drawings))]
-        try:
+        with os_errors(f"cannot write pictures to {self._pictures}"):
             self._pictures.mkdir(exist_ok=True)
             for name, drawing in zip(files, drawings, strict=True):
                 with atomic_file(self._pictures / name) as file:
                     chunks = text_chunks({"prompt": drawing.prompt, **facts})
                     Image.fromarray(drawing.picture).save(file, format="PNG", pnginfo=chunks)
-        except OSError as error:
-            raise TTError(f"cannot write pictures to {self._pictures}: {error.strerror or error}") from error
         return files
 
     def _tidy(self) -> None:

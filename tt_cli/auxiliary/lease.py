@@ -93,8 +93,3 @@ class LeaseFile:
         except (OSError, ValueError, KeyError, TypeError):
             return ""
         return "" if mine or not 0 <= age < STALE_SECONDS else holder
-
-    def forget(self) -> None:
-        """The coordinator ends."""
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)

@@ -9,17 +9,22 @@ from __future__ import annotations
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tt_cli.errors import TTError
 from tt_cli.history.writer import DATABASE, database_url
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Event
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.supervisor.side_process import SideProcess
 
+HEARTBEAT_SECONDS = 30.0
+CHANGE_SECONDS = 3.0  # between two heartbeats that say different things
 NO_THREADS = {"OMP_NUM_THREADS": "1"}  # the coordinator on the same machine must answer in time
 
 
@@ -52,9 +57,30 @@ def run_of(options: Mapping[str, Any]) -> tuple[RunConfig, str]:
     return run, database_url(folders.run_folder(run), os.environ.get(DATABASE, ""))
 
 
+class Heartbeat:
+    """What a part does at the moment, for /health: a change soon, the same again every 30 s. write: takes it."""
+
+    def __init__(self, write: Callable[[str], None]):
+        self._write = write
+        self._last, self._last_at = "", -float("inf")
+
+    def __call__(self, activity: str) -> None:
+        now = time.monotonic()
+        if now >= self._last_at + (HEARTBEAT_SECONDS if activity == self._last else CHANGE_SECONDS):
+            self._last, self._last_at = activity, now
+            with suppress(TTError):
+                self._write(activity)
+
+
 def leave_at_once(orders: Orders) -> None:
     """End the process when it is asked to leave, whatever it does then: for what may take minutes and can be redone."""
     threading.Thread(target=lambda: orders.leave.wait() and os._exit(0), daemon=True).start()
+
+
+def remove_quietly(file: Path) -> None:
+    """Remove what told others on this machine of this part while it ran."""
+    with suppress(OSError):
+        file.unlink(missing_ok=True)
 
 
 def port_beside(coordinator: int) -> int:

@@ -14,14 +14,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tt_cli.auxiliary.lease import LeaseFile
-from tt_cli.auxiliary.parts import leave_at_once, run_of
-from tt_cli.errors import TTError, UsageError
+from tt_cli.auxiliary.parts import Heartbeat, leave_at_once, run_of
+from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter
 from tt_cli.hub.hub_files import HubUnreachable, hub_errors
@@ -38,19 +39,18 @@ ANSWER_SECONDS = 120.0  # for one of the Hub's answers: it looks at a large file
 LONGEST_WAIT = 1800.0
 REFUSED_SECONDS = 3600.0  # after which what the Hub refused is asked for again with the same token
 TRIES = 3  # while others change the repository
-PART = "publisher"
 LEADER_LATE = 1.5  # times as long as it may take between two commits: then another one publishes
-TOLD_SECONDS = 30.0
 
-Tell = Callable[[str, str], None]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PublisherOptions:
-    """Options of the process, beside the run (TOML text). Times in seconds, see Publisher.
+    """Options of the process, beside the run (TOML text).
 
-    The Hub's token stays where Hugging Face's tools keep it; the database's URL is in the environment.
+    every: seconds between two commits; the first and the run's last step do not wait. again: seconds until a failure is
+    tried again, twice as long after each. look: seconds between two looks. The Hub's token stays where Hugging Face's
+    tools keep it; the database's URL is in the environment.
     """
 
     run: str
@@ -64,33 +64,38 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     opts, (run, database) = PublisherOptions(**options), run_of(options)
     os.nice(10)  # hashing and sending wait for the rest
     leave_at_once(orders)
-
-    def tell(words: str, level: str) -> None:
-        emit(Log(words, level))
-
-    publisher = Publisher(run, PublishingHistory(database, run, tell), tell, opts.every, opts.again)
+    publisher = Publisher(run, database, opts, emit)
     emit(Log(f"checkpoints go to {run.checkpoints.repository} on the Hub"))
     while not orders.leave.is_set():
         publisher.look()
         orders.leave.wait(opts.look)
 
 
+class Order(NamedTuple):
+    """An organiser's order to go back. first: of the steps that it took back."""
+
+    number: int
+    first: int
+
+
 class Publisher:
-    """Publishes the checkpoints of one run. `look` is called again and again, and is the only one to call.
+    """Publishes the checkpoints of one run. `look` is called again and again, and is the only one to call."""
 
-    every: seconds between two commits; the first and the run's last step do not wait. again: seconds until a failure is
-    tried again, twice as long after each. tell: takes a line for a person and its level.
-    """
-
-    def __init__(self, run: RunConfig, history: PublishingHistory, tell: Tell, every: float, again: float):
+    def __init__(self, run: RunConfig, database: str, opts: PublisherOptions, emit: Emit):
         assert run.checkpoints.repository is not None
-        self._run, self._history, self._tell, self._every, self._again = run, history, tell, every, again
+        self._run, self._database, self._opts, self._emit = run, database, opts, emit
         self._name = run.checkpoints.repository
+        self._action = f"cannot publish in {self._name}"
         self._folder = folders.checkpoints(run)
         self._sending = folders.run_folder(run) / "publishing"
-        self._lease = LeaseFile(folders.run_folder(run))
-        self._watched: tuple[int, float] | None = None  # the newest step there, and when it is looked at next
         self._order_file = folders.run_folder(run) / "published.order"
+        self._lease = LeaseFile(folders.run_folder(run))
+        self._reader = HistoryReader(database)
+        self._history_error = ""
+        self._heartbeat = Heartbeat(
+            lambda activity: self._history(lambda store: store.tell_part("publisher", activity))
+        )
+        self._watched: tuple[int, float] | None = None  # the newest step there, and when it is looked at next
         self._there: frozenset[int] | None = None  # the steps in the repository, None before it was looked into
         self._due_at = self._retry_at = self._ask_at = -float("inf")
         self._failures = 0
@@ -105,15 +110,20 @@ class Publisher:
                 return
             self._look()
             self._failures, self._asked_with, self._retry_at, self._told = 0, None, -float("inf"), ""
-        except UsageError as error:
-            now = time.monotonic()
-            self._retry_at, self._ask_at = now + REFUSED_SECONDS, now + self._again
-            self._fail(_with_fix(error))
         except TTError as error:
-            self._failures, self._asked_with = self._failures + 1, None
-            wait = min(LONGEST_WAIT, self._again * 2 ** min(self._failures - 1, 20))
-            self._retry_at = time.monotonic() + wait
-            self._fail(f"{str(error).removesuffix('; try again later')}; trying again in {wait:.0f} s")
+            now = time.monotonic()
+            reason, again = str(error).removesuffix("; try again later"), ""
+            if isinstance(error, UsageError):
+                self._retry_at, self._ask_at = now + REFUSED_SECONDS, now + self._opts.again
+                reason = _with_fix(error)
+            else:
+                wait = min(LONGEST_WAIT, self._opts.again * 2 ** min(self._failures, 20))
+                self._failures, self._asked_with, self._retry_at = self._failures + 1, None, now + wait
+                again = f"; trying again in {wait:.0f} s"
+            self._heartbeat(reason + again)
+            if reason != self._told:
+                self._told = reason
+                self._emit(Log(reason + again, "error"))
 
     def _waits(self) -> bool:
         """True while it is not yet time to try again; another token than the one that was refused makes it so."""
@@ -122,38 +132,29 @@ class Publisher:
             return False
         if self._asked_with is None or now < self._ask_at:
             return True
-        self._ask_at = now + self._again  # to ask may renew a login, over the network
+        self._ask_at = now + self._opts.again  # to ask may renew a login, over the network
         return self._asked_with[0] == _token()
-
-    def _fail(self, words: str) -> None:
-        self._history.tell(words)
-        reason = words.partition("; trying again in")[0]
-        if reason != self._told:
-            self._told = reason
-            self._tell(words, "error")
 
     def _look(self) -> None:
         if self._stands_by():
             return
-        idle = not self._local() if self._there is None else self._plan(self._there) is None
-        if idle:
-            self._history.tell(self._state())
+        if not (self._local() if self._there is None else self._plan(self._there)):
+            self._heartbeat(self._state())
             return
         token = _token()
         self._asked_with = (token,)
         if token is None:
-            raise UsageError(f"cannot publish in {self._name}: nobody is logged in here")
+            raise UsageError(f"{self._action}: nobody is logged in here")
         for _ in range(TRIES):
-            there = self._look_into()
-            plan = self._plan(self._steps(there))
+            repository = self._look_into()
+            plan = self._plan(_steps(repository.files))
             if plan is None:
                 return
             try:
-                self._carry_out(plan, there)
-                return
+                return self._carry_out(plan, repository)
             except RepositoryChanged:
                 continue
-        raise HubUnreachable(f"cannot publish in {self._name}: others change it all the time")
+        raise HubUnreachable(f"{self._action}: others change it all the time")
 
     def _stands_by(self) -> bool:
         """True where another auxiliary peer leads, and publishes: what is there now was not there a while ago."""
@@ -163,30 +164,26 @@ class Publisher:
             return False
         late = False
         if self._watched is None or now >= self._watched[1]:
-            newest = max(self._steps(self._look_into()), default=-1)
+            newest = max(_steps(self._look_into().files), default=-1)
             late = self._watched is not None and max(self._local(), default=-1) > newest <= self._watched[0]
-            self._watched = newest, now + LEADER_LATE * self._every
+            self._watched = newest, now + LEADER_LATE * self._opts.every
         if not late:
-            self._history.tell(f"…{leader[-6:]} leads, and publishes")
+            self._heartbeat(f"…{leader[-6:]} leads, and publishes")
         return not late
 
     # ---------------------------------------------------------------- what there is to do
 
     def _plan(self, there: frozenset[int]) -> PublishingPlan | None:
+        """The commit that is due, None where none is."""
         order = self._new_order()
-        gone = {step for step in there if order is not None and step >= order[1]}
+        gone = frozenset(step for step in there if order is not None and step >= order.first)
         if order is not None and not gone:
-            self._order_done(order[0])
-        newest = max(there - gone, default=-1)
-        candidate = self._candidate(newest) if self._is_due(there, newest) else None
-        if candidate is None and not gone:
-            return None
-        return PublishingPlan(candidate, frozenset(gone), order)
-
-    def _is_due(self, there: frozenset[int], newest: int) -> bool:
-        local = max(self._local(), default=-1)
-        last = local >= self._run.schedule.total_steps
-        return local > newest and (last or not there or time.monotonic() >= self._due_at)
+            self._order_done(order)
+        newest, local = max(there - gone, default=-1), max(self._local(), default=-1)
+        at_once = local >= self._run.schedule.total_steps or not there
+        due = local > newest and (at_once or time.monotonic() >= self._due_at)
+        checkpoint = self._candidate(newest) if due else None
+        return PublishingPlan(checkpoint, gone, order) if checkpoint is not None or gone else None
 
     def _candidate(self, after: int) -> tuple[Path, Head] | None:
         """The checkpoint to publish, of a step after this one: the one that was being sent, else the newest."""
@@ -219,31 +216,26 @@ class Publisher:
         except TTError as error:
             if path.exists() and path.name not in self._unusable:
                 self._unusable.add(path.name)
-                self._tell(f"not published: {error}", "warning")
+                self._emit(Log(f"not published: {error}", "warning"))
             return None
         return head
 
-    def _local(self) -> set[int]:
-        try:
-            names = os.listdir(self._folder)
-        except OSError as error:
-            raise TTError(f"cannot read the folder {self._folder}: {error.strerror or error}") from error
-        return {step for name in names if (step := step_in(name)) is not None}
+    def _local(self) -> frozenset[int]:
+        with os_errors(f"cannot read the folder {self._folder}"):
+            return _steps(os.listdir(self._folder))
 
-    def _new_order(self) -> tuple[int, int] | None:
-        """The organiser's order to go back that this repository has not followed: (number, first step taken back)."""
-        order = self._history.taken_back()
+    def _new_order(self) -> Order | None:
+        """The organiser's newest order to go back, where this repository has not followed it."""
+        taken_back = self._history(lambda _: self._reader.taken_back())
         try:
             done = int(self._order_file.read_text(encoding="ascii")[:20])
         except (OSError, ValueError):
             done = 0
-        return order if order is not None and order[0] > done else None
+        return Order(*taken_back) if taken_back is not None and taken_back[0] > done else None
 
-    def _order_done(self, number: int) -> None:
-        try:
-            self._order_file.write_text(f"{number}\n", encoding="ascii")
-        except OSError as error:
-            raise TTError(f"cannot write {self._order_file}: {error.strerror or error}; free some space") from error
+    def _order_done(self, order: Order) -> None:
+        with os_errors(f"cannot write {self._order_file}", "free some space"):
+            self._order_file.write_text(f"{order.number}\n", encoding="ascii")
 
     # ---------------------------------------------------------------- the repository
 
@@ -252,67 +244,64 @@ class Publisher:
         membership = self._run.membership
         # Members read what belongs to their organisation; in anybody else's account, private would lock them out.
         inside = membership.kind == "organisation" and self._name.partition("/")[0] == membership.organisation
-        repository = run_repository(self._name, self._run, f"cannot publish in {self._name}", private=inside or None)
-        steps = self._steps(repository)
+        repository = run_repository(self._name, self._run, self._action, private=inside or None)
+        steps = _steps(repository.files)
         if steps and steps != self._there and repository.changed is not None:
-            age = min(max(0.0, time.time() - repository.changed), self._every)
-            self._due_at = time.monotonic() + self._every - age
+            age = min(max(0.0, time.time() - repository.changed), self._opts.every)
+            self._due_at = time.monotonic() + self._opts.every - age
         self._there = steps
         for held in sorted(self._sending.glob("*.safetensors")):
             if step_in(held.name) in steps and (head := self._head(held)):
                 self._published(held, head, repository.commit or "main")
         return repository
 
-    @staticmethod
-    def _steps(repository: Repository) -> frozenset[int]:
-        return frozenset(step for name in repository.files if (step := step_in(name)) is not None)
-
     def _carry_out(self, plan: PublishingPlan, repository: Repository) -> None:
         from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-        kept = set(self._steps(repository)) - plan.gone
-        words, sent = f"Back to step {plan.order[1] - 1}" if plan.order else "", None
-        operations: list[CommitOperationAdd | CommitOperationDelete] = []
-        if plan.found is not None:
-            path, head = plan.found
-            sent = self._held(path)
+        there = _steps(repository.files)
+        kept = set(there - plan.gone)
+        title = f"Back to step {plan.order.first - 1}" if plan.order else ""
+        added: dict[str, bytes | str] = {}  # name → content, or the file that holds it
+        if plan.checkpoint is not None:
+            path, head = plan.checkpoint
+            held, title = self._held(path), f"Step {head.step}"
+            added[path.name] = str(held)
             kept.add(head.step)
-            words = f"Step {head.step}"
-            operations.append(CommitOperationAdd(path_in_repo=path.name, path_or_fileobj=str(sent)))
-            self._history.tell(f"sending step {head.step} to {self._name}")
+            self._heartbeat(f"sending step {head.step} to {self._name}")
         kept -= outdated(sorted(kept, reverse=True), KEPT, spread=True)
         if RUN_FILE not in repository.files:
-            operations.append(CommitOperationAdd(path_in_repo=RUN_FILE, path_or_fileobj=self._run.to_toml().encode()))
+            added[RUN_FILE] = self._run.to_toml().encode()
         if (text := self._card(repository, kept)) is not None:
-            operations.append(CommitOperationAdd(path_in_repo=CARD, path_or_fileobj=text.encode()))
-        operations += [CommitOperationDelete(path_in_repo=name_of(step)) for step in self._steps(repository) - kept]
-        action = f"cannot publish {words[0].lower()}{words[1:]} in {self._name}"
-        made = commit(repository, operations, words, action, ANSWER_SECONDS)
-        self._there, self._due_at = frozenset(kept), time.monotonic() + self._every
+            added[CARD] = text.encode()
+        operations: list[CommitOperationAdd | CommitOperationDelete] = [
+            *(CommitOperationAdd(path_in_repo=name, path_or_fileobj=content) for name, content in added.items()),
+            *(CommitOperationDelete(path_in_repo=name_of(step)) for step in there - kept),
+        ]
+        action = f"cannot publish {title[0].lower()}{title[1:]} in {self._name}"
+        made = commit(repository, operations, title, action, ANSWER_SECONDS)
+        self._there, self._due_at = frozenset(kept), time.monotonic() + self._opts.every
         if plan.order is not None:
-            self._order_done(plan.order[0])
-            self._tell(f"in {self._name} too, the run is back at step {plan.order[1] - 1}", "info")
-        if plan.found is not None and sent is not None:
-            self._published(sent, plan.found[1], made.oid)
+            self._order_done(plan.order)
+            self._emit(Log(f"in {self._name} too, the run is back at step {plan.order.first - 1}"))
+        if plan.checkpoint is not None:
+            self._published(held, head, made.oid)
 
     def _held(self, path: Path) -> Path:
         """A hard link to it, which stays while it is sent."""
         held = self._sending / path.name
-        try:
+        remedy = "free some space, or set TT_HOME to a folder where there can be hard links"
+        with os_errors(f"cannot hold {path} while it is sent", remedy):
             self._sending.mkdir(mode=0o700, exist_ok=True)
             if not held.exists():
                 os.link(path, held)
-        except OSError as error:
-            advice = "free some space, or set TT_HOME to a folder where there can be hard links"
-            raise TTError(f"cannot hold {path} while it is sent: {error.strerror or error}; {advice}") from error
         return held
 
     def _card(self, repository: Repository, steps: set[int]) -> str | None:
         """The new text of the card, None where it stays."""
-        losses = {step: self._history.loss(step) for step in steps}
+        losses = {step: self._loss(step) for step in steps}
         if CARD not in repository.files:
             return card(self._run, losses)
-        there = read_text(repository, CARD, f"cannot publish in {self._name}")
+        there = read_text(repository, CARD, self._action)
         text = with_checkpoints(there, self._run, losses)
         return text if text != there else None
 
@@ -321,67 +310,50 @@ class Publisher:
 
         file = held.stat()
         url = f"{ENDPOINT}/{self._name}/blob/{revision}/{held.name}"
-        self._history.add_checkpoint(head, file.st_mtime, file.st_size, url)
+        self._history(lambda store: store.add_checkpoint(head.step, file.st_mtime, head.digest, file.st_size, url))
         self._told = ""
-        self._history.tell(self._state())
+        self._heartbeat(self._state())
         held.unlink(missing_ok=True)
-        self._tell(f"step {head.step} ({file.st_size / 1e6:,.1f} MB) is published in {self._name}", "info")
+        self._emit(Log(f"step {head.step} ({file.st_size / 1e6:,.1f} MB) is published in {self._name}"))
 
     def _state(self) -> str:
         newest = max(self._there or (), default=None)
         return f"nothing is in {self._name} yet" if newest is None else f"step {newest} is in {self._name}"
 
+    # ---------------------------------------------------------------- the run's history
 
-@dataclass(frozen=True)
-class PublishingPlan:
-    """One commit. found: what is to be added. gone: steps taken back by `order` (number, first step of them)."""
+    @cached_property
+    def _store(self) -> HistoryWriter:
+        return HistoryWriter(self._database, self._run.identity, mends=False)
 
-    found: tuple[Path, Head] | None
-    gone: frozenset[int]
-    order: tuple[int, int] | None
+    def _history(self, action: Callable[[HistoryWriter], T]) -> T | None:
+        """What the history answers; None, and it goes on, where the database does not."""
+        try:
+            answer = action(self._store)  # made before anything is read: it makes the tables
+        except TTError as error:
+            if str(error) != self._history_error:
+                self._history_error = str(error)
+                self._emit(Log(f"publishing goes on without the run's history: {error}", "warning"))
+            return None
+        self._history_error = ""
+        return answer
 
-
-class PublishingHistory:
-    """The run's history as far as a publisher needs it, which goes on when the database does not answer."""
-
-    def __init__(self, url: str, run: RunConfig, tell: Tell):
-        self._url, self._run, self._tell = url, run, tell
-        self._store: HistoryWriter | None = None
-        self._reader = HistoryReader(url)
-        self._failed = ""
-        self._last = "", -float("inf")
-
-    def tell(self, words: str) -> None:
-        """Tell /health what the publisher does: what is new at once, what is not now and then."""
-        if words != self._last[0] or time.monotonic() > self._last[1] + TOLD_SECONDS:
-            self._last = words, time.monotonic()
-            self._try(lambda store: store.tell_part(PART, words))
-
-    def add_checkpoint(self, head: Head, at: float, size: int, url: str) -> None:
-        """Record one that is published. at: Unix time when it was written."""
-        self._try(lambda store: store.add_checkpoint(head.step, at, head.digest, size, url))
-
-    def loss(self, step: int) -> float | None:
+    def _loss(self, step: int) -> float | None:
         """The loss of a step, None where it is not known."""
-        rows = self._try(lambda _: self._reader.steps_after(step - 1, 1)) or []
+        rows = self._history(lambda _: self._reader.steps_after(step - 1, 1)) or []
         return rows[0][2] if rows and rows[0][0] == step else None
 
-    def taken_back(self) -> tuple[int, int] | None:
-        """See Reader."""
-        return self._try(lambda _: self._reader.taken_back())
 
-    def _try(self, action: Callable[[HistoryWriter], T]) -> T | None:
-        try:
-            if self._store is None:  # first of all: it makes the tables that are read
-                self._store = HistoryWriter(self._url, self._run.identity, mends=False)
-            result = action(self._store)
-        except TTError as error:
-            if str(error) != self._failed:
-                self._failed = str(error)
-                self._tell(f"publishing goes on without the run's history: {error}", "warning")
-            return None
-        self._failed = ""
-        return result
+class PublishingPlan(NamedTuple):
+    """One commit. checkpoint: what is to be added. gone: steps that `order` took back."""
+
+    checkpoint: tuple[Path, Head] | None
+    gone: frozenset[int]
+    order: Order | None
+
+
+def _steps(names: Iterable[str]) -> frozenset[int]:
+    return frozenset(step for name in names if (step := step_in(name)) is not None)
 
 
 def _token() -> str | None:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tt_cli.auxiliary.parts import run_of
+from tt_cli.auxiliary.parts import remove_quietly, run_of
 from tt_cli.database import DatabaseDown
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import PICTURES
@@ -50,22 +50,16 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     answers = Answers(reader, run, opts.name, calculator=Tables(run, opts.name))
     app = make_app(answers, folder / PICTURES)
     port, more_ports = (PORT, MORE_PORTS) if opts.port is None else (opts.port, 0)
-    where = HttpOptions(
-        opts.host,
-        port,
-        "--web-port",
-        more_ports,
-        connections=MOST_CONNECTIONS,
-        grace_seconds=1,  # live updates have no end of their own
-    )
+    grace_seconds = 1  # live updates have no end of their own
+    where = HttpOptions(opts.host, port, "--web-port", more_ports, MOST_CONNECTIONS, grace_seconds)
     server = HttpServer(app, where)
     threading.Thread(target=_read_ahead, args=(answers,), daemon=True).start()
-    emit(Log(f"the web page is at http://{_shown(opts.host)}:{server.port}/"))
+    url = f"http://{_shown(opts.host)}:{server.port}"
+    emit(Log(f"the web page is at {url}/"))
     with suppress(OSError):  # for `tt monitor` on this machine, which does without it too
-        (folder / "page").write_text(f"http://{_shown(opts.host)}:{server.port}\n", encoding="utf-8")
+        (folder / "page").write_text(f"{url}\n", encoding="utf-8")
     server.run(orders.leave)
-    with suppress(OSError):
-        (folder / "page").unlink()
+    remove_quietly(folder / "page")
     reader.close()
 
 
