@@ -55,18 +55,14 @@ class Lease:
             for peer, since in claims.items()
             if since is not None and peer != self._me and (not self._named or peer in self._named)
         }
-        leading = {peer: (min(since, now), peer) for peer, since in others.items() if since > 0.0}
+        leading = [(min(since, now), peer) for peer, since in others.items() if since > 0.0]
         if self.since:
-            leading[self._me] = (self.since, self._me)
-        if leading:
-            self.holder = min(leading, key=lambda peer: leading[peer])
-            if self.holder != self._me:
-                self.since = 0.0
-            return
-        self.holder = ""
+            leading.append((self.since, self._me))
         looked = now - self._began_at >= self.lasts * FIRST_SHARE
-        if looked and self.candidate and self._me == min([self._me, *others]):
-            self.since, self.holder = now, self._me
+        if not leading and looked and self.candidate and self._me == min([self._me, *others]):
+            leading = [(now, self._me)]
+        since, self.holder = min(leading, default=(0.0, ""))
+        self.since = since if self.holder == self._me else 0.0
 
 
 class LeaseFile:
@@ -78,11 +74,10 @@ class LeaseFile:
 
     def write(self, holder: str, mine: bool) -> None:
         """At once when it is new, else now and then. Where that does not work the parts do their work themselves."""
-        if holder == self._written[0] and time.monotonic() < self._written[1] + WRITTEN_SECONDS:
-            return
-        self._written = holder, time.monotonic()
-        with contextlib.suppress(OSError):
-            atomic_write(self.path, json.dumps({"holder": holder, "mine": mine}), durable=False)
+        if holder != self._written[0] or time.monotonic() >= self._written[1] + WRITTEN_SECONDS:
+            self._written = holder, time.monotonic()
+            with contextlib.suppress(OSError):
+                atomic_write(self.path, json.dumps({"holder": holder, "mine": mine}), durable=False)
 
     def other(self) -> str:
         """The peer id of another auxiliary peer that leads; "" where this one does, or nobody knows."""

@@ -86,12 +86,8 @@ class RunRecorder:
             self._write("step", lambda store, seen, steps: store.record_step(made, seen, target * steps))
         if now >= self._recorded_at + ACTIVITY_SECONDS:
             self._recorded_at = now
-            count, towards = sum(not record.left for record in trainers), max(self.step, view.epoch) + 1
-
-            def activity(store: HistoryWriter, seen: list[PeerRecord], steps: int) -> None:
-                store.record_activity(now, towards, count, speed, seen, target * steps)
-
-            self._write("activity", activity)
+            row = now, max(self.step, view.epoch) + 1, sum(not record.left for record in trainers), speed
+            self._write("activity", lambda store, seen, steps: store.record_activity(*row, seen, target * steps))
         if now >= self._tidied_at + TIDY_SECONDS:
             self._tidied_at = now
             self._write("other", lambda store, seen, steps: store.tidy(now))
@@ -210,13 +206,13 @@ class RunRecorder:
         """The database, with what it knows. Raises DatabaseDown, OtherDatabase."""
         store = HistoryWriter(self._url, self._run.identity, lambda words: self._tell(words, "warning"))
         try:
-            known = {step: (step, loss, at) for step, loss, at in store.losses()}
+            known = store.losses()
         except TTError:
             store.close()
             raise
         with self._lock:  # those in memory came while it could not be read
             first = self._steps[0][0] if self._steps else float("inf")
-            self._steps = [row for step, row in known.items() if step < first] + self._steps
+            self._steps = [row for row in known if row[0] < first] + self._steps
         self._store = store
         return store
 
@@ -229,8 +225,7 @@ class RunRecorder:
 
 def _round_of(at_step: list[PeerRecord]) -> str:
     """Words about the round, of the fastest peer that has any."""
-    telling = [record for record in at_step if record.round]
-    if not telling:
-        return ""
-    teller = max(telling, key=lambda record: record.samples_per_second)
-    return f"{teller.user or teller.peer_id[-6:]}: {teller.round}"
+    teller = max(
+        filter(lambda record: record.round, at_step), key=lambda record: record.samples_per_second, default=None
+    )
+    return f"{teller.user or teller.peer_id[-6:]}: {teller.round}" if teller else ""

@@ -93,6 +93,5 @@ class Standby:
 def waiting_trainers(peers: Iterable[Mapping[str, Any]]) -> int:
     """Number of trainers that a snapshot names, none where somebody among those who average accepts connections."""
     average = [peer for peer in peers if peer["role"] in ("trainer", "assistant")]
-    if any(not peer["client_mode"] for peer in average):
-        return 0
-    return sum(peer["role"] == "trainer" for peer in average)
+    reachable = any(not peer["client_mode"] for peer in average)
+    return 0 if reachable else sum(peer["role"] == "trainer" for peer in average)

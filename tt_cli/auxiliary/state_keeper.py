@@ -99,14 +99,8 @@ class StateKeeper:
         state = received_state(tree, chunks.whole(), self._run.to_toml())
         self._held = tree, chunks.buffer
         seconds, donor = time.monotonic() - started, taken.donors[0]
-        self._emit(
-            Synchronised(
-                tree.step, donor, tree.digest, seconds, taken.received, chunks=len(chunks), names=taken.names()
-            )
-        )
-        self._save(state)
-
-    def _save(self, state: TrainingState) -> None:
+        names, count = taken.names(), len(chunks)
+        self._emit(Synchronised(tree.step, donor, tree.digest, seconds, taken.received, chunks=count, names=names))
         try:
             self._emit(Saved(state.step, str(save(self._folder, state, keep=KEPT, spread=True))))
         except TTError as error:

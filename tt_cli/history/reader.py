@@ -7,17 +7,7 @@ from typing import Any
 from sqlalchemy import Select, case, func, select, update
 
 from tt_cli.database import Database
-from tt_cli.history.schema import (
-    about,
-    activity,
-    checkpoints,
-    hours,
-    now,
-    peers,
-    pictures,
-    rounds,
-    steps,
-)
+from tt_cli.history.schema import about, activity, checkpoints, hours, now, peers, pictures, rounds, steps
 from tt_cli.history.writer import WHOSE
 
 Row = dict[str, Any]
@@ -38,44 +28,35 @@ class HistoryReader:
 
     def newest(self, key: str) -> tuple[str, float] | None:
         """The newest "snapshot" (JSON), "model" (JSON) or other value of `Store.put`, and its Unix time."""
-        with self._database.reading() as connection:
-            row = connection.execute(select(now.c.value, now.c.time).where(now.c.key == key)).first()
-        return None if row is None else (row.value, row.time)
+        rows = self._tuples(select(now.c.value, now.c.time).where(now.c.key == key))
+        return rows[0] if rows else None
 
     def parts(self) -> list[Row]:
-        """The parts' last words about themselves: {"name", "words", "time"}."""
-        query = select(now).where(now.c.key.startswith("part ", autoescape=True)).order_by(now.c.key)
-        return [
-            {"name": row["key"].removeprefix("part "), "words": row["value"], "time": row["time"]}
-            for row in self._rows(query)
-        ]
+        """What the parts last said of themselves: {"name", "words", "time"}."""
+        name = func.substr(now.c.key, len("part ") + 1).label("name")
+        query = select(name, now.c.value.label("words"), now.c.time)
+        return self._rows(query.where(now.c.key.startswith("part ", autoescape=True)).order_by(now.c.key))
 
     def era(self) -> str:
         """Changes whenever recorded steps stop being part of the run."""
-        with self._database.reading() as connection:
-            mark = connection.execute(select(about.c.value).where(about.c.key == "went back")).scalar()
-        return mark or ""
+        rows = self._tuples(select(about.c.value).where(about.c.key == "went back"))
+        return rows[0][0] if rows else ""
 
     def taken_back(self) -> tuple[int, int] | None:
         """The organiser's newest order to go back that took back recorded steps: (its number, the first of them)."""
         query = select(steps.c.undone, func.min(steps.c.step)).where(steps.c.undone > 0).group_by(steps.c.undone)
-        with self._database.reading() as connection:
-            row = connection.execute(query.order_by(steps.c.undone.desc()).limit(1)).first()
-        return None if row is None else (row[0], row[1])
+        rows = self._tuples(query.order_by(steps.c.undone.desc()).limit(1))
+        return rows[0] if rows else None
 
     def steps_after(self, step: int, most: int = 100_000) -> list[tuple[int, float, float, int, float]]:
         """(step, Unix time, loss, trainers, samples per second) of the steps after this one, oldest first."""
         columns = (steps.c.step, steps.c.time, steps.c.loss, steps.c.trainers, steps.c.samples_per_second)
-        part = (steps.c.undone == 0, steps.c.step > step)
-        with self._database.reading() as connection:
-            rows = connection.execute(select(*columns).where(*part).order_by(steps.c.step).limit(most))
-            return [(row.step, row.time, row.loss, row.trainers, row.samples_per_second) for row in rows]
+        after = (steps.c.undone == 0, steps.c.step > step)
+        return self._tuples(select(*columns).where(*after).order_by(steps.c.step).limit(most))
 
     def activity(self, since: float) -> list[tuple[float, int, float]]:
         """(Unix time, trainers, samples per second) after this time, oldest first."""
-        with self._database.reading() as connection:
-            query = select(activity).where(activity.c.time > since).order_by(activity.c.time)
-            return [(row.time, row.trainers, row.samples_per_second) for row in connection.execute(query)]
+        return self._tuples(select(activity).where(activity.c.time > since).order_by(activity.c.time))
 
     def leaderboard(self, since: float | None = None) -> list[Row]:
         """{"user", "samples", "seconds", "peers", "share", "last_seen"}, most samples first.
@@ -97,8 +78,7 @@ class HistoryReader:
             func.max(peers.c.last_seen).label("last_seen"),
         ).group_by(name)
         rows = self._rows(query.having(samples + seconds > 0).order_by(samples.desc(), name).limit(MOST_ROWS))
-        with self._database.reading() as connection:
-            whole = int(connection.execute(source.with_only_columns(func.sum(given.c.samples))).scalar() or 0)
+        whole = int(self._tuples(source.with_only_columns(func.sum(given.c.samples)))[0][0] or 0)
         for row in rows:
             row["samples"] = int(row["samples"])  # PostgreSQL sums to decimals
             row["seconds"] = round(row["seconds"], 1)
@@ -113,15 +93,14 @@ class HistoryReader:
 
     def totals(self) -> Row:
         """{"peers", "users", "devices", "samples", "seconds"} of all time."""
-        with self._database.reading() as connection:
-            query = select(
-                func.count(peers.c.peer_id.distinct()).label("peers"),
-                func.count(func.nullif(peers.c.user, "").distinct()).label("users"),
-                func.count(func.nullif(peers.c.device, "").distinct()).label("devices"),
-                func.coalesce(func.sum(peers.c.samples), 0).label("samples"),
-                func.coalesce(func.sum(peers.c.seconds), 0.0).label("seconds"),
-            ).where(peers.c.role == "trainer")
-            row = dict(connection.execute(query).one()._mapping)
+        query = select(
+            func.count(peers.c.peer_id.distinct()).label("peers"),
+            func.count(func.nullif(peers.c.user, "").distinct()).label("users"),
+            func.count(func.nullif(peers.c.device, "").distinct()).label("devices"),
+            func.coalesce(func.sum(peers.c.samples), 0).label("samples"),
+            func.coalesce(func.sum(peers.c.seconds), 0.0).label("seconds"),
+        )
+        (row,) = self._rows(query.where(peers.c.role == "trainer"))
         return {**row, "samples": int(row["samples"])}
 
     def rounds(self, most: int = 200) -> list[Row]:
@@ -141,6 +120,10 @@ class HistoryReader:
         """Write what is there once more, to see whether it can be done."""
         with self._database.transaction() as connection:
             connection.execute(update(about).where(about.c.key == "schema").values(value=about.c.value))
+
+    def _tuples(self, query: Select[Any]) -> list[Any]:
+        with self._database.reading() as connection:
+            return list(map(tuple, connection.execute(query)))
 
     def _rows(self, query: Select[Any]) -> list[Row]:
         with self._database.reading() as connection:

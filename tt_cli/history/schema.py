@@ -6,77 +6,55 @@ of the run `undone` is 0. Text of peers is cut to the columns' lengths before it
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, String, Table, Text
 
 SCHEMA = 1
 
 metadata = MetaData()
 
-about = Table(  # "schema", "run", and marks of what has been done once
-    "about",
-    metadata,
-    Column("key", String(64), primary_key=True),
-    Column("value", Text, nullable=False),
-)
-now = Table(  # the newest of what changes: "snapshot" (JSON), "model" (JSON), "part NAME" (words)
-    "now",
-    metadata,
-    Column("key", String(64), primary_key=True),
-    Column("value", Text, nullable=False),
-    Column("time", Double, nullable=False),
-)
-steps = Table(
+PEER = {"peer_id": String(128), "user": String(80)}
+GIVEN = {"samples": BigInteger, "seconds": Double}
+
+
+def _table(name: str, keys: dict[str, Any], *nullable: Column[Any], **columns: Any) -> Table:
+    """A table of columns by name → type: the primary key, those that are never null, and those that may be."""
+    key = [Column(column, kind, primary_key=True, autoincrement=False) for column, kind in keys.items()]
+    required = [Column(column, kind, nullable=False) for column, kind in columns.items()]
+    return Table(name, metadata, *key, *required, *nullable)
+
+
+# "schema", "run", and marks of what has been done once
+about = _table("about", {"key": String(64)}, value=Text)
+# the newest of what changes: "snapshot" (JSON), "model" (JSON), "part NAME" (words)
+now = _table("now", {"key": String(64)}, value=Text, time=Double)
+steps = _table(
     "steps",
-    metadata,
-    Column("undone", BigInteger, primary_key=True, autoincrement=False),
-    Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("era", BigInteger, nullable=False),  # see tt_cli.swarm.membership.orders
-    Column("time", Double, nullable=False),
-    Column("loss", Double, nullable=False),
-    Column("trainers", Integer, nullable=False),
-    Column("samples", BigInteger, nullable=False),
-    Column("samples_per_second", Double, nullable=False),
+    {"undone": BigInteger, "step": BigInteger},
+    era=BigInteger,  # see tt_cli.swarm.membership.orders
+    time=Double,
+    loss=Double,
+    trainers=Integer,
+    samples=BigInteger,
+    samples_per_second=Double,
 )
-contributions = Table(  # of the newest steps, see Store.tidy; `peers` and `hours` hold the sums
-    "contributions",
-    metadata,
-    Column("undone", BigInteger, primary_key=True, autoincrement=False),
-    Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("peer_id", String(128), primary_key=True),
-    Column("user", String(80), primary_key=True),
-    Column("samples", BigInteger, nullable=False),
-    Column("seconds", Double, nullable=False),
-)
-peers = Table(
+# of the newest steps, see HistoryWriter.tidy; `peers` and `hours` hold the sums
+contributions = _table("contributions", {"undone": BigInteger, "step": BigInteger, **PEER}, **GIVEN)
+peers = _table(
     "peers",
-    metadata,
-    Column("peer_id", String(128), primary_key=True),
-    Column("user", String(80), primary_key=True),
-    Column("role", String(16), nullable=False),
-    Column("device", String(80), nullable=False),
-    Column("first_seen", Double, nullable=False),
-    Column("last_seen", Double, nullable=False),
-    Column("samples", BigInteger, nullable=False),
-    Column("seconds", Double, nullable=False),
-    Column("told", BigInteger, nullable=False),  # total_samples of its last record, from which growth is counted
-    Column("progressed", Double, nullable=False),  # when `told` last changed
+    PEER,
+    role=String(16),
+    device=String(80),
+    first_seen=Double,
+    last_seen=Double,
+    **GIVEN,
+    told=BigInteger,  # total_samples of its last record, from which growth is counted
+    progressed=Double,  # when `told` last changed
 )
-hours = Table(  # what was given in each of the last hours
-    "hours",
-    metadata,
-    Column("hour", BigInteger, primary_key=True, autoincrement=False),  # Unix time / 3600
-    Column("peer_id", String(128), primary_key=True),
-    Column("user", String(80), primary_key=True),
-    Column("samples", BigInteger, nullable=False),
-    Column("seconds", Double, nullable=False),
-)
-activity = Table(
-    "activity",
-    metadata,
-    Column("time", Double, primary_key=True),
-    Column("trainers", Integer, nullable=False),
-    Column("samples_per_second", Double, nullable=False),
-)
+# what was given in each of the last hours; hour: Unix time / 3600
+hours = _table("hours", {"hour": BigInteger, **PEER}, **GIVEN)
+activity = _table("activity", {"time": Double}, trainers=Integer, samples_per_second=Double)
 rounds = Table(
     "rounds",
     metadata,
@@ -85,20 +63,14 @@ rounds = Table(
     Column("time", Double, nullable=False),
     Column("words", String(200), nullable=False),
 )
-checkpoints = Table(
+checkpoints = _table(
     "checkpoints",
-    metadata,
-    Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("time", Double, nullable=False),
-    Column("digest", String(64), nullable=False),
-    Column("bytes", BigInteger, nullable=False),
+    {"step": BigInteger},
     Column("url", String(500)),
     Column("heldout_loss", Double),
+    time=Double,
+    digest=String(64),
+    bytes=BigInteger,
 )
-pictures = Table(
-    "pictures",
-    metadata,
-    Column("step", BigInteger, primary_key=True, autoincrement=False),
-    Column("prompt", String(300), primary_key=True),
-    Column("file", String(200), nullable=False),  # in the run folder's `pictures`
-)
+# file: in the run folder's `pictures`
+pictures = _table("pictures", {"step": BigInteger, "prompt": String(300)}, file=String(200))

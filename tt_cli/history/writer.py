@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +22,13 @@ from sqlalchemy.exc import IntegrityError
 
 from tt_cli.database import Database, DatabaseDamaged, DatabaseDown
 from tt_cli.errors import TTError, UsageError
+from tt_cli.history import schema
 from tt_cli.history.schema import (
-    SCHEMA,
     about,
     activity,
     checkpoints,
     contributions,
     hours,
-    metadata,
     now,
     peers,
     pictures,
@@ -118,7 +117,7 @@ class HistoryWriter:
             if inspect(connection).has_table(about.name):
                 known = {row.key: row.value for row in connection.execute(select(about))}
         if known:
-            if not known.get("schema", "").isdecimal() or int(known["schema"]) > SCHEMA:
+            if not known.get("schema", "").isdecimal() or int(known["schema"]) > schema.SCHEMA:
                 raise OtherDatabase(
                     f"{WHOSE} is of a newer version of tt: install that one, or name another with --database"
                 )
@@ -127,8 +126,8 @@ class HistoryWriter:
             return
         try:
             with self._database.transaction() as connection:
-                metadata.create_all(connection)
-                marks = [{"key": "schema", "value": str(SCHEMA)}, {"key": "run", "value": self._run}]
+                schema.metadata.create_all(connection)
+                marks = [{"key": "schema", "value": str(schema.SCHEMA)}, {"key": "run", "value": self._run}]
                 connection.execute(self._insert(about).on_conflict_do_nothing(), marks)
         except IntegrityError:  # another process makes the same tables at this moment
             self._found()
@@ -170,14 +169,15 @@ class HistoryWriter:
         A step that the database has already, also from another recorder, stays as it is.
         """
         with self._database.transaction() as connection:
-            if newest := self._newest(connection, made.step):
-                target *= max(1, made.step - newest)
+            earlier = select(func.max(steps.c.step)).where(steps.c.undone == 0, steps.c.step < made.step)
+            if newest := connection.execute(earlier).scalar_one():
+                target *= made.step - newest
             self._credit(connection, made.step, seen, made.time, STEPS_OF_SAMPLES * target)
             of_step = and_(contributions.c.undone == 0, contributions.c.step == made.step)
             given = connection.execute(select(func.sum(contributions.c.samples)).where(of_step)).scalar_one()
-            values = {name: getattr(made, name) for name in ("step", "era", "time", "loss", "trainers")}
-            values |= {"undone": 0, "samples": int(given or 0), "samples_per_second": made.samples_per_second}
-            inserted = self._insert(steps).values(**values).on_conflict_do_nothing().returning(steps.c.step)
+            row = {**asdict(made), "undone": 0, "samples": int(given or 0)}
+            del row["words"]
+            inserted = self._insert(steps).values(**row).on_conflict_do_nothing().returning(steps.c.step)
             if connection.execute(inserted).first() is not None and made.words:
                 words = sane(made.words, 200)
                 connection.execute(self._insert(rounds).values(step=made.step, time=made.time, words=words))
@@ -206,10 +206,6 @@ class HistoryWriter:
                 connection.execute(delete(checkpoints).where(checkpoints.c.step > step))
                 connection.execute(delete(pictures).where(pictures.c.step > step))
             self._put(connection, about, key="went back", value=str(order))
-
-    def _newest(self, connection: Connection, before: int) -> int:
-        query = select(func.max(steps.c.step)).where(steps.c.undone == 0, steps.c.step < before)
-        return int(connection.execute(query).scalar_one() or 0)
 
     def _credit(self, connection: Connection, step: int, seen: Sequence[PeerRecord], at: float, most: int) -> None:
         """Add what each peer's total grew by; `most` is the most that one may have for this step."""
@@ -331,11 +327,8 @@ class HistoryWriter:
         if not folded:
             return
         sums = {name: sum(getattr(row, name) for row in folded) for name in ("samples", "seconds")}
-        row = {"peer_id": "", "user": "", "role": "trainer", "device": "", "told": 0, "progressed": 0.0, **sums}
-        row |= {
-            "first_seen": min(peer.first_seen for peer in folded),
-            "last_seen": max(peer.last_seen for peer in folded),
-        }
+        seen = {"first_seen": min(row.first_seen for row in folded), "last_seen": max(row.last_seen for row in folded)}
+        row = {"peer_id": "", "user": "", "role": "trainer", "device": "", "told": 0, "progressed": 0.0, **sums, **seen}
         self._add(connection, peers, [row], replaced=("last_seen",))
         for peer in folded:
             connection.execute(delete(peers).where(peers.c.peer_id == peer.peer_id, peers.c.user == peer.user))
@@ -345,7 +338,7 @@ def readable(file: Path) -> list[tuple[Table, list[dict[str, Any]]]]:
     """Rows that can be read of a damaged SQLite file, each table from both ends up to where its damage begins."""
     tables = []
     database = Database(f"sqlite:///{file}", WHOSE, pooled=False)
-    for table in metadata.sorted_tables:
+    for table in schema.metadata.sorted_tables:
         rows: list[dict[str, Any]] = []
         for direction in ("rowid", "rowid desc"):
             try:
