@@ -53,34 +53,32 @@ class Representation:
             return self._encoded[coding]
 
 
+class _Entry:
+    """One answer, and until when it counts; whoever makes it anew holds the lock."""
+
+    def __init__(self) -> None:
+        self.lock, self.until = threading.Lock(), -float("inf")
+        self.answer: Representation
+
+
 class ResponseCache:
     """The newest answers. Thread-safe: of many who ask the same at once, one works."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
-        self._clock = clock
-        self._entries: OrderedDict[Hashable, tuple[float, Representation]] = OrderedDict()
-        self._making: dict[Hashable, threading.Lock] = {}
+    def __init__(self) -> None:
+        self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, seconds: float, make: Callable[[], Representation]) -> Representation:
         """The answer under `key`, made anew where it is older than this."""
         with self._lock:
-            making = self._making.setdefault(key, threading.Lock())
-        try:
-            with making:
-                entry = self._entries.get(key)
-                if entry is not None and self._clock() < entry[0] + seconds:
-                    return entry[1]
-                made = make()
-                with self._lock:
-                    self._entries[key] = self._clock(), made
-                    self._entries.move_to_end(key)
-                    while len(self._entries) > MOST_ENTRIES:
-                        self._entries.popitem(last=False)
-                return made
-        finally:
-            with self._lock:
-                self._making.pop(key, None)
+            entry = self._entries.setdefault(key, _Entry())
+            self._entries.move_to_end(key)
+            if len(self._entries) > MOST_ENTRIES:
+                self._entries.popitem(last=False)
+        with entry.lock:
+            if time.monotonic() >= entry.until:
+                entry.answer, entry.until = make(), time.monotonic() + seconds
+            return entry.answer
 
 
 def respond(request: Request, answer: Representation, media_type: str = "application/json") -> Response:

@@ -25,7 +25,6 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
     """The answer of /api/run. name: how people join it, such as "emoji"; model: "parameters", "effective" if known."""
     title, *story = run.run.description.strip().splitlines() or [run.run.name]
     paragraphs = [" ".join(line.split()) for line in story if line.strip()]
-    membership = run.membership
     repository = run.checkpoints.repository
     return {
         "name": run.run.name,
@@ -46,11 +45,7 @@ def run_facts(run: RunConfig, name: str, model: Mapping[str, Any], addresses: Se
             "vocabulary": run.tokenizer.vocab_size + run.model.text_length + run.vqgan.codebook_size,
         },
         "data": {**run.data.model_dump(), "pixels": run.vqgan.pixels},
-        "membership": {
-            "kind": membership.kind,
-            "organisation": membership.organisation,
-            "authority": membership.authority,
-        },
+        "membership": run.membership.model_dump(include={"kind", "organisation", "authority"}),
         "join": {
             "commands": [_join(run, name, addresses)],
             "peers": list(addresses),
@@ -72,61 +67,58 @@ def figures(
     run: RunConfig, model: Mapping[str, Any], snapshot: Mapping[str, Any], totals: Mapping[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
     """The run's own numbers for the five challenges: the answer of /api/figures."""
-    parameters = model.get("parameters")
     codes = run.vqgan.grid**2
     code_bytes = codes * (run.vqgan.codebook_size - 1).bit_length() / 8
-    communication: list[Figure] = [
-        ("examples that make one step together", run.swarm.target_batch_size, "samples"),
-        ("bytes for each number of a large gradient, instead of 4", 1, "byte"),
-    ]
-    devices: list[Figure] = [
-        ("computers that have taken part", totals["peers"], "peers"),
-        ("kinds of device among them", totals["devices"], "kinds"),
-        ("compute time given so far", round(totals["seconds"] / 3600, 1), "hours"),
-    ]
-    memory: list[Figure] = [
-        ("bytes of optimizer state for each parameter, instead of 8", 2, "bytes"),
-        ("layers", run.model.depth, "layers"),
-        ("activations kept for the backward pass", "recomputed" if run.model.reversible else "all", ""),
-    ]
-    streaming: list[Figure] = [
-        ("data set", run.data.name, ""),
-        ("one picture as codes", round(code_bytes), "bytes"),
-        ("the same picture as pixels", 3 * run.vqgan.pixels**2, "bytes"),
-        ("examples computed so far", totals["samples"], "samples"),
-    ]
-    security: list[Figure] = [
-        ("who may join", "anyone" if run.membership.kind == "open" else run.membership.organisation, ""),
-        ("how gradients are averaged", run.swarm.aggregation.replace("_", " "), ""),
-    ]
-    if parameters:
+    challenges: dict[str, list[Figure]] = {
+        "communication": [
+            ("examples that make one step together", run.swarm.target_batch_size, "samples"),
+            ("bytes for each number of a large gradient, instead of 4", 1, "byte"),
+        ],
+        "devices": [
+            ("computers that have taken part", totals["peers"], "peers"),
+            ("kinds of device among them", totals["devices"], "kinds"),
+            ("compute time given so far", round(totals["seconds"] / 3600, 1), "hours"),
+        ],
+        "memory": [
+            ("bytes of optimizer state for each parameter, instead of 8", 2, "bytes"),
+            ("layers", run.model.depth, "layers"),
+            ("activations kept for the backward pass", "recomputed" if run.model.reversible else "all", ""),
+        ],
+        "streaming": [
+            ("data set", run.data.name, ""),
+            ("one picture as codes", round(code_bytes), "bytes"),
+            ("the same picture as pixels", 3 * run.vqgan.pixels**2, "bytes"),
+            ("examples computed so far", totals["samples"], "samples"),
+        ],
+        "security": [
+            ("who may join", "anyone" if run.membership.kind == "open" else run.membership.organisation, ""),
+            ("how gradients are averaged", run.swarm.aggregation.replace("_", " "), ""),
+        ],
+    }
+    if parameters := model.get("parameters"):
         sent = parameters * (1 + 2 / 256)  # a scale of 2 bytes for every 256 numbers
-        communication[:0] = [
+        challenges["communication"][:0] = [
             ("one gradient, as it travels", round(sent / 1e6, 1), "MB"),
             ("the same gradient in 32 bits", round(4 * parameters / 1e6, 1), "MB"),
         ]
-        memory[:0] = [
+        challenges["memory"][:0] = [
             ("distinct parameters", parameters, "parameters"),
             ("parameters, counted with sharing", model.get("effective"), "parameters"),
         ]
     if snapshot:
         trainers = [peer for peer in snapshot["peers"] if peer["role"] == "trainer"]
         speeds = [peer["samples_per_second"] for peer in trainers if peer["samples_per_second"] > 0]
-        communication.append(("speed of the swarm", round(snapshot["samples_per_second"], 1), "samples/s"))
+        challenges["communication"].append(
+            ("speed of the swarm", round(snapshot["samples_per_second"], 1), "samples/s")
+        )
         if len(speeds) > 1:
-            devices.append(("fastest peer over slowest", round(max(speeds) / min(speeds), 1), "times"))
-        devices.append(("peers now that nobody can dial", sum(peer["client_mode"] for peer in trainers), "peers"))
+            challenges["devices"].append(("fastest peer over slowest", round(max(speeds) / min(speeds), 1), "times"))
+        behind = sum(peer["client_mode"] for peer in trainers)
+        challenges["devices"].append(("peers now that nobody can dial", behind, "peers"))
         agreeing = f"{snapshot['agreeing']} of {snapshot['holders']}"
-        security += [
+        challenges["security"] += [
             ("peers that hold the same state to the last bit", agreeing, "peers"),
             ("peers whose gradients are clipped now", sum(peer["clipped_by"] > 0 for peer in trainers), "peers"),
             ("peers with a proof against them", sum(peer["accused_by"] > 0 for peer in trainers), "peers"),
         ]
-    challenges = {
-        "communication": communication,
-        "devices": devices,
-        "memory": memory,
-        "streaming": streaming,
-        "security": security,
-    }
     return {name: [dict(zip(LABELS, row, strict=True)) for row in rows] for name, rows in challenges.items()}

@@ -7,13 +7,12 @@ whole run, and in blocks of steps for a closer look.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.web import notebooks
 from tt_cli.web.index_html import STATIC, index_html
 from tt_cli.web.queries import Answers, Content, NothingYet
@@ -44,21 +43,24 @@ def export(answers: Answers, pictures: Path, out: Path) -> Exported:
         raise TTError("the page has not been built: scripts/build_page builds it")
     if out.exists() and not _replaceable(out):
         raise UsageError(f"{out} is there and no earlier export: name a new or an empty folder")
-    try:
-        out.absolute().parent.mkdir(parents=True, exist_ok=True)
-        new = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.absolute().parent))
-        try:
+    parent = out.absolute().parent
+    with os_errors(f"cannot write {out}"):
+        parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=parent, ignore_cleanup_errors=True) as scratch:
+            new, old = Path(scratch, "new"), Path(scratch, "old")
+            new.mkdir()
             new.chmod(0o755)  # for the web server, which is another user
             step, pictures_copied = _write(answers, pictures, new)
-            _put_in_place(new, out.absolute())
-        finally:
-            shutil.rmtree(new, ignore_errors=True)
-        files = [file for file in out.rglob("*") if file.is_file()]
-        return Exported(
-            str(out.absolute()), step, pictures_copied, len(files), sum(file.stat().st_size for file in files)
-        )
-    except OSError as error:
-        raise TTError(f"cannot write {out}: {error.strerror or error}") from error
+            if out.exists():
+                out.absolute().rename(old)
+            try:
+                new.rename(out.absolute())
+            except OSError:
+                if old.exists():
+                    old.rename(out.absolute())
+                raise
+        sizes = [file.stat().st_size for file in out.rglob("*") if file.is_file()]
+    return Exported(str(out.absolute()), step, pictures_copied, len(sizes), sum(sizes))
 
 
 def _replaceable(out: Path) -> bool:
@@ -89,9 +91,8 @@ def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
     }
     for block in range(newest // BLOCK + 1):
         contents[f"history-{block}"] = answers.steps(BLOCK, block * BLOCK, (block + 1) * BLOCK - 1)
-    if answers.calculator is not None:
-        for name in answers.calculator.names:
-            contents[f"calculator-{name}"] = answers.calculator.table(name)
+    if tables := answers.calculator:
+        contents |= {f"calculator-{name}": tables.table(name) for name in tables.names}
     (folder / "api").mkdir()
     for name, content in contents.items():
         (folder / "api" / f"{name}.json").write_text(json.dumps(content, separators=(",", ":"), allow_nan=False))
@@ -114,19 +115,3 @@ def _copy_pictures(checkpoints: Content, pictures: Path, folder: Path) -> int:
             name = Path(picture["url"]).name
             shutil.copyfile(pictures / name, folder / "pictures" / name)
     return sum(len(row["pictures"]) for row in checkpoints["rows"])
-
-
-def _put_in_place(new: Path, out: Path) -> None:
-    """Two renames; where the second fails, the first is taken back."""
-    if not out.exists():
-        os.rename(new, out)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{out.name}-old-", dir=out.parent))
-    os.rename(out, old / out.name)
-    try:
-        os.rename(new, out)
-    except OSError:
-        os.rename(old / out.name, out)
-        raise
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
