@@ -68,7 +68,6 @@ def measured(count: int, steps: int, repeats: int) -> dict[str, float]:
         identity=run.identity,
         now=NOW,
         asked_since=NOW - 60,
-        answered=NOW,
         empty=False,
         snapshot=snapshot,
         curve=[(step, 3 + 300 / (step + 50) + chance.random() / 3) for step in range(1, steps + 1)],
@@ -78,7 +77,7 @@ def measured(count: int, steps: int, repeats: int) -> dict[str, float]:
     )
 
     def peers() -> None:
-        rows = sorted(peer_rows(scene), key=PEER_COLUMNS[3].by, reverse=True)
+        rows = sorted(peer_rows(snapshot), key=PEER_COLUMNS[3].by, reverse=True)
         cells = widths(PEER_COLUMNS, WIDTH)
         for row in rows[:HEIGHT]:
             row_line(PEER_COLUMNS, cells, row)

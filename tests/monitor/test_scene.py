@@ -83,17 +83,17 @@ def test_without_an_aux_peers_records_the_leaders_are_those_who_are_here() -> No
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"answered": None, "now": NOW - 11}, ""),
-        ({"answered": None}, "looking for peers (the DHT); asking since 12 s"),
-        ({"answered": None, "trouble": "it broke"}, "it broke; asking since 12 s"),
+        ({"now": NOW - 11}, ""),
+        ({}, "looking for peers (the DHT); asking since 12 s"),
+        ({"trouble": "it broke"}, "it broke; asking since 12 s"),
         (
-            {"answered": None, "snapshot": snapshot(peers=[])},
+            {"snapshot": snapshot(peers=[])},
             "no peer trains: nobody has published anything for this run; asking since 12 s",
         ),
-        ({"answered": NOW - 9, "snapshot": snapshot()}, ""),
-        ({"answered": NOW - 11, "snapshot": snapshot()}, "no peer answers since 11 s; last seen: 1 peer at step 7, "),
-        ({"answered": NOW - 1, "snapshot": snapshot(), "empty": True}, "no peer answers since 1 s; last seen: 1 peer"),
-        ({"answered": NOW - 1, "snapshot": snapshot(), "trouble": "it broke"}, "no peer answers since 1 s; last seen"),
+        ({"snapshot": snapshot(time=NOW - 9)}, ""),
+        ({"snapshot": snapshot(time=NOW - 11)}, "no peer answers since 11 s; last seen: 1 peer at step 7, "),
+        ({"snapshot": snapshot(time=NOW - 1), "empty": True}, "no peer answers since 1 s; last seen: 1 peer"),
+        ({"snapshot": snapshot(time=NOW - 1), "trouble": "it broke"}, "no peer answers since 1 s; last seen"),
     ],
     ids=range(8),
 )
@@ -103,7 +103,7 @@ def test_a_swarm_that_does_not_answer_is_told(changes: dict[str, object], words:
 
 
 def test_what_stays_on_the_terminal() -> None:
-    seen = scene(snapshot=snapshot(), answered=NOW)
+    seen = scene(snapshot=snapshot())
     assert seen.summary() == "emoji-1a2b3c4d: step 7, loss 3.214, 1 trainer; watched for 12 s"
     assert scene().summary() == "emoji-1a2b3c4d: no peer was seen; watched for 12 s"
 
@@ -111,7 +111,7 @@ def test_what_stays_on_the_terminal() -> None:
 @pytest.mark.parametrize("width", [1, 14, 20, 40, 80, 120, 200, 400])
 def test_rows_fit_and_hostile_text_stays_in_its_cell(width: int) -> None:
     peers = [TRAINER, trainer(user=EVIL, device=EVIL, round=EVIL, peer_id=EVIL), trainer(user="陈" * 40)]
-    for row in peer_rows(scene(snapshot=snapshot(peers=peers))):
+    for row in peer_rows(snapshot(peers=peers)):
         line = row_line(PEER_COLUMNS, widths(PEER_COLUMNS, width), row)
         assert line.cell_len <= max(width, 14)
         assert line.plain.isprintable()

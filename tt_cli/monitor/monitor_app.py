@@ -178,7 +178,7 @@ class MonitorApp(App[None]):
         for name in ("title", "tabs", "alarm", "detail", "board"):
             base.query_one(f"#{name}", Lines).update()
         if self.view == 1 and (fresh or at_once):
-            base.query_one("#peers", PeerTable).show(peer_rows(self.scene))
+            base.query_one("#peers", PeerTable).show(peer_rows(self.scene.snapshot))
         elif self.view == 2:
             rows = leader_rows(self.scene.leaders.get(self.window, []), self.scene.now)
             base.query_one("#leaderboard", PeerTable).show(rows)

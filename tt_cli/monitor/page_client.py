@@ -6,17 +6,16 @@ and in rows, numbers are finite and texts short; texts lose their control charac
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import httpx2
 from pydantic import BaseModel, ValidationError
 
 from tt_cli import __version__
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.monitor.scene import DAY, EVER, Active
 from tt_cli.run import folders
 from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
@@ -92,14 +91,16 @@ class Page:
 
     def _ask(self, form: type[Form], what: str, **query: object) -> Form:
         try:
-            return form.model_validate(self._get(what, **query), extra="ignore")  # what a later version adds
+            return form.model_validate_json(self._get(what, **query), extra="ignore")  # what a later version adds
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(map(str, first["loc"]))[:60] or what
-            words = f"answered api/{what} in another form: {ascii(place)}: {first['msg'][:100]}"
-            raise PageUnreachable(f"{self.url} {words}") from error
+            place = ".".join(map(str, first["loc"]))[:60]
+            reason = f"in another form: {ascii(place or what)}: {first['msg'][:100]}"
+            if not place and first["type"] in ("json_invalid", "model_type"):
+                reason = f"with no {'JSON' if first['type'] == 'json_invalid' else 'object'}: is it a run's page?"
+            raise PageUnreachable(f"{self.url} answered api/{what} {reason}") from error
 
-    def _get(self, what: str, **query: object) -> dict[str, Any]:
+    def _get(self, what: str, **query: object) -> bytes:
         data = b""
         try:
             with self._http.stream("GET", f"{self.url}/api/{what}", params=query or None) as answer:  # type: ignore[arg-type]
@@ -110,15 +111,8 @@ class Page:
                     if len(data) > MAX_ANSWER:
                         raise PageUnreachable(f"{self.url} answers api/{what} without end")
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise PageUnreachable(f"{self.url} does not answer ({reason})") from error
-        try:
-            content = json.loads(data)
-        except (ValueError, RecursionError) as error:
-            raise PageUnreachable(f"{self.url} answered api/{what} with no JSON: is it a run's page?") from error
-        if not isinstance(content, dict):
-            raise PageUnreachable(f"{self.url} answered api/{what} with no object: is it a run's page?")
-        return content
+            raise PageUnreachable(f"{self.url} does not answer ({first_line(error)})") from error
+        return data
 
 
 def page_here(run: RunConfig) -> str:

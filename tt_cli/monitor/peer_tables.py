@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.text import Text
 
-from tt_cli.monitor.scene import SILENT, Scene, middle_speed, peer_name, remarks
+from tt_cli.monitor.scene import SILENT, middle_speed, peer_name, remarks
 from tt_cli.swarm.records.snapshot import PeerView, SwarmNow
 from tt_cli.terminal.format import (
     NONE,
@@ -62,15 +62,12 @@ class PeerRow:
     remarks: list[str]
 
 
-def rows_of(swarm: SwarmNow) -> list[PeerRow]:
+def peer_rows(swarm: SwarmNow | None) -> list[PeerRow]:
     """Rows of a snapshot, one of each peer."""
+    if swarm is None:
+        return []
     middle = middle_speed(swarm)
     return [PeerRow(peer, peer_name(peer), remarks(peer, swarm.trainers, middle)) for peer in swarm.peers]
-
-
-def peer_rows(scene: Scene) -> list[PeerRow]:
-    """Rows of the newest snapshot."""
-    return [] if scene.snapshot is None else rows_of(scene.snapshot)
 
 
 def _state(row: PeerRow) -> Text:
@@ -148,7 +145,7 @@ PEER_COLUMNS: Sequence[Column[PeerRow]] = (
 
 def peers_table(swarm: SwarmNow, width: int, height: int) -> list[Text]:
     """A heading and the peers, at most `height` lines; what does not fit is counted in the last line."""
-    rows = rows_of(swarm)
+    rows = peer_rows(swarm)
     if height < 2 or not rows:
         return []
     shown = rows if len(rows) < height else rows[: height - 2]

@@ -31,7 +31,7 @@ class Active(NamedTuple):
 
 @dataclass(frozen=True)
 class Scene:
-    """One moment. now, answered, asked_since: Unix seconds; answered: when peers were last seen, None for never.
+    """One moment. now, asked_since: Unix seconds.
 
     empty: the last look found nobody; snapshot is then the last one that showed somebody. trouble: why the last look
     failed, "" if it did not. source: where the snapshot comes from, in words; past_from: where the past does, "" where
@@ -43,7 +43,6 @@ class Scene:
     identity: str
     now: float
     asked_since: float
-    answered: float | None = None
     empty: bool = True
     trouble: str = ""
     source: str = ""
@@ -56,6 +55,11 @@ class Scene:
     mine: list[SeenSlot] = field(default_factory=list)
     log: list[tuple[float, str]] = field(default_factory=list)
     flops_per_sample: int | None = None
+
+    @property
+    def answered(self) -> float | None:
+        """Unix time when peers were last seen, None for never."""
+        return self.snapshot.time if self.snapshot is not None and self.snapshot.peers else None
 
     def alarm(self, patience: float) -> str:
         """Tell what keeps the screen from being true now, "" if nothing does. patience: seconds an answer may take."""

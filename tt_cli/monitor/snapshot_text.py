@@ -9,7 +9,7 @@ from typing import TextIO
 
 from rich.text import Text
 
-from tt_cli.monitor.peer_tables import others, rows_of
+from tt_cli.monitor.peer_tables import others, peer_rows
 from tt_cli.monitor.scene import peer_name
 from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
 from tt_cli.terminal.format import (
@@ -67,7 +67,7 @@ def plain_text(snapshot: SwarmSnapshot) -> str:
         one_truth(snapshot).plain or "no state yet",
     ]
     lines = [f"{clock(snapshot.time)} {snapshot.identity}: " + ", ".join(parts)]
-    for row in rows_of(snapshot):
+    for row in peer_rows(snapshot):
         peer = row.peer
         words = [peer.role, *([clean(peer.device)] if peer.device else [])]
         if peer.role == "trainer":
