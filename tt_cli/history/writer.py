@@ -269,13 +269,7 @@ class HistoryWriter:
         self.put(f"part {sane(name, 40)}", sane(words, 300), time.time())
 
     def add_checkpoint(
-        self,
-        step: int,
-        at: float,
-        digest: str,
-        size: int,
-        url: str | None = None,
-        heldout_loss: float | None = None,
+        self, step: int, at: float, digest: str, size: int, url: str | None = None, heldout_loss: float | None = None
     ) -> None:
         """A checkpoint of `size` bytes; told again, what is None then keeps the value from before."""
         row = {"step": step, "time": at, "digest": sane(digest, 64), "bytes": size}

@@ -74,9 +74,7 @@ class Ascii(LineFilter):
 class Help(ModalScreen[None]):
     """The keys and the words. Any of its keys closes it."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape,question_mark,enter,space", "dismiss", "back to the view"),
-    ]
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,question_mark,enter,space", "dismiss", "back to the view")]
 
     def compose(self) -> ComposeResult:
         """The text, which scrolls on a small terminal."""

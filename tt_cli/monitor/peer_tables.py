@@ -11,18 +11,7 @@ from rich.text import Text
 
 from tt_cli.monitor.scene import SILENT, middle_speed, peer_name, remarks
 from tt_cli.swarm.records.snapshot import PeerView, SwarmNow
-from tt_cli.terminal.format import (
-    NONE,
-    clean,
-    duration,
-    fit,
-    loss_value,
-    percent,
-    plural,
-    rate,
-    short_digest,
-    short_id,
-)
+from tt_cli.terminal.format import NONE, clean, duration, fit, loss_value, percent, plural, rate, short_digest, short_id
 from tt_cli.terminal.table import Column, table
 from tt_cli.web.schemas import Leader
 

@@ -12,15 +12,7 @@ from rich.text import Text
 from tt_cli.monitor.peer_tables import others, peer_rows
 from tt_cli.monitor.scene import peer_name
 from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
-from tt_cli.terminal.format import (
-    clean,
-    duration,
-    loss_value,
-    percent,
-    plural,
-    rate,
-    short_digest,
-)
+from tt_cli.terminal.format import clean, duration, loss_value, percent, plural, rate, short_digest
 from tt_cli.terminal.live_view import Mode, clock, write_line
 
 NAMED = 3  # of the peers that differ

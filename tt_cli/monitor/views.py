@@ -14,18 +14,7 @@ from tt_cli.monitor.scene import Active, Scene, flops_words
 from tt_cli.monitor.snapshot_text import one_truth
 from tt_cli.swarm.records.snapshot import SwarmNow
 from tt_cli.terminal.chart import area_chart, line_chart
-from tt_cli.terminal.format import (
-    bar,
-    clean,
-    duration,
-    fit,
-    labelled,
-    left_right,
-    loss_value,
-    percent,
-    plural,
-    rate,
-)
+from tt_cli.terminal.format import bar, clean, duration, fit, labelled, left_right, loss_value, percent, plural, rate
 from tt_cli.terminal.live_view import clock
 from tt_cli.terminal.status_lines import status_lines
 from tt_cli.terminal.swarm_lines import Curve

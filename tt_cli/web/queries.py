@@ -100,8 +100,7 @@ class Answers:
     def health(self) -> Content:
         """/health: {"status": "ok" or "bad", "problems": in words, "snapshot_age_s", "parts"}. Raises nothing."""
         problems, parts = list[str](), list[Row]()
-        age: float | None = None
-        now = self._clock()
+        age, now = None, self._clock()
         try:
             self.source.try_writing()
             for row in self.source.parts():

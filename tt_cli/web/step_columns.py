@@ -19,15 +19,12 @@ Columns = NDArray[np.float64]  # [5, steps]
 
 
 class StepColumns:
-    """Follows a source's steps; thread-safe."""
+    """Follows a source's steps; thread-safe: what has been read is never changed, only replaced."""
 
     def __init__(self, source: HistoryReader):
-        self._source = source
-        self._lock = threading.Lock()
-        self._columns: Columns = np.empty((5, 1024))
-        self._count = 0
-        self._era = ""
-        self._looked_at = -float("inf")
+        self._source, self._lock = source, threading.Lock()
+        self._columns: Columns = np.empty((5, 0))
+        self._era, self._looked_at = "", -float("inf")
 
     def look(self) -> list[Step]:
         """Read what is new, at most once a second. Returns it; after a way back, the steps that are left."""
@@ -36,10 +33,10 @@ class StepColumns:
                 return []
             era = self._source.era()
             if era != self._era:
-                self._era, self._count = era, 0
+                self._era, self._columns = era, np.empty((5, 0))
             new: list[Step] = []
             while page := self._source.steps_after(self._last(), PAGE):
-                self._append(page)
+                self._columns = np.hstack([self._columns, np.array(page, dtype=np.float64).T])
                 new += page
                 if len(page) < PAGE:
                     break
@@ -47,55 +44,44 @@ class StepColumns:
             return new
 
     def _last(self) -> int:
-        return int(self._columns[0, self._count - 1]) if self._count else 0
-
-    def _append(self, page: list[Step]) -> None:
-        whole = self._count + len(page)
-        if whole > self._columns.shape[1]:
-            grown: Columns = np.empty((5, 2 * whole))
-            grown[:, : self._count] = self._columns[:, : self._count]
-            self._columns = grown
-        self._columns[:, self._count : whole] = np.array(page, dtype=np.float64).T
-        self._count = whole
+        return int(self._columns[0, -1]) if self._columns.size else 0
 
     @property
     def mark(self) -> tuple[str, int]:
         """Changes when the steps do."""
-        return self._era, self._count
+        return self._era, self._columns.shape[1]
 
     @property
     def newest(self) -> Step | None:
         """The last step."""
-        with self._lock:
-            if not self._count:
-                return None
-            step, at, loss, trainers, speed = self._columns[:, self._count - 1].tolist()
-            return int(step), at, loss, int(trainers), speed
+        columns = self._columns
+        if not columns.size:
+            return None
+        step, at, loss, trainers, speed = columns[:, -1].tolist()
+        return int(step), at, loss, int(trainers), speed
 
     def thinned(self, points: int, first: int | None, last: int | None) -> dict[str, Any]:
         """At most `points` (4 or more) of the steps first … last, as /api/history answers them.
 
         Both ends stay, and the lowest and the highest loss of each of equally many steps in between.
         """
-        with self._lock:
-            part = self._columns[:, : self._count]
-            newest = self._last()
-            steps = part[0]
-            low = 0 if first is None else int(np.searchsorted(steps, first))
-            high = self._count if last is None else int(np.searchsorted(steps, last, side="right"))
-            part = part[:, low:high]
-            if part.shape[1] > points:
-                part = part[:, kept(part[LOSS], points)]
-            step, at, loss, trainers, speed = part.tolist()
-            return {
-                "step": [int(value) for value in step],
-                "time": [round(value, 1) for value in at],
-                "loss": [float(f"{value:.6g}") for value in loss],
-                "peers": [int(value) for value in trainers],
-                "samples_per_second": [float(f"{value:.4g}") for value in speed],
-                "last_step": newest,
-                "total": self._count,
-            }
+        columns = self._columns
+        steps = columns[0]
+        low = 0 if first is None else int(np.searchsorted(steps, first))
+        high = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
+        part = columns[:, low:high]
+        if part.shape[1] > points:
+            part = part[:, kept(part[LOSS], points)]
+        step, at, loss, trainers, speed = part.tolist()
+        return {
+            "step": [int(value) for value in step],
+            "time": [round(value, 1) for value in at],
+            "loss": [float(f"{value:.6g}") for value in loss],
+            "peers": [int(value) for value in trainers],
+            "samples_per_second": [float(f"{value:.4g}") for value in speed],
+            "last_step": int(steps[-1]) if len(steps) else 0,
+            "total": len(steps),
+        }
 
 
 def kept(loss: NDArray[np.float64], points: int) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ that the database does not answer or that the coordinator has not looked yet, wi
 import functools
 import mimetypes
 import re
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,6 +40,7 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Permissions-Policy": "camera=(), geolocation=(), microphone=()",
 }
+MALFORMED = {422: "malformed"}
 PICTURE = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,150}\.(png|jpg|webp)"
 
 Points = Annotated[int, Query(ge=10, le=schemas.MOST_ROWS)]
@@ -58,12 +59,8 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     def cached(request: Request, key: Hashable, seconds: float, make: Callable[[], Any]) -> Response:
         return respond(request, cache.get(key, seconds, lambda: Representation.of_json(make())))
 
-    def described(form: type[Any], *, parameters: bool = False, missing: str = "") -> dict[str, Any]:
-        problems = {
-            503: "the database does not answer, or nothing is known yet",
-            **({422: "malformed"} if parameters else {}),
-            **({404: missing} if missing else {}),
-        }
+    def described(form: type[Any], problems: Mapping[int, str] | None = None) -> dict[str, Any]:
+        problems = {503: "the database does not answer, or nothing is known yet", **(problems or {})}
         return {
             "response_model": None,
             "responses": {
@@ -82,14 +79,14 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     publish("run", schemas.Run, 5.0, answers.run, "The run, and how to join it.")
     publish("snapshot", schemas.Snapshot, 1.0, answers.snapshot, "The swarm now.")
 
-    @app.get("/api/history", **described(schemas.Steps, parameters=True))
+    @app.get("/api/history", **described(schemas.Steps, MALFORMED))
     def history(request: Request, points: Points = 1000, first: StepNumber = None, last: StepNumber = None) -> Response:
         """The recorded steps, thinned."""
         answers.history.look()
         key = ("history", points, first, last, answers.history.mark)
         return cached(request, key, DAY_SECONDS, lambda: answers.steps(points, first, last))
 
-    @app.get("/api/activity", **described(schemas.Activity, parameters=True))
+    @app.get("/api/activity", **described(schemas.Activity, MALFORMED))
     def activity(
         request: Request,
         points: Points = 1000,
@@ -98,7 +95,7 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
         """The number of trainers and their speed over time."""
         return cached(request, ("activity", points, since // 30), 15.0, lambda: answers.activity(points, since))
 
-    @app.get("/api/leaderboard", **described(schemas.Leaderboard, parameters=True))
+    @app.get("/api/leaderboard", **described(schemas.Leaderboard, MALFORMED))
     def leaderboard(request: Request, window: Window = "ever") -> Response:
         """Samples by user, most first."""
         return cached(request, ("leaderboard", window), 10.0, lambda: answers.leaderboard(window))
@@ -108,7 +105,7 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     publish("rounds", schemas.Rounds, 2.0, answers.rounds, "The newest averaging rounds.")
     publish("figures", schemas.Figures, 10.0, answers.figures, "This run's own numbers for the five challenges.")
 
-    @app.get("/api/calculator", **described(schemas.Table, parameters=True, missing="no such model"))
+    @app.get("/api/calculator", **described(schemas.Table, {**MALFORMED, 404: "no such model"}))
     def calculator(request: Request, model: Annotated[str, Query(max_length=40)] = "run") -> Response:
         """Memory that training takes: all answers for one model, of which the page shows what is asked."""
         tables = answers.calculator
