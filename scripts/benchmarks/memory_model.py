@@ -22,12 +22,14 @@ import argparse
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from typing import Any
 
 from scripts.benchmarks.harness import progress
 from scripts.lab.memory_paper import WARNED, paper_bytes
-from tt_cli.memory.architectures import ARCHITECTURES, Architecture, scaled
-from tt_cli.memory.calculator import CalculatorOptions, reckon
+from tt_cli.memory.architectures import ARCHITECTURES, Architecture
+from tt_cli.memory.calculator import reckon
+from tt_cli.memory.options import CalculatorOptions
 from tt_cli.memory.trainer_account import trainer_need
 from tt_cli.run import RunConfig, load_run
 
@@ -98,7 +100,7 @@ def row_of_model(given: tuple[Any, ...], device: str, *, published: bool = False
         **{"bits": bits, "attention": attention, "checkpointing": checkpointing, "micro_batch": micro_batch},
     }
     seen = measured(case)
-    model: Architecture = scaled(ARCHITECTURES[name], **changes)
+    model: Architecture = replace(ARCHITECTURES[name], **changes)
     options = CalculatorOptions(
         kind="cuda" if device == "cuda" else "cpu", precision=precision, attention=attention,
         layers="checkpointed" if checkpointing else "kept", micro_batch=micro_batch, optimizer=optimizer, bits=bits,

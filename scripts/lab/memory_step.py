@@ -13,6 +13,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from torch import Tensor, nn
 
-from tt_cli.memory.architectures import ARCHITECTURES, Architecture, scaled
+from tt_cli.memory.architectures import ARCHITECTURES, Architecture
 
 
 def built(model: Architecture, attention: str) -> nn.Module:
@@ -122,7 +123,7 @@ def peaks_of(parts: Iterable[Callable[[], None]], between: int, device: torch.de
 def of_architecture(case: dict[str, Any]) -> dict[str, int]:
     """A model of transformers with its optimizer."""
     device, dtype = torch.device(case["device"]), torch.bfloat16
-    model = scaled(ARCHITECTURES[case["model"]], **case["shape"])
+    model = replace(ARCHITECTURES[case["model"]], **case["shape"])
     module = built(model, case["attention"]).to(device).train()
     if case["precision"] == "pure16":
         module = module.to(dtype)

@@ -11,18 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tt_cli.errors import UsageError
-from tt_cli.memory.architectures import ARCHITECTURES, Architecture, scaled, tensors
-from tt_cli.memory.calculator import (
-    CalculatorOptions,
-    flops_per_example,
-    network_bytes,
-    reckon,
-    smallest_change,
-    state_bytes,
-)
+from tt_cli.memory.architectures import ARCHITECTURES, Architecture, tensors
+from tt_cli.memory.calculator import flops_per_example, reckon, smallest_change, state_bytes
 from tt_cli.memory.gpus import GPUS, device_room
-from tt_cli.memory.question import CalculatorQuestion
-from tt_cli.memory.report import largest_that_fits, report
+from tt_cli.memory.known_subject import Known
+from tt_cli.memory.options import CalculatorOptions
+from tt_cli.memory.question import CalculatorQuestion, largest_that_fits
+from tt_cli.memory.report import report
 
 GPT2 = ARCHITECTURES["gpt2-large"]
 TINY: dict[str, Any] = {"layers": 3, "dim": 64, "heads": 2, "dim_head": 32, "hidden": 256, "vocab": 500}
@@ -114,7 +109,7 @@ def test_the_smallest_change_makes_it_fit(case: tuple[Architecture, CalculatorOp
 
 
 def test_state_is_what_the_optimizers_keep() -> None:
-    model = scaled(ARCHITECTURES["gpt2"], **TINY, positions=32, sequence=32)
+    model = replace(ARCHITECTURES["gpt2"], **TINY, positions=32, sequence=32)
     found = tensors(model)
     shapes = [(tensor.rows, tensor.columns) if tensor.columns else (tensor.rows,) for tensor in found]
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes]
@@ -154,16 +149,19 @@ def test_passes_take_what_torch_allocates(name: str, precision: str, layers: str
     asked = CalculatorOptions(
         kind="cpu", precision=precision, attention="eager", layers=layers, micro_batch=4, bits=case["bits"]  # type: ignore[arg-type]
     )  # fmt: skip
-    assert reckon(scaled(model, **shape), asked).tensors == pytest.approx(max(seen["passes"], seen["update"]), rel=0.05)
+    assert reckon(replace(model, **shape), asked).tensors == pytest.approx(
+        max(seen["passes"], seen["update"]), rel=0.05
+    )
 
 
 def test_network_and_compute() -> None:
     asked = CalculatorOptions()
     count = sum(tensor.count for tensor in tensors(GPT2))
-    assert network_bytes(GPT2, asked, 2) == pytest.approx(count, rel=0.01)
-    assert network_bytes(GPT2, asked, 16) == pytest.approx(2 * count * 15 / 16, rel=0.01)
-    assert network_bytes(GPT2, replace(asked, compression="fp16"), 2) == 2 * count
-    assert network_bytes(GPT2, replace(asked, compression=None), 9) == network_bytes(GPT2, asked, 1) == 0
+    subject = Known(GPT2, asked, {}, None)
+    assert subject.network(2) == pytest.approx(count, rel=0.01)
+    assert subject.network(16) == pytest.approx(2 * count * 15 / 16, rel=0.01)
+    assert replace(subject, options=replace(asked, compression="fp16")).network(2) == 2 * count
+    assert replace(subject, options=replace(asked, compression=None)).network(9) == subject.network(1) == 0
     flops = flops_per_example(GPT2, asked)
     # 6 per parameter and token (Kaplan et al. 2020), and 12 L n^2 d for attention
     assert flops == pytest.approx(6 * count * 1024 + 12 * 36 * 1024**2 * 1280, rel=0.01)

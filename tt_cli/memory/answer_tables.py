@@ -6,15 +6,13 @@ largest micro-batch whose sum a GPU has room for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from itertools import product
 from typing import Any
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.architectures import ARCHITECTURES
 from tt_cli.memory.byte_sizes import GIB, parse_size
-from tt_cli.memory.calculator import Answer
-from tt_cli.memory.gpus import GPUS, USABLE, UTILISATION, Gpu
+from tt_cli.memory.gpus import GPUS, USABLE, UTILISATION
 from tt_cli.memory.known_subject import Known
 from tt_cli.memory.question import CalculatorQuestion, Subject
 from tt_cli.memory.run_subject import OfRun
@@ -27,41 +25,25 @@ MEMORIES = (4, 6, 8, 10, 11, 12, 16, 24, 32, 40, 48, 80)  # GB of GPUs
 # What is chosen, in this order: its key in a question, its title, and (value, words, flag of `tt calc`) of its options.
 # The first option is what `tt calc` takes by itself.
 Choice = tuple[str, str, tuple[tuple[Any, str, str], ...]]
-PRECISION: Choice = (
-    "precision",
-    "Numbers",
-    (
-        ("mixed", "mixed 16 and 32 bits", ""),
-        ("fp32", "32 bits", "--precision fp32"),
-        ("pure16", "16 bits", "--precision pure16"),
-    ),
+PRECISIONS = (("mixed", "mixed 16 and 32 bits", ""), ("fp32", "32 bits", "--precision fp32"))
+OPTIMIZERS = (
+    (("adam", None), "Adam", ""),
+    (("adam", 8), "8-bit Adam", "--8bit"),
+    (("lamb", 8), "8-bit LAMB", "--optimizer lamb --8bit"),
+    (("adafactor", None), "Adafactor", "--optimizer adafactor"),
 )
-OPTIMIZER: Choice = (
-    "optimizer",
-    "Optimizer",
-    (
-        (("adam", None), "Adam", ""),
-        (("adam", 8), "8-bit Adam", "--8bit"),
-        (("lamb", 8), "8-bit LAMB", "--optimizer lamb --8bit"),
-        (("adafactor", None), "Adafactor", "--optimizer adafactor"),
-    ),
+LAYERS = (
+    (None, "kept", ""),
+    ("checkpointed", "checkpointed", "--checkpointing"),
+    ("reversible", "reversible", "--reversible"),
 )
-LAYERS: Choice = (
-    "layers",
-    "Activations",
-    (
-        (None, "kept", ""),
-        ("checkpointed", "checkpointed", "--checkpointing"),
-        ("reversible", "reversible", "--reversible"),
-    ),
+OF_RUNS: tuple[Choice, ...] = (("precision", "Numbers", PRECISIONS),)
+OF_ARCHITECTURES: tuple[Choice, ...] = (
+    ("precision", "Numbers", (*PRECISIONS, ("pure16", "16 bits", "--precision pure16"))),
+    ("optimizer", "Optimizer", OPTIMIZERS),
+    ("layers", "Activations", LAYERS),
+    ("offload", "Optimizer’s place", ((False, "on the GPU", ""), (True, "in the host’s memory", "--offload"))),
 )
-OFFLOAD: Choice = (
-    "offload",
-    "Optimizer’s place",
-    ((False, "on the GPU", ""), (True, "in the host’s memory", "--offload")),
-)
-OF_ARCHITECTURES = (PRECISION, OPTIMIZER, LAYERS, OFFLOAD)
-OF_RUNS = ((*PRECISION[:2], PRECISION[2][:2]),)
 
 
 class Tables:
@@ -76,18 +58,23 @@ class Tables:
         if name not in self.names:
             raise UsageError(f"no model is called {name!r} here")
         choices = OF_RUNS if name == RUN else OF_ARCHITECTURES
-        shown_name = self._name if name == RUN else name
-        subjects = dict(_subjects(choices, lambda asked: self._subject(name, asked)))
+        subjects: dict[str, Subject] = {}  # by the numbers of the options chosen, such as "0 1 0 0"
+        for numbers in product(*(range(len(options)) for _, _, options in choices)):
+            asked = {key: options[number][0] for number, (key, _, options) in zip(numbers, choices, strict=True)}
+            subjects[" ".join(map(str, numbers))] = self._subject(name, asked)
         any_subject = next(iter(subjects.values()))
         whats: dict[tuple[str, str, bool], int] = {}
         answers = {key: _answers(subject, whats) for key, subject in subjects.items()}
         return {
             "name": name,
             "title": any_subject.title,
-            "command": f"tt calc {shown_name}",
+            "command": f"tt calc {self._name if name == RUN else name}",
             "parameters": any_subject.answer(1).parameters,
             "sequence": any_subject.described()["sequence"],
-            "models": self._models(),
+            "models": [
+                {"name": RUN, "title": f"{self._run.run.name}: this run"},
+                *({"name": model.name, "title": model.title} for model in ARCHITECTURES.values()),
+            ],
             "choices": [
                 {"name": key, "title": title, "options": [{"words": words, "flag": flag} for _, words, flag in options]}
                 for key, title, options in choices
@@ -97,15 +84,11 @@ class Tables:
             "answers": answers,
             "flops": {key: subject.flops() for key, subject in subjects.items()},
             "examples": any_subject.examples()[0],
-            "gradient_bytes": any_subject.network(2),  # of two peers each sends one whole
+            "gradient_bytes": any_subject.gradient_bytes(),
             "usable": USABLE,
             "gpus": _gpus(),
             "utilisation": UTILISATION,
         }
-
-    def _models(self) -> list[dict[str, str]]:
-        rows = [{"name": RUN, "title": f"{self._run.run.name}: this run"}]
-        return rows + [{"name": model.name, "title": model.title} for model in ARCHITECTURES.values()]
 
     def _subject(self, name: str, asked: dict[str, Any]) -> Subject:
         if name == RUN:
@@ -116,36 +99,22 @@ class Tables:
 
 def _gpus() -> list[dict[str, Any]]:
     """All GPUs to choose from: flag of `tt calc`, words, bytes, TFLOP/s of 16 and of 32 bits (null: of any)."""
-    sold = [{"flag": f"{size}GB", "title": f"{size} GB", "bytes": parse_size(f"{size}GB")} for size in MEMORIES]
-    named = [
-        {"flag": name, "title": f"{gpu.title}, {gpu.memory} GB", "bytes": gpu.memory * GIB, **_speed(gpu)}
-        for name, gpu in GPUS.items()
-    ]
-    return [row | _speed(None) for row in sold] + named
+    rows = [(f"{size}GB", f"{size} GB", parse_size(f"{size}GB"), None, None) for size in MEMORIES]
+    named = (
+        (name, f"{gpu.title}, {gpu.memory} GB", gpu.memory * GIB, gpu.half, gpu.full) for name, gpu in GPUS.items()
+    )
+    return [dict(zip(("flag", "title", "bytes", "half", "full"), row, strict=True)) for row in (*rows, *named)]
 
 
-def _speed(gpu: Gpu | None) -> dict[str, float | None]:
-    return {"half": gpu.half, "full": gpu.full} if gpu else {"half": None, "full": None}
-
-
-def _subjects(
-    choices: tuple[Choice, ...], subject: Callable[[dict[str, Any]], Subject]
-) -> Iterator[tuple[str, Subject]]:
-    """Every way to choose: the numbers of its options, such as "0 1 0 0", and what is asked about then."""
-    for chosen in product(*(range(len(options)) for _, _, options in choices)):
-        asked = {name: options[index][0] for index, (name, _, options) in zip(chosen, choices, strict=True)}
-        yield " ".join(map(str, chosen)), subject(asked)
-
-
-def _answers(subject: Subject, whats: dict[tuple[str, str, bool], int]) -> list[list[list[int]]]:
+def _answers(subject: Subject, whats: dict[tuple[str, str, bool], int]) -> list[list[tuple[int, int]]]:
     """The part that is the same for all micro-batches, then each one's own: [component's number, bytes], …"""
-    first, *others = answers = [_numbered(subject.answer(size), whats) for size in SIZES]
-    same = {number: size for number, size in first.items() if all(answer.get(number) == size for answer in others)}
-    rest = [{number: size for number, size in answer.items() if number not in same} for answer in answers]
-    return [[[number, size] for number, size in answer.items()] for answer in (same, *rest)]
-
-
-def _numbered(answer: Answer, whats: dict[tuple[str, str, bool], int]) -> dict[int, int]:
-    return {
-        whats.setdefault((part.what, part.place, part.assumed), len(whats)): part.bytes for part in answer.components
-    }
+    answers = [
+        {
+            whats.setdefault((part.what, part.place, part.assumed), len(whats)): part.bytes
+            for part in subject.answer(size).components
+        }
+        for size in SIZES
+    ]
+    same = set.intersection(*(set(answer.items()) for answer in answers))
+    own = [[item for item in answer.items() if item not in same] for answer in answers]
+    return [[item for item in answers[0].items() if item in same], *own]

@@ -9,7 +9,7 @@ here.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from tt_cli.errors import UsageError
@@ -47,6 +47,10 @@ class Architecture:
     def inner(self) -> int:
         """Width of queries, keys and values over all heads."""
         return self.heads * self.dim_head
+
+    def targets(self, sequence: int) -> int:
+        """T5's second stack's tokens for a first of `sequence` (0: as published)."""
+        return max(1, sequence * self.target // self.sequence) if sequence else self.target
 
 
 @dataclass(frozen=True)
@@ -179,8 +183,3 @@ def tensors(model: Architecture, *, groups: int = 0, tied: bool | None = None) -
         if model.family == "gptj":
             parameters.append(Tensor("logits", vocab))
     return parameters
-
-
-def scaled(model: Architecture, **changes: int | float | bool) -> Architecture:
-    """A smaller or larger model of the same structure: what the measurements are made with."""
-    return replace(model, **changes)  # type: ignore[arg-type]

@@ -6,19 +6,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tt_cli.memory.architectures import Architecture, architecture
-from tt_cli.memory.calculator import (
-    Answer,
-    CalculatorOptions,
-    flops_per_example,
-    network_bytes,
-    reckon,
-    smallest_change,
-)
+from tt_cli.memory.calculator import Answer, flops_per_example, gradient_bytes, reckon, smallest_change
+from tt_cli.memory.options import Attention, CalculatorOptions
 from tt_cli.memory.question import EXAMPLES, CalculatorQuestion, Subject
 
 
 @dataclass
-class Known:
+class Known(Subject):
     """An architecture with the options that it is asked about."""
 
     model: Architecture
@@ -29,93 +23,79 @@ class Known:
     @classmethod
     def asked(cls, question: CalculatorQuestion) -> Known:
         """Choose what the question leaves open. Raises UsageError."""
-        model, kind = architecture(question.model), question.kind
-        reasons: dict[str, str] = {}
-        precision, attention, bits = question.precision, question.attention, question.bits
-        if precision is None:
-            precision = "mixed" if kind == "cuda" else "fp32"
-            reasons["precision"] = "mixed: usual on a GPU" if kind == "cuda" else "fp32: usual on a CPU"
-        if attention is None:
-            attention = "eager" if model.family == "t5" else "fused"
-            why = "T5's learned bias needs the scores" if model.family == "t5" else "what torch does where it can"
-            reasons["attention"] = f"{attention}: {why}"
-        if question.sequence is None:
-            reasons["sequence"] = f"{model.sequence}: as published"
-        if question.optimizer is None:
-            reasons["optimizer"] = "adam: the usual one"
-        if bits is None:
-            bits = 16 if precision == "pure16" and not question.offload else 32
-            reasons["state"] = f"{bits} bits: " + ("torch keeps it as the weights" if bits == 16 else "the usual one")
-        compression = None if question.alone else question.compression or "linear8"
-        if not question.alone and question.compression is None:
-            reasons["compression"] = "linear8: what runs of tt start with"
+        model, gpu = architecture(question.model), question.kind == "cuda"
+        precision = question.precision or ("mixed" if gpu else "fp32")
+        attention: Attention = "eager" if model.family == "t5" else "fused"
+        scores = "T5's learned bias needs the scores" if model.family == "t5" else "what torch does where it can"
+        halves = precision == "pure16" and not question.offload
+        state = "16 bits: torch keeps it as the weights" if halves else "32 bits: the usual one"
+        choices = (
+            ("precision", question.precision, f"{precision}: usual on a {'GPU' if gpu else 'CPU'}"),
+            ("attention", question.attention, f"{attention}: {scores}"),
+            ("sequence", question.sequence, f"{model.sequence}: as published"),
+            ("optimizer", question.optimizer, "adam: the usual one"),
+            ("state", question.bits, state),
+            ("compression", question.compression or question.alone or None, "linear8: what runs of tt start with"),
+        )
         options = CalculatorOptions(
-            kind=kind,
+            kind=question.kind,
             precision=precision,
-            attention=attention,
+            attention=question.attention or attention,
             layers=question.layers or "kept",
             sequence=question.sequence or 0,
             groups=question.share or 0,
             tied=False if question.untied else None,
             optimizer=question.optimizer or "adam",
-            bits=bits,
+            bits=question.bits or (16 if halves else 32),
             offload=question.offload,
-            compression=compression,
+            compression=None if question.alone else question.compression or "linear8",
         )
         options.check(model)
+        reasons = {name: reason for name, given, reason in choices if given is None}
         return cls(model, options, reasons, question.examples)
 
     @property
     def title(self) -> str:
-        """The name for people."""
         return self.model.title
 
     def answer(self, micro_batch: int) -> Answer:
-        """See Subject."""
         return reckon(self.model, replace(self.options, micro_batch=micro_batch))
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
-        """See Subject."""
         change = smallest_change(self.model, replace(self.options, micro_batch=micro_batch), room)
         return None if change is None else change[0]
 
     def compared(self) -> list[tuple[str, Subject]]:
         """One technique at a time, then those that cost no precision together."""
         plain = replace(self.options, bits=32, layers="kept", offload=False, groups=0, optimizer="adam")
-        eager = () if self.model.family == "t5" else (("eager attention", {"attention": "eager"}),)
-        offload = {} if plain.kind == "cpu" else {"offload": True}
-        techniques: tuple[tuple[str, dict[str, Any]], ...] = (
-            ("32-bit Adam", {}),
-            *eager,
-            ("8-bit Adam", {"bits": 8}),
-            ("Adafactor", {"optimizer": "adafactor"}),
-            ("gradient checkpointing", {"layers": "checkpointed"}),
-            ("reversible layers", {"layers": "reversible"}),
-            ("layers shared in 4 groups", {"groups": min(4, self.model.layers)}),
-            *((("offloaded optimizer", offload),) if offload else ()),
-            (
-                "8-bit, checkpointing" + (", offload" if offload else ""),
-                {"bits": 8, "layers": "checkpointed", **offload},
-            ),
-        )
-        rows: list[tuple[str, Subject]] = [("as asked", self)]
-        rows += [(name, replace(self, options=replace(plain, **change))) for name, change in techniques]
-        return rows
+        together: dict[str, Any] = {"bits": 8, "layers": "checkpointed"}
+        techniques: dict[str, dict[str, Any]] = {
+            "32-bit Adam": {},
+            **({} if self.model.family == "t5" else {"eager attention": {"attention": "eager"}}),
+            "8-bit Adam": {"bits": 8},
+            "Adafactor": {"optimizer": "adafactor"},
+            "gradient checkpointing": {"layers": "checkpointed"},
+            "reversible layers": {"layers": "reversible"},
+            "layers shared in 4 groups": {"groups": min(4, self.model.layers)},
+        }
+        if plain.kind == "cpu":
+            techniques["8-bit, checkpointing"] = together
+        else:
+            techniques["offloaded optimizer"] = {"offload": True}
+            techniques["8-bit, checkpointing, offload"] = together | {"offload": True}
+        others = ((name, replace(self, options=replace(plain, **change))) for name, change in techniques.items())
+        return [("as asked", self), *others]
 
-    def network(self, peers: int) -> int:
-        """See Subject."""
-        return network_bytes(self.model, self.options, peers)
+    def gradient_bytes(self) -> int:
+        return gradient_bytes(self.model, self.options)
 
     def flops(self) -> int:
-        """See Subject."""
         return flops_per_example(self.model, self.options)
 
     def examples(self) -> tuple[int, str]:
-        """See Subject."""
         return (self.target, "as asked") if self.target else (EXAMPLES, f"{EXAMPLES}: --examples was not given")
 
     def described(self) -> dict[str, Any]:
-        """See Subject."""
         options = self.options
         tied = self.model.tied if options.tied is None else options.tied
         return {

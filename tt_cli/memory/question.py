@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from tt_cli.errors import UsageError
-from tt_cli.memory.calculator import Answer, Compression, Optimizer
-from tt_cli.memory.operations import Attention, Kind, Layers, Precision
+from tt_cli.memory.calculator import Answer
+from tt_cli.memory.options import Attention, Compression, Layers, Optimizer, Precision
+from tt_cli.memory.trainer_account import Kind
 
 MOST_EXAMPLES = 1 << 16
 EXAMPLES = 512  # of a global step, where nothing says more
@@ -43,51 +47,74 @@ class CalculatorQuestion:
 
     def check(self) -> None:
         """Raises UsageError for values out of range and for flags that contradict each other."""
-        for name, value in (
-            ("--micro-batch", self.micro_batch),
-            ("--sequence", self.sequence),
-            ("--share", self.share),
+        for flag, value, least, most, words in (
+            ("--micro-batch", self.micro_batch, 1, MOST_EXAMPLES, MOST_EXAMPLES),
+            ("--sequence", self.sequence, 1, MOST_EXAMPLES, MOST_EXAMPLES),
+            ("--share", self.share, 1, MOST_EXAMPLES, MOST_EXAMPLES),
+            ("--examples", self.examples, 1, 10**9, "a billion"),
+            ("--peers", self.peers, 1, 10**6, "a million"),
+            ("--line", self.mbits, 0.001, 10**6, "1000000 Mbit/s"),
         ):
-            if value is not None and not 1 <= value <= MOST_EXAMPLES:
-                raise UsageError(f"{name} {value}: must be 1 to {MOST_EXAMPLES}")
-        if self.examples is not None and not 1 <= self.examples <= 10**9:
-            raise UsageError(f"--examples {self.examples}: must be 1 to a billion")
-        if not 1 <= self.peers <= 10**6:
-            raise UsageError(f"--peers {self.peers}: must be 1 to a million")
-        if not 0.001 <= self.mbits <= 10**6:
-            raise UsageError(f"--line {self.mbits:g}: must be 0.001 to 1000000 Mbit/s")
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"{flag} {value:.12g}: must be {least} to {words}")
         if self.gpu is not None and self.cpu is not None:
             raise UsageError("--gpu and --cpu: training runs on one of both")
         if self.alone and self.compression is not None:
             raise UsageError("--alone leaves averaging out: --compression has no meaning with it")
 
 
-class Subject(Protocol):
+class Subject(ABC):
     """The subject of a question: one of the architectures, or a run."""
 
     reasons: dict[str, str]
 
     @property
+    @abstractmethod
     def title(self) -> str:
         """The name for people."""
 
+    @abstractmethod
     def answer(self, micro_batch: int) -> Answer:
         """The account with so many examples at a time."""
 
+    @abstractmethod
     def change(self, micro_batch: int, room: int) -> list[str] | None:
         """The smallest change that makes it fit; None where none does."""
 
+    @abstractmethod
     def compared(self) -> list[tuple[str, Subject]]:
         """The same with other techniques, by name."""
 
-    def network(self, peers: int) -> int:
-        """Bytes that a peer sends, and receives, for a global step."""
+    @abstractmethod
+    def gradient_bytes(self) -> int:
+        """One gradient as it travels."""
 
+    @abstractmethod
     def flops(self) -> int:
         """Floating-point operations of one example."""
 
+    @abstractmethod
     def examples(self) -> tuple[int, str]:
         """Examples of a global step, and why so many."""
 
+    @abstractmethod
     def described(self) -> dict[str, Any]:
         """Its settings, for people and for --json."""
+
+    def largest(self, room: int | None) -> int | None:
+        """The most examples at a time within `room` bytes; None: of no room."""
+        return None if room is None else largest_that_fits(lambda size: self.answer(size).taken, room)
+
+    def network(self, peers: int) -> int:
+        """Bytes that a peer sends for a global step, and receives: 2 (n - 1) / n gradients (all-reduce)."""
+        return 2 * self.gradient_bytes() * (peers - 1) // peers
+
+
+def largest_that_fits(taken: Callable[[int], int], room: int) -> int:
+    """The most examples at a time within `room` bytes; 0 where one is too many. taken: bytes, growing with them."""
+    if taken(1) > room:
+        return 0
+    low, high = 1, 2
+    while high <= MOST_EXAMPLES and taken(high) <= room:
+        low, high = high, 2 * high
+    return low + bisect_right(range(low + 1, high), room, key=taken)

@@ -7,15 +7,14 @@ from typing import Any
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.calculator import Answer
-from tt_cli.memory.operations import Kind
 from tt_cli.memory.question import CalculatorQuestion, Subject
-from tt_cli.memory.trainer_account import Place, encoded_bytes, trainer_need
+from tt_cli.memory.trainer_account import Kind, encoded_bytes, place_of, trainer_need
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig, load_run
 
 
 @dataclass
-class OfRun:
+class OfRun(Subject):
     """A run, where it is trained and how wide its products are (bytes)."""
 
     run: RunConfig
@@ -44,16 +43,13 @@ class OfRun:
         ):
             if given:
                 raise UsageError(f"{flag}: no peer of a run does this; its file says how {run.run.name} is trained")
-        changes: dict[str, object] = {}
-        if question.share is not None:
-            changes["model.shared_layer_groups"] = question.share
-        if question.layers == "reversible":
-            changes["model.reversible"] = True
-        if question.untied:
-            changes["model.tied_embeddings"] = False
-        if question.compression is not None:
-            changes["swarm.compression"] = question.compression
-        run = run.replaced(changes) if changes else run
+        changes = {
+            "model.shared_layer_groups": question.share,
+            "model.reversible": True if question.layers == "reversible" else None,
+            "model.tied_embeddings": False if question.untied else None,
+            "swarm.compression": question.compression,
+        }
+        run = run.replaced({key: value for key, value in changes.items() if value is not None})
         wide = question.precision == "fp32" or (question.precision is None and question.kind == "cpu")
         reasons = {
             "optimizer": "8-bit LAMB in the host's memory: what every peer of a run does",
@@ -69,59 +65,52 @@ class OfRun:
 
     @property
     def title(self) -> str:
-        """The name for people."""
         return f"run {self.run.run.name}"
 
     def answer(self, micro_batch: int) -> Answer:
-        """See Subject."""
         need = trainer_need(self.run, self.kind, itemsize=self.itemsize, micro_batch=micro_batch)
         components = tuple(component for component in need.items if component.bytes)
-        place: Place = "host" if self.kind == "cpu" else "device"
+        place = place_of(self.kind)
         tensors = sum(part.bytes for part in components if part.place == place and not part.assumed)
-        return Answer(sum(self._decoder.tensor_sizes), components, "forward and backward pass", tensors)
+        return Answer(sum(self._decoder.tensor_sizes), components, "forward and backward pass", tensors, place)
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
-        """See Subject."""
-        place: Place = "host" if self.kind == "cpu" else "device"
-        options = [("--micro-batch 1", 1, self.itemsize), ("--precision mixed", micro_batch, 2)]
-        options.append(("--micro-batch 1 --precision mixed", 1, 2))
-        for words, size, itemsize in options:
-            if replace(self, itemsize=itemsize).answer(size).total(place) <= room:
+        for words, size, itemsize in (
+            ("--micro-batch 1", 1, self.itemsize),
+            ("--precision mixed", micro_batch, 2),
+            ("--micro-batch 1 --precision mixed", 1, 2),
+        ):
+            if replace(self, itemsize=itemsize).answer(size).taken <= room:
                 return [words]
         return None
 
     def compared(self) -> list[tuple[str, Subject]]:
         """The run as it is, and without each of its techniques."""
+        model, other = self.run.model, 2 if self.itemsize == 4 else 4
         rows: list[tuple[str, Subject]] = [("as the run is", self)]
-        if self.run.model.shared_layer_groups < self.run.model.depth - 1:
-            rows.append(("no shared layers", self._with("model.shared_layer_groups", self.run.model.depth)))
-        if self.run.model.reversible:
-            rows.append(("not reversible (an estimate)", self._with("model.reversible", False)))
-        if self.run.model.tied_embeddings:
-            rows.append(("embeddings not tied", self._with("model.tied_embeddings", False)))
-        other = 2 if self.itemsize == 4 else 4
+        for name, key, value, differs in (
+            ("no shared layers", "shared_layer_groups", model.depth, model.shared_layer_groups < model.depth - 1),
+            ("not reversible (an estimate)", "reversible", False, model.reversible),
+            ("embeddings not tied", "tied_embeddings", False, model.tied_embeddings),
+        ):
+            if differs:
+                rows.append((name, replace(self, run=self.run.replaced({f"model.{key}": value}))))
         rows.append((f"products in {'float32' if other == 4 else '16 bits'}", replace(self, itemsize=other)))
         return rows
 
-    def _with(self, key: str, value: object) -> OfRun:
-        return replace(self, run=self.run.replaced({key: value}))
-
-    def network(self, peers: int) -> int:
-        """See Subject."""
-        sizes, swarm = self._decoder.tensor_sizes, self.run.swarm
-        return 2 * encoded_bytes(sizes, swarm.compression, swarm.large_tensor) * (peers - 1) // peers
+    def gradient_bytes(self) -> int:
+        swarm = self.run.swarm
+        return encoded_bytes(self._decoder.tensor_sizes, swarm.compression, swarm.large_tensor)
 
     def flops(self) -> int:
         """Without what a reversible trunk computes again, which depends on how much memory there is."""
         return self._decoder.flops_per_sample()
 
     def examples(self) -> tuple[int, str]:
-        """See Subject."""
         size = self.run.swarm.target_batch_size
         return (self.target, "as asked") if self.target else (size, f"{size}: the run's target batch size")
 
     def described(self) -> dict[str, Any]:
-        """See Subject."""
         model = self.run.model
         return {
             "precision": "fp32" if self.itemsize == 4 else "mixed",

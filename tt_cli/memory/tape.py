@@ -9,8 +9,12 @@ Relies on reference counting: a `Storage` is freed when its last reference goes,
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+WORKSPACE = "workspace"
 
 
 class Storage:
@@ -26,13 +30,14 @@ class Storage:
         self.tape.count(-self.size, self.label)
 
 
+@dataclass(slots=True)
 class Value:
     """A tensor of the forward pass: `count` elements of `item` bytes in a storage that other tensors may share."""
 
-    __slots__ = ("count", "item", "key", "storage")
-
-    def __init__(self, storage: Storage, count: int, item: int, key: int) -> None:
-        self.storage, self.count, self.item, self.key = storage, count, item, key
+    storage: Storage
+    count: int
+    item: int
+    key: int = field(default_factory=itertools.count().__next__, init=False)
 
     @property
     def size(self) -> int:
@@ -40,20 +45,19 @@ class Value:
         return self.count * self.item
 
 
-Gradients = Sequence[Storage | None]
-# Takes the gradient of a node's result and what the node kept; returns those of its inputs, None where there is none.
-Backward = Callable[[Storage, list[Storage]], Gradients]
+# Takes the gradient of a node's result and what the node kept; returns those of its inputs.
+Backward = Callable[[Storage, list[Storage]], list[Storage]]
 
 
 @dataclass
 class TapeNode:
-    """One operation as the backward pass will see it. size: of its result, in bytes."""
+    """One operation as the backward pass will see it. out, size: its result's key and bytes. inputs: keys."""
 
     out: int
     size: int
     inputs: list[int]
     keep: list[Storage]
-    back: Backward
+    gradients: Sequence[int] | Backward
 
 
 @dataclass
@@ -62,89 +66,82 @@ class Tape:
 
     now: int = 0
     peak: int = 0
-    held: dict[str, int] = field(default_factory=dict)
+    held: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     at_peak: dict[str, int] = field(default_factory=dict)
     recording: bool = True
     _nodes: list[TapeNode] = field(default_factory=list)
     _gradients: dict[int, Storage] = field(default_factory=dict)
-    _keys: int = 0
 
     def count(self, size: int, label: str) -> None:
         """Called by storages alone."""
         self.now += size
-        self.held[label] = self.held.get(label, 0) + size
+        self.held[label] += size
         if self.now > self.peak:
             self.peak, self.at_peak = self.now, dict(self.held)
 
     def value(self, count: int, item: int, label: str) -> Value:
         """A new tensor."""
-        self._keys += 1
-        return Value(Storage(self, count * item, label), count, item, self._keys)
-
-    def same(self, value: Value) -> Value:
-        """A tensor that shares a storage, and is another one for the backward pass."""
-        self._keys += 1
-        return Value(value.storage, value.count, value.item, self._keys)
+        return Value(Storage(self, count * item, label), count, item)
 
     def work(self, size: int) -> Storage:
         """Bytes that the backward pass takes for a while."""
         return Storage(self, size, WORKSPACE)
 
-    def record(self, out: Value, inputs: Sequence[Value], keep: Sequence[Storage], back: Backward) -> Value:
-        """Note how `out` came about. `back` must hold sizes only: a value in its closure would live on."""
+    def record(
+        self, out: Value, inputs: Sequence[Value], keep: Sequence[Storage], gradients: Sequence[int] | Backward
+    ) -> Value:
+        """Note how `out` came about. gradients: bytes of each input's, 0 where it is that of the result.
+
+        Where they take more than themselves: what makes them. A value in its closure would live on: sizes only.
+        """
         if self.recording:
-            self._nodes.append(TapeNode(out.key, out.size, [value.key for value in inputs], list(keep), back))
+            keys = [value.key for value in inputs]
+            self._nodes.append(TapeNode(out.key, out.size, keys, list(keep), gradients))
         return out
 
     def backward(self) -> None:
         """Play back from the last operation, whose gradient is of its result's size, to the start."""
-        if self._nodes:
-            self._gradients[self._nodes[-1].out] = self.work(self._nodes[-1].size)
-            self._play_back(self._nodes)
+        self._play_back(self.work(self._nodes[-1].size))
 
     def checkpoint(self, function: Callable[[Value], Value], x: Value) -> Value:
         """Chen et al. 2016: keep x alone, and play `function` again on the way back."""
-        return self._again(function, x, [x.storage], 0)
+        return self._again(function, x, [x.storage])
 
     def reversible(self, function: Callable[[Value], Value], x: Value) -> Value:
         """Gomez et al. 2017: keep not even x. On the way back it is rebuilt, as one stream more beside both."""
-        return self._again(function, x, [], 1)
+        return self._again(function, x, [])
 
-    def _again(self, function: Callable[[Value], Value], x: Value, keep: list[Storage], rebuilt: int) -> Value:
+    def _again(self, function: Callable[[Value], Value], x: Value, keep: list[Storage]) -> Value:
         before, self.recording = self.recording, False
-        out = self.same(function(x))
+        out = replace(function(x))
         self.recording = before
         count, item = x.count, x.item
 
-        def back(gradient: Storage, kept: list[Storage]) -> Gradients:
-            streams = [self.work(count * item) for _ in range(rebuilt)]
-            storage = kept[0] if kept else streams[0]
-            self._keys += 1
-            start = Value(storage, count, item, self._keys)
+        def back(gradient: Storage, kept: list[Storage]) -> list[Storage]:
+            storage = kept[0] if kept else self.work(count * item)
+            start = Value(storage, count, item)
             outer, self._nodes, recorded, self.recording = self._nodes, [], self.recording, True
-            result = function(start)
-            self._gradients[result.key] = gradient
-            del result, gradient
-            self._play_back(self._nodes)
+            function(start)
+            self._play_back(gradient)
             self._nodes, self.recording = outer, recorded
             return [self._gradients.pop(start.key)]
 
         return self.record(out, [x], keep, back)
 
-    def _play_back(self, nodes: list[TapeNode]) -> None:
-        while nodes:
-            node = nodes.pop()
-            gradient = self._gradients.pop(node.out, None)
-            if gradient is None:
+    def _play_back(self, gradient: Storage) -> None:
+        """All nodes from the last one on, whose result has this gradient."""
+        self._gradients[self._nodes[-1].out] = gradient
+        del gradient
+        while self._nodes:
+            node = self._nodes.pop()
+            if node.out not in self._gradients:
                 continue
-            given = list(node.back(gradient, node.keep))
+            gradient = self._gradients.pop(node.out)
+            if callable(node.gradients):
+                given = node.gradients(gradient, node.keep)
+            else:
+                given = [self.work(size) if size else gradient for size in node.gradients]
             del gradient
             for key in node.inputs:
-                part = given.pop(0)
-                if part is not None:
-                    self._gradients.setdefault(key, part)  # a second one is added to the first in place
-                del part
+                self._gradients.setdefault(key, given.pop(0))  # a second one is added to the first in place
             del node
-
-
-WORKSPACE = "workspace"

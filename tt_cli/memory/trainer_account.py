@@ -41,6 +41,18 @@ class MemoryComponent:
     assumed: bool = False
 
 
+# CUDA's own memory, of a GPU and of the host.
+CUDA = (
+    MemoryComponent("CUDA", CUDA_ON_DEVICE, "device", assumed=True),
+    MemoryComponent("CUDA", CUDA_ON_HOST, "host", assumed=True),
+)
+
+
+def place_of(kind: Kind) -> Place:
+    """The memory that training takes most of."""
+    return "host" if kind == "cpu" else "device"
+
+
 @dataclass(frozen=True)
 class Need:
     """The account of one peer. `micro_batch` and `budget` (bytes of activations to keep) are those it is for."""
@@ -77,45 +89,37 @@ def trainer_need(run: RunConfig, kind: Kind, *, itemsize: int = 4, micro_batch: 
     decoder = DalleConfig.from_run(run)
     sizes = decoder.tensor_sizes
     parameters = sum(sizes)
-    place: Place = "host" if kind == "cpu" else "device"
     computed = activations(decoder, micro_batch, itemsize, budget, kind)
     state = 4 * parameters + moment_bytes(sizes, run.optimizer.min_8bit_size, run.optimizer.block_size)
     encoded = encoded_bytes(sizes, run.swarm.compression, run.swarm.large_tensor)
-    items = [
-        MemoryComponent("parameters in training", 4 * parameters, place),
-        MemoryComponent("gradients", 4 * parameters, place),
-        MemoryComponent("accumulated gradients", 4 * parameters, place),
-        MemoryComponent("activations kept", computed.kept, place),
-        MemoryComponent("activations at work", computed.workspace, place),
-        MemoryComponent("shared state", state, "host"),
-        MemoryComponent("its copy for a backup", state, "host"),
-        *round_components(sizes, encoded),
-        MemoryComponent("processes", sum(PROCESSES.values()), "host"),
-        MemoryComponent("libraries", LIBRARIES, "host"),
+    trained = [
+        ("parameters in training", 4 * parameters),
+        ("gradients", 4 * parameters),
+        ("accumulated gradients", 4 * parameters),
+        ("activations kept", computed.kept),
+        ("activations at work", computed.workspace),
+        *([("weights in half precision", computed.casts)] if computed.casts else []),
     ]
-    if computed.casts:
-        items.append(MemoryComponent("weights in half precision", computed.casts, place))
-    if kind == "cpu":
-        items.append(MemoryComponent("held by the allocator", int(HELD_BY_ALLOCATOR * computed.total), "host"))
-    else:
-        items += cuda_components()
-    return Need(tuple(items), micro_batch, budget)
-
-
-def cuda_components() -> list[MemoryComponent]:
-    """CUDA's own memory, of a GPU and of the host."""
-    return [
-        MemoryComponent("CUDA", CUDA_ON_DEVICE, "device", assumed=True),
-        MemoryComponent("CUDA", CUDA_ON_HOST, "host", assumed=True),
+    host = [
+        ("shared state", state),
+        ("its copy for a backup", state),
+        *round_items(sizes, encoded),
+        ("processes", sum(PROCESSES.values())),
+        ("libraries", LIBRARIES),
+        *([("held by the allocator", int(HELD_BY_ALLOCATOR * computed.total))] if kind == "cpu" else []),
     ]
+    place = place_of(kind)
+    items = [MemoryComponent(what, size, place) for what, size in trained]
+    items += [MemoryComponent(what, size, "host") for what, size in host]
+    return Need((*items, *(CUDA if kind == "cuda" else ())), micro_batch, budget)
 
 
-def round_components(sizes: list[int], encoded: int, prefix: str = "") -> list[MemoryComponent]:
-    """Memory of averaging tensors of these sizes. encoded: bytes of a gradient as it travels."""
+def round_items(sizes: list[int], encoded: int) -> list[tuple[str, int]]:
+    """Host memory of averaging tensors of these sizes. encoded: bytes of a gradient as it travels."""
     return [
-        MemoryComponent(f"{prefix}encoded gradient and average", 2 * encoded, "host"),
-        MemoryComponent(f"{prefix}largest tensor decoded", 4 * max(sizes), "host"),
-        MemoryComponent(f"{prefix}a round's messages", int(AVERAGING * sum(sizes)), "host"),
+        ("encoded gradient and average", 2 * encoded),
+        ("largest tensor decoded", 4 * max(sizes)),
+        ("a round's messages", int(AVERAGING * sum(sizes))),
     ]
 
 
