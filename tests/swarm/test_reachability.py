@@ -107,7 +107,7 @@ def test_most_of_those_who_dialled_decide() -> None:
     assert Reachability.of([("", (), "busy"), ("not an address", (), "")]).reachable is None
     assert Reachability.of([yes]).reachable and Reachability.of([yes, yes, no]).reachable
     assert Reachability.of([yes, no]).reachable is False and Reachability.of([no]).seen == "203.0.113.7"
-    assert Reachability.of([yes, yes, no]).reached == ((("203.0.113.7", 41234), 2),)
+    assert Reachability.of([yes, yes, no]).place == ("203.0.113.7", 41234)
 
 
 def test_a_fresh_node_finds_this_very_peer_and_nobody_else_at_its_port() -> None:

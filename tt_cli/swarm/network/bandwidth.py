@@ -17,6 +17,7 @@ for them.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -31,7 +32,7 @@ CATCH_UP_SECONDS = 0.02  # a sleep that ends late is made up for; more than that
 
 
 class TokenBucket:
-    """One direction. rate: bits a second on the line."""
+    """One direction. rate: bits a second on the line; infinite without a cap."""
 
     def __init__(self, rate: float):
         if not rate > 0:
@@ -51,20 +52,15 @@ class TokenBucket:
 
 
 class BandwidthLimiter:
-    """This peer's line. max_upload, max_download: bits a second, None without a cap."""
+    """This peer's line. max_upload, max_download: bits a second, None without a cap. capped: whether one has any."""
 
     def __init__(self, max_upload: float | None = None, max_download: float | None = None):
-        self._up = TokenBucket(max_upload) if max_upload is not None else None
-        self._down = TokenBucket(max_download) if max_download is not None else None
-
-    @property
-    def capped(self) -> bool:
-        """True when a direction is."""
-        return self._up is not None or self._down is not None
+        self._up, self._down = (TokenBucket(math.inf if cap is None else cap) for cap in (max_upload, max_download))
+        self.capped = max_upload is not None or max_download is not None
 
     def seconds(self, up: float, down: float) -> float:
         """Seconds that so many bytes each way take at least because of the caps; 0 without any."""
-        return max(pace.seconds(count) for pace, count in self._with((up, down))) if self.capped else 0.0
+        return max(self._up.seconds(up), self._down.seconds(down))
 
     def too_slow(self, most: int, limit: float) -> str:
         """Words about caps with which so many bytes each way do not fit into a round of `limit` seconds, or ""."""
@@ -86,13 +82,9 @@ class BandwidthLimiter:
         await self._carry(count * ACKNOWLEDGED, count * OVERHEAD)
 
     async def _carry(self, up: float, down: float) -> None:
-        free_at = max(pace.charge(count) for pace, count in self._with((up, down)))
-        wait = free_at - time.monotonic()
+        wait = max(self._up.charge(up), self._down.charge(down)) - time.monotonic()
         if wait > 0:
             await asyncio.sleep(wait)
-
-    def _with(self, counts: tuple[float, float]) -> list[tuple[TokenBucket, float]]:
-        return [(pace, count) for pace, count in zip((self._up, self._down), counts, strict=True) if pace is not None]
 
     def pace(self, p2p: P2P) -> P2P:
         """Pace all streams that this node opens or accepts from now on; unary calls (some kB a round) are not."""

@@ -7,7 +7,6 @@ more. The addresses of the others are remembered here, so that it can be joined 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import math
 import statistics
@@ -16,7 +15,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from hivemind.dht import DHT, DHTNode
 from hivemind.dht.routing import DHTID
@@ -65,13 +63,17 @@ class Connectivity:
         return bool(self.initial) and bool(self.answered) and not self.answered & self.initial
 
 
-async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew: bool, join: bool) -> dict[str, Any]:
-    """In the DHT's process: who answers, and from where who is connected.
+Pings = tuple[dict[str, float], dict[str, list[str]]]
+"""Who answered, with the seconds by which this machine's clock is ahead, and the addresses of who is connected."""
+
+
+async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew: bool, join: bool) -> Pings:
+    """Ping these peers, in the DHT's process.
 
     anew: over new connections. join: if anybody answers, look for this node's place among the others again.
     """
 
-    async def one(peer_id: str, addresses: Sequence[str]) -> tuple[str, float]:
+    async def ping(peer_id: str, addresses: Sequence[str]) -> tuple[str, float]:
         peer = PeerID.from_base58(peer_id)
         if anew:  # what is left of a connection from before may take minutes to break
             with contextlib.suppress(Exception):
@@ -91,14 +93,14 @@ async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew:
 
     if join:
         node.blacklist.clear()
-    answers = await asyncio.gather(*(one(*each) for each in known.items()), return_exceptions=True)
+    answers = await asyncio.gather(*(ping(*item) for item in known.items()), return_exceptions=True)
     ahead = dict(answer for answer in answers if isinstance(answer, tuple))
     if join and ahead:
         with contextlib.suppress(asyncio.TimeoutError):
             async with asyncio.timeout(PING_SECONDS):
                 await node.find_nearest_nodes([node.node_id])
     connected = {str(info.peer_id): [str(a) for a in info.addrs] for info in await node.p2p.list_peers()}
-    return {"ahead": ahead, "connected": connected}
+    return ahead, connected
 
 
 class ConnectivityMonitor:
@@ -160,35 +162,24 @@ class ConnectivityMonitor:
             if self._asked_at > called and self._began_at > called - RECENT_SECONDS and not anew:
                 return self.newest  # another thread was asking
             self._began_at = time.monotonic()
-            own = str(self._dht.peer_id)
             known = self._known | {peer: self._known.get(peer, []) for peer in (*peers, *self._company)}
-            known.pop(own, None)
+            known.pop(str(self._dht.peer_id), None)
             known = dict(list(known.items())[:MOST_KNOWN])
+            ping = partial(_ping, known=known, anew=anew, join=anew or self.newest.cut_off)
             try:
-                ping = partial(_ping, known=known, anew=anew, join=anew or self.newest.cut_off)
                 future = self._dht.run_coroutine(ping, return_future=True)
-                told = future.result(timeout=2 * (PING_SECONDS + DIAL_SECONDS) + SPARE_SECONDS)
-            except concurrent.futures.TimeoutError:
-                told = None
-            except Exception:  # whatever its process raised, or the pipe to it
-                told = None
-            self.newest = self._contact(known, told)
+                ahead, connected = future.result(timeout=2 * (PING_SECONDS + DIAL_SECONDS) + SPARE_SECONDS)
+            except Exception:  # it is silent, or whatever its process raised, or the pipe to it
+                unanswered = self.newest.unanswered + 1
+                self.newest = Connectivity(frozenset(known), initial=self._initial, unanswered=unanswered)
+            else:
+                self._remember({peer_id: connected[peer_id] for peer_id in ahead if peer_id in connected})
+                clock = statistics.median(ahead.values()) if ahead else None
+                self.newest = Connectivity(frozenset(known), frozenset(ahead), self._initial, clock)
             self._asked_at = time.monotonic()
             return self.newest
 
-    def _contact(self, known: Mapping[str, Sequence[str]], told: dict[str, Any] | None) -> Connectivity:
-        asked = frozenset(known)
-        if told is None:
-            return Connectivity(asked, initial=self._initial, unanswered=self.newest.unanswered + 1)
-        ahead: dict[str, float] = told["ahead"]
-        for peer_id, addresses in told["connected"].items():
-            if peer_id in ahead and peer_id not in self._initial:
-                self._known[peer_id] = addresses
+    def _remember(self, addresses: Mapping[str, list[str]]) -> None:
+        self._known.update((peer_id, known) for peer_id, known in addresses.items() if peer_id not in self._initial)
         while len(self._known) > MOST_KNOWN:
             self._known.pop(next(peer for peer in self._known if peer not in self._initial))
-        return Connectivity(
-            asked,
-            frozenset(ahead),
-            self._initial,
-            statistics.median(ahead.values()) if ahead else None,
-        )

@@ -25,12 +25,7 @@ _KINDS: tuple[tuple[str, str, str | None, str], ...] = (
         "this machine's clock differs from the others' by more than 3 s",
         "set it by the network's time: sudo timedatectl set-ntp true",
     ),
-    (
-        r"only \d+ of \d+ trainers came|the group includes",
-        "matchmaking",
-        None,
-        "the group is sought again",
-    ),
+    (r"only \d+ of \d+ trainers came|the group includes", "matchmaking", None, "the group is sought again"),
     (
         r"unlike bytes of \d+ parts|of the average arrived",
         "transfer",

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from hivemind.dht import DHT, DHTNode
@@ -25,6 +26,7 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils import get_logger
 from hivemind.utils.multiaddr import Multiaddr
 
+from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Emit, Log
 from tt_cli.swarm import wire
@@ -46,9 +48,8 @@ class DialBack(ServicerBase):
     """The libp2p service. One probe runs at a time, and a peer is probed again after some seconds."""
 
     def __init__(self) -> None:
-        self._probing = asyncio.Lock()
-        self._waiting = 0
-        self._asked: dict[str, float] = {}
+        self._probing, self._waiting = asyncio.Lock(), Places(1, MOST_WAITING)
+        self._probes = RateLimit(1, 1 / AGAIN_SECONDS, REMEMBERED)
         self._p2p: P2P | None = None
 
     async def add_p2p_handlers(self, p2p: P2P, *args: Any, **kwargs: Any) -> None:
@@ -58,25 +59,20 @@ class DialBack(ServicerBase):
 
     async def rpc_dial_back(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """The address where this peer sees the caller, and those of the ports asked for at which it could dial it."""
+        peer = context.remote_id
+        assert self._p2p is not None
         try:
-            seen, reached = await self._dial(context.remote_id, wire.DIAL_REQUEST.read(request))
+            ports = wire.DIAL_REQUEST.read(request)
+            with self._waiting.one(str(peer)):
+                self._probes.charge(str(peer))
+                seen = seen_at([str(a) for p in await self._p2p.list_peers() if p.peer_id == peer for a in p.addrs])
+                async with self._probing:
+                    reached = await reached_at(peer, seen, ports)
+        except Crowded:
+            return wire.DIAL_ANSWER.message(("", (), "it dials others now"))
         except ValueError as error:
             return wire.DIAL_ANSWER.message(("", (), str(error)))
         return wire.DIAL_ANSWER.message((seen, tuple(reached), ""))
-
-    async def _dial(self, peer: PeerID, ports: Sequence[int]) -> tuple[str, list[int]]:
-        now, name = time.monotonic(), str(peer)
-        if self._waiting >= MOST_WAITING or now < self._asked.get(name, -AGAIN_SECONDS) + AGAIN_SECONDS:
-            raise ValueError("it dials others now")
-        self._asked = {**dict(list(self._asked.items())[-REMEMBERED:]), name: now}
-        assert self._p2p is not None
-        seen = seen_at([str(a) for p in await self._p2p.list_peers() if p.peer_id == peer for a in p.addrs])
-        self._waiting += 1
-        try:
-            async with self._probing:
-                return seen, await reached_at(peer, seen, ports)
-        finally:
-            self._waiting -= 1
 
 
 def seen_at(addresses: Sequence[str]) -> str:
@@ -113,38 +109,33 @@ async def reached_at(peer: PeerID, address: str, ports: Sequence[int]) -> list[i
     return []
 
 
-def _is_of_a_network(address: str) -> bool:
-    return bool(tcp_addresses([f"/ip4/{address}/tcp/1"])) and not address.startswith("127.")
+Answer = tuple[str, tuple[int, ...], str]  # of `wire.DIAL_ANSWER`
 
 
 @dataclass(frozen=True)
 class Reachability:
-    """Answers of the members. answered: how many dialled. reached: address and port → how many came through there.
+    """Answers of the members. answered: how many dialled. times: how many came through at the best place.
 
-    seen: the address from which most see this peer, "" when nobody said.
+    place: its address and port, None when nobody came through. seen: the address from which most see this peer, "" when
+    nobody said.
     """
 
     answered: int = 0
-    reached: tuple[tuple[tuple[str, int], int], ...] = ()
+    times: int = 0
+    place: tuple[str, int] | None = None
     seen: str = ""
 
     @classmethod
-    def of(cls, answers: Sequence[tuple[str, Sequence[int], str]]) -> Reachability:
+    def of(cls, answers: Sequence[Answer]) -> Reachability:
         """From what members answered; who is on this machine is left out: it speaks for none."""
-        counts: dict[tuple[str, int], int] = {}
-        seen: list[str] = []
+        reached: Counter[tuple[str, int] | None] = Counter()
+        seen: Counter[str] = Counter()
         for address, ports, _ in answers:
-            if _is_of_a_network(address):
-                seen.append(address)
-                for port in set(ports):
-                    counts[address, port] = counts.get((address, port), 0) + 1
-        most = max(seen, key=seen.count, default="")
-        return cls(len(seen), tuple(sorted(counts.items(), key=lambda item: -item[1])), most)
-
-    @property
-    def times(self) -> int:
-        """Count of members that came through at the best address."""
-        return self.reached[0][1] if self.reached else 0
+            if tcp_addresses([f"/ip4/{address}/tcp/1"]) and not address.startswith("127."):
+                seen[address] += 1
+                reached.update((address, port) for port in set(ports))
+        place, times = max(reached.items(), key=itemgetter(1), default=(None, 0))
+        return cls(seen.total(), times, place, max(seen, key=lambda address: seen[address], default=""))
 
     @property
     def reachable(self) -> bool | None:
@@ -152,37 +143,30 @@ class Reachability:
         return None if not self.answered else 2 * self.times > self.answered
 
 
-async def _ask(_: DHT, node: DHTNode, peers: Sequence[str], namespace: str, ports: Sequence[int]) -> list[bytes]:
+async def _ask(_: DHT, node: DHTNode, peers: Sequence[str], namespace: str, ports: Sequence[int]) -> list[Answer]:
     """In the DHT's process: the answers of those who answer."""
     request = wire.DIAL_REQUEST.message(tuple(ports))
 
-    async def ask(peer: str) -> bytes:
+    async def ask(peer: str) -> Answer:
         stub = DialBack.get_stub(node.protocol.p2p, PeerID.from_base58(peer), namespace=namespace)
-        answer = await stub.rpc_dial_back(request, timeout=ANSWER_SECONDS)
-        data: bytes = answer.serialized_info
-        return data
+        return wire.DIAL_ANSWER.read(await stub.rpc_dial_back(request, timeout=ANSWER_SECONDS))
 
     answers = await asyncio.gather(*(ask(peer) for peer in peers), return_exceptions=True)
-    return [answer for answer in answers if isinstance(answer, bytes)]
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
-def dialled_back(run: RunConfig, dht: DHT, ports: Sequence[int]) -> Reachability:
+def dialled_back(run: RunConfig, dht: DHT, ports: Iterable[int]) -> Reachability:
     """Ask members of the run to dial this peer at these ports of the address from which they see it."""
-    own = str(dht.peer_id)
+    own, ports = str(dht.peer_id), list(dict.fromkeys(ports))[:MOST_PORTS]
     able = [r for r in read_records(dht, run) if not (r.left or r.client_mode or r.peer_id == own)]
     asked = [r.peer_id for r in sorted(able, key=lambda record: record.role != "aux")][:MOST_ASKED]
     if not asked or not ports:
         return Reachability()
-    ask = partial(_ask, peers=asked, namespace=run.identity, ports=list(ports)[:MOST_PORTS])
+    ask = partial(_ask, peers=asked, namespace=run.identity, ports=ports)
     try:
-        answers = dht.run_coroutine(ask, return_future=True).result(timeout=ANSWER_SECONDS + 5.0)
+        return Reachability.of(dht.run_coroutine(ask, return_future=True).result(timeout=ANSWER_SECONDS + 5.0))
     except concurrent.futures.TimeoutError:
         return Reachability()
-    read = []
-    for answer in answers:
-        with contextlib.suppress(wire.MalformedMessage):
-            read.append(wire.DIAL_ANSWER.read(answer))
-    return Reachability.of(read)
 
 
 @dataclass(frozen=True)
@@ -228,48 +212,38 @@ def _reached_or_client(
     listen: ListenOptions,
     wait: Callable[[float], object],
 ) -> tuple[DHT, bool]:
-    announce = listen.announce
-    own = tcp_addresses([*announce, *addresses_of(dht)])
+    announced = dict(tcp_addresses(listen.announce))
+
+    def ask() -> tuple[list[tuple[str, int]], Reachability]:
+        own = tcp_addresses([*listen.announce, *addresses_of(dht)])
+        return own, dialled_back(run, dht, (port for _, port in own))
+
     if listen.host.startswith("127."):
         emit(Choice("reachable", "from this machine", f"it listens on {listen.host} alone"))
         return dht, False
-    found = dialled_back(run, dht, _ports(own))
+    own, found = ask()
     if found.reachable is False:
         wait(MAPPING_SECONDS)  # the router may be opening a port
-        own = tcp_addresses([*announce, *addresses_of(dht)])
-        again = dialled_back(run, dht, _ports(own))
+        own, again = ask()
         found = again if again.answered else found
-    if found.reachable is None or (
-        announce and not found.reachable and found.seen not in dict(tcp_addresses(announce))
-    ):
-        why = (
-            f"others see {found.seen}, not what --announce says"
-            if found.seen
-            else "nobody on another machine is there yet who could dial back"
-        )
+    if found.reachable is None or (listen.announce and not found.reachable and found.seen not in announced):
+        why = "nobody on another machine is there yet who could dial back"
+        why = f"others see {found.seen}, not what --announce says" if found.seen else why
         emit(Choice("reachable", "not checked", why))
         return dht, False
-    tcp_port = own[0][1]
+    port = own[0][1]
     if found.reachable:
-        (address, through), times = found.reached[0]
-        words = f"{times} of {found.answered} members could dial /ip4/{address}/tcp/{through}"
-        emit(Choice("reachable", "yes", words))
-        if (
-            address,
-            through,
-        ) not in own and not announce:  # behind a router that forwards the port: only the others could tell
-            stop_dht(dht)
-            more = [f"/ip4/{ip}/tcp/{tcp_port}" for ip in announceable()]
-            dht = start(port=tcp_port, announce=[f"/ip4/{address}/tcp/{through}", *more])
+        assert found.place is not None
+        place = "/ip4/{}/tcp/{}".format(*found.place)
+        emit(Choice("reachable", "yes", f"{found.times} of {found.answered} members could dial {place}"))
+        if found.place not in own and not listen.announce:
+            stop_dht(dht)  # behind a router that forwards the port: only the others could tell
+            dht = start(port=port, announce=[place, *(f"/ip4/{ip}/tcp/{port}" for ip in announceable())])
         return dht, False
     inside = next((ip for ip, _ in own if not ip.startswith("127.")), own[0][0])
     words = f"none of {found.answered} members could dial" if not found.times else "most members could not dial"
-    emit(Choice("reachable", "no", f"{words} /ip4/{found.seen}/tcp/{tcp_port}: goes on in client mode, calling them"))
-    for step in steps_to_be_reached(tcp_port, inside, found.seen):
+    emit(Choice("reachable", "no", f"{words} /ip4/{found.seen}/tcp/{port}: goes on in client mode, calling them"))
+    for step in steps_to_be_reached(port, inside, found.seen):
         emit(Log(f"to be reached by others: {step}", "warning"))
     stop_dht(dht)
     return start(client_mode=True), True
-
-
-def _ports(own: Sequence[tuple[str, int]]) -> list[int]:
-    return list(dict.fromkeys(port for _, port in own))
