@@ -36,6 +36,8 @@ from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit
 from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
 from tt_cli.swarm.compression.codec import codec_of, self_test
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
@@ -90,9 +92,9 @@ def train(
     began, reported, done = time.monotonic(), 0.0, False
     in_step = in_step_cpu = copying = 0.0
     while not ended.is_set():
-        if collaboration.fresh:
+        if collaboration.state.fresh:
             before = time.monotonic()
-            with collaboration.use_state():
+            with collaboration.state.use():
                 shared.copy_into(model)
             copying += time.monotonic() - before
         device.compute(list(gradients.values()), add=False)
@@ -122,7 +124,7 @@ def train(
 def write_parameters(collaboration: Collaboration, path: str) -> None:
     """All parameters as one fp32 vector in numpy's form."""
     if path:
-        with collaboration.use_state() as shared:
+        with collaboration.state.use() as shared:
             assert isinstance(shared, TrainedState)
             vector = torch.cat([tensor.view(-1) for tensor in shared.state().parameters.values()])
         np.save(path, vector.numpy())
@@ -172,7 +174,8 @@ def main() -> None:
     tell("listening", peer_id=identity.peer_id, addresses=[] if args.client_mode else addresses_of(dht))
     about = About(user="simulated", device="simulated", micro_batch=args.micro_batch)
     line = BandwidthLimiter(*(cap and cap * 1e6 for cap in (args.max_upload, args.max_download)))
-    collaboration = Collaboration(run, NetworkAccess(dht, identity, line), shared, about, print_event)
+    orders = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"))
+    collaboration = Collaboration(run, NetworkAccess(dht, identity, line), shared, about, print_event, orders)
     keep_freed_memory()
     code = 0
     try:

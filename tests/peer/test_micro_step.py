@@ -25,7 +25,7 @@ CPU = Device(torch.device("cpu"), "a CPU", None)
 class Collaboration:
     """Sums gradients, as the real one does; `failure` is raised instead."""
 
-    fresh, epoch = False, 0
+    state, epoch = SimpleNamespace(fresh=False), 0
 
     def __init__(self, model: Dalle):
         self.sums = Accumulator([name for name, _ in model.named_parameters()])

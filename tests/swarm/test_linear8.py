@@ -30,11 +30,11 @@ from tt_cli.swarm.compression.linear8 import (
     decode_into,
     encode,
 )
-from tt_cli.swarm.compression.linear8_kernels import BLOCK, LARGEST, PIECE, SMALLEST, PortableLinear8
+from tt_cli.swarm.compression.linear8_kernels import BLOCK, LARGEST, SMALLEST, PortableLinear8
 from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 
 ROOT = Path(__file__).resolve().parents[2]
-LENGTHS = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7, PIECE * BLOCK, PIECE * BLOCK + 1, 2 * PIECE * BLOCK + 300]
+LENGTHS = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7, 2**19, 2**19 + 1, 2**20 + 300]
 
 
 @pytest.fixture(params=["portable", "compiled"], autouse=True, scope="module")

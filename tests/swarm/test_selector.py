@@ -33,7 +33,7 @@ def test_two_that_refuse_each_other_do_not_both_step_alone() -> None:
         mine.ended(RoundResult(rejected=dict.fromkeys(others, "sent nonsense")), (), (), 5)
         found = mine.plan(view(*others), *HERE)
         assert found.members == {"me"} and not found.enough
-        mine.forgive(5)
+        mine.forgive()
         assert mine.plan(view(*others), *HERE).enough, "they are tried again"
 
 
@@ -48,7 +48,7 @@ def test_against_whom_there_is_a_proof_does_not_count() -> None:
     mine = company("b", guilty=("b",))
     found = mine.plan(view("b"), *HERE)
     assert found.members == {"me"} and found.enough
-    mine.forgive(5)
+    mine.forgive()
     assert mine.plan(view("b"), *HERE).members == {"me"}
 
 
@@ -176,5 +176,5 @@ def test_peers_in_client_mode_try_the_only_one_that_they_can_reach_again() -> No
         mine.ended(RoundResult(problem="no group"), {"a"}, seen.records, 5)
     found = mine.plan(seen, *HERE)
     assert found.enough and found.lacking == "in client mode, for a trainer that accepts connections"
-    mine.forgive(5)
+    mine.forgive()
     assert not mine.plan(seen, *HERE).lacking

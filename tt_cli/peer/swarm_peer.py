@@ -94,8 +94,8 @@ class SwarmPeer:
                     self.shared,
                     self.about,
                     self.emit,
+                    OrganiserOrders(membership_at(dht), era, partial(ways_back, run, read_tree), leave_steps),
                     published=partial(newest_published, run, read_tree) if run.checkpoints.repository else None,
-                    steering=OrganiserOrders(membership_at(dht), era, partial(ways_back, run, read_tree), leave_steps),
                 )
                 with closing(collaboration):
                     yield collaboration

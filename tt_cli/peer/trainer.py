@@ -124,7 +124,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         emit(Phase("syncing", "looking for the swarm's state"))
 
         def save() -> None:
-            with collaboration.use_state():  # nothing else is to be done: the state itself is written, not a copy
+            with collaboration.state.use():  # nothing else is to be done: the state itself is written, not a copy
                 backups.write(shared.state(), wait=True)
 
         marker = folder / "restarted-when-stuck"
@@ -194,8 +194,8 @@ class MicroStep:
 
         Where memory runs out, nothing of it is counted in.
         """
-        if self.collaboration.fresh:
-            with self.collaboration.use_state():
+        if self.collaboration.state.fresh:
+            with self.collaboration.state.use():
                 self.shared.copy_into(self.model)
         loss, figures = self._backward(batch)
         try:
@@ -253,7 +253,7 @@ def _train(
             lifelines.check()
             watchdog.check()
         if backups.due(collaboration.epoch):
-            with collaboration.use_state():
+            with collaboration.state.use():
                 state = step.shared.snapshot()
             backups.write(state)
         if not orders.finish.is_set():
@@ -273,7 +273,7 @@ def _hand_over(collaboration: Collaboration, leave: threading.Event) -> None:
     while time.monotonic() < deadline and not leave.is_set():
         view = collaboration.board.fresh_view()
         late = any(record.averages and record.epoch < collaboration.epoch for record in view.records)
-        holders = [r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.digest)]
+        holders = [r for r in view.records if (r.epoch, r.digest) == (collaboration.epoch, collaboration.state.digest)]
         kept = any(record.role != "trainer" for record in holders) or len(view.records) <= 1
         if not late and (kept or not collaboration.finished):
             return

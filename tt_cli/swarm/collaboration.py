@@ -20,7 +20,6 @@ import math
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +36,6 @@ from tt_cli.swarm.catch_up import CatchUp
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, all_finite
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.matchmaking import Matchmaker
-from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
@@ -75,8 +73,11 @@ class Collaboration:
     """One trainer's share in the swarm.
 
     It forks when it is made: make it before other threads and before CUDA is touched. Then call `synchronise`
-    once, `step` after every micro-batch, and `close`. published: loads the newest checkpoint of the run, if it
-    publishes any. steering: follows the organiser's orders.
+    once, `step` after every micro-batch, and `close`. orders: the organiser's. published: loads the newest checkpoint
+    of the run, if it publishes any.
+
+    state: copy parameters and write checkpoints while it is in `use`. board: all members' records. tell: what this peer
+    does, in words. take_over: how it comes to the others' state. contacts: whom it reaches.
     """
 
     def __init__(
@@ -86,25 +87,24 @@ class Collaboration:
         shared: SharedState,
         about: About,
         emit: Emit,
-        *,
+        orders: OrganiserOrders,
         published: StateLoader | None = None,
-        steering: OrganiserOrders | None = None,
     ):
         dht, identity = network.dht, network.identity
-        self.steering = steering or OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"))
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, dht.client_mode
-        self._state = LockedState(shared)
+        self._orders, self.state = orders, LockedState(shared)
         self._target, self._delayed = run.swarm.target_batch_size, run.optimizer.delayed
 
         self._throughput = Throughput()
-        self._total_samples = self._rejected = self._rejected_in_row = 0
+        self._rejected = self._rejected_in_row = 0
         self._last_loss = FigureSums()
         self._contributed = self._stood_by = False
 
         self._changed = threading.Condition()
         self._closing = False
         self._broken: BaseException | None = None
+        self._seek_anew = threading.Event()
 
         shapes = shared.shapes()
         self._accumulator = Accumulator(list(shapes))
@@ -113,24 +113,21 @@ class Collaboration:
             dht,
             identity.key,
             shapes,
-            source=self._state.snapshot,
+            source=self.state.snapshot,
             read_tree=shared.read_tree,
             line=network.line,
         )
         self._matchmaker = Matchmaker(self.averager, run.swarm.matchmaking_time)
         self.take_over = CatchUp(
-            self.peer_id, self.averager, self._state, emit, published, lambda: self.board.view, self.steering.ways_back
+            self.peer_id, self.averager, self.state, emit, published, lambda: self.board.view, orders.ways_back
         )
         self.contacts = ConnectivityMonitor(dht, network.initial_peers)
         self.tell = RoundLog(self.peer_id, emit, lambda: self.board.view)
         self.board = PeerDirectory(
             run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT")
         )
-        guilty = self.averager.audits.proofs.guilty
-        late = BLAMELESS * run.swarm.next_chunk_timeout
-        self._selector = ParticipantSelector(
-            self.peer_id, self.board, guilty, self._matchmaker.drop, self.averager.show_proofs, late
-        )
+        guilty, late = self.averager.audits.proofs.guilty, BLAMELESS * run.swarm.next_chunk_timeout
+        self._selector = ParticipantSelector(self.peer_id, self.board, guilty, self.averager.show_proofs, late)
         self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
 
     # ------------------------------------------------------------------ for the training loop
@@ -138,12 +135,7 @@ class Collaboration:
     @property
     def epoch(self) -> int:
         """Global steps that the shared state has seen."""
-        return self._state.epoch
-
-    @property
-    def digest(self) -> str:
-        """The digest of the shared state."""
-        return self._state.digest
+        return self.state.epoch
 
     @property
     def finished(self) -> bool:
@@ -155,13 +147,13 @@ class Collaboration:
         self._publish()  # before looking: of two peers that start together at least one sees the other
         self.board.start()
         view = self.board.fresh_view()
-        while (order := self.steering.due) and not self._closing:
+        while (order := self._orders.due) and not self._closing:
             self._go_back(order)
         if self.take_over.begin(view, self.tell.phase):
             self._publish()
         self._catch_up(view)
         self._worker.start()
-        self.tell.phase("training", f"towards step {self.epoch + 1}")
+        self._trains()
 
     def step(
         self, gradients: Mapping[str, torch.Tensor], samples: int, loss: float, figures: Mapping[str, float]
@@ -175,18 +167,17 @@ class Collaboration:
             raise self._broken
         if self._stood_by:
             self._stood_by = False
-            self.tell.phase("training", f"towards step {self.epoch + 1}")
+            self._trains()
         finite = all(map(math.isfinite, (loss, *figures.values()))) and all_finite(gradients)
         if finite:
             self._rejected_in_row = 0
             self._accumulator.add(gradients, samples, loss, figures)
             self._throughput.add(samples)
-            self._total_samples += samples
         else:
             self._rejected += 1
             self._rejected_in_row += 1
             if self._rejected_in_row % SUSPICIOUS == 0:
-                self._state.fresh = True  # the device's own copy of the parameters may be damaged
+                self.state.fresh = True  # the device's own copy of the parameters may be damaged
             self.emit(Log(f"left out a micro-batch that is not finite ({self._rejected} so far)", "warning"))
         self._publish()
         with self._changed:
@@ -210,16 +201,7 @@ class Collaboration:
     @property
     def paused(self) -> str:
         """Words about why the organiser has paused the run; "" while it goes on."""
-        return self.steering.paused
-
-    @property
-    def fresh(self) -> bool:
-        """True when the shared state is newer than what `use_state` last showed."""
-        return self._state.fresh
-
-    def use_state(self) -> AbstractContextManager[SharedState]:
-        """A context in which the shared state does not change: copy parameters, write a checkpoint."""
-        return self._state.use()
+        return self._orders.paused
 
     def report(self) -> None:
         """Emit the progress towards the next step; the training loop calls it about once a second."""
@@ -234,7 +216,7 @@ class Collaboration:
                 samples=samples,
                 target_samples=self._target,
                 peers=len(others) + 1,
-                my_samples=self._total_samples,
+                my_samples=self._throughput.total,
                 my_samples_per_second=mine,
                 swarm_samples_per_second=swarm,
                 my_share=mine / swarm if swarm else 0.0,
@@ -249,18 +231,17 @@ class Collaboration:
 
     def missing(self) -> list[str]:
         """Names of trainers that count as part of the swarm and hold another state, or are not seen."""
-        here = {record.peer_id for record in self.board.view.members(*self._state.position)}
+        here = {record.peer_id for record in self.board.view.members(*self.state.position)}
         return sorted(map(self.tell.name, self._selector.other_trainers(self.epoch) - here))
 
     def seek_anew(self) -> None:
         """Give up the group that is sought, and try those again who did not come or spoiled a round."""
-        self._selector.seek_anew()
+        self._seek_anew.set()
 
     def close(self) -> None:
         """Leave: withdraw the record, end the averager's process. The others do not wait for this peer."""
         self._closing = True
-        with self._changed:
-            self._changed.notify_all()
+        self._wake()
         self._matchmaker.drop()
         if self.board.is_alive():
             self.board.stop()
@@ -277,10 +258,10 @@ class Collaboration:
                 device=self.about.device[:80],
                 client_mode=self.client_mode,
                 epoch=self.epoch,
-                digest=self.digest,
+                digest=self.state.digest,
                 samples=self._accumulator.samples,
                 samples_per_second=self._throughput.per_second(),
-                total_samples=self._total_samples,
+                total_samples=self._throughput.total,
                 micro_batch=self.about.micro_batch,
                 loss=shown.mean_loss(),
                 figures=shown.mean_figures(),
@@ -288,8 +269,8 @@ class Collaboration:
                 slow=list(self._selector.slow)[:PUBLISHED],
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
-                resynced_chunks=self._state.resynced,
-                era=self.steering.era,
+                resynced_chunks=self.state.resynced,
+                era=self._orders.era,
                 time=get_dht_time(),
             )
         )
@@ -297,7 +278,7 @@ class Collaboration:
     # ------------------------------------------------------------------ rounds, in the background thread
 
     def _samples_of_swarm(self, view: SwarmState) -> int:
-        others = [r for r in view.members(*self._state.position) if r.peer_id != self.peer_id]
+        others = [r for r in view.members(*self.state.position) if r.peer_id != self.peer_id]
         return self._accumulator.samples + sum(record.samples for record in others)
 
     def _due(self, view: SwarmState) -> bool:
@@ -305,20 +286,36 @@ class Collaboration:
 
     def _behind(self, view: SwarmState) -> bool:
         """Most of the others hold a later state, or another one at this epoch."""
-        return view.leads(*self._state.position)
+        return view.leads(*self.state.position)
 
     def _overtaken(self) -> bool:
         """True when what this peer is about to do is in vain: others did it, or the organiser takes the run back."""
-        return self._behind(self.board.view) or self.steering.due is not None
+        return self._behind(self.board.view) or self._orders.due is not None
 
     def _plan(self, view: SwarmState) -> RoundPlan:
-        return self._selector.plan(view, *self._state.position)
+        if self._seek_anew.is_set():
+            self._seek_anew.clear()
+            self._matchmaker.drop()
+            self._selector.forgive()
+        return self._selector.plan(view, *self.state.position)
+
+    def _wait(self, seconds: float = LOOK_SECONDS) -> None:
+        """Until something changed, or for so long."""
+        with self._changed:
+            self._changed.wait(seconds)
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def _trains(self) -> None:
+        self.tell.phase("training", f"towards step {self.epoch + 1}")
 
     def _work(self) -> None:
         try:
             while not self._closing:
                 view = self.board.view
-                if order := self.steering.due:
+                if order := self._orders.due:
                     self._go_back(order)
                 elif self._behind(view):
                     self._catch_up(self.board.fresh_view())
@@ -330,13 +327,11 @@ class Collaboration:
                     self.board.expect(seconds)
                     if not self._selector.late(view, self.epoch):
                         self._matchmaker.prepare(self._plan(view), seconds)
-                    with self._changed:
-                        self._changed.wait(timeout=LOOK_SECONDS)
+                    self._wait()
         except BaseException as error:  # handed to the training thread, which ends the peer with it
             self._broken = error
         finally:
-            with self._changed:
-                self._changed.notify_all()
+            self._wake()
 
     def _make_step(self) -> None:
         """Average what was accumulated and step; repeat until committed, or until the others are ahead."""
@@ -344,7 +339,7 @@ class Collaboration:
         self._hold()
         held = time.monotonic() - started
         view = self.board.view if self._matchmaker.standing else self._wait_for_late(started)
-        while not self._closing and self.steering.due is None:
+        while not self._closing and self._orders.due is None:
             if self._behind(view):
                 self._matchmaker.drop()
                 self.tell.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
@@ -352,8 +347,9 @@ class Collaboration:
                 return
             plan = self._plan(view)
             if plan.lacking:  # the missing live as far as anyone knows: until their records expire
-                self._selector.forgive(self.epoch)
-                self._wait("waiting", plan.lacking)
+                self._selector.forgive()
+                self.tell.phase("waiting", plan.lacking)
+                self._wait()
             elif len(plan.members) > 1:
                 self.contacts.accompanied(plan.members - {self.peer_id})
                 self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(plan.members) - 1} others")
@@ -369,7 +365,8 @@ class Collaboration:
             elif not self._accumulator.held.samples:
                 self._hold()
             elif why := self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted()):
-                self._wait("waiting", why)
+                self.tell.phase("waiting", why)
+                self._wait()
             else:
                 self._matchmaker.drop()
                 self._commit(started, None)
@@ -393,26 +390,20 @@ class Collaboration:
             view = self.board.fresh_view()
         return view
 
-    def _wait(self, phase: str, reason: str) -> None:
-        self.tell.phase(phase, reason)
-        with self._changed:
-            self._changed.wait(timeout=LOOK_SECONDS)
-
     def _commit(self, started: float, result: RoundResult | None) -> None:
         """Step the shared state with the whole average, or with this peer's gradient where it is alone."""
         phases = {} if result is None else {phase: result.seconds[phase] for phase in PHASES}
+        average = self.averager.local if result is None else self.averager.store.buffer
         before = time.monotonic()
         try:
-            facts = self._state.step(
-                DecodedGradients(self.averager.local if result is None else self.averager.store.buffer)
-            )
+            facts = self.state.step(DecodedGradients(average))
         except RolledBack as error:
             self.tell.rolled_back(str(error), self.epoch)
             self._accumulator.release()
             self._publish()
             return
         stepped = time.monotonic()
-        self.board.stepped(*self._state.position)
+        self.board.stepped(*self.state.position)
         computing = self._target / max(self.board.view.samples_per_second(), 1e-9) if self._delayed else 0.0
         self.tell.left_out(self._selector.stepped(self.epoch, result, computing))
         held = self._accumulator.held
@@ -422,13 +413,12 @@ class Collaboration:
             self.epoch, result, samples, {**phases, "apply": stepped - before, "whole": stepped - started}
         )
         self._publish()
-        self.tell.step(self.epoch, loss, facts, self.digest)
+        self.tell.step(self.epoch, loss, facts, self.state.digest)
         if self._last_loss.samples and not self._contributed:
             self._contributed = True
             self.emit(Contribution(self.epoch, self._last_loss.samples))
-        self.tell.phase("training", f"towards step {self.epoch + 1}")
-        with self._changed:
-            self._changed.notify_all()
+        self._trains()
+        self._wake()
 
     def _go_back(self, order: RollBack) -> None:
         """Come to the state that the organiser ordered; what was computed since belongs to another one."""
@@ -436,12 +426,11 @@ class Collaboration:
         self._accumulator.forget()
         self.tell.phase("syncing", f"the organiser takes the run back to step {order.step}")
         if self.take_over.go_back(order, self.board.fresh_view()):
-            self.steering.done(order)
+            self._orders.done(order)
             self._publish()
-            self.tell.phase("training", f"towards step {self.epoch + 1}")
-        else:  # nobody has it yet
-            with self._changed:
-                self._changed.wait(timeout=1.0)
+            self._trains()
+        else:
+            self._wait(1.0)  # nobody has it yet
 
     def _catch_up(self, view: SwarmState) -> None:
         """Come to the state that most of the foremost hold; returns when this peer is no longer behind."""
@@ -452,8 +441,7 @@ class Collaboration:
             if self.take_over.catch_up(view, self.tell.phase):
                 self._publish()
             else:
-                with self._changed:
-                    self._changed.wait(timeout=min(5.0, 0.5 * attempts))
+                self._wait(min(5.0, 0.5 * attempts))
             view = self.board.fresh_view()
         if self._worker.is_alive():
-            self.tell.phase("training", f"towards step {self.epoch + 1}")
+            self._trains()

@@ -7,10 +7,11 @@ brought to where the others are.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Callable
+from concurrent import futures
 from pathlib import Path
 
 from hivemind.utils import get_logger
@@ -39,26 +40,26 @@ class StepReplay:
     def __init__(self, averager: Averager, view: Callable[[], SwarmState], me: str):
         self._averager, self._view, self._me = averager, view, me
         self._changed = threading.Condition()
-        self._ending = False
-        self._looks = 0
-        self._wanted: deque[tuple[Position, Position, list[str]]] = deque()  # a state, the next one, who holds that
-        self._kept: dict[Position, tuple[int, Position]] = {}  # state → place of its average, the state it leads to
+        self._ending, self._looks, self._kept = False, 0, 0
+        # state → the one to which the others went on from it, the place of the average that leads there, if it is kept
+        self._steps: dict[Position, tuple[Position, futures.Future[int | None]]] = {}
         scratch = Path("/var/tmp")  # /tmp may be memory
         self._file = tempfile.TemporaryFile(dir=scratch if scratch.is_dir() else None)  # noqa: SIM115 - closed in __exit__
-        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._look, self._collect)]
+        self._fetching = futures.ThreadPoolExecutor(1)  # one after the other: members keep them for a while
+        self._looking = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> StepReplay:
-        for thread in self._threads:
-            thread.start()
+        self._looking.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
         with self._changed:
             self._ending = True
             self._changed.notify_all()
+        self._looking.join(END_SECONDS)
+        self._fetching.shutdown(wait=False, cancel_futures=True)
         self._averager.drop_fetch()
-        for thread in self._threads:
-            thread.join(END_SECONDS)
+        futures.wait([place for _, place in self._steps.values()], END_SECONDS)
         self._file.close()
 
     def replay(self, state: LockedState) -> int:
@@ -68,8 +69,8 @@ class StepReplay:
         """
         store, made = self._averager.store, 0
         buffer = GradientBuffer(store.layout, store.codec)
-        while (found := self._wait_for(state.position)) is not None:
-            place, leads_to = found
+        while (step := self._step_from(state.position)) is not None:
+            leads_to, place = step
             with self._changed:
                 self._file.seek(place * buffer.nbytes)
                 buffer.load(self._file.read(buffer.nbytes))
@@ -83,19 +84,21 @@ class StepReplay:
             made += 1
         return made
 
-    def _wait_for(self, position: Position) -> tuple[int, Position] | None:
-        """The average kept for this state, when all that the others have made by now is here or cannot be had."""
+    def _step_from(self, position: Position) -> tuple[Position, int] | None:
+        """Where the others went on from this state, and the place of the average; None where they did not by now."""
         with self._changed:
             looks = self._looks
-
-            def known() -> bool:
-                return self._ending or position in self._kept or (self._looks > looks + 1 and not self._wanted)
-
-            self._changed.wait_for(known, FETCH_SECONDS)
-            return self._kept.get(position)
+            self._changed.wait_for(lambda: position in self._steps or self._looks > looks + 1, FETCH_SECONDS)
+            if position not in self._steps:
+                return None
+            leads_to, fetch = self._steps[position]
+        with contextlib.suppress(TimeoutError):
+            if (place := fetch.result(FETCH_SECONDS)) is not None:
+                return leads_to, place
+        return None
 
     def _look(self) -> None:
-        """Note every step that the others make."""
+        """Note every step that the others make, and have its average fetched."""
         known: Position | None = None
         with self._changed:
             while not self._ending:
@@ -104,35 +107,23 @@ class StepReplay:
                 if view.digest and newest != known:
                     if known is not None and newest[0] == known[0] + 1:
                         donors = [donor for donor in view.donors() if donor != self._me]
-                        self._wanted.append((known, newest, donors))
+                        self._steps[known] = newest, self._fetching.submit(self._keep, known, donors)
                     known = newest
                 self._looks += 1
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._ending, LOOK_SECONDS)
 
-    def _collect(self) -> None:
-        """Fetch their averages, one after the other: members keep the last ones for a while."""
-        while True:
+    def _keep(self, state: Position, donors: list[str]) -> int | None:
+        """Fetch the average with which the others stepped from `state`. Returns its place."""
+        if self._kept == MOST_KEPT or not self._averager.fetch_average(donors, state_key(*state), FETCH_SECONDS):
+            return None
+        buffer, place = self._averager.store.buffer, self._kept
+        try:
             with self._changed:
-                self._changed.wait_for(lambda: self._ending or bool(self._wanted))
-                if self._ending:
-                    return
-                before, after, donors = self._wanted[0]
-            try:
-                if len(self._kept) < MOST_KEPT:
-                    self._keep(before, after, donors)
-            except OSError as error:  # a full disk: the state is taken over again if it comes too late
-                logger.warning(f"the averages of missed steps are not kept: {error}")
-            with self._changed:
-                self._wanted.popleft()
-                self._changed.notify_all()
-
-    def _keep(self, before: Position, after: Position, donors: list[str]) -> None:
-        if self._averager.fetch_average(donors, state_key(*before), FETCH_SECONDS) is None:
-            return
-        buffer = self._averager.store.buffer
-        with self._changed:
-            place = len(self._kept)
-            self._file.seek(place * buffer.nbytes)
-            self._file.write(buffer.dump())
-            self._kept[before] = (place, after)
+                self._file.seek(place * buffer.nbytes)
+                self._file.write(buffer.dump())
+        except OSError as error:  # a full disk: the state is taken over again if it comes too late
+            logger.warning(f"the averages of missed steps are not kept: {error}")
+            return None
+        self._kept += 1
+        return place

@@ -80,12 +80,12 @@ def average_part(
 
     Zeros when nobody has samples. CenteredClip begins at three members; below, nobody knows which one is wrong.
     """
-    taking = [each for each in contributions if each.weight > 0.0]
+    taking = [part for part in contributions if part.weight > 0.0]
     average, clipped = _aggregated(codec, aggregation, taking, elements, large)
     huge: list[str] = []
     if not average.abs().max() <= LARGEST:
-        huge = [each.sender for each in taking if _magnitude(codec, each, elements, large) > LARGEST]
-        taking = [each for each in taking if each.sender not in huge]
+        huge = [part.sender for part in taking if _magnitude(codec, part, elements, large) > LARGEST]
+        taking = [part for part in taking if part.sender not in huge]
         average, clipped = _aggregated(codec, aggregation, taking, elements, large)
     return AveragedPart(codec.encode_part(average, large), clipped, huge)
 
@@ -99,12 +99,13 @@ def _aggregated(
     return average, frozenset(factors)
 
 
-def _magnitude(codec: GradientCodec, contribution: ReceivedPart, elements: int, large: bool) -> float:
+def _magnitude(codec: GradientCodec, part: ReceivedPart, elements: int, large: bool) -> float:
     decoded = torch.empty(elements)
-    codec.decode_into(contribution.encoded, large, decoded)
+    codec.decode_into(part.encoded, large, decoded)
     return float(decoded.abs().max())
 
 
+@np.errstate(all="ignore")  # whoever claims next to no weight is infinitely uncertain
 def centered_clip(
     codec: GradientCodec, contributions: Sequence[ReceivedPart], elements: int, large: bool
 ) -> tuple[torch.Tensor, dict[str, float]]:
@@ -113,38 +114,35 @@ def centered_clip(
     contributions: in the order of the senders, each with a weight above 0, FEWEST or more. The result may be beyond
     fp32 where values are.
     """
-    weights = [each.weight for each in contributions]
+    weights, spreads = np.array([(part.weight, part.spread) for part in contributions]).T
     votes = _votes(weights)
     likely = _likely_distances(weights, votes)
-    usual = _median([each.spread * math.sqrt(each.weight) for each in contributions], votes)
-    least = FLOOR * usual * math.sqrt(elements)
-    centre = torch.empty(elements)
-    products: list[float] = []  # with the centre, the last one its own
-    enough = len(contributions) >= LEAST_OPPOSED
-    squares = _look(codec, contributions, centre, large, votes, products if enough else None)
-    factors = [0.0 if factor * LEFT_OUT < 1.0 else factor for factor in _factors(squares, likely, votes, least)]
-    opposed = _opposed(squares, products, weights, votes, elements) if enough else []
-    if any(factor for i, factor in enumerate(factors) if i not in opposed):  # else nobody knows who is right
-        factors = [0.0 if i in opposed else factor for i, factor in enumerate(factors)]
-    kept = [i for i, factor in enumerate(factors) if factor > 0.0]
-    clipped = {each.sender: 0.0 for each, factor in zip(contributions, factors, strict=True) if factor == 0.0}
-    contributions = [contributions[i] for i in kept]
-    likely, votes, factors = ([values[i] for i in kept] for values in (likely, votes, factors))  # type: ignore[assignment]
+    least = FLOOR * _median(spreads * np.sqrt(weights), votes) * math.sqrt(elements)
+    centre, enough = torch.empty(elements), len(contributions) >= LEAST_OPPOSED
+    squares, products = _look(codec, contributions, centre, large, votes, enough)
+    factors = _factors(squares, likely, votes, least)
+    factors[factors * LEFT_OUT < 1.0] = 0.0
+    if enough:
+        others = np.where(_opposed(squares, products, weights, votes, elements), 0.0, factors)
+        factors = others if others.any() else factors  # else nobody knows who is right
+    clipped = {part.sender: 0.0 for part, factor in zip(contributions, factors, strict=True) if factor == 0.0}
+    kept = np.flatnonzero(factors > 0.0)
+    contributions, likely, votes, factors = [contributions[i] for i in kept], likely[kept], votes[kept], factors[kept]
     for _ in range(ITERATIONS):
         centre = _moved(codec, contributions, centre, factors, large)
-        if min(factors) == 1.0:
+        if factors.min() == 1.0:
             return centre, clipped
-        factors = _factors(_look(codec, contributions, centre, large), likely, votes, least)
+        factors = _factors(_look(codec, contributions, centre, large)[0], likely, votes, least)
     centre = _moved(codec, contributions, centre, factors, large)
-    found = zip(contributions, factors, strict=True)
-    return centre, clipped | {each.sender: factor for each, factor in found if factor < 1.0}
+    shortened = zip(contributions, factors.tolist(), strict=True)
+    return centre, clipped | {part.sender: factor for part, factor in shortened if factor < 1.0}
 
 
 def weighted_mean(
     codec: GradientCodec, contributions: Sequence[ReceivedPart], elements: int, large: bool
 ) -> torch.Tensor:
     """The mean over the samples, (elements,) fp32; zeros when nobody has any."""
-    return _moved(codec, contributions, torch.zeros(elements), [1.0] * len(contributions), large)
+    return _moved(codec, contributions, torch.zeros(elements), np.ones(len(contributions)), large)
 
 
 def spread(codec: GradientCodec, parts: Sequence[TensorPart], read: Callable[[int], bytes]) -> float:
@@ -154,90 +152,71 @@ def spread(codec: GradientCodec, parts: Sequence[TensorPart], read: Callable[[in
         looked_at = min(PIECE, part.elements)
         encoded = codec.cut(read(index), part.elements, part.large, 0, looked_at)
         first = [ReceivedPart("", encoded, 1.0, 0.0)]
-        total += _look(codec, first, torch.zeros(looked_at), part.large)[0] * (part.elements / looked_at)
+        squares, _ = _look(codec, first, torch.zeros(looked_at), part.large)
+        total += float(squares[0]) * (part.elements / looked_at)
         elements += part.elements
     return math.sqrt(total / max(1, elements))
 
 
-def add_up(values: Sequence[float]) -> float:
-    """Left to right; the built-in `sum` compensates for rounding since Python 3.12."""
+def add_up(values: np.ndarray) -> float:
+    """Left to right; the built-in `sum` compensates for rounding since Python 3.12, numpy adds in another order."""
     total = 0.0
-    for value in values:
+    for value in values.tolist():
         total += value
     return total
 
 
-def _votes(weights: Sequence[float]) -> list[int]:
+def _votes(weights: np.ndarray) -> np.ndarray:
     """Votes of the members in a median: their samples, but for a cap at MAX_VOTE of all; VOTES for the heaviest."""
-    falling = sorted(weights, reverse=True)
-    cap = falling[0]
+    falling = np.sort(weights)[::-1]
+    cap = float(falling[0])
     if cap > MAX_VOTE * add_up(falling):
         for capped in (1, 2):  # more cannot be at the cap, which is above a third
             cap = MAX_VOTE * add_up(falling[capped:]) / (1.0 - MAX_VOTE * capped)
             if falling[capped] <= cap:
                 break
-    return [max(1, math.floor(min(weight, cap) / cap * VOTES + 0.5)) for weight in weights]
+    return np.maximum(1, np.floor(np.minimum(weights, cap) / cap * VOTES + 0.5)).astype(np.int64)
 
 
-def _likely_distances(weights: Sequence[float], votes: Sequence[int]) -> list[float]:
+def _likely_distances(weights: np.ndarray, votes: np.ndarray) -> np.ndarray:
     """From the centre, were the noise of one sample 1: that of a member's mean and that of the centre."""
-    total = float(sum(votes))
-    centre = add_up([vote * vote / weight for vote, weight in zip(votes, weights, strict=True)]) / (total * total)
-    return [math.sqrt(1.0 / weight + centre) for weight in weights]
+    total = float(votes.sum())
+    centre = add_up(votes * votes / weights) / (total * total)
+    return np.sqrt(1.0 / weights + centre)
 
 
-def _median(values: Sequence[float], votes: Sequence[int]) -> float:
+def _median(values: np.ndarray, votes: np.ndarray) -> float:
     """The smallest of them that has half of the votes at or below it."""
-    passed, total = 0, sum(votes)
-    for value, vote in sorted(zip(values, votes, strict=True)):
-        passed += vote
-        if 2 * passed >= total:
-            return value
-    return 0.0
+    order = np.argsort(values)
+    passed = votes[order].cumsum()
+    return float(values[order][np.argmax(2 * passed >= passed[-1])])
 
 
-def _factors(squares: Sequence[float], likely: Sequence[float], votes: Sequence[int], least: float) -> list[float]:
+def _factors(squares: np.ndarray, likely: np.ndarray, votes: np.ndarray, least: float) -> np.ndarray:
     """Factors by which the distances are to be shortened. squares: of the distances. least: of the noise."""
-    distances = [math.sqrt(square) for square in squares]
-    noise = _median([distance / usual for distance, usual in zip(distances, likely, strict=True)], votes)
-    radius = RADIUS * max(noise, least)
-    return [
-        1.0 if distance <= radius * usual else radius * usual / distance
-        for distance, usual in zip(distances, likely, strict=True)
-    ]
+    distances = np.sqrt(squares)
+    radii = RADIUS * max(_median(distances / likely, votes), least) * likely
+    return np.where(distances <= radii, 1.0, radii / distances)
 
 
 def _opposed(
-    squares: Sequence[float],
-    products: Sequence[float],
-    weights: Sequence[float],
-    votes: Sequence[int],
-    elements: int,
-) -> list[int]:
-    """Indexes of members that point against the others. products: with the centre, and the centre's own.
+    squares: np.ndarray, products: np.ndarray, weights: np.ndarray, votes: np.ndarray, elements: int
+) -> np.ndarray:
+    """Whether each member points against the others. products: with the centre, and the centre's own.
 
     Asked for LEAST_OPPOSED members and more: what is usual cannot be told from three or four; honest members with few
     samples point anywhere.
     """
-    *products, own = products
+    products, own = products[:-1], products[-1]
     if own <= 0.0:
-        return []
-    sizes = [
-        max(0.0, square + 2.0 * with_centre - own) * weight
-        for square, with_centre, weight in zip(squares, products, weights, strict=True)
-    ]
-    most, total = _median(sizes, votes), add_up(weights)
-    shares = [min(size, most) / total for size in sizes]  # who is larger has no larger share in a median
-    along = [(with_centre - share) / own for with_centre, share in zip(products, shares, strict=True)]
-    middle = _median(along, votes)
-    usual = _median([abs(middle - one) * math.sqrt(weight) for one, weight in zip(along, weights, strict=True)], votes)
-    return [
-        i
-        for i, (one, weight, square) in enumerate(zip(along, weights, squares, strict=True))
-        if one < 0.0
-        and middle - one > OPPOSED * usual / math.sqrt(weight)
-        and middle - one > CHANCE * math.sqrt(square / own / elements)
-    ]
+        return np.zeros(len(weights), bool)
+    sizes = np.fmax(0.0, squares + 2.0 * products - own) * weights
+    shares = np.minimum(sizes, _median(sizes, votes)) / add_up(weights)  # who is larger has no larger share in a median
+    along = (products - shares) / own
+    behind = _median(along, votes) - along
+    usual = _median(np.abs(behind) * np.sqrt(weights), votes)
+    chance = CHANCE * np.sqrt(squares / own / elements)
+    return (along < 0.0) & (behind > OPPOSED * usual / np.sqrt(weights)) & (behind > chance)
 
 
 def _look(
@@ -245,57 +224,54 @@ def _look(
     contributions: Sequence[ReceivedPart],
     centre: torch.Tensor,
     large: bool,
-    votes: Sequence[int] | None = None,
-    products: list[float] | None = None,
-) -> list[float]:
+    votes: np.ndarray | None = None,
+    multiply: bool = False,
+) -> tuple[np.ndarray, np.ndarray]:
     """The squared distance of each member from `centre`, which becomes their median where votes are given.
 
-    products: is filled with their products with the centre, and the centre's with itself.
+    Then, where asked for, their products with the centre, and the centre's with itself.
     """
     kernels, elements, members = implementation().kernels, centre.numel(), len(contributions)
-    heavy = None if votes is None else np.array(votes, np.int64)
-    squares, along = np.zeros((members, LANES)), np.zeros((0 if products is None else members + 1, LANES))
+    squares, products = np.zeros((members, LANES)), np.zeros((members + 1 if multiply else 0, LANES))
     piece = max(PIECE, TOGETHER // members // PIECE * PIECE)  # whole blocks of every codec
     for start in range(0, elements, piece):
         stop = min(elements, start + piece)
         rows = torch.empty(members, stop - start)
-        for row, each in zip(rows, contributions, strict=True):
+        for row, part in zip(rows, contributions, strict=True):
             whole = stop - start == elements
             codec.decode_into(
-                each.encoded if whole else codec.cut(each.encoded, elements, large, start, stop), large, row
+                part.encoded if whole else codec.cut(part.encoded, elements, large, start, stop), large, row
             )
         middle = centre[start:stop].numpy()
-        if heavy is not None:
-            kernels.median(rows.numpy(), heavy, middle)
-        kernels.add_sums(rows.numpy(), middle, squares, along)
-    if products is not None:
-        products[:] = _folded(along)
-    return _folded(squares)
+        if votes is not None:
+            kernels.median(rows.numpy(), votes, middle)
+        kernels.add_sums(rows.numpy(), middle, squares, products)
+    return _folded(squares), _folded(products)
 
 
-def _folded(sums: np.ndarray) -> list[float]:
+def _folded(sums: np.ndarray) -> np.ndarray:
     """The sum of each row of LANES sums, which are used up."""
     half = LANES // 2
     while half:
         sums[:, :half] += sums[:, half : 2 * half]
         half //= 2
-    found: list[float] = sums[:, 0].tolist()
-    return found
+    return sums[:, 0]
 
 
 def _moved(
     codec: GradientCodec,
     contributions: Sequence[ReceivedPart],
     centre: torch.Tensor,
-    factors: Sequence[float],
+    factors: np.ndarray,
     large: bool,
 ) -> torch.Tensor:
     """The next centre: this one and the mean of the shortened differences from it."""
     summed = torch.zeros(centre.numel())
-    whole = add_up([each.weight for each in contributions])
-    taken = [each.weight * factor for each, factor in zip(contributions, factors, strict=True)]
-    for each, weight in zip(contributions, taken, strict=True):
-        codec.add(each.encoded, large, summed, weight)
+    weights = np.array([part.weight for part in contributions])
+    taken = weights * factors
+    for part, weight in zip(contributions, taken.tolist(), strict=True):
+        codec.add(part.encoded, large, summed, weight)
+    whole = add_up(weights)
     if whole <= 0.0:
         return summed
     if (rest := whole - add_up(taken)) > 0.0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
@@ -22,14 +21,13 @@ SHOW_SECONDS = 5.0  # between two tries to make proofs known to all
 
 
 class ParticipantSelector:
-    """The choice of one trainer, round by round.
+    """The choice of one trainer, round by round; for the thread that makes rounds.
 
-    me: this peer's id. guilty: peer ids of those against whom there is a proof. drop: gives up the group sought.
-
-    show: shows the proof against a peer to others (ids). patience: seconds by which one may be late without blame.
+    me: this peer's id. guilty: peer ids of those against whom there is a proof. show: shows the proof against a peer to
+    others (ids). patience: seconds by which one may be late without blame.
 
     avoided: peer id → the epoch until which no round includes it. slow: the same, of those of whom this peer says that
-    they hold the others up. For the thread that makes rounds, but `seek_anew`.
+    they hold the others up.
     """
 
     def __init__(
@@ -37,46 +35,36 @@ class ParticipantSelector:
         me: str,
         board: PeerDirectory,
         guilty: Callable[[], Collection[str]],
-        drop: Callable[[], None] = lambda: None,
         show: Callable[[dict[str, list[str]]], None] = lambda lacking: None,
         patience: float = math.inf,
     ):
-        self._me, self._board, self._guilty, self._drop, self._show = me, board, guilty, drop, show
+        self._me, self._board, self._guilty, self._show = me, board, guilty, show
         self._showed_at = -SHOW_SECONDS
         self.avoided, self.slow = dict[str, int](), dict[str, int]()
         self._left_out: frozenset[str] = frozenset()  # of whom most say so
-        self._attendance, self._burdens = NoShows(), StragglerDetector(patience)
+        self._no_shows, self._stragglers = NoShows(), StragglerDetector(patience)
         self._stepped_at = time.monotonic()
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
-        self._again = threading.Event()
 
     @property
     def shunned(self) -> frozenset[str]:
         """Peers with which no round is made now."""
         return self._left_out | self.avoided.keys()
 
-    def seek_anew(self) -> None:
-        """Try those again who did not come or spoiled a round; from any thread."""
-        self._again.set()
-
     def plan(self, view: SwarmState, epoch: int, digest: str) -> RoundPlan:
         """The round that this peer should make from this state.
 
         Without those who did not come to the last rounds: they may be dead.
         """
-        if self._again.is_set():
-            self._again.clear()
-            self._drop()
-            self.forgive(epoch)
         guilty = set(self._guilty()) - {self._me}
         self.avoided |= dict.fromkeys(guilty, FOREVER)
-        self._tell_of(guilty, view)
+        self._show_proofs(guilty, view)
         self._left_out = self._slow_by_most(view)
         own = [record for record in view.records if record.peer_id == self._me]
         others = [
             record
             for record in view.members(epoch, digest)
-            if record.peer_id not in {self._me, *self.shunned} and self._attendance.expects(record)
+            if record.peer_id not in {self._me, *self.shunned} and self._no_shows.expects(record)
         ]
         # others would take the places of those who should come; records may be read late
         welcome = [r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART]
@@ -86,30 +74,29 @@ class ParticipantSelector:
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""
         trainers = [record for record in view.records if record.averages and record.peer_id != self._me]
-        votes = Counter(one for record in trainers for one in set(record.slow) - {record.peer_id}) + Counter(
-            [*self.slow]
-        )
+        votes = Counter(peer for record in trainers for peer in set(record.slow) - {record.peer_id})
+        votes.update(self.slow.keys())
         count = 1 + len(trainers)
-        named = sorted((-said, one) for one, said in votes.items() if 2 * said > count and one != self._me)
-        return frozenset(one for _, one in named[: (count - 1) // 2])
+        named = sorted((-said, peer) for peer, said in votes.items() if 2 * said > count and peer != self._me)
+        return frozenset(peer for _, peer in named[: (count - 1) // 2])
 
-    def _tell_of(self, guilty: set[str], view: SwarmState) -> None:
+    def _show_proofs(self, guilty: set[str], view: SwarmState) -> None:
         """Show the proofs to those who do not say that they have them, now and then."""
         if not guilty or time.monotonic() < self._showed_at + SHOW_SECONDS:
             return
         self._showed_at = time.monotonic()
         trainers = [r for r in view.records if r.averages and r.peer_id not in guilty | {self._me}]
-        lacking = {one: [r.peer_id for r in trainers if one not in r.accused] for one in guilty}
+        lacking = {peer: [r.peer_id for r in trainers if peer not in r.accused] for peer in guilty}
         if any(lacking.values()):
             self._show(lacking)
 
     def late(self, view: SwarmState, epoch: int) -> list[PeerRecord]:
         """Members that are about to finish the step that others have finished, and may come to the next round."""
-        return [record for record in view.late(epoch) if self._attendance.expects(record)]
+        return [record for record in view.late(epoch) if self._no_shows.expects(record)]
 
     def waited_for(self, late: Iterable[PeerRecord]) -> None:
         """These did not finish it in the time that they were given."""
-        self._attendance.waited_in_vain(late)
+        self._no_shows.waited_in_vain(late)
 
     def other_trainers(self, epoch: int) -> frozenset[str]:
         """Trainers that may be training, but for this peer and those against whom there is a proof.
@@ -125,19 +112,17 @@ class ParticipantSelector:
         Who sent what must be refused stays out for longer. Who is at fault where two disagree is not known: they try
         once more.
         """
-        self._attendance.ended(missed, result.members, records)
+        self._no_shows.ended(missed, result.members, records)
         spoilers = set() if result.complete else result.failed.keys() | result.rejected.keys()
         if 2 * len(spoilers) >= len(result.members):  # then it is rather this peer's own line
             spoilers = set()
         lost = sum(result.seconds.get(phase, 0.0) for phase in ("transfer", "commit"))
-        self._burdens.round_ended(result.late, result.waited, spoilers, lost)
+        self._stragglers.round_ended(result.late, result.waited, spoilers, lost)
         if result.complete:
             return
         again, self._disputed = result.disputed & self._disputed, result.disputed
-        for peer_id in result.failed.keys() | again:
-            self.avoided[peer_id] = epoch
-        for peer_id in result.rejected:
-            self.avoided[peer_id] = epoch + AVOIDED_STEPS
+        self.avoided |= dict.fromkeys(result.failed.keys() | again, epoch)
+        self.avoided |= dict.fromkeys(result.rejected, epoch + AVOIDED_STEPS)
         self.avoided.pop(self._me, None)
 
     def stepped(self, epoch: int, result: RoundResult | None, computing: float = 0.0) -> dict[str, Straggler]:
@@ -148,19 +133,18 @@ class ParticipantSelector:
         """
         self._disputed = frozenset()
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= epoch}
-        now, before = time.monotonic(), self._stepped_at
-        self._stepped_at = now
-        samples = (
-            {peer: said.get("samples") or 0 for peer, said in result.members.items()} if result is not None else {}
-        )
-        found = self._burdens.stepped(epoch, now - before, max(0.0, now - before - computing), samples)
-        found.pop(self._me, None)
+        now = time.monotonic()
+        whole, self._stepped_at = now - self._stepped_at, now
+        members = result.members if result is not None else {}
+        samples = {peer: said.get("samples") or 0 for peer, said in members.items()}
+        stragglers = self._stragglers.stepped(epoch, whole, max(0.0, whole - computing), samples)
+        stragglers.pop(self._me, None)
         self.slow = {peer_id: until for peer_id, until in self.slow.items() if until >= epoch}
-        self.slow |= {peer_id: epoch + burden.steps for peer_id, burden in found.items()}
-        return found
+        self.slow |= {peer_id: epoch + straggler.steps for peer_id, straggler in stragglers.items()}
+        return stragglers
 
-    def forgive(self, epoch: int) -> None:
+    def forgive(self) -> None:
         """Try those again who did not come or spoiled a round, but for those against whom there is a proof."""
-        self._attendance.forgive()
+        self._no_shows.forgive()
         self.slow = {}
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= FOREVER}

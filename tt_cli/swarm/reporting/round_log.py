@@ -75,18 +75,19 @@ class RoundLog:
 
     def trouble(self, failure: BaseException | str, kind: str, subject: str) -> None:
         """Tell a failure of hivemind's in plain words. kind: of one that does not say; subject: what failed."""
-        found = classify(failure, kind)
-        self._emit(Trouble(found.what, f"{subject}: {found.words}", found.remedy))
+        known = classify(failure, kind)
+        self._emit(Trouble(known.what, f"{subject}: {known.words}", known.remedy))
 
     def committed(self, epoch: int, result: RoundResult | None, samples: int, seconds: Mapping[str, float]) -> None:
         """A round ended with the step `epoch`; result: None when this peer was alone."""
-        company = "alone" if result is None else f"with {self._names(result.members.keys() - {self._peer_id})}"
-        words = f"step {epoch} made {company}, {samples} samples"
-        if result is not None and result.repaired:
-            words += f", {result.repaired} parts fetched from others than their reducers"
-        self._tell(epoch, "alone" if result is None else "committed", words, result, samples, seconds)
         if result is None:
+            alone = RoundResult(members={self._peer_id: {}}, received=1.0)
+            self._ended(epoch, "alone", f"step {epoch} made alone, {samples} samples", alone, samples, seconds)
             return self._note({})
+        words = f"step {epoch} made with {self._names(result.members.keys() - {self._peer_id})}, {samples} samples"
+        if result.repaired:
+            words += f", {result.repaired} parts fetched from others than their reducers"
+        self._ended(epoch, "committed", words, result, samples, seconds)
         view = self._view()
         ahead = [r.peer_id for r in view.records if r.role == "trainer" and r.epoch > epoch + FAR_AHEAD]
         clipped = [peer_id for peer_id, share in result.clipped.items() if share > MOSTLY]
@@ -105,13 +106,11 @@ class RoundLog:
         problem = result.problem
         for peer_id in {*result.failed, *result.rejected, *result.disputed}:
             problem = problem.replace(peer_id, self.name(peer_id))
-        found = classify(problem, "round")
-        problem = found.words
-        if missed and not result.members:
-            problem = f"{self._names(missed)} did not come ({problem})"
-        words = f"round repeated: {problem}"[:LONGEST]
-        self._tell(epoch, "failed", words, result, samples, {**result.seconds, "whole": time.monotonic() - started})
-        self._emit(Trouble(found.what, words, found.remedy))
+        failure = classify(problem, "round")
+        absent = f"{self._names(missed)} did not come ({failure.words})" if missed and not result.members else ""
+        words = f"round repeated: {absent or failure.words}"[:LONGEST]
+        self._ended(epoch, "failed", words, result, samples, {**result.seconds, "whole": time.monotonic() - started})
+        self._emit(Trouble(failure.what, words, failure.remedy))
         self._note(
             dict.fromkeys(missed, AWAY) | dict.fromkeys(result.failed, SLOW) | dict.fromkeys(result.rejected, REFUSED)
         )
@@ -120,7 +119,7 @@ class RoundLog:
     def dropped(self, epoch: int, made: int, samples: int, started: float) -> None:
         """The others made the step `made` without this peer."""
         words = f"the others made step {made} without this peer"
-        self._tell(epoch, "dropped", words, None, samples, {"whole": time.monotonic() - started})
+        self._ended(epoch, "dropped", words, RoundResult(), samples, {"whole": time.monotonic() - started})
 
     def rolled_back(self, why: str, epoch: int) -> None:
         """The state was damaged and is that of the step `epoch` again."""
@@ -153,30 +152,23 @@ class RoundLog:
             return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "nobody"
         return f"{', '.join(names[: NAMED - 1])} and {len(names) - NAMED + 1} others"
 
-    def _tell(
-        self,
-        epoch: int,
-        outcome: str,
-        words: str,
-        result: RoundResult | None,
-        samples: int,
-        seconds: Mapping[str, float],
+    def _ended(
+        self, epoch: int, outcome: str, words: str, result: RoundResult, samples: int, seconds: Mapping[str, float]
     ) -> None:
         self.last_round = words
-        stepped = outcome in ("committed", "alone")
         self._emit(
             Round(
-                epoch=epoch,
-                outcome=outcome,
-                words=words,
-                members=([self._peer_id] if stepped else []) if result is None else sorted(result.members),
-                received=float(stepped) if result is None else result.received,
-                samples=samples,
-                seconds=dict(seconds),
-                rejected={} if result is None else result.rejected,
-                mended=0 if result is None else result.repaired,
-                differing=0 if result is None else result.differing,
-                clipped={} if result is None else result.clipped,
+                epoch,
+                outcome,
+                words,
+                sorted(result.members),
+                result.received,
+                samples,
+                dict(seconds),
+                rejected=result.rejected,
+                mended=result.repaired,
+                differing=result.differing,
+                clipped=result.clipped,
             )
         )
 
@@ -192,23 +184,18 @@ class RoundLog:
     def _note(self, spoiled: dict[str, str]) -> None:
         """Remember who spoiled this round, and name whoever did it so often that somebody should look."""
         self._spoiled.append(spoiled)
-        counts = Counter(peer_id for each in self._spoiled for peer_id, how in each.items() if how != SILENT)
-        silent = Counter(peer_id for each in self._spoiled for peer_id, how in each.items() if how == SILENT)
-        clipped = Counter(peer_id for each in self._spoiled for peer_id, how in each.items() if how == CLIPPED)
-        often = [peer_id for peer_id, count in clipped.most_common() if count >= OFTEN and peer_id != self._peer_id]
-        self.clipped = often[:PUBLISHED]
+        times = Counter(fault for past in self._spoiled for fault in past.items())
+        clipped = [peer_id for (peer_id, how), count in times.most_common() if how == CLIPPED and count >= OFTEN]
+        self.clipped = [peer_id for peer_id in clipped if peer_id != self._peer_id][:PUBLISHED]
         for peer_id, how in spoiled.items():
+            name, last, count = self.name(peer_id), f"of the last {len(self._spoiled)} rounds", times[peer_id, how]
+            spoilt = sum(times[peer_id, fault] for fault in REMEDIES if fault != SILENT)
             if peer_id == self._peer_id:
-                if how == CLIPPED and clipped[peer_id] % OFTEN == 0:
-                    words = f"clipped in {clipped[peer_id]} of the last {len(self._spoiled)} rounds"
-                    unlike = f"this peer's gradient is unlike the others', and was {words}"
-                    self._emit(
-                        Trouble("gradient", unlike, "`tt doctor` says whether this machine computes as it should")
-                    )
-            elif how == SILENT:
-                if silent[peer_id] % UNANSWERED == 0:
-                    words = f"{self.name(peer_id)}: in {silent[peer_id]} of the last {len(self._spoiled)} rounds {how}"
-                    self._emit(Trouble("member", words, REMEDIES[how]))
-            elif counts[peer_id] % OFTEN == 0:
-                words = f"{self.name(peer_id)} spoiled {counts[peer_id]} of the last {len(self._spoiled)} rounds: {how}"
-                self._emit(Trouble("member", words, REMEDIES[how]))
+                if how == CLIPPED and count % OFTEN == 0:
+                    words = f"this peer's gradient is unlike the others', and was clipped in {count} {last}"
+                    remedy = "`tt doctor` says whether this machine computes as it should"
+                    self._emit(Trouble("gradient", words, remedy))
+            elif how == SILENT and count % UNANSWERED == 0:
+                self._emit(Trouble("member", f"{name}: in {count} {last} {how}", REMEDIES[how]))
+            elif how != SILENT and spoilt % OFTEN == 0:
+                self._emit(Trouble("member", f"{name} spoiled {spoilt} {last}: {how}", REMEDIES[how]))

@@ -11,18 +11,20 @@ WINDOW_SECONDS = 30.0
 
 
 class Throughput:
-    """A moving mean that follows pauses: time without samples lowers it. For any thread."""
+    """A moving mean that follows pauses: time without samples lowers it. For any thread. total: of all samples."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
         self._counts: deque[tuple[float, int]] = deque()
         self._started = clock()
+        self.total = 0
 
     def add(self, samples: int) -> None:
         """Count samples that have just been computed."""
         with self._lock:
             self._counts.append((self._clock(), samples))
+            self.total += samples
 
     def per_second(self) -> float:
         """Samples per second over the window, or since the start when that is shorter."""
