@@ -28,9 +28,9 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def os_errors(action: str, remedy: str = "") -> Iterator[None]:
-    """Raise TTError in place of OSError. action: what cannot be done, such as "cannot write FILE"."""
+def os_errors(action: str, remedy: str = "", kind: type[TTError] = TTError) -> Iterator[None]:
+    """Raise `kind` in place of OSError. action: what cannot be done, such as "cannot write FILE"."""
     try:
         yield
     except OSError as error:
-        raise TTError(f"{action}: {error.strerror or error}{remedy and f'; {remedy}'}") from error
+        raise kind(f"{action}: {error.strerror or error}{remedy and f'; {remedy}'}") from error

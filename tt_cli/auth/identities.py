@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.identity import peer_key
 from tt_cli.run import RunConfig, folders
 
@@ -99,14 +99,10 @@ def _peer_id(path: Path, data: bytes) -> str:
 
 
 def _bytes(path: Path) -> bytes:
-    try:
+    with os_errors(f"cannot read {path}"):
         return path.read_bytes()
-    except OSError as error:
-        raise TTError(f"cannot read {path}: {error.strerror or error}") from error
 
 
 def _write(path: Path, data: bytes) -> None:
-    try:
+    with os_errors(f"cannot write {path}"):
         atomic_write(path, data, mode=PRIVATE)
-    except OSError as error:
-        raise TTError(f"cannot write {path}: {error.strerror or error}") from error

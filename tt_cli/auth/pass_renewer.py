@@ -16,7 +16,7 @@ from typing import Protocol, Self
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority_client import AuthorityUnreachable, PassRefused, Rejected, made_key, still_good
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, os_errors
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import MAX_NOTICE, InvalidPass, Notice, Pass, allowed, read_notice
@@ -262,10 +262,8 @@ class PassRenewer:
             self._tell(words, "info")
 
     def _write(self, file: Path, text: str) -> None:
-        try:
+        with os_errors(f"cannot write {file}", "free space"):
             atomic_write(file, f"{text}\n".encode(), mode=PRIVATE)
-        except OSError as error:
-            raise TTError(f"cannot write {file}: {error.strerror or error}; free space") from error
 
 
 def _read(file: Path) -> str:

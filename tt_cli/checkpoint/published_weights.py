@@ -25,7 +25,7 @@ from torch import Tensor
 from tt_cli.atomic_write import atomic_file
 from tt_cli.checkpoint.checkpoint_files import refusals, write
 from tt_cli.checkpoint.training_state import CheckpointError, file_pieces
-from tt_cli.errors import UsageError
+from tt_cli.errors import UsageError, os_errors
 
 WRAPPERS = ("state_dict", "model", "weights")  # keys under which training scripts put the tensors
 _ZIP, _PICKLES = b"PK\x03\x04", (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
@@ -42,11 +42,8 @@ def read_published(path: Path) -> dict[str, Tensor]:
     the file: copy what has to outlive it. Raises UsageError for a file that is not there or is a checkpoint of
     tt, CheckpointError for one that cannot be read, holds more than tensors, or tensors that are no plain numbers.
     """
-    try:
-        with path.open("rb") as file:
-            start = file.read(9)
-    except OSError as error:
-        raise UsageError(f"cannot read the weights {path}: {error.strerror or error}") from error
+    with os_errors(f"cannot read the weights {path}", kind=UsageError), path.open("rb") as file:
+        start = file.read(9)
     if start.startswith((_ZIP, *_PICKLES)):
         tensors = _state_dict(_unpickled(path, mmap=start.startswith(_ZIP)), path)
     elif start[8:] == b"{":

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority.authority_server import found
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import UsageError, os_errors
 from tt_cli.hub.repository import CARD
 from tt_cli.identity import peer_key
 from tt_cli.identity.peer_key import make_key_file
@@ -87,7 +87,7 @@ def make(answers: RunAnswers, folder: Path) -> Recipe:
     needs = takes(run)
     folder = folder.absolute()
     check_free(folder)
-    try:
+    with os_errors(f"cannot make {folder}", "name another folder with --out"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as private:
             aside = Path(private) / folder.name
@@ -95,8 +95,6 @@ def make(answers: RunAnswers, folder: Path) -> Recipe:
             run, peer_id, address = _fill(aside, answers, run)
             aside.chmod(0o755)
             aside.rename(folder)
-    except OSError as error:
-        raise TTError(f"cannot make {folder}: {error.strerror or error}; name another folder with --out") from error
     files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
     return Recipe(folder, run, peer_id, address, needs, tuple(files))
 

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, os_errors
 
 if TYPE_CHECKING:
     from tt_cli.run.run_config import RunConfig
@@ -40,11 +40,9 @@ def accusations(run: RunConfig) -> Path:
 
 
 def _made(folder: Path) -> Path:
-    try:
+    with os_errors(f"cannot make the folder {folder}", _ADVICE):
         folder.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise TTError(f"cannot make the folder {folder}: {error.strerror or error}; {_ADVICE}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise TTError(f"cannot write to the folder {folder}: it is read-only for you; {_ADVICE}")
     return folder

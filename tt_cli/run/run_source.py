@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from tt_cli.errors import UsageError
+from tt_cli.errors import UsageError, os_errors
 from tt_cli.hub.hub_files import download
 from tt_cli.hub.repository import Repository, open_repository, read_text
 from tt_cli.run.run_config import RunConfig
@@ -54,11 +54,8 @@ def name_for_others(name: str, run: RunConfig) -> str:
 
 
 def _read(path: Path, origin: str) -> RunConfig:
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"cannot read the run file {path}: {error.strerror or error}") from error
+    with os_errors(f"cannot read the run file {path}", kind=UsageError), path.open("rb") as file:
+        content = file.read(_MAX_BYTES + 1)
     if len(content) > _MAX_BYTES:
         raise UsageError(f"{origin}: over 1 MiB; a run file is a short TOML file")
     try:
