@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from tt_cli.errors import first_line
 from tt_cli.run import folders
 
 INSTALL = "pip install 'tt-cli[numba]'"
@@ -41,10 +42,10 @@ def choose(
         faults = differences(compiled)
     except ImportError as error:
         missing = error.name == "numba"
-        reason = f"numba is not installed: {INSTALL}" if missing else f"numba cannot be used: {_line(error)}"
+        reason = f"numba is not installed: {INSTALL}" if missing else f"numba cannot be used: {first_line(error)[:200]}"
         return Implementation(portable, "portable", reason)
     except Exception as error:  # numba, LLVM and the disk have no common error
-        return Implementation(portable, "portable", f"compiling failed: {_line(error)}")
+        return Implementation(portable, "portable", f"compiling failed: {first_line(error)[:200]}")
     if faults:
         reason = f"the compiled kernels compute other bytes here ({', '.join(faults)})"
         return Implementation(portable, "portable", reason)
@@ -57,7 +58,3 @@ def _keep_machine_code() -> None:
 
     if not (os.access(Path(__file__).parent, os.W_OK) or config.CACHE_DIR):
         config.CACHE_DIR = str(folders.home() / "compiled")
-
-
-def _line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

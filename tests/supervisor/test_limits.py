@@ -57,9 +57,7 @@ def test_a_hot_gpu_holds_until_it_is_five_degrees_cooler() -> None:
 
 def test_without_a_thermometer_it_is_told_once_and_nothing_is_held() -> None:
     limit = TemperatureLimit(80.0, None, Origin("max_gpu_temp", "80", "--max-gpu-temp"))
-    told: list[Event] = []
-    limit.tell(told.append)
-    (line,) = told
+    line = limit.announced()
     assert isinstance(line, Log) and line.level == "warning"
     assert line.message.startswith("--max-gpu-temp 80 has no effect: neither nvidia-smi nor")
     assert limit.look(NOON).action == "go on"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -82,8 +83,8 @@ class AssistReport:
         self._emit = emit
         self._rounds = self._told_rounds = 0
         self._due_at = float("inf")
-        self._first: dict[str, int] = {}  # peer id → bytes that it had sent and received when it was first seen
-        self._last: dict[str, int] = {}
+        self._traffic: dict[str, int] = {}  # peer id → bytes that it has sent and received, by its own count
+        self._moved = Counter[str]()  # the same since it was first seen
 
     def __call__(self, event: Event, /) -> None:
         if isinstance(event, Failure):
@@ -121,15 +122,13 @@ class AssistReport:
             )
 
     def _count(self, peer_id: str, traffic: int) -> None:
-        if traffic < self._last.get(peer_id, 0):  # it was started anew
-            self._first[peer_id] = self._first[peer_id] - self._last[peer_id]
-        self._first.setdefault(peer_id, traffic)
-        self._last[peer_id] = traffic
+        before = self._traffic.get(peer_id, traffic)
+        self._moved[peer_id] += traffic - (before if traffic >= before else 0)  # else it was started anew
+        self._traffic[peer_id] = traffic
 
     def share(self, peer_id: str) -> float:
         """Part of one peer in all bytes that those who average moved since they were seen: 0 to 1."""
-        moved = {peer: self._last[peer] - self._first[peer] for peer in self._last}
-        return moved.get(peer_id, 0) / max(1, sum(moved.values()))
+        return self._moved[peer_id] / max(1, self._moved.total())
 
 
 if __name__ == "__main__":

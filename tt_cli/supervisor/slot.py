@@ -44,8 +44,7 @@ class Slot:
 
 def claim_slot(folder: Path, kind: str) -> Slot:
     """The first slot of `kind` (TRAINER or AUX) in a run's folder that no living process holds. Raises TTError."""
-    name, lock = claim_name(folder, kind)
-    return Slot(folder, name, lock)
+    return Slot(folder, *claim_name(folder, kind))
 
 
 def claim_name(folder: Path, kind: str) -> tuple[str, IO[str]]:
@@ -53,14 +52,14 @@ def claim_name(folder: Path, kind: str) -> tuple[str, IO[str]]:
 
     Raises TTError where all are held: of an auxiliary peer there is one.
     """
-    most = 1 if kind.startswith("aux") else MOST
-    for name in [kind, *(f"{kind}-{number}" for number in range(2, most + 1))]:
+    aux = kind.startswith("aux")
+    for name in [kind, *(f"{kind}-{number}" for number in range(2, 1 if aux else MOST + 1))]:
         if (lock := try_lock(folder / f"{name}.lock")) is not None:
             return name, lock
-    if kind.startswith("aux"):
+    if aux:
         held = folder / f"{kind}.lock"
         raise TTError(f"an auxiliary peer of this run already works on this machine (it holds {held}): stop it first")
-    raise TTError(f"{most} peers of this run already work on this machine: stop one first")
+    raise TTError(f"{MOST} peers of this run already work on this machine: stop one first")
 
 
 def try_lock(path: Path) -> IO[str] | None:
@@ -95,17 +94,14 @@ class SeenSlot:
 
 def look_at(slot: Slot) -> SeenSlot | None:
     """Ask the supervisor of a slot, or read what was last known. None where nothing is known."""
-    running = answers = False
-    status = None
     try:
-        status = PeerState.model_validate(ask(slot.socket, {"command": "status"})["status"])
-        running = answers = True
+        return SeenSlot(slot, PeerState.model_validate(ask(slot.socket, {"command": "status"})["status"]), True, True)
     except NotRunning:
-        pass
+        running = False
     except (NoAnswer, ValueError, LookupError):  # also of another version
         running = True
-    status = status or read_status(slot.status)
-    return None if status is None else SeenSlot(slot, status, running, answers)
+    status = read_status(slot.status)
+    return None if status is None else SeenSlot(slot, status, running, answers=False)
 
 
 def slots_in(home: Path) -> Iterator[Slot]:

@@ -150,14 +150,12 @@ class _Supervision:
             return True
         if status.finish != self._asked_to_finish:
             self._asked_to_finish = status.finish
-            if not status.finish:
-                worker.stay()
-                self._show(Log("goes on after this step: `tt resume`"))
-            elif status.role == "aux":
+            asked = "finish" if status.finish else "resume"
+            if status.finish and status.role == "aux":
                 worker.leave()
             else:
-                worker.finish()
-                self._show(Log("ends after this step: `tt finish`"))
+                worker.finish(status.finish)
+                self._show(Log(f"{'ends' if status.finish else 'goes on'} after this step: `tt {asked}`"))
         hold = verdict.reason if verdict.action == "hold" else ""
         if bool(hold) != bool(self._held):
             self._held = hold

@@ -53,8 +53,7 @@ class Worker:
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
-        self._waiter = threading.Thread(target=self._wait, daemon=True)
-        self._waiter.start()
+        threading.Thread(target=self._wait, daemon=True).start()
         self.failure: Failure | None = None
 
     @property
@@ -88,13 +87,9 @@ class Worker:
         """Ask it to leave cleanly."""
         self._order("leave")
 
-    def finish(self) -> None:
-        """Ask it to leave after the current global step."""
-        self._order("finish")
-
-    def stay(self) -> None:
-        """Take `finish` back."""
-        self._order("stay")
+    def finish(self, wanted: bool) -> None:
+        """Ask it to leave after the current global step, or take that back."""
+        self._order("finish" if wanted else "stay")
 
     def hold(self, reason: str) -> None:
         """Ask it to compute nothing and stay in the swarm; without a reason, to go on."""

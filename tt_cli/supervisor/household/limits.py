@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from tt_cli.supervisor.events import Choice, Emit, Log
+from tt_cli.supervisor.events import Choice, Emit, Event, Log
 from tt_cli.supervisor.household.hours import Hours
 from tt_cli.supervisor.household.sensors import Sensor
 
@@ -32,7 +32,7 @@ class Verdict:
 
 
 GO_ON = Verdict()
-_STRICTER = {"go on": 0, "hold": 1, "pause": 2}
+_BY_STRICTNESS = ("go on", "hold", "pause")
 
 
 @dataclass(frozen=True)
@@ -57,8 +57,8 @@ class HouseholdLimit(Protocol):
 
     origin: Origin
 
-    def tell(self, emit: Emit) -> None:
-        """Say once, at the start, what watches this limit."""
+    def announced(self) -> Event:
+        """What watches this limit, said once, at the start."""
 
     def look(self, now: float) -> Verdict:
         """Judge what the peer may do at `now` (Unix time)."""
@@ -70,8 +70,8 @@ class HoursLimit:
     def __init__(self, hours: Hours, origin: Origin):
         self.hours, self.origin = hours, origin
 
-    def tell(self, emit: Emit) -> None:
-        emit(Choice("hours", self.hours.text, f"{self.origin.source}, in local time"))
+    def announced(self) -> Event:
+        return Choice("hours", self.hours.text, f"{self.origin.source}, in local time")
 
     def look(self, now: float) -> Verdict:
         if self.hours.allow(now):
@@ -87,16 +87,12 @@ class TemperatureLimit:
         self.limit, self.origin = limit, origin
         self._sensor, self._hot = sensor, False
 
-    def tell(self, emit: Emit) -> None:
-        if self._sensor is not None:
-            emit(
-                Choice(
-                    "GPU temperature", f"at most {self.limit:g} °C", f"{self.origin.source}, by {self._sensor.source}"
-                )
-            )
-            return
-        nothing = "neither nvidia-smi nor /sys/class/hwmon tells a GPU's temperature here"
-        emit(Log(f"{self.origin} has no effect: {nothing}", "warning"))
+    def announced(self) -> Event:
+        if self._sensor is None:
+            nothing = "neither nvidia-smi nor /sys/class/hwmon tells a GPU's temperature here"
+            return Log(f"{self.origin} has no effect: {nothing}", "warning")
+        reason = f"{self.origin.source}, by {self._sensor.source}"
+        return Choice("GPU temperature", f"at most {self.limit:g} °C", reason)
 
     def look(self, now: float) -> Verdict:
         degrees = None if self._sensor is None else self._sensor.read()
@@ -115,9 +111,9 @@ class IdleLimit:
         self.origin = origin
         self._sensor, self._used_since = sensor, 0.0
 
-    def tell(self, emit: Emit) -> None:
+    def announced(self) -> Event:
         words = f"while nobody uses the desktop, by {self._sensor.source}"
-        emit(Choice("idle only", words, f"{self.origin.source}; free after {QUIET_SECONDS:.0f} s without use"))
+        return Choice("idle only", words, f"{self.origin.source}; free after {QUIET_SECONDS:.0f} s without use")
 
     def look(self, now: float) -> Verdict:
         idle = self._sensor.read()
@@ -141,7 +137,7 @@ class HouseholdLimits:
     def begin(self, emit: Emit) -> None:
         """Say what is watched and look for the first time; then go on looking in the background."""
         for limit in self._limits:
-            limit.tell(emit)
+            emit(limit.announced())
         self._look()
         if self._limits:
             self._watch.start()
@@ -157,7 +153,7 @@ class HouseholdLimits:
     def _look(self) -> None:
         now = self._clock()
         verdicts = [limit.look(now) for limit in self._limits]
-        self._verdict = max(verdicts, key=lambda verdict: _STRICTER[verdict.action], default=GO_ON)
+        self._verdict = max(verdicts, key=lambda verdict: _BY_STRICTNESS.index(verdict.action), default=GO_ON)
 
     def _look_on(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):

@@ -75,7 +75,9 @@ def desktop_sensor(root: Path = Path("/")) -> Sensor:
         return Sensor("logind", _logind_seconds)
     if any(any((root / place).glob(name)) for place, name in (("tmp/.X11-unix", "X*"), ("run/user", "*/wayland-*"))):
         raise NoDesktopSensor("neither xprintidle nor loginctl tells whether this desktop is in use")
-    own = _own_terminal()
+    own = None
+    with contextlib.suppress(OSError):
+        own = os.ttyname(0)
     return Sensor("terminals", lambda: _terminal_seconds(root / "dev", own))
 
 
@@ -93,9 +95,8 @@ def _logind_seconds() -> float | None:
     for line in filter(str.strip, sessions.split("\n")):
         output = output_of("loginctl", "show-session", line.split()[0])
         facts = dict(fact.split("=", 1) for fact in (output or "").split("\n") if "=" in fact)
-        if facts.get("Class") != "user" or facts.get("Remote") == "yes" or facts.get("State") == "closing":
-            continue
-        if facts.get("LockedHint") == "yes":
+        away = facts.get("Remote") == "yes" or facts.get("LockedHint") == "yes" or facts.get("State") == "closing"
+        if facts.get("Class") != "user" or away:
             continue
         since = facts.get("IdleSinceHint", "0")
         idle.append(time.time() - int(since) / 1e6 if facts.get("IdleHint") == "yes" and since.isdigit() else 0.0)
@@ -110,12 +111,6 @@ def _terminal_seconds(dev: Path, own: str | None) -> float:
             if str(file) != own:
                 used = max(used, file.stat().st_atime)
     return max(0.0, time.time() - used)
-
-
-def _own_terminal() -> str | None:
-    with contextlib.suppress(OSError):
-        return os.ttyname(0)
-    return None
 
 
 def output_of(*command: str) -> str | None:
