@@ -34,7 +34,7 @@ tt aux-peer emoji --json > events.jsonl"""
 
 WEB, PUBLISHING, ASSISTANT = "Web page", "Publishing, to the run file's repository", "Assistant, averaging alone"
 PICTURES, AUTHORITY = "Pictures along the way", "Authority"
-port_option = partial(setting, "port")
+tcp_port = partial(setting, "port", "N")
 
 
 @app.command("aux-peer", epilog=EXAMPLES)
@@ -60,7 +60,7 @@ def aux_peer(
         ),
     ] = "",
     web_port: Annotated[
-        int | None, port_option("N", "its TCP port (default 8471, the next free one where that is taken)", WEB)
+        int | None, tcp_port("its TCP port (default 8471, the next free one where that is taken)", WEB)
     ] = None,
     no_web: Annotated[bool, switch("--no-web", "serve none", WEB)] = False,
     publish: Annotated[
@@ -93,7 +93,7 @@ def aux_peer(
     ] = False,
     no_assist: Annotated[bool, switch("--no-assist", "never", ASSISTANT)] = False,
     assist_port: Annotated[
-        int | None, port_option("N", "its TCP port (default: the one after the aux peer's)", ASSISTANT)
+        int | None, tcp_port("its TCP port (default: the one after the aux peer's)", ASSISTANT)
     ] = None,
     samples: Annotated[
         bool, switch("--samples", "measure the held-out loss and draw, now and then, for the web page", PICTURES)
@@ -108,7 +108,7 @@ def aux_peer(
     authority: Annotated[
         bool, switch("--authority", "also serve the run's authority, as `tt authority serve` does", AUTHORITY)
     ] = False,
-    authority_port: Annotated[int, port_option("N", "its TCP port (default 8470)", AUTHORITY)] = 8470,
+    authority_port: Annotated[int, tcp_port("its TCP port (default 8470)", AUTHORITY)] = 8470,
     trusted_proxy: Annotated[
         str, option("IP", "believe X-Forwarded-For from this address, of your HTTPS proxy", AUTHORITY)
     ] = "",
@@ -130,7 +130,6 @@ def aux_peer(
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.run.initial_peers import checked_peers
     from tt_cli.supervisor.control import Control
-    from tt_cli.supervisor.events import Log
     from tt_cli.supervisor.household.limits import HouseholdLimits
     from tt_cli.supervisor.peer_state import PeerState
     from tt_cli.supervisor.slot import AUX, claim_slot, identity_name
@@ -148,12 +147,14 @@ def aux_peer(
     named = Database(database_url(folders.run_folder(config), history), "it")  # what is wrong is said at once
     if named.file is not None and not named.file.parent.is_dir():
         raise UsageError(f"--database: there is no folder {named.file.parent}")
-    if not samples and (prompt or samples_every):
-        raise UsageError("--prompt and --samples-every: add --samples, which switches drawing on")
+    if assist_port is not None and no_assist:
+        raise UsageError("--assist-port: there is no assistant with --no-assist")
     drawing = None
     if samples:
         drawing = SamplesOptions(config.to_toml(), samples_every or EVERY_STEPS, checked_prompts(config, prompt or []))
-    publishing, unpublished = _publishing(config, publish, no_publish, 60.0 * publish_every)
+    elif prompt or samples_every:
+        raise UsageError("--prompt and --samples-every: add --samples, which switches drawing on")
+    publishing, unpublished = (None, "") if no_publish else _publishing(config, publish, 60.0 * publish_every)
     page = WebOptions(config.to_toml(), name_for_others(run, config), host, web_port)
     options: dict[str, Any] = {
         "run": config.to_toml(),
@@ -162,8 +163,6 @@ def aux_peer(
         "port": config.peers.coordinator_port if port is None else port,
         "announce": announce or [],
     }
-    if assist_port is not None and no_assist:
-        raise UsageError("--assist-port: there is no assistant with --no-assist")
     slot = claim_slot(folders.run_folder(config), AUX)
     status = PeerState(
         run=run,
@@ -174,10 +173,6 @@ def aux_peer(
         version=__version__,
     )
     serving = ServeOptions(run=config.to_toml(), host=host, port=authority_port, trusted_proxy=trusted_proxy)
-    title = f"tt aux-peer {run}"
-
-    def tell(line: str, level: str) -> None:
-        screen.show(Log(line, level))
 
     def start() -> Worker:
         admitted.check()
@@ -195,7 +190,7 @@ def aux_peer(
     with (
         Control(slot, status, HouseholdLimits(), by_hand=sys.stdin.isatty()) as control,
         Screen(
-            title,
+            f"tt aux-peer {run}",
             config.identity,
             config.schedule.total_steps,
             join_run=name_for_others(run, config),
@@ -207,33 +202,31 @@ def aux_peer(
         beside(EVALUATOR, "evaluator.log", drawing),
         beside(PUBLISHER, "publisher.log", publishing),
         AuthorityPart(serving, slot.folder / "authority.log", screen.show) if authority else nullcontext(),
-        PeerAdmission(config, identity_name(slot), tell, here=True) as admitted,
+        PeerAdmission(config, identity_name(slot), screen.tell, here=True) as admitted,
         assistant() if assist else nullcontext(),
         Standby(config, screen, assistant) as standby,
     ):
         if unpublished:
-            tell(unpublished, "info")
+            screen.tell(unpublished, "info")
         supervise(start, screen if assist or no_assist else standby, control)
         admitted.check()
 
 
-def _publishing(
-    config: RunConfig, publish: bool, no_publish: bool, seconds: float
-) -> tuple[PublisherOptions | None, str]:
+def _publishing(config: RunConfig, asked: bool, seconds: float) -> tuple[PublisherOptions | None, str]:
     """The publisher's task, None without one; and a line about what could be and is not."""
     from tt_cli.auth.account import token_source
     from tt_cli.auxiliary.publisher import PublisherOptions
 
     repository = config.checkpoints.repository
-    if no_publish or (repository is None and not publish):
-        return None, ""
     if repository is None:
+        if not asked:
+            return None, ""
         raise UsageError('--publish: the run file names no repository: add [checkpoints] repository = "OWNER/NAME"')
     if token_source() is None:
-        words = "nobody is logged in here: `tt login` with a token that may write there, or set HF_TOKEN"
-        if publish:
-            raise UsageError(f"--publish: {words}")
-        return None, f"checkpoints stay on this machine and do not go to {repository}: {words}"
+        fix = "nobody is logged in here: `tt login` with a token that may write there, or set HF_TOKEN"
+        if asked:
+            raise UsageError(f"--publish: {fix}")
+        return None, f"checkpoints stay on this machine and do not go to {repository}: {fix}"
     return PublisherOptions(config.to_toml(), seconds), ""
 
 
@@ -244,18 +237,14 @@ def _assistant(
     """The assistant, with a pass of its own where the run asks for one. beside: the coordinator's options."""
     from tt_cli.auth.peer_admission import PeerAdmission
     from tt_cli.auxiliary import parts
-    from tt_cli.supervisor.events import Log
-
-    def tell(line: str, level: str) -> None:
-        screen.show(Log(f"assistant: {line}", level))
 
     port = parts.port_beside(beside["port"]) if port is None else port
-    options = {
-        "run": config.to_toml(),
-        "host": beside["host"],
-        "port": port,
-        "announce": parts.announced_beside(beside["announce"], port),
-    }
+    options = {"run": beside["run"], "host": beside["host"], "port": port}
+    options["announce"] = parts.announced_beside(beside["announce"], port)
+
+    def tell(line: str, level: str) -> None:
+        screen.tell(f"assistant: {line}", level)
+
     with (
         PeerAdmission(config, parts.ASSISTANT_KEY, tell, here=True) as admitted,
         parts.ASSISTANT.watched({**options, "user": admitted.user}, log, screen.show) as part,

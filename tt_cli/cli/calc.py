@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json as codec
+from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, OptionalValues, argument, exclusive, option, switch
 from tt_cli.errors import UsageError
+from tt_cli.memory import Place, shown
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tt_cli.memory.question import CalculatorQuestion
     from tt_cli.memory.report import MemoryReport
 
@@ -33,6 +36,7 @@ Memory is that of the worst moment of a step. What is left out is chosen, and th
 "host_bytes", "fits", "largest_micro_batch", "smallest_change", "network", "compute", "settings", "reasons".
 Exit code: 0, also where it does not fit; 2 for a wrong name, flag or value. What is counted: docs/calculator.md."""
 BAR = 24
+Say = Callable[..., None]
 COUNTED = {"sequence": "{} tokens", "state_bits": "{}-bit state", "shared_groups": "{} shared groups"}
 
 where = partial(option, panel="Where")
@@ -88,13 +92,11 @@ def calc(
     if json:
         print(codec.dumps(memory.to_json(), indent=1))
         return
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    _show_memory(console, memory)
-    _show_answers(console, memory)
+    say = Console(highlight=False, soft_wrap=True).print
+    _show_memory(say, memory)
+    _show_answers(say, memory)
     if compare:
-        _show_compared(console, memory)
+        _show_compared(say, memory)
 
 
 def question(flags: dict[str, Any]) -> CalculatorQuestion:
@@ -117,32 +119,33 @@ def _list_architectures(json: bool) -> None:
         print(f"{name:<12} {ARCHITECTURES[name].title:<14} {count:>15,} parameters")
 
 
-def _show_memory(console: Console, memory: MemoryReport) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from tt_cli.memory import shown
-
+def _show_memory(say: Say, memory: MemoryReport) -> None:
     settings = ", ".join(_setting(key, value) for key, value in memory.settings.items() if value not in (None, False))
-    console.print(Text(f"{memory.title}: {memory.answer.parameters:,} parameters", style="bold"))
-    console.print(Text(f"micro-batch {memory.micro_batch}, {settings}", style="dim"))
-    console.print(Text(f"worst moment: {memory.answer.moment}", style="dim"))
-    for place, title in (("device", "GPU"), ("host", "host's RAM")):
-        rows = [component for component in memory.answer.components if component.place == place]
-        if not rows:
+    say(Text(f"{memory.title}: {memory.answer.parameters:,} parameters", style="bold"))
+    say(
+        Text(f"micro-batch {memory.micro_batch}, {settings}\nworst moment: {memory.answer.moment}", style="dim"),
+        soft_wrap=False,
+    )
+    places: tuple[tuple[Place, str], ...] = (("device", "GPU"), ("host", "host's RAM"))
+    for place, title in places:
+        components = [component for component in memory.answer.components if component.place == place]
+        if not components:
             continue
-        total = memory.answer.total("device" if place == "device" else "host")
+        components.sort(key=lambda component: -component.bytes)
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(min_width=35)
         table.add_column(justify="right", min_width=9)
         table.add_column(width=BAR)
-        for component in sorted(rows, key=lambda component: -component.bytes):
-            bar = "█" * round(BAR * component.bytes / max(rows, key=lambda row: row.bytes).bytes)
+        for component in components:
             name = component.what + (" (assumed)" if component.assumed else "")
-            table.add_row(name, shown(component.bytes), Text(bar, style="cyan"))
-        table.add_row(Text(f"{title}, in all", style="bold"), Text(shown(total), style="bold"))
-        console.print()
-        console.print(table)
+            table.add_row(name, shown(component.bytes), _bar(BAR * component.bytes / components[0].bytes))
+        table.add_row(f"[bold]{title}, in all", f"[bold]{shown(memory.answer.total(place))}")
+        say()
+        say(table, soft_wrap=False)
+
+
+def _bar(cells: float) -> Text:
+    return Text("█" * round(cells), style="cyan")
 
 
 def _setting(key: str, value: Any) -> str:
@@ -154,53 +157,38 @@ def _setting(key: str, value: Any) -> str:
     return str(value) if key in ("precision", "optimizer") else f"{words} {value}"
 
 
-def _show_answers(console: Console, memory: MemoryReport) -> None:
-    from rich.text import Text
-
-    from tt_cli.memory import shown
-
-    lines: list[tuple[str, str]] = []
+def _show_answers(say: Say, memory: MemoryReport) -> None:
+    say()
     if memory.room is not None:
-        verdict = "✓ it fits" if memory.fits else "✗ it does not fit"
-        lines.append(
-            (f"{verdict}: {shown(memory.taken)} of {shown(memory.room)}", "green" if memory.fits else "bold red")
-        )
-        most = f"largest micro-batch that fits: {memory.largest}" if memory.largest else "not even one example fits"
-        lines.append((most, ""))
+        verdict, style = ("✓ it fits", "green") if memory.fits else ("✗ it does not fit", "bold red")
+        say(Text(f"{verdict}: {shown(memory.taken)} of {shown(memory.room)}", style=style))
+        say(f"largest micro-batch that fits: {memory.largest}" if memory.largest else "not even one example fits")
         if not memory.fits:
-            fix = f"smallest change: add {' '.join(memory.change)}" if memory.change else "nothing of this makes it fit"
-            lines.append((f"→ {fix}", ""))
+            change = f"smallest change: add {' '.join(memory.change)}" if memory.change else ""
+            say(f"→ {change or 'nothing of this makes it fit'}")
     network, compute = memory.network, memory.compute
     if network["bytes_each_way"]:
         size, line = shown(network["bytes_each_way"]), f"{network['mbits']:g} Mbit/s"
         words = f"a global step on the network: {size} out and in, {network['seconds']:.1f} s at {line}"
-        lines.append((f"{words} among {network['peers']} peers", ""))
+        say(f"{words} among {network['peers']} peers")
     words = f"a global step of {compute['examples']} examples computes {compute['flops']:.3g} FLOP"
-    lines.append((words + (f": {compute['seconds']:,.1f} s on one {compute['gpu']}" if compute["gpu"] else ""), ""))
-    console.print()
-    for line, style in lines:
-        console.print(Text(line, style=style), soft_wrap=True)
-    console.print()
+    say(words + (f": {compute['seconds']:,.1f} s on one {compute['gpu']}" if compute["gpu"] else ""))
+    say()
     for name, reason in memory.reasons.items():
-        console.print(Text(f"{name}: {reason}", style="dim"), soft_wrap=True)
+        say(Text(f"{name}: {reason}", style="dim"))
 
 
-def _show_compared(console: Console, memory: MemoryReport) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from tt_cli.memory import shown
-
+def _show_compared(say: Say, memory: MemoryReport) -> None:
     gpu = memory.kind == "cuda"
+    key = "gpu_bytes" if gpu else "host_bytes"
     table = Table(box=None, pad_edge=False)
     for name in ("technique", *(("GPU",) if gpu else ()), "RAM", "largest", ""):
         table.add_column(name, justify="left" if name in ("technique", "") else "right")
-    most = max(row["gpu_bytes" if gpu else "host_bytes"] for row in memory.compared)
+    most = max(row[key] for row in memory.compared)
     for row in memory.compared:
-        bar = "█" * round(16 * row["gpu_bytes" if gpu else "host_bytes"] / most)
         largest = "" if row["largest_micro_batch"] is None else str(row["largest_micro_batch"] or "none")
         sizes = [shown(row["gpu_bytes"])] if gpu else []
-        table.add_row(row["technique"], *sizes, shown(row["host_bytes"]), largest, Text(bar, style="cyan"))
-    console.print()
-    console.print(table)
-    console.print(Text(f"micro-batch {memory.micro_batch}; largest: micro-batch that fits", style="dim"))
+        table.add_row(row["technique"], *sizes, shown(row["host_bytes"]), largest, _bar(16 * row[key] / most))
+    say()
+    say(table, soft_wrap=False)
+    say(Text(f"micro-batch {memory.micro_batch}; largest: micro-batch that fits", style="dim"))

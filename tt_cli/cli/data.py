@@ -6,6 +6,7 @@ import json as codec
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,6 +15,7 @@ import typer
 from tt_cli.cli.main import CommandGroup, app
 from tt_cli.cli.options import Json, argument, option, switch
 from tt_cli.errors import UsageError
+from tt_cli.terminal.format import duration, plural
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,7 +80,6 @@ def encode(
     from tt_cli.draw.weights_source import torch_device
     from tt_cli.run import load_run
     from tt_cli.task.picture_codec import load_vqgan
-    from tt_cli.terminal.format import plural
 
     config = load_run(run)
     chosen = torch_device(device)
@@ -115,13 +116,9 @@ def publish(
     from tt_cli.data.build.dataset_publishing import finished_folder
     from tt_cli.data.build.dataset_publishing import publish as publish_folder
     from tt_cli.memory import shown
-    from tt_cli.terminal.format import plural
 
     encoded = finished_folder(out)
-
-    def tell(words: str) -> None:
-        print(words, file=sys.stderr, flush=True)
-
+    tell = partial(print, file=sys.stderr, flush=True)
     address = publish_folder(encoded, name, licence, private=private or None, tell=tell)
     rows, size = encoded.counts["kept"], sum(facts.bytes for facts in encoded.shards)
     if json:
@@ -171,8 +168,8 @@ def inspect(
                 page.write_text(as_page(contents, pictures, str(path)), encoding="utf-8")
         if sheet:
             drawings = [
-                Drawing(caption, place, one, picture)
-                for place, ((caption, one), picture) in enumerate(zip(contents.samples, pictures, strict=True))
+                Drawing(caption, place, code, picture)
+                for place, ((caption, code), picture) in enumerate(zip(contents.samples, pictures, strict=True))
             ]
             with _writing(sheet):
                 contact_sheet(drawings).save(sheet)
@@ -202,30 +199,20 @@ def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
             print("\r\x1b[K" if terminal else "", end="", file=sys.stderr)
             print(_summary(progress))
         else:
-            words = f"{progress.counts.get('seen', 0):,} seen, {progress.counts.get('kept', 0):,} kept, "
-            words += f"{progress.per_second:,.1f}/s{_left(progress.eta)}"
-            print(f"\r\x1b[K{words}" if terminal else words, end="" if terminal else "\n", file=sys.stderr, flush=True)
+            seen, kept = (progress.counts.get(name, 0) for name in ("seen", "kept"))
+            left = "" if progress.eta is None else f", {duration(progress.eta)} left"
+            line = f"{seen:,} seen, {kept:,} kept, {progress.per_second:,.1f}/s{left}"
+            print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
     return tell
-
-
-def _left(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f", {hours}:{minutes:02}:{rest:02} left" if hours else f", {minutes}:{rest:02} left"
 
 
 def _summary(progress: EncodingProgress) -> str:
     from tt_cli.data.build.encoder import LEFT_OUT
     from tt_cli.memory import shown
-    from tt_cli.terminal.format import plural
 
     counts = progress.counts
-    lines = [
-        f"{counts.get('kept', 0):,} of {counts.get('seen', 0):,} pictures are encoded, in "
-        f"{plural(progress.shards, 'shard')} of {shown(progress.bytes)} together."
-    ]
+    shards = f"{plural(progress.shards, 'shard')} of {shown(progress.bytes)} together"
+    lines = [f"{counts.get('kept', 0):,} of {counts.get('seen', 0):,} pictures are encoded, in {shards}."]
     lines += [f"  left out, {words}: {counts[key]:,}" for key, words in LEFT_OUT.items() if counts.get(key)]
     return "\n".join(lines)

@@ -94,14 +94,15 @@ def demo(
         }
         print(codec.dumps(report))
         return
-    say(
+    print(
         f"Recognised: {score.right} of {score.total} drawings have their own emoji as nearest neighbour among "
-        f"all {config.data.subset or 'the'} training pictures (pixel L2), that is {score.fraction:.0%}."
+        f"all {config.data.subset or 'the'} training pictures (pixel L2), that is {score.fraction:.0%}.",
+        *paths,
+        sheet,
+        f"Done in {seconds / 60:.1f} minutes. All {len(drawings)} pictures on one sheet: {sheet}",
+        f'Draw more: tt infer "{prompts[0]}" --checkpoint {source.origin}',
+        sep="\n",
     )
-    for path in [*paths, sheet]:
-        say(str(path))
-    say(f"Done in {seconds / 60:.1f} minutes. All {len(drawings)} pictures on one sheet: {sheet}")
-    say(f'Draw more: tt infer "{prompts[0]}" --checkpoint {source.origin}')
 
 
 def _tell_training(result: DemoResult, say: Callable[[str], None]) -> None:
@@ -115,8 +116,7 @@ def _tell_training(result: DemoResult, say: Callable[[str], None]) -> None:
 
 def _new_folder(named: Path | None) -> Path:
     """Make the folder for this demo. Raises UsageError for one that is in use, TTError when it cannot be made."""
-    folder = named or Path("tt-demo") / time.strftime("%Y-%m-%d-%H%M%S")
-    folder = folder.absolute()
+    folder = (named or Path("tt-demo") / time.strftime("%Y-%m-%d-%H%M%S")).absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):

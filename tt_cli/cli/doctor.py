@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import json as codec
 import re
@@ -9,6 +10,9 @@ from collections.abc import Iterable
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.text import Text
 
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, argument, option
@@ -64,11 +68,6 @@ def doctor(
 
 def show_checks(checks: Iterable[Any], json: bool, marks: dict[str, str]) -> None:
     """Print each check as it is made, with the mark of its verdict; exit code 1 when one fails."""
-    import dataclasses
-
-    from rich.console import Console
-    from rich.text import Text
-
     console, made = Console(highlight=False), []
     for check in checks:
         made.append(dataclasses.asdict(check))
@@ -92,38 +91,29 @@ def explain(
     json: Json = False,
 ) -> None:
     """Find the section and print it."""
-    if not topic:
-        titles = {section.anchor: section.title for section in sections().values()}
-        if json:
-            print(codec.dumps(titles, indent=1, ensure_ascii=False))
-        else:
-            for anchor, title in titles.items():
-                print(f"{anchor:<24} {title}")
-        return
-    section = _section_about(" ".join(topic))
-    if json:
+    if topic:
+        section = _section_about(" ".join(topic))
         facts = {"topic": section.anchor, "title": section.title, "text": section.text}
+    else:
+        facts = {section.anchor: section.title for section in sections().values()}
+    if json:
         print(codec.dumps(facts, indent=1, ensure_ascii=False))
         return
-    from rich.console import Console
-    from rich.markdown import Markdown
-
+    if not topic:
+        print(*(f"{anchor:<24} {title}" for anchor, title in facts.items()), sep="\n")
+        return
     text = re.sub(r"\[([^\]]+)\]\(#[^)]*\)", r"\1", section.text)  # to another topic: its name says enough
     text = re.sub(r"\[([^\]]+)\]\(([^)#]+)[^)]*\)", r"\1 (docs/\2)", text)
     console = Console(highlight=False)
-    console.print(section.title, style="bold")
-    console.print()
+    console.print(f"{section.title}\n", style="bold", markup=False)
     console.print(Markdown(text))
 
 
 def _section_about(words: str) -> Section:
     known = sections()
     name = words.strip().lower().replace(" ", "-")
-    if name in known:
-        return known[name]
-    quoted = explaining(words)
-    if quoted is not None:
-        return quoted
+    if (section := known.get(name) or explaining(words)) is not None:
+        return section
     starting = [anchor for anchor in known if anchor.startswith(name)]
     if len(starting) == 1:
         return known[starting[0]]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, argument, option, setting, switch
 from tt_cli.errors import UsageError
+from tt_cli.terminal.live_view import output_mode, write_line
+from tt_cli.terminal.progress import progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,20 +107,15 @@ def infer(
     json: Json = False,
 ) -> None:
     """Draw, rank, save, print the paths."""
-    from tt_cli.terminal.live_view import write_line
-
     prompts = _prompts(prompt or [], file)
     if keep is not None and keep > candidates:
         raise UsageError(f"--keep {keep}: there are only {candidates} candidates; draw more with --candidates")
     if peer and (checkpoint or revision):
         raise UsageError("--peer draws with the swarm's state: leave out --checkpoint and --revision, or --peer")
     seed = secrets.randbelow(2**31) if seed is None else seed
-
-    from tt_cli import __version__
-    from tt_cli.draw import DrawingSettings, cut_prompts, draw, load_models, output_folder, save_drawings
+    from tt_cli import __version__, draw
     from tt_cli.memory import parse_size
     from tt_cli.model.sampling.code_choice import Sampling
-    from tt_cli.terminal.progress import progress
 
     sampling = Sampling(temperature, top_k, top_p, temperature_first)
 
@@ -131,23 +128,22 @@ def infer(
 
     source = _source(run, checkpoint, revision, peer or [], warn)
     step = "unknown step" if source.step is None else f"step {source.step}"
-    say(f"Checkpoint: {step} of run {source.run.identity} ({source.reason})")
-    say(f"            {source.origin}")
-    models = load_models(source, device)
+    say(f"Checkpoint: {step} of run {source.run.identity} ({source.reason})\n            {source.origin}")
+    models = draw.load_models(source, device)
     ranker = _clip(keep, clip, next(models.decoder.parameters()).device)
-    for text, read in cut_prompts(models.tokenizer, prompts).items():
+    for text, read in draw.cut_prompts(models.tokenizer, prompts).items():
         length = models.tokenizer.text_length
         warn(f'of "{text}" the model reads only the first {length} tokens: "{read}"')
     facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": candidates, **vars(sampling)}
     if ranker is not None:
         facts |= {"keep": keep or candidates, "clip": ranker.name}
-    with output_folder(out, source.run.run.name) as folder:
+    with draw.output_folder(out, source.run.run.name) as folder:
         started = time.monotonic()
         with progress("Drawing", "tokens") as on_progress:
-            drawings = draw(
+            drawings = draw.draw(
                 models,
                 prompts,
-                DrawingSettings(candidates, sampling, seed, batch, parse_size(memory) if memory else None),
+                draw.DrawingSettings(candidates, sampling, seed, batch, parse_size(memory) if memory else None),
                 on_progress=on_progress,
                 on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"),
             )
@@ -162,7 +158,7 @@ def infer(
             drawings, similarities = [pick.drawing for pick in ranked], [pick.similarity for pick in ranked]
         about = {**facts, "checkpoint": source.origin, "software": f"tt {__version__}"}
         chunks = {name: str(value) for name, value in about.items() if value is not None}
-        paths, sheet = save_drawings(drawings, folder, chunks, similarities)
+        paths, sheet = draw.save_drawings(drawings, folder, chunks, similarities)
     rate = tokens / max(seconds, 1e-3)
     if json:
         listed: list[dict[str, Any]] = [
@@ -179,7 +175,8 @@ def infer(
     say(f"Drew {drawn} pictures in {seconds:.1f} s ({rate:.0f} tokens/s){kept}. Again: --seed {seed}")
     for path in [*paths, sheet]:
         say(str(path))
-    _show(drawings, preview)
+    if (way := draw.way_to_show(sys.stdout, os.environ, preview)) is not None:
+        print(draw.preview(drawings, way, *shutil.get_terminal_size()), end="", flush=True)
 
 
 def _source(
@@ -190,12 +187,9 @@ def _source(
     from tt_cli.draw import fetch_from_swarm, find_checkpoint
     from tt_cli.run import load_run
     from tt_cli.run.initial_peers import checked_peers
-    from tt_cli.terminal.live_view import output_mode, write_line
-    from tt_cli.terminal.progress import progress
 
     peers = checked_peers(peers)
-    named = run or (None if checkpoint else DEFAULT_RUN)
-    config = load_run(named) if named else None
+    config = load_run(run or DEFAULT_RUN) if run or not checkpoint else None
     if peers and config is not None:
         if output_mode(sys.stderr) == "live":
             write_line(sys.stderr, f"Asking {len(peers)} peer(s) of {config.identity} …")
@@ -216,36 +210,29 @@ def _clip(keep: int | None, name: str | None, device: Any) -> Clip | None:
     return load_clip(name or DEFAULT, device)
 
 
-def _show(drawings: list[Any], wanted: str) -> None:
-    from tt_cli.draw import preview, way_to_show
-
-    way = way_to_show(sys.stdout, os.environ, wanted)
-    if way is not None:
-        columns, lines = shutil.get_terminal_size()
-        sys.stdout.write(preview(drawings, way, columns, lines))
-        sys.stdout.flush()
-
-
 def _prompts(given: list[str], file: str | None) -> list[str]:
     """The prompts of the command line, of `file` and of stdin where one is "-", each once. Raises UsageError."""
     if any(not prompt.strip() for prompt in given):
         raise UsageError('a prompt is empty; say what to draw, such as tt infer "a red apple"')
     prompts: list[str] = []
-    for place, from_file in [*((prompt, False) for prompt in given), *([(file, True)] if file is not None else [])]:
-        if place != "-" and not from_file:
-            prompts.append(place)
-            continue
-        try:
-            text = sys.stdin.read() if place == "-" else Path(place).read_text(encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--from {place}: {error.strerror or error}") from error
-        except UnicodeDecodeError as error:
-            name = "stdin" if place == "-" else f"--from {place}"
-            raise UsageError(f"{name}: not UTF-8 text; give one prompt a line") from error
-        prompts += [line.strip() for line in text.splitlines() if line.strip()]
+    for prompt in given:
+        prompts += _lines_of(prompt) if prompt == "-" else [prompt]
+    if file is not None:
+        prompts += _lines_of(file)
     if not prompts:
         raise UsageError('no prompt; say what to draw, such as tt infer "a red apple"')
     return list(dict.fromkeys(prompts))
+
+
+def _lines_of(place: str) -> list[str]:
+    try:
+        text = sys.stdin.read() if place == "-" else Path(place).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"--from {place}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        name = "stdin" if place == "-" else f"--from {place}"
+        raise UsageError(f"{name}: not UTF-8 text; give one prompt a line") from error
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 @app.command(epilog=CONVERT_EXAMPLES)
@@ -264,8 +251,6 @@ def convert(
     json: Json = False,
 ) -> None:
     """Read, check, write, say what was written."""
-    from tt_cli.terminal.live_view import write_line
-
     if step is not None and not 0 <= step < 10**15:
         raise UsageError(f"--step {step}: must be 0 or more and have at most 15 digits")
     _check_paths(file, out, (".safetensors", *TORCH_SUFFIXES) if to == "published" else (".safetensors",), force)

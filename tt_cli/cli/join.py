@@ -23,6 +23,7 @@ from tt_cli.cli.options import (
     switch,
 )
 
+HANDED_ON = ("host", "port", "announce", "client_mode", "device", "batch_size", "threads")  # as they are set
 limit = partial(setting, panel="Limits")
 EXAMPLES = """\
 tt join emoji --peer /ip4/203.0.113.7/tcp/31337/p2p/Qm…
@@ -105,7 +106,6 @@ def join(
     from tt_cli.run import folders, load_run
     from tt_cli.run.initial_peers import initial_peers
     from tt_cli.supervisor.control import Control
-    from tt_cli.supervisor.events import Log
     from tt_cli.supervisor.household.limits import HouseholdLimits
     from tt_cli.supervisor.peer_state import PeerState
     from tt_cli.supervisor.slot import TRAINER, claim_slot, identity_name
@@ -137,22 +137,13 @@ def join(
     options: dict[str, Any] = {
         "run": config.to_toml(),
         "initial_peers": peers,
-        "host": mine.get("host", "0.0.0.0"),
-        "port": mine.get("port", 0),
-        "announce": mine.get("announce", []),
-        "client_mode": mine.get("client_mode", False),
-        "device": mine.get("device"),
-        "batch_size": mine.get("batch_size"),
-        "threads": mine.get("threads"),
-        "memory": parse_size(mine.get("memory")) if mine.get("memory") else None,
-        "max_upload": _bits(mine.get("max_upload")),
-        "max_download": _bits(mine.get("max_download")),
         "seed": seed,
         "identity": identity_name(slot),
+        **{name: value for name, value in mine.values.items() if name in HANDED_ON},
+        **{name: 1e6 * value for name, value in mine.values.items() if name in ("max_upload", "max_download")},
     }
-
-    def tell(line: str, level: str) -> None:
-        screen.show(Log(line, level))
+    if "memory" in mine.values:
+        options["memory"] = parse_size(mine.values["memory"])
 
     def start() -> Worker:
         admitted.check()
@@ -163,16 +154,11 @@ def join(
         admitted.attach(worker)
         return worker
 
-    title = f"tt join {run}"
     with (
         Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
-        Screen(title, config.identity, config.schedule.total_steps, plain=plain, json=json) as screen,
-        PeerAdmission(config, identity_name(slot), tell, send_token=send_token) as admitted,
+        Screen(f"tt join {run}", config.identity, config.schedule.total_steps, plain=plain, json=json) as screen,
+        PeerAdmission(config, identity_name(slot), screen.tell, send_token=send_token) as admitted,
         nullcontext(screen) if curves is None else Logged(screen, curves) as shown,
     ):
         supervise(start, shown, control)
         admitted.check()
-
-
-def _bits(mbits: float | None) -> float | None:
-    return None if mbits is None else mbits * 1e6

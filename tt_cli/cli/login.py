@@ -11,6 +11,7 @@ import typer
 
 from tt_cli.cli.main import CommandGroup, app
 from tt_cli.cli.options import Force, Json, OptionalValues, Run, argument, option, switch
+from tt_cli.errors import TTError, UsageError
 
 if TYPE_CHECKING:
     from tt_cli.auth import User
@@ -47,8 +48,6 @@ def login(
 def _asked_for_token() -> str:
     from getpass import getpass
 
-    from tt_cli.errors import UsageError
-
     token = getpass("Access token (it is not shown): ") if sys.stdin.isatty() else sys.stdin.readline()
     if not token.strip():
         raise UsageError("no token was given; make one in the settings of your Hugging Face account")
@@ -59,7 +58,6 @@ def _asked_for_token() -> str:
 def logout() -> None:
     """Log out; says so when a token in the environment still counts."""
     from tt_cli import auth
-    from tt_cli.errors import TTError
 
     print("Logged out." if auth.logout() else "Nobody was logged in.")
     if auth.token_source() == "environment":
@@ -83,13 +81,9 @@ def describe(user: User) -> str:
     from tt_cli import auth
 
     source = " (by HF_TOKEN)" if auth.token_source() == "environment" else ""
-    lines = [f"Logged in as {user.name}{source}."]
-    if user.organisations:
-        lines.append("Organisations:")
-        lines += [f"  {membership.name}  {membership.role or ''}".rstrip() for membership in user.organisations]
-    else:
-        lines.append("No organisations.")
-    return "\n".join(lines)
+    names = [f"  {membership.name}  {membership.role or ''}".rstrip() for membership in user.organisations]
+    heading = "Organisations:" if names else "No organisations."
+    return "\n".join([f"Logged in as {user.name}{source}.", heading, *names])
 
 
 identity = typer.Typer(cls=CommandGroup, epilog=IDENTITY_EXAMPLES)

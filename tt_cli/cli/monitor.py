@@ -15,11 +15,13 @@ import typer
 
 from tt_cli.cli.main import CommandGroup, app
 from tt_cli.cli.options import Json, Run, argument, exclusive, option, switch
+from tt_cli.errors import TTError
 from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
+from tt_cli.terminal.format import plural
+from tt_cli.terminal.live_view import output_mode, standard_error_in
 
 if TYPE_CHECKING:
     from tt_cli.monitor import SwarmSnapshot
-    from tt_cli.monitor.page_client import Page
     from tt_cli.run import RunConfig
 
     Look = Callable[[], SwarmSnapshot]
@@ -79,7 +81,6 @@ def monitor(
     from tt_cli.monitor.snapshot_text import follow
     from tt_cli.run import folders, load_run
     from tt_cli.run.initial_peers import peers_to_ask
-    from tt_cli.terminal.live_view import output_mode, standard_error_in
 
     exclusive(json=json, plain=plain)
     config = load_run(run)
@@ -97,10 +98,26 @@ def monitor(
         else:
             peers = peers_to_ask(config, peer or [], run)
             look, source = opened.enter_context(_swarm(config, peers, log if mode == "live" else None)), "the DHT"
-        if mode == "live":
-            _full_screen(config, run, interval, look, source, page)
-        else:
+        if mode != "live":
             follow(look, sys.stdout, mode, interval=interval, watch=watch)
+            return
+        from tt_cli.model import DalleConfig
+        from tt_cli.monitor.monitor_app import MonitorApp
+        from tt_cli.monitor.watch import SwarmWatch
+
+        watching = SwarmWatch(
+            run,
+            config.identity,
+            look,
+            interval=interval,
+            source=source,
+            page=page,
+            folder=folders.run_folder(config),
+            flops=lambda: DalleConfig.from_run(config).flops_per_sample(),
+        )
+        with watching:
+            MonitorApp(watching, interval).run()
+        print(watching.scene().summary())
 
 
 @contextlib.contextmanager
@@ -108,7 +125,6 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
     """A client of the run's DHT. log: a file for what its processes say, where the screen is not theirs."""
     from tt_cli.auth.peer_admission import observing
     from tt_cli.monitor import take_snapshot
-    from tt_cli.terminal.live_view import standard_error_in
 
     def tell(line: str, level: str) -> None:
         print(f"tt: {line}", file=sys.stderr)
@@ -124,31 +140,6 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
                 return take_snapshot(config, observer.records(), observer.history(), time.time())
 
             yield look
-
-
-def _full_screen(config: RunConfig, run: str, interval: float, look: Look, source: str, page: Page | None) -> None:
-    from tt_cli.monitor.monitor_app import MonitorApp
-    from tt_cli.monitor.watch import SwarmWatch
-    from tt_cli.run import folders
-
-    def flops() -> int:
-        from tt_cli.model import DalleConfig
-
-        return DalleConfig.from_run(config).flops_per_sample()
-
-    watch = SwarmWatch(
-        run,
-        config.identity,
-        look,
-        interval=interval,
-        source=source,
-        page=page,
-        folder=folders.run_folder(config),
-        flops=flops,
-    )
-    with watch:
-        MonitorApp(watch, interval).run()
-    print(watch.scene().summary())
 
 
 site = typer.Typer(cls=CommandGroup, epilog=SITE_EXAMPLES)
@@ -168,7 +159,6 @@ def export(
     json: Json = False,
 ) -> None:
     """Write it, and say what was written."""
-    from tt_cli.errors import TTError
     from tt_cli.history.reader import HistoryReader
     from tt_cli.history.writer import FILE, PICTURES, database_url
     from tt_cli.memory.answer_tables import Tables
@@ -191,5 +181,4 @@ def export(
         print(codec.dumps(dataclasses.asdict(written)))
     else:
         size = f"{written.bytes / 1e6:.1f} MB in {written.files} files"
-        pictures = f"{written.pictures} picture{'' if written.pictures == 1 else 's'}"
-        print(f"{written.folder}: step {written.step:,}, {pictures}, {size}")
+        print(f"{written.folder}: step {written.step:,}, {plural(written.pictures, 'picture')}, {size}")

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, argument, option
 from tt_cli.errors import TTError, UsageError
+from tt_cli.terminal.live_view import output_mode
 
 if TYPE_CHECKING:
     from tt_cli.supervisor.slot import SeenSlot
@@ -43,7 +45,7 @@ class NoSuchPeer(TTError):
 def seconds(text: str) -> float:
     """A time such as 45m, in seconds."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
+    if not parts or "".join(map("".join, parts)) != text:
         raise typer.BadParameter(f"{text}: must be a time such as 45m, 2h or 1h30m")
     total = sum(float(number) * UNITS[unit] for number, unit in parts)
     if not 0 < total <= 366 * UNITS["d"]:
@@ -121,15 +123,11 @@ def known_peers(run: str | None) -> list[SeenSlot]:
     from tt_cli.run import folders, load_run
     from tt_cli.supervisor.slot import look_at, slots_in
 
-    names = {run}
-    if run is not None and Path(run).is_file():
-        names = {load_run(run).identity}
-    slots = [look_at(slot) for slot in slots_in(folders.home())]
-    return [
-        seen
-        for seen in slots
-        if seen is not None and (run is None or names & {seen.status.run, seen.status.identity, seen.slot.folder.name})
-    ]
+    names = {load_run(run).identity if run is not None and Path(run).is_file() else run}
+    peers = [seen for slot in slots_in(folders.home()) if (seen := look_at(slot)) is not None]
+    if run is None:
+        return peers
+    return [seen for seen in peers if names & {seen.status.run, seen.status.identity, seen.slot.folder.name}]
 
 
 def _as_json(seen: SeenSlot) -> dict[str, object]:
@@ -137,9 +135,6 @@ def _as_json(seen: SeenSlot) -> dict[str, object]:
 
 
 def _print(peers: list[SeenSlot]) -> None:
-    from rich.console import Console
-
-    from tt_cli.terminal.live_view import output_mode
     from tt_cli.terminal.status_lines import status_lines
 
     live = output_mode(sys.stdout) == "live"
