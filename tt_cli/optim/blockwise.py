@@ -60,38 +60,32 @@ def _steps(decade: int, signed: bool) -> int:
 class Parts:
     """The index of the value nearest to y in [0, 1], counted from 0 for zero; the same rule for every decade d.
 
-    From `limits[d]` on, the middle between the values on both sides of the seam, the part is
-    min(trunc(y * slopes[d] + offsets[d]), lasts[d]); below `limits[0]` it is 0. The last limit is where 1 is nearest.
-    All (8,) fp32. The part of a larger y is never smaller, whatever the rounding.
+    From limits[d] on, the middle between the values on both sides of the seam, the part is
+    min(trunc(y * slopes[d] + offsets[d]), lasts[d]); below limits[0] it is 0. The last limit is where 1 is nearest.
+    `table` holds limits, slopes, offsets and lasts, (4, 8) fp32. The part of a larger y is never smaller, whatever the
+    rounding.
     """
 
     def __init__(self, signed: bool) -> None:
         values = dynamic_map(signed).numpy().astype(numpy.float64)
         values = values[values >= 0]
-        limits, slopes, offsets, lasts = [], [], [], []
+        rows = []
         first = 1
         for decade in range(DECADES):
             width, steps = 10.0 ** (decade + 1 - DECADES), _steps(decade, signed)
-            limits.append((values[first - 1] + values[first]) / 2)
-            slopes.append(steps / (0.9 * width))
-            offsets.append(first - steps / 9)
+            limit = (values[first - 1] + values[first]) / 2
+            rows.append((limit, steps / (0.9 * width), first - steps / 9, first + steps - 1))
             first += steps
-            lasts.append(first - 1)
+        rows.append(((values[-2] + values[-1]) / 2, 0.0, first, first))
         self.count = first  # the part of 1, which is no part's middle
-        self.limits = numpy.array([*limits, (values[-2] + values[-1]) / 2], dtype=numpy.float32)
-        self.slopes = numpy.array([*slopes, 0.0], dtype=numpy.float32)
-        self.offsets = numpy.array([*offsets, first], dtype=numpy.float32)
-        self.lasts = numpy.array([*lasts, first], dtype=numpy.float32)
+        self.table = numpy.ascontiguousarray(numpy.array(rows, dtype=numpy.float32).T)
 
     def part(self, y: numpy.ndarray) -> numpy.ndarray:
         """The part of each element of `y` (n,) fp32 in [0, 1]; (n,) int32 from 0 to `count`."""
-        decade = numpy.searchsorted(self.limits, y, side="right") - 1
-        part = numpy.minimum(y * self.slopes[decade] + self.offsets[decade], self.lasts[decade])
+        limits, slopes, offsets, lasts = self.table
+        decade = numpy.searchsorted(limits, y, side="right") - 1
+        part = numpy.minimum(y * slopes[decade] + offsets[decade], lasts[decade])
         return numpy.where(decade < 0, 0, part.astype(numpy.int32))
-
-    def table(self) -> numpy.ndarray:
-        """Limits, slopes, offsets and lasts; (4, 8) fp32."""
-        return numpy.stack([self.limits, self.slopes, self.offsets, self.lasts])
 
     def starts(self) -> numpy.ndarray:
         """The bits of the smallest fp32 number of each part from 1 on; (count,) int32, ascending."""
@@ -105,9 +99,7 @@ class Parts:
         return high
 
 
-@functools.cache
-def parts(signed: bool) -> Parts:
-    return Parts(signed)
+parts = functools.cache(Parts)
 
 
 @functools.cache
@@ -141,6 +133,10 @@ class BlockwiseMoment:
         zero = int((self.map == 0).nonzero()[0])
         self.codes = torch.full((count,), zero, dtype=torch.uint8)
         self.absmax = torch.zeros(-(-count // block_size), dtype=torch.float32)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The live tensors, by what their names end with."""
+        return {".codes": self.codes, ".absmax": self.absmax}
 
     def _rows(self, start: int, values: Tensor) -> list[tuple[Tensor, Tensor]]:
         """`values` as whole blocks (k, block) with their scales (k, 1), and the same of a last, shorter block."""
@@ -197,8 +193,14 @@ class PlainMoment:
     def __init__(self, count: int) -> None:
         self.values = torch.zeros(count, dtype=torch.float32)
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {"": self.values}
+
     def read(self, start: int, out: Tensor, work: Tensor) -> None:
         out.copy_(self.values[start : start + out.numel()])
 
     def write(self, start: int, values: Tensor, work: Tensor) -> None:
         self.values[start : start + values.numel()].copy_(values)
+
+
+Moment = BlockwiseMoment | PlainMoment

@@ -13,63 +13,45 @@ import functools
 import logging
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy
 import torch
 from torch import Tensor
 
 from tt_cli.kernel_choice import Implementation, choose
-from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, PlainMoment
+from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, Moment, PlainMoment
 from tt_cli.optim.sums import SquareSum, add_in_order
+
+if TYPE_CHECKING:
+    from tt_cli.optim.lamb_numba import NumbaLamb
 
 CHUNK = 2**18  # elements; a multiple of every block size
 
 
-class LambKernels(Protocol):
-    """The arithmetic of a step on one tensor at a time; all tensors are flat, contiguous fp32 on the CPU."""
-
-    def squares(self, values: Tensor, total: float) -> float:
-        """`total` plus the sums of squares of the blocks of `values`, in the order of `tt_cli.optim.sums`."""
-
-    def moments_and_update(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        first: BlockwiseMoment | PlainMoment,
-        second: BlockwiseMoment | PlainMoment,
-        step: LambStep,
-    ) -> tuple[float, float]:
-        """Update both moments; `gradient` becomes u = m / (sqrt(v) + eps) + decay * parameter.
-
-        Returns the squares of the norms of the parameter and of u.
-        """
-
-    def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
-        """parameter -= scale * update. The update's memory is free to be overwritten."""
-
-
 class PortableLamb:
-    """`LambKernels` with torch, for every machine; one buffer of 28 bytes per element of a chunk."""
+    """The kernels with torch, for every machine; one buffer of 28 bytes per element of a chunk.
+
+    All tensors are flat, contiguous fp32 on the CPU.
+    """
 
     def __init__(self) -> None:
         self._sum = SquareSum(CHUNK)
         self._work = torch.empty(5, CHUNK, dtype=torch.float32)
 
     def squares(self, values: Tensor, total: float) -> float:
+        """`total` plus the sums of squares of the blocks of `values`, in the order of `tt_cli.optim.sums`."""
         for chunk in values.split(CHUNK):
             total = add_in_order(total, self._sum.blocks(chunk))
         return total
 
     def moments_and_update(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        first: BlockwiseMoment | PlainMoment,
-        second: BlockwiseMoment | PlainMoment,
-        step: LambStep,
+        self, parameter: Tensor, gradient: Tensor, first: Moment, second: Moment, step: LambStep
     ) -> tuple[float, float]:
+        """Update both moments; `gradient` becomes u = m / (sqrt(v) + eps) + decay * parameter.
+
+        Returns the squares of the norms of the parameter and of u.
+        """
         clip_factor, beta1, beta2, eps, decay = step
         parameter_squares = update_squares = 0.0
         for start in range(0, parameter.numel(), CHUNK):
@@ -93,8 +75,12 @@ class PortableLamb:
         return parameter_squares, update_squares
 
     def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
+        """parameter -= scale * update. The update's memory is free to be overwritten."""
         for p, u in zip(parameter.split(CHUNK), update.split(CHUNK), strict=True):
             p.sub_(u.mul_(scale))
+
+
+LambKernels: TypeAlias = "PortableLamb | NumbaLamb"
 
 
 @functools.cache
@@ -109,11 +95,15 @@ def warm_up() -> None:
     Call before any fork: later it delays a round.
     """
     implementation()
-    with _quiet_import():
-        try:
+    logging.disable(logging.WARNING)  # "no prebuilt binary for CUDA x, loading y instead", "failed to load …"
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r".*torch\.jit\.script_method.*", DeprecationWarning)
             import bitsandbytes.functional  # noqa: F401
-        except (ImportError, OSError, RuntimeError):
-            pass  # whoever needs it says so
+    except (ImportError, OSError, RuntimeError):
+        pass  # whoever needs it says so
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _compiled() -> LambKernels:
@@ -124,19 +114,17 @@ def _compiled() -> LambKernels:
 
 def _differences(compiled: LambKernels) -> list[str]:
     """Names of what differs after two steps of a few blocks, the last one short; all else is equal byte for byte."""
-    names = ("parameter", "update", "first moment", "second moment", "first scale", "second scale", "norms")
-    portable = PortableLamb()
-    differing = set()
+    portable, differing = PortableLamb(), dict[str, None]()
     for count, blockwise in ((3 * 4096 + 1234, True), (5000, False)):
-        steps = zip(_two_steps(compiled, count, blockwise), _two_steps(portable, count, blockwise), strict=True)
-        for ours, theirs in steps:
-            tensors = zip(names, ours, theirs, strict=True)
-            differing |= {name for name, a, b in tensors if a.numpy().tobytes() != b.numpy().tobytes()}
-    return [name for name in names if name in differing]
+        for ours, theirs in zip(
+            _two_steps(compiled, count, blockwise), _two_steps(portable, count, blockwise), strict=True
+        ):
+            differing |= {name: None for name in ours if ours[name].numpy().tobytes() != theirs[name].numpy().tobytes()}
+    return list(differing)
 
 
-def _two_steps(kernels: LambKernels, count: int, blockwise: bool) -> Iterator[list[Tensor]]:
-    """After each step: parameter, update, both moments with their scales (none if plain), norms."""
+def _two_steps(kernels: LambKernels, count: int, blockwise: bool) -> Iterator[dict[str, Tensor]]:
+    """After each step: the parameter, the update, both moments' tensors, the squares of norms."""
     draws = numpy.random.Generator(numpy.random.PCG64(count))
     scales = numpy.exp(draws.normal(0, 4, count))  # eight decades within a block
 
@@ -148,33 +136,13 @@ def _two_steps(kernels: LambKernels, count: int, blockwise: bool) -> Iterator[li
         for signed in (True, False)
     )
     parameter = values(0.02)
+    step = LambStep(clip_factor=0.3, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.045)
     for _ in range(2):
         update = values(1e-3)
         update[:: count // 7] = 0
-        gradient_squares = kernels.squares(update, 0.0)
-        norms = kernels.moments_and_update(
-            parameter, update, first, second, LambStep(clip_factor=0.3, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.045)
-        )
-        state = [update.clone()]
+        squares = kernels.squares(update, 0.0), *kernels.moments_and_update(parameter, update, first, second, step)
+        state = {"update": update.clone()}
         kernels.subtract(parameter, update, 1e-3)
-        for moment in (first, second):
-            state.append(moment.codes.clone() if isinstance(moment, BlockwiseMoment) else moment.values.clone())
-        for moment in (first, second):
-            state.append(moment.absmax.clone() if isinstance(moment, BlockwiseMoment) else torch.empty(0))
-        yield [parameter.clone(), *state, torch.tensor([gradient_squares, *norms], dtype=torch.float64)]
-
-
-@contextmanager
-def _quiet_import() -> Iterator[None]:
-    """Hide what importing bitsandbytes says about things that its CPU kernels do not need."""
-    loggers = [logging.getLogger("bitsandbytes.cextension"), logging.getLogger("bitsandbytes.backends.cpu.ops")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)  # "no prebuilt binary for CUDA x, loading y instead", "failed to load …"
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r".*torch\.jit\.script_method.*", DeprecationWarning)
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        for name, moment in (("first moment", first), ("second moment", second)):
+            state |= {name + part: tensor.clone() for part, tensor in moment.tensors().items()}
+        yield {"parameter": parameter.clone(), **state, "norms": torch.tensor(squares, dtype=torch.float64)}

@@ -14,44 +14,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, PlainMoment
+from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, Moment, PlainMoment
 from tt_cli.optim.kernels import CHUNK, LambKernels, implementation
 
+if TYPE_CHECKING:
+    from tt_cli.run.sections import OptimizerPart
+
 LARGEST = torch.finfo(torch.float32).max
-
-
-class OptimizerSettings(Protocol):
-    """The part of a run file that sets the optimizer."""
-
-    @property
-    def beta1(self) -> float: ...
-
-    @property
-    def beta2(self) -> float: ...
-
-    @property
-    def eps(self) -> float: ...
-
-    @property
-    def weight_decay(self) -> float: ...
-
-    @property
-    def max_grad_norm(self) -> float: ...
-
-    @property
-    def trust_clamp(self) -> float: ...
-
-    @property
-    def block_size(self) -> int: ...
-
-    @property
-    def min_8bit_size(self) -> int: ...
 
 
 class NonFiniteGradient(TTError):
@@ -82,7 +57,7 @@ class Lamb8bit:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], settings: OptimizerSettings, kernels: LambKernels | None = None
+        self, parameters: Mapping[str, Tensor], settings: OptimizerPart, kernels: LambKernels | None = None
     ) -> None:
         if CHUNK % settings.block_size:
             raise UsageError(f"optimizer.block_size = {settings.block_size}: must be a power of two, at most {CHUNK}")
@@ -97,7 +72,7 @@ class Lamb8bit:
         }
         self._kernels = kernels or implementation().kernels
 
-    def _moment(self, parameter: Tensor, *, signed: bool) -> BlockwiseMoment | PlainMoment:
+    def _moment(self, parameter: Tensor, *, signed: bool) -> Moment:
         if parameter.numel() < self.settings.min_8bit_size:
             return PlainMoment(parameter.numel())
         return BlockwiseMoment(parameter.numel(), block_size=self.settings.block_size, signed=signed)
@@ -165,11 +140,7 @@ class Lamb8bit:
         state: dict[str, Tensor] = {}
         for name, moments in self._moments.items():
             for letter, moment in zip("mv", moments, strict=True):
-                if isinstance(moment, BlockwiseMoment):
-                    state[f"{letter}.codes/{name}"] = moment.codes
-                    state[f"{letter}.absmax/{name}"] = moment.absmax
-                else:
-                    state[f"{letter}/{name}"] = moment.values
+                state |= {f"{letter}{part}/{name}": tensor for part, tensor in moment.tensors().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:

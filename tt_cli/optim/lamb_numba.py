@@ -20,7 +20,7 @@ import numpy
 from numba import njit, types
 from torch import Tensor
 
-from tt_cli.optim.blockwise import LEAST_SQUARE, BlockwiseMoment, LambStep, PlainMoment, dynamic_map, parts
+from tt_cli.optim.blockwise import LEAST_SQUARE, LambStep, Moment, PlainMoment, dynamic_map, parts
 from tt_cli.optim.sums import SUM_BLOCK
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
@@ -51,46 +51,20 @@ def _absmax(x):  # type: ignore[no-untyped-def]
 def _parts(x, absmax, decades, out):  # type: ignore[no-untyped-def]
     """`Parts.part` of |x| / absmax: the slope, offset and last part of the last limit that is not above."""
     limits, slopes, offsets, lasts = decades[0], decades[1], decades[2], decades[3]
-    l0, l1, l2, l3, l4, l5, l6, l7 = (
-        limits[0], limits[1], limits[2], limits[3], limits[4], limits[5], limits[6], limits[7],
-    )  # fmt: skip
-    s0, s1, s2, s3, s4, s5, s6, s7 = (
-        slopes[0], slopes[1], slopes[2], slopes[3], slopes[4], slopes[5], slopes[6], slopes[7],
-    )  # fmt: skip
-    o0, o1, o2, o3, o4, o5, o6, o7 = (
-        offsets[0], offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6], offsets[7],
-    )  # fmt: skip
-    e0, e1, e2, e3, e4, e5, e6, e7 = (
-        lasts[0], lasts[1], lasts[2], lasts[3], lasts[4], lasts[5], lasts[6], lasts[7],
-    )  # fmt: skip
-    zero = numpy.float32(0)
+    # tuples, whose elements stay in registers
+    limit = limits[0], limits[1], limits[2], limits[3], limits[4], limits[5], limits[6], limits[7]
+    slope = slopes[0], slopes[1], slopes[2], slopes[3], slopes[4], slopes[5], slopes[6], slopes[7]
+    offset = offsets[0], offsets[1], offsets[2], offsets[3], offsets[4], offsets[5], offsets[6], offsets[7]
+    last = lasts[0], lasts[1], lasts[2], lasts[3], lasts[4], lasts[5], lasts[6], lasts[7]
     for i in range(x.size):
         y = abs(x[i] / absmax)
-        slope = s0 if y >= l0 else zero
-        offset = o0 if y >= l0 else zero
-        last = e0 if y >= l0 else zero
-        slope = s1 if y >= l1 else slope
-        offset = o1 if y >= l1 else offset
-        last = e1 if y >= l1 else last
-        slope = s2 if y >= l2 else slope
-        offset = o2 if y >= l2 else offset
-        last = e2 if y >= l2 else last
-        slope = s3 if y >= l3 else slope
-        offset = o3 if y >= l3 else offset
-        last = e3 if y >= l3 else last
-        slope = s4 if y >= l4 else slope
-        offset = o4 if y >= l4 else offset
-        last = e4 if y >= l4 else last
-        slope = s5 if y >= l5 else slope
-        offset = o5 if y >= l5 else offset
-        last = e5 if y >= l5 else last
-        slope = s6 if y >= l6 else slope
-        offset = o6 if y >= l6 else offset
-        last = e6 if y >= l6 else last
-        slope = s7 if y >= l7 else slope
-        offset = o7 if y >= l7 else offset
-        last = e7 if y >= l7 else last
-        out[i] = numpy.int32(min(y * slope + offset, last))
+        a = b = c = numpy.float32(0)
+        for decade in range(8):
+            above = y >= limit[decade]
+            a = slope[decade] if above else a
+            b = offset[decade] if above else b
+            c = last[decade] if above else c
+        out[i] = numpy.int32(min(y * a + b, c))
 
 
 @njit(types.void(I, B), **OPTIONS)
@@ -131,35 +105,19 @@ def _update(m, v, p, u, eps, decay):  # type: ignore[no-untyped-def]
             u[i] = m[i] / (numpy.sqrt(v[i]) + eps) + p[i] * decay
 
 
+@njit(types.float64(F, types.int64), **OPTIONS)
+def _pair(x, i):  # type: ignore[no-untyped-def]
+    a, b = numpy.float64(x[i]), numpy.float64(x[i + 2048])
+    return a * a + b * b
+
+
 @njit(types.float64(F, D), **OPTIONS)
 def _folded(x, sums):  # type: ignore[no-untyped-def]
     """The sum of squares of 4096 elements, folded in halves; the first four folds of each element at once."""
     for i in range(256):
-        a = numpy.float64(x[i])
-        b = numpy.float64(x[i + 2048])
-        r0 = a * a + b * b
-        a = numpy.float64(x[i + 1024])
-        b = numpy.float64(x[i + 3072])
-        r4 = a * a + b * b
-        a = numpy.float64(x[i + 512])
-        b = numpy.float64(x[i + 2560])
-        r2 = a * a + b * b
-        a = numpy.float64(x[i + 1536])
-        b = numpy.float64(x[i + 3584])
-        r6 = a * a + b * b
-        a = numpy.float64(x[i + 256])
-        b = numpy.float64(x[i + 2304])
-        r1 = a * a + b * b
-        a = numpy.float64(x[i + 1280])
-        b = numpy.float64(x[i + 3328])
-        r5 = a * a + b * b
-        a = numpy.float64(x[i + 768])
-        b = numpy.float64(x[i + 2816])
-        r3 = a * a + b * b
-        a = numpy.float64(x[i + 1792])
-        b = numpy.float64(x[i + 3840])
-        r7 = a * a + b * b
-        sums[i] = ((r0 + r4) + (r2 + r6)) + ((r1 + r5) + (r3 + r7))
+        even = (_pair(x, i) + _pair(x, i + 1024)) + (_pair(x, i + 512) + _pair(x, i + 1536))
+        odd = (_pair(x, i + 256) + _pair(x, i + 1280)) + (_pair(x, i + 768) + _pair(x, i + 1792))
+        sums[i] = even + odd
     half = 128
     while half:
         for i in range(half):
@@ -192,7 +150,7 @@ class Rates(NamedTuple):
     decay: numpy.float32
 
 
-class Moment(NamedTuple):
+class Blocks(NamedTuple):
     """One moment in blocks: its codes and their scales, the values of codes, and `Parts.table`."""
 
     codes: numpy.ndarray
@@ -212,7 +170,7 @@ class Scratch(NamedTuple):
 
 
 RATES = types.NamedUniTuple(types.float32, 7, Rates)
-MOMENT = types.NamedTuple([B, F, F, TABLE], Moment)
+MOMENT = types.NamedTuple([B, F, F, TABLE], Blocks)
 SCRATCH = types.NamedTuple([F, F, I, F, D], Scratch)
 TWO_SUMS = types.UniTuple(types.float64, 2)
 
@@ -264,23 +222,18 @@ def _subtract(p, u, scale):  # type: ignore[no-untyped-def]
 
 
 class NumbaLamb:
-    """`LambKernels` with numba; its scratch memory is 12 bytes per element of one block."""
+    """The kernels with numba, see PortableLamb; its scratch memory is 12 bytes per element of one block."""
 
     def __init__(self) -> None:
         self._scratch_of = functools.cache(_scratch)
-        self._tables = tuple((dynamic_map(signed).numpy(), parts(signed).table()) for signed in (True, False))
+        self._tables = tuple((dynamic_map(signed).numpy(), parts(signed).table) for signed in (True, False))
 
     def squares(self, values: Tensor, total: float) -> float:
         scratch = self._scratch_of(0)
         return float(_squares(values.numpy(), total, scratch.padded, scratch.sums))
 
     def moments_and_update(
-        self,
-        parameter: Tensor,
-        gradient: Tensor,
-        first: BlockwiseMoment | PlainMoment,
-        second: BlockwiseMoment | PlainMoment,
-        step: LambStep,
+        self, parameter: Tensor, gradient: Tensor, first: Moment, second: Moment, step: LambStep
     ) -> tuple[float, float]:
         clip, beta1, beta2, eps, decay = step
         rates = Rates(*(numpy.float32(x) for x in (clip, beta1, 1 - beta1, beta2, 1 - beta2, eps, decay)))
@@ -290,7 +243,7 @@ class NumbaLamb:
             sums = _plain(p, g, first.values.numpy(), second.values.numpy(), rates, self._scratch_of(0))
         else:
             moments = (
-                Moment(moment.codes.numpy(), moment.absmax.numpy(), *tables)
+                Blocks(moment.codes.numpy(), moment.absmax.numpy(), *tables)
                 for moment, tables in zip((first, second), self._tables, strict=True)
             )
             sums = _blockwise(p, g, *moments, first.block_size, rates, self._scratch_of(first.block_size))

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tt_cli.run.sections import SchedulePart
 
 
-class Schedule(Protocol):
-    """The part of a run file that sets the learning rate."""
-
-    @property
-    def total_steps(self) -> int: ...
-
-    @property
-    def warmup_fraction(self) -> float: ...
-
-    @property
-    def peak_lr(self) -> float: ...
-
-
-def learning_rate(schedule: Schedule, step: int) -> float:
+def learning_rate(schedule: SchedulePart, step: int) -> float:
     """The rate of global step `step`, which counts from 0; zero from `total_steps` on.
 
     The warm-up starts above zero, so that no step is spent at rate 0; its last step has `peak_lr`.
