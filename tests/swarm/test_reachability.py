@@ -186,7 +186,7 @@ def test_members_dial_back_and_who_is_not_reached_goes_on_in_client_mode(tmp_pat
         home.mkdir()
         work = ["--work", "donor", "--home", home, "--host", member.address, "--size", 10_000_000]
         with member.entered():
-            donor = Launched("member", "scripts.lab.state_download", work, tmp_path / "member.log")
+            donor = Launched("member", "scripts.benchmarks.download", work, tmp_path / "member.log")
         with donor:
             donor.wait_for(lambda: donor.of("holding"), WAIT, "its record")
             known = donor.of("listening")[0]["addresses"]

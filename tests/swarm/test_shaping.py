@@ -13,6 +13,7 @@ import pytest
 
 from scripts.lab.launched import Launched
 from scripts.lab.namespaces import Network
+from tt_cli.run import load_run
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.network import bandwidth
 from tt_cli.swarm.network.bandwidth import (
@@ -93,9 +94,8 @@ def test_a_line_without_a_cap_changes_nothing() -> None:
 
 def test_caps_with_which_a_round_takes_too_long_are_told() -> None:
     def words(cap: float | None) -> str:
-        peer = SimpleNamespace(
-            local=SimpleNamespace(nbytes=125e6), _line=BandwidthLimiter(cap, cap), _allreduce_timeout=120.0
-        )
+        run = load_run("emoji").replaced({"swarm.averaging_timeout": 120.0})
+        peer = SimpleNamespace(local=SimpleNamespace(nbytes=125e6), _line=BandwidthLimiter(cap, cap), _run=run)
         return Averager.slow_line(peer)  # type: ignore[arg-type]
 
     assert words(None) == words(100 * MBIT) == ""
