@@ -58,11 +58,10 @@ def repository_files(repository: str, revision: str | None = None) -> tuple[str,
             info = HfApi().model_info(repository, revision=revision, timeout=TIMEOUT)
     except HubUnreachable as error:
         try:
-            cached = [
-                repo for repo in scan_cache_dir().repos if repo.repo_type == "model" and repo.repo_id == repository
-            ]
+            repositories = scan_cache_dir().repos
         except CacheNotFound:
-            cached = []
+            repositories = frozenset()
+        cached = [repo for repo in repositories if (repo.repo_type, repo.repo_id) == ("model", repository)]
         kept = [commit for repo in cached for commit in repo.revisions]
         kept = [commit for commit in kept if revision in (None, commit.commit_hash, *commit.refs)]
         if not kept:
@@ -82,20 +81,21 @@ def hub_errors(action: str, missing: str = NO_REPOSITORY) -> Iterator[None]:
     from huggingface_hub import errors
     from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # the client's stack, by any name
 
+    no_hub = "the answer is not the Hub's (a proxy, a network that wants a login?); check the network and try again"
+    known = (  # the first that matches counts
+        (errors.HFValidationError, UsageError, "that is no name of a Hub repository; write OWNER/NAME"),
+        (errors.GatedRepoError, UsageError, "ask for access on its page on the Hub, then run `tt login`"),
+        (errors.RepositoryNotFoundError, UsageError, f"{missing} or run `tt login`"),
+        (errors.RevisionNotFoundError, UsageError, "the repository has no such revision"),
+        (errors.LocalEntryNotFoundError, HubUnreachable, "the Hugging Face Hub went away meanwhile; try again"),
+        (errors.EntryNotFoundError, UsageError, "the repository has no such file; check the name"),
+        (json.JSONDecodeError, HubUnreachable, no_hub),
+    )
     try:
         yield
-    except errors.HFValidationError as error:
-        raise UsageError(f"{action}: that is no name of a Hub repository; write OWNER/NAME") from error
-    except errors.GatedRepoError as error:
-        raise UsageError(f"{action}: ask for access on its page on the Hub, then run `tt login`") from error
-    except errors.RepositoryNotFoundError as error:
-        raise UsageError(f"{action}: {missing} or run `tt login`") from error
-    except errors.RevisionNotFoundError as error:
-        raise UsageError(f"{action}: the repository has no such revision") from error
-    except errors.LocalEntryNotFoundError as error:
-        raise HubUnreachable(f"{action}: the Hugging Face Hub went away meanwhile; try again") from error
-    except errors.EntryNotFoundError as error:
-        raise UsageError(f"{action}: the repository has no such file; check the name") from error
+    except tuple(kind for kind, _, _ in known) as error:
+        told, words = next((told, words) for kind, told, words in known if isinstance(error, kind))
+        raise told(f"{action}: {words}") from error
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
@@ -105,9 +105,6 @@ def hub_errors(action: str, missing: str = NO_REPOSITORY) -> Iterator[None]:
         raise HubUnreachable(
             f"{action}: the Hugging Face Hub cannot be reached ({first_line(error)}); check the network and try again"
         ) from error
-    except json.JSONDecodeError as error:
-        words = "the answer is not the Hub's (a proxy, a network that wants a login?); check the network and try again"
-        raise HubUnreachable(f"{action}: {words}") from error
     except OSError as error:  # a file of the cache or the stored login
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         raise TTError(f"{action}: {reason}; free space or set HF_HOME to a folder that you can write to") from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from tt_cli.errors import TTError
@@ -21,26 +22,22 @@ from tt_cli.swarm.state.bridge import NoState, ReceivedState, TreeReader, take_o
 ROLE = "observer"
 
 
-class Observer:
+class Observer(ExitStack):
     """A context manager. initial_peers: multiaddrs with /p2p/…, of which at least one must answer.
 
     Raises NoPass where the run is closed and this machine has no pass to look at it with.
     """
 
     def __init__(self, run: RunConfig, initial_peers: Sequence[str]):
-        self._run = run
-        self._identity = claim_identity(folders.run_folder(run), ROLE) if run.membership.closed else None
-        try:
-            self._dht = start_dht(run, self._identity, initial_peers=initial_peers, client_mode=True)
-        except BaseException:
-            self._release()
-            raise
-
-    def __enter__(self) -> Observer:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+        super().__init__()
+        self._run, identity = run, None
+        with ExitStack() as so_far:
+            if run.membership.closed:
+                identity = claim_identity(folders.run_folder(run), ROLE)
+                so_far.callback(identity.lock.close)
+            self._dht = start_dht(run, identity, initial_peers=initial_peers, client_mode=True)
+            so_far.callback(stop_dht, self._dht)
+            self.push(so_far.pop_all())
 
     def records(self) -> list[PeerRecord]:
         """The newest valid record of every peer that has not left."""
@@ -61,8 +58,16 @@ class Observer:
         read_tree: the tree in a manifest, or ValueError. on_bytes: called with the bytes received and the bytes that
         there are. Raises TTError when no donor is left. Call it once.
         """
+
+        async def fetch() -> ReceivedState:
+            p2p = await self._dht.replicate_p2p()
+            try:
+                return await take_over(self._run, self._dht, p2p, read_tree, select=select, on_bytes=on_bytes)
+            finally:
+                await p2p.shutdown()
+
         try:
-            return asyncio.run(self._fetch_state(read_tree, select, on_bytes))
+            return asyncio.run(fetch())
         except NoState as error:
             if error.asked:
                 raise TTError(f"{error}: try again") from error
@@ -70,21 +75,3 @@ class Observer:
                 f"{error} of run {self._run.identity}: wait for the first steps, or check that the address and --run "
                 "belong together"
             ) from error
-
-    async def _fetch_state(
-        self, read_tree: TreeReader, select: Callable[[Any], Iterable[int]], on_bytes: Callable[[int, int], None]
-    ) -> ReceivedState:
-        p2p = await self._dht.replicate_p2p()
-        try:
-            return await take_over(self._run, self._dht, p2p, read_tree, select=select, on_bytes=on_bytes)
-        finally:
-            await p2p.shutdown()
-
-    def close(self) -> None:
-        """End the client and its daemon."""
-        stop_dht(self._dht)
-        self._release()
-
-    def _release(self) -> None:
-        if self._identity is not None:
-            self._identity.lock.close()

@@ -26,12 +26,9 @@ class MalformedMessage(ValueError):
 
 
 class Form(Generic[Fields]):
-    """The form of one kind of message. fields: the type of their tuple. example: an honest message's.
+    """The form of one kind of message. fields: the type of their tuple. example: an honest message's. most: bytes."""
 
-    most: bytes.
-    """
-
-    def __init__(self, name: str, fields: Any, example: Fields, most: int = 2**20):
+    def __init__(self, name: str, fields: type[Fields], example: Fields, most: int = 2**20):
         self.name, self.example, self.most = name, example, most
         self._fields: TypeAdapter[Fields] = TypeAdapter(fields, config=ConfigDict(strict=True))
         FORMS[name] = self
@@ -83,32 +80,32 @@ Finite = Annotated[float, Field(allow_inf_nan=False)]
 Runs = Annotated[Rising, AfterValidator(_even)]  # of chunks: first, end, first, end, …
 MAX_MANIFEST = 2**21
 
-STATE_REQUEST = Form[tuple[str, tuple[int, ...]]](
+STATE_REQUEST = Form(
     "request for a state", tuple[Annotated[str, Field(max_length=64)], Runs], ("ab" * 32, (1, 3, 5, 6))
 )
 """(digest of the state, runs of chunks)"""
 
-Answer = tuple[Literal["manifest"], bytes] | tuple[Literal["chunk"], int, bytes] | tuple[Literal["refused"], str]
-STATE_ANSWER = Form[Answer](
-    "answer of a donor",
+Answer = (
     tuple[Literal["manifest"], Annotated[bytes, Field(max_length=MAX_MANIFEST)]]
     | tuple[Literal["chunk"], Count, bytes]
-    | tuple[Literal["refused"], Words],
+    | tuple[Literal["refused"], Words]
+)
+STATE_ANSWER = Form[Answer](
+    "answer of a donor",
+    Answer,  # type: ignore[arg-type] # a union, like what is annotated, is no class to mypy
     ("chunk", 3, bytes(50)),
     most=MAX_MANIFEST + 2**10,
 )
 
 # ------------------------------------------------------------------ rounds
 
-PARTS_REQUEST = Form[tuple[bytes | str, tuple[int, ...] | None]](
-    "request for parts", tuple[bytes | str, Rising | None], ("5_ab", (1, 2)), most=2**16
-)
+PARTS_REQUEST = Form("request for parts", tuple[bytes | str, Rising | None], ("5_ab", (1, 2)), most=2**16)
 """(group id, or the state key of a round that was committed; parts, None for all)"""
 
-AVERAGE_HEADER = Form[tuple[int, bytes]]("header of an average", tuple[Count, Hashes], (2, bytes(64)))
+AVERAGE_HEADER = Form("header of an average", tuple[Count, Hashes], (2, bytes(64)))
 """(number of reducers, hashes of all parts)"""
 
-STATUS = Form[tuple[bytes, bytes, dict[str, Any], bytes, dict[Any, Any], dict[str, bytes], bool]](
+STATUS = Form(
     "status of a round",
     tuple[bytes, Hashes, dict[str, Any], bytes, dict[Any, Any], dict[str, bytes], bool],
     (b"group", bytes(32), {"samples": 4, "loss": 1.0}, b"", {}, {}, False),
@@ -116,16 +113,15 @@ STATUS = Form[tuple[bytes, bytes, dict[str, Any], bytes, dict[Any, Any], dict[st
 )
 """(group id, hashes, what is said, commitment, parts clipped by peer, commitments of others, whether it is dropped)"""
 
-GATHERED = Form[tuple[Any, int, bytes]](
-    "word to the leader", tuple[Any, int, bytes], (None, 0, b"\xa4pass"), most=MAX_PASS + 256
-)
+GATHERED = Form("word to the leader", tuple[Any, int, bytes], (None, 0, b"\xa4pass"), most=MAX_PASS + 256)
 """(bandwidth, averaging mode, packed pass), as hivemind's matchmaking writes it"""
 
-SHOWN_PASS = Form[str]("pass for a group", Annotated[str, Field(max_length=MAX_PASS)], "pass", most=MAX_PASS + 5)
+PassText = Annotated[str, Field(max_length=MAX_PASS)]
+SHOWN_PASS = Form[str]("pass for a group", PassText, "pass", most=MAX_PASS + 5)
 
 # ------------------------------------------------------------------ what is signed of a round, and audits
 
-ENVELOPE = Form[tuple[bytes, bytes, bytes]](
+ENVELOPE = Form(
     "signed message",
     tuple[bytes, Annotated[bytes, Field(max_length=2048)], Annotated[bytes, Field(max_length=1024)]],
     (b"body", b"key", b"signature"),
@@ -133,7 +129,7 @@ ENVELOPE = Form[tuple[bytes, bytes, bytes]](
 )
 """(body, public key, signature)"""
 
-OPENING = Form[tuple[str, str, str, bytes, str, float, float, bytes]](
+OPENING = Form(
     "opening",
     tuple[Literal["opening"], str, str, bytes, str, float, Annotated[Finite, Field(ge=0.0)], Hashes],
     ("opening", "run-1a2b3c4d", "5_ab", b"group", "reducer", 4.0, 0.1, bytes(64)),
@@ -141,7 +137,7 @@ OPENING = Form[tuple[str, str, str, bytes, str, float, float, bytes]](
 )
 """("opening", run, state key, group id, reducer, weight, spread, hashes of the parts that follow)"""
 
-COMMITMENT = Form[tuple[str, str, str, bytes, int, int, int, bytes, bytes]](
+COMMITMENT = Form(
     "commitment",
     tuple[Literal["averages"], str, str, bytes, int, int, int, bytes, Hashes],
     ("averages", "run-1a2b3c4d", "5_ab", b"group", 2, 0, 3, bytes(32), bytes(32)),
@@ -149,12 +145,10 @@ COMMITMENT = Form[tuple[str, str, str, bytes, int, int, int, bytes, bytes]](
 )
 """("averages", run, state key, group id, reducers, position, complete senders, hash of the inputs, hashes)"""
 
-INPUTS = Form[tuple[tuple[bytes, ...], tuple[int, ...]]](
-    "list of inputs", tuple[tuple[bytes, ...], tuple[Count, ...]], ((b"opening",), (1,)), most=2**25
-)
+INPUTS = Form("list of inputs", tuple[tuple[bytes, ...], tuple[Count, ...]], ((b"opening",), (1,)), most=2**25)
 """(openings, parts used of each)"""
 
-ACCUSATION = Form[tuple[str, bytes, bytes, int, tuple[bytes, ...]]](
+ACCUSATION = Form(
     "accusation",
     tuple[Literal["tt-accusation-1"], bytes, bytes, int, tuple[bytes, ...]],
     ("tt-accusation-1", b"commitment", b"inputs", 0, (b"part", b"")),
@@ -162,21 +156,18 @@ ACCUSATION = Form[tuple[str, bytes, bytes, int, tuple[bytes, ...]]](
 )
 """(kind, commitment, inputs, index of the part, what each sender sent of it)"""
 
-ACCUSED = Form[tuple[str]]("name of the accused", tuple[PeerId], ("somebody",), most=2**10)
+ACCUSED = Form("name of the accused", tuple[PeerId], ("somebody",), most=2**10)
 
-AUDIT_REQUEST = Form[tuple[bytes, str, int | None]](
-    "request for what was sent", tuple[bytes, str, int | None], (b"group", "reducer", 3), most=2**10
-)
+AUDIT_REQUEST = Form("request for what was sent", tuple[bytes, str, int | None], (b"group", "reducer", 3), most=2**10)
 """(group id, reducer, part; None for the list of its inputs)"""
 
 # ------------------------------------------------------------------ dialling back
 
 Port = Annotated[int, Field(gt=0, lt=2**16)]
+Ports = Annotated[tuple[Port, ...], Field(min_length=1, max_length=3)]
 
-DIAL_REQUEST = Form[tuple[int, ...]](
-    "request to be dialled", Annotated[tuple[Port, ...], Field(min_length=1, max_length=3)], (31337,), most=2**10
-)
-DIAL_ANSWER = Form[tuple[str, tuple[int, ...], str]](
+DIAL_REQUEST = Form[tuple[int, ...]]("request to be dialled", Ports, (31337,), most=2**10)
+DIAL_ANSWER = Form(
     "answer of who dialled", tuple[Words, tuple[Port, ...], Words], ("203.0.113.7", (31337,), ""), most=2**12
 )
 """(address where the caller is seen, ports of it that were reached, words of a refusal)"""
