@@ -14,13 +14,13 @@ from collections.abc import Callable
 from typing import Any
 
 from scripts.benchmarks.harness import cpu_time
-from tt_cli.monitor import SwarmSnapshot, take_snapshot
 from tt_cli.monitor.changes import changes
 from tt_cli.monitor.peer_tables import LEADER_COLUMNS, PEER_COLUMNS, leader_rows, peer_rows
 from tt_cli.monitor.scene import EVER, Active, Scene, leaders_now
 from tt_cli.monitor.views import overview
 from tt_cli.run import load_run
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
+from tt_cli.swarm.records.snapshot import SwarmSnapshot, take_snapshot
 from tt_cli.terminal.table import row_line, widths
 
 QUICK = "few repeats"

@@ -29,12 +29,12 @@ from typing import Any
 
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import family_cpu_seconds
-from tt_cli.monitor import take_snapshot
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.host_memory import family_memory
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.observer import Observer
+from tt_cli.swarm.records.snapshot import take_snapshot
 
 NODES, COUNTS = 20, (10, 100, 1000)
 QUICK_NODES, QUICK_COUNTS = 4, (10, 50)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tt_cli.monitor import PeerView, SwarmSnapshot
 from tt_cli.monitor.page_client import Page
 from tt_cli.monitor.watch import SwarmWatch
+from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 
 EVIL = "\x1b[2J\x9b1m\nowned"
 TRAINER = PeerView(

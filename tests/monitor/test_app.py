@@ -15,10 +15,10 @@ from rich.cells import cell_len
 from textual.pilot import Pilot
 
 from tt_cli.errors import TTError
-from tt_cli.monitor import PeerView, SwarmSnapshot
 from tt_cli.monitor.monitor_app import MonitorApp
 from tt_cli.monitor.peer_tables import PEER_COLUMNS
 from tt_cli.monitor.widgets import PeerTable
+from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.table import Column
 
 WAIT = 60.0

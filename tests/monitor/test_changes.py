@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from monitor.made import EVIL, snapshot, trainer
 
-from tt_cli.monitor import PeerView
 from tt_cli.monitor.changes import changes, first_words
+from tt_cli.swarm.records.snapshot import PeerView
 
 
 def peer(name: str, **fields: object) -> PeerView:

@@ -12,12 +12,11 @@ from swarm.made import record
 
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, database_url
-from tt_cli.monitor import PeerView, take_snapshot
 from tt_cli.monitor.peer_tables import PEER_COLUMNS, declared, peers_table, written
 from tt_cli.monitor.snapshot_text import plain_text
 from tt_cli.run import load_run
 from tt_cli.swarm.records.peer_record import PeerFigures, PeerRecord
-from tt_cli.swarm.records.snapshot import PEER_FIELDS
+from tt_cli.swarm.records.snapshot import PEER_FIELDS, PeerView, take_snapshot
 from tt_cli.web.live_updates import LiveUpdates
 from tt_cli.web.metrics import Metrics
 from tt_cli.web.queries import Answers

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from monitor.made import EVIL, TRAINER, snapshot, trainer
 
-from tt_cli.monitor import PeerView
 from tt_cli.monitor.peer_tables import PEER_COLUMNS, leader_rows, peer_rows
 from tt_cli.monitor.scene import Scene, flops_words, leaders_now, middle_speed, remarks
+from tt_cli.swarm.records.snapshot import PeerView
 from tt_cli.terminal.table import row_line, widths
 
 NOW = 1_000_000.0

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from tt_cli.monitor import SwarmSnapshot, take_snapshot
 from tt_cli.run import RunConfig, load_run
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
-from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
+from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS, SwarmSnapshot, take_snapshot
 
 NOW = 1000.0
 

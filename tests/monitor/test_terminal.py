@@ -9,8 +9,8 @@ import json
 import pytest
 from monitor.made import EVIL, TRAINER, snapshot, trainer
 
-from tt_cli.monitor import SwarmSnapshot
 from tt_cli.monitor.snapshot_text import follow, one_truth, plain_text
+from tt_cli.swarm.records.snapshot import SwarmSnapshot
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from pathlib import Path
 from monitor.made import snapshot, trainer, watch_of
 
 from tt_cli.errors import TTError
-from tt_cli.monitor import SwarmSnapshot
 from tt_cli.run.folders import home
 from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.slot import claim_slot
+from tt_cli.swarm.records.snapshot import SwarmSnapshot
 
 WAIT = 60.0
 

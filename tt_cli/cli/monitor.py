@@ -21,8 +21,8 @@ from tt_cli.terminal.format import plural
 from tt_cli.terminal.live_view import output_mode, standard_error_in
 
 if TYPE_CHECKING:
-    from tt_cli.monitor import SwarmSnapshot
     from tt_cli.run import RunConfig
+    from tt_cli.swarm.records.snapshot import SwarmSnapshot
 
     Look = Callable[[], SwarmSnapshot]
 
@@ -124,7 +124,7 @@ def monitor(
 def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Look]:
     """A client of the run's DHT. log: a file for what its processes say, where the screen is not theirs."""
     from tt_cli.auth.peer_admission import observing
-    from tt_cli.monitor import take_snapshot
+    from tt_cli.swarm.records.snapshot import take_snapshot
 
     def tell(line: str, level: str) -> None:
         print(f"tt: {line}", file=sys.stderr)

@@ -13,6 +13,7 @@ from tt_cli.history.writer import WHOSE
 Row = dict[str, Any]
 
 MOST_ROWS = 1000  # of peers and of the leaderboard
+NEWEST_ROUNDS = 200
 
 
 class HistoryReader:
@@ -103,9 +104,9 @@ class HistoryReader:
         (row,) = self._rows(query.where(peers.c.role == "trainer"))
         return {**row, "samples": int(row["samples"])}
 
-    def rounds(self, most: int = 200) -> list[Row]:
+    def rounds(self) -> list[Row]:
         """{"step", "time", "words"} of the newest averaging rounds, oldest first."""
-        query = select(rounds.c.step, rounds.c.time, rounds.c.words).order_by(rounds.c.id.desc()).limit(most)
+        query = select(rounds.c.step, rounds.c.time, rounds.c.words).order_by(rounds.c.id.desc()).limit(NEWEST_ROUNDS)
         return self._rows(query)[::-1]
 
     def checkpoints(self) -> list[Row]:

@@ -10,7 +10,7 @@ Notable:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -113,14 +113,12 @@ class HistoryWriter:
 
     def _found(self) -> None:
         with self._database.reading() as connection:
-            known = {}
-            if inspect(connection).has_table(about.name):
-                known = {row.key: row.value for row in connection.execute(select(about))}
+            there = inspect(connection).has_table(about.name)
+            known = {row.key: row.value for row in connection.execute(select(about))} if there else {}
         if known:
             if not known.get("schema", "").isdecimal() or int(known["schema"]) > schema.SCHEMA:
-                raise OtherDatabase(
-                    f"{WHOSE} is of a newer version of tt: install that one, or name another with --database"
-                )
+                remedy = "install that one, or name another with --database"
+                raise OtherDatabase(f"{WHOSE} is of a newer version of tt: {remedy}")
             if known.get("run") != self._run:
                 raise OtherDatabase(f"{WHOSE} is of another run, {known.get('run')}: name another with --database")
             return
@@ -147,13 +145,11 @@ class HistoryWriter:
             raise DatabaseDown(f"{WHOSE} is damaged and cannot be set aside: {error.strerror or error}") from error
         self._found()
         for table, rows in readable(aside):
-            self._take_over(table, rows)
+            for first in range(0, len(rows), 500):
+                # by damage, a row may be impossible
+                with suppress(TTError, IntegrityError), self._database.transaction() as connection:
+                    connection.execute(self._insert(table).on_conflict_do_nothing(), rows[first : first + 500])
         self._tell(f"{file.name} was damaged: it is {aside.name} now; what could be read of it stays")
-
-    def _take_over(self, table: Table, rows: list[dict[str, Any]]) -> None:
-        for first in range(0, len(rows), 500):
-            with suppress(TTError, IntegrityError), self._database.transaction() as connection:  # impossible by damage
-                connection.execute(self._insert(table).on_conflict_do_nothing(), rows[first : first + 500])
 
     # ---------------------------------------------------------------- steps, and who made them
 
@@ -328,9 +324,8 @@ class HistoryWriter:
             connection.execute(delete(peers).where(peers.c.peer_id == peer.peer_id, peers.c.user == peer.user))
 
 
-def readable(file: Path) -> list[tuple[Table, list[dict[str, Any]]]]:
+def readable(file: Path) -> Iterator[tuple[Table, list[dict[str, Any]]]]:
     """Rows that can be read of a damaged SQLite file, each table from both ends up to where its damage begins."""
-    tables = []
     database = Database(f"sqlite:///{file}", WHOSE, pooled=False)
     for table in schema.metadata.sorted_tables:
         rows: list[dict[str, Any]] = []
@@ -338,15 +333,14 @@ def readable(file: Path) -> list[tuple[Table, list[dict[str, Any]]]]:
             try:
                 with database.reading() as connection:
                     ordered = select(table).order_by(text(direction))
-                    for row in connection.execution_options(yield_per=100).execute(ordered):
-                        rows.append(dict(row._mapping))
+                    for row in connection.execution_options(yield_per=100).execute(ordered).mappings():
+                        rows.append(dict(row))
                 break  # all of it
             except (TTError, ValueError, TypeError):  # what is left of it may have other types than the columns
                 continue
         if table is about:
             rows = [row for row in rows if row["key"] not in ("schema", "run")]
-        tables.append((table, rows))
-    return tables
+        yield table, rows
 
 
 def sane(text: str, most: int) -> str:

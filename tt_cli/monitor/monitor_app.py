@@ -159,15 +159,14 @@ class MonitorApp(App[None]):
 
     def draw(self, *, at_once: bool = False) -> None:
         """Draw what is new, and everything once a second, for ages grow."""
-        now = asyncio.get_running_loop().time()
-        if not at_once and self._watch.news == self._seen and now < self._drawn_at + TICK_SECONDS:
+        now, fresh = asyncio.get_running_loop().time(), at_once or self._watch.news != self._seen
+        if not fresh and now < self._drawn_at + TICK_SECONDS:
             return
         base = self.screen_stack[0]
         if not base.query("#alarm"):  # not made yet, or gone already
             return
         if isinstance(self._driver, Terminal) and not at_once:
             self._driver.look_at_size()
-        fresh = self._watch.news != self._seen
         self._seen, self._drawn_at = self._watch.news, now
         self.scene = self._watch.scene()
         alarm = base.query_one("#alarm", Lines)
@@ -175,13 +174,13 @@ class MonitorApp(App[None]):
         alarm.styles.height = len(self._alarm(self.size.width, 0))
         for name in ("title", "tabs", "alarm", "detail", "board"):
             base.query_one(f"#{name}", Lines).update()
-        if self.view == 1 and (fresh or at_once):
-            base.query_one("#peers", PeerTable).show(peer_rows(self.scene.snapshot))
-        elif self.view == 2:
+        if self.view == 2:
             rows = leader_rows(self.scene.leaders.get(self.window, []), self.scene.now)
             base.query_one("#leaderboard", PeerTable).show(rows)
-        elif self.view in (0, 3, 4):
+        elif self.view != 1:
             base.query_one(f"#view-{self.view}", Lines).update()
+        elif fresh:
+            base.query_one("#peers", PeerTable).show(peer_rows(self.scene.snapshot))
 
     def on_moved(self, _: Moved) -> None:
         """The line below the peers is about another one."""

@@ -143,16 +143,13 @@ def remarks(peer: PeerView, trainers: int, middle: float) -> list[str]:
 
 def leaders_now(snapshot: SwarmSnapshot) -> list[Leader]:
     """Contributions of the users who are here now, by their own account; nobody recorded the others."""
-    samples: dict[str, list[PeerView]] = defaultdict(list)
+    peers_of: dict[str, list[PeerView]] = defaultdict(list)
     for peer in snapshot.peers:
         if peer.role == "trainer":
-            samples[peer.user or peer.peer_id].append(peer)
-    whole = sum(peer.total_samples for peers in samples.values() for peer in peers)
+            peers_of[peer.user or peer.peer_id].append(peer)
+    whole = sum(peer.total_samples for peers in peers_of.values() for peer in peers) or 1
     rows = []
-    for user, peers in samples.items():
-        given = sum(peer.total_samples for peer in peers)
-        seen = snapshot.time - min(peer.age_s for peer in peers)
-        share = given / whole if whole else 0.0
-        row = Leader(user=user, samples=given, seconds=0.0, peers=len(peers), share=share, last_seen=seen)
-        rows.append(row)
+    for user, peers in peers_of.items():
+        given, seen = sum(peer.total_samples for peer in peers), snapshot.time - min(peer.age_s for peer in peers)
+        rows.append(Leader(user=user, samples=given, seconds=0, peers=len(peers), share=given / whole, last_seen=seen))
     return sorted(rows, key=lambda row: (-row.samples, row.user))

@@ -13,7 +13,6 @@ import json
 import zlib
 from collections import deque
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 from typing import Any
 
 from starlette.concurrency import run_in_threadpool
@@ -31,35 +30,29 @@ MOST_STEPS = 32  # sent one by one at once
 GZIP_HEADER = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff"
 
 
-@dataclass(frozen=True)
 class Message:
-    """One piece of the stream, plain and deflated."""
+    """One piece of the stream, an event's lines, plain and deflated."""
 
-    plain: bytes
-    deflated: bytes
-
-    @classmethod
-    def of(cls, text: str) -> Message:
-        """The piece of an event's lines."""
-        plain = text.encode()
+    def __init__(self, text: str):
         deflate = zlib.compressobj(6, zlib.DEFLATED, -zlib.MAX_WBITS)
-        return cls(plain, deflate.compress(plain) + deflate.flush(zlib.Z_FULL_FLUSH))
+        self.plain = text.encode()
+        self.deflated = deflate.compress(self.plain) + deflate.flush(zlib.Z_FULL_FLUSH)
 
 
-KEEP_ALIVE = Message.of(": keep-alive\n\n")
-BEGIN = Message.of("retry: 5000\n\n")
+KEEP_ALIVE = Message(": keep-alive\n\n")
+BEGIN = Message("retry: 5000\n\n")
 
 
 def event(name: str, content: Any) -> Message:
     """An event with JSON for data."""
-    return Message.of(f"event: {name}\ndata: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n")
+    return Message(f"event: {name}\ndata: {json.dumps(content, ensure_ascii=False, separators=(',', ':'))}\n\n")
 
 
 class LiveUpdates:
     """All clients of one server. It looks while there are any. Used from the event loop only."""
 
-    def __init__(self, answers: Answers, look_seconds: float = LOOK_SECONDS):
-        self._answers, self._look_seconds = answers, look_seconds
+    def __init__(self, answers: Answers):
+        self._answers = answers
         self._messages: deque[Message] = deque(maxlen=REMEMBERED)
         self._sent = 0  # messages ever
         self._snapshot: Message | None = None
@@ -82,9 +75,8 @@ class LiveUpdates:
             while True:
                 news = self._news
                 missed, position = self._sent - position, self._sent
-                if missed > len(self._messages):
-                    if self._snapshot is not None:
-                        yield self._snapshot
+                if missed > len(self._messages) and self._snapshot is not None:
+                    yield self._snapshot
                 elif missed:
                     for message in list(self._messages)[-missed:]:
                         yield message
@@ -99,9 +91,9 @@ class LiveUpdates:
     async def _follow(self) -> None:
         silent = 0.0
         while True:
-            await asyncio.sleep(self._look_seconds)
+            await asyncio.sleep(LOOK_SECONDS)
             messages = await self._look()
-            silent = 0.0 if messages else silent + self._look_seconds
+            silent = 0.0 if messages else silent + LOOK_SECONDS
             if silent >= KEEP_ALIVE_SECONDS:
                 messages, silent = [KEEP_ALIVE], 0.0
             if messages:
