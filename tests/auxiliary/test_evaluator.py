@@ -78,7 +78,7 @@ def opened() -> Iterator[Open]:
         def tell(line: str, level: str) -> None:
             lines.append(line)
 
-        return Evaluator(run, folder, store, reader, every, PROMPTS, tell, heartbeat=lambda activity: None)
+        return Evaluator(run, store, reader, every, PROMPTS, tell, heartbeat=lambda activity: None)
 
     yield open_one
     for one in closing:

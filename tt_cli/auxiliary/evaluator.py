@@ -43,7 +43,7 @@ _OWN = re.compile(r"\d{8,15}-[0-9a-f]{8}-\d+\.png|\..+\.png\.\d+\.tmp")  # its f
 
 
 class Evaluator:
-    """Evaluates the checkpoints of one run. folder: the run's. every: global steps between two evaluations.
+    """Evaluates the checkpoints of one run. every: global steps between two evaluations.
 
     tell takes a line for a person and its level, heartbeat what it does at the moment. activity: what it did last.
     """
@@ -51,7 +51,6 @@ class Evaluator:
     def __init__(
         self,
         run: RunConfig,
-        folder: Path,
         store: HistoryWriter,
         reader: HistoryReader,
         every: int,
@@ -61,7 +60,7 @@ class Evaluator:
     ):
         self._run, self._store, self._reader, self._every, self._prompts = run, store, reader, every, prompts
         self._tell, self._heartbeat = tell, heartbeat
-        self._checkpoints, self._pictures = folders.checkpoints(run), folder / PICTURES
+        self._checkpoints, self._pictures = folders.checkpoints(run), folders.run_folder(run) / PICTURES
         self._seen: tuple[Path, int] | None = None
         self._last: int | None = None  # step that this process evaluated
         self.activity = "waits for the first checkpoint"

@@ -71,8 +71,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     from tt_cli.auxiliary.evaluator import Evaluator
 
     opts, (run, database) = SamplesOptions(**options), run_of(options)
-    folder = folders.run_folder(run)
-    lease = LeaseFile(folder) if Database(database, "the history").file is None else None
+    lease = LeaseFile(folders.run_folder(run)) if Database(database, "the history").file is None else None
     store, reader = HistoryWriter(database, run.identity, mends=False), HistoryReader(database)
     heartbeat = Heartbeat(partial(store.tell_part, "evaluator"))
     told: set[str] = set()
@@ -84,7 +83,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             emit(Log(message, level))
 
     leave_at_once(orders)
-    evaluator = Evaluator(run, folder, store, reader, opts.every, opts.prompts, tell, heartbeat)
+    evaluator = Evaluator(run, store, reader, opts.every, opts.prompts, tell, heartbeat)
     emit(Log(f"measures checkpoints every {opts.every} steps, and draws from them: {', '.join(opts.prompts)}"))
     while True:
         wait = LOOK_SECONDS

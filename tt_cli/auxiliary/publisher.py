@@ -71,13 +71,6 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         orders.leave.wait(opts.look)
 
 
-class Order(NamedTuple):
-    """An organiser's order to go back. first: of the steps that it took back."""
-
-    number: int
-    first: int
-
-
 class Publisher:
     """Publishes the checkpoints of one run. `look` is called again and again, and is the only one to call."""
 
@@ -176,9 +169,9 @@ class Publisher:
     def _plan(self, there: frozenset[int]) -> PublishingPlan | None:
         """The commit that is due, None where none is."""
         order = self._new_order()
-        gone = frozenset(step for step in there if order is not None and step >= order.first)
+        gone = frozenset(step for step in there if order is not None and step >= order[1])
         if order is not None and not gone:
-            self._order_done(order)
+            self._order_done(order[0])
         newest, local = max(there - gone, default=-1), max(self._local(), default=-1)
         at_once = local >= self._run.schedule.total_steps or not there
         due = local > newest and (at_once or time.monotonic() >= self._due_at)
@@ -224,18 +217,18 @@ class Publisher:
         with os_errors(f"cannot read the folder {self._folder}"):
             return _steps(os.listdir(self._folder))
 
-    def _new_order(self) -> Order | None:
-        """The organiser's newest order to go back, where this repository has not followed it."""
-        taken_back = self._history(lambda _: self._reader.taken_back())
+    def _new_order(self) -> tuple[int, int] | None:
+        """The organiser's order to go back that this repository has not followed: (number, first step taken back)."""
+        order = self._history(lambda _: self._reader.taken_back())
         try:
             done = int(self._order_file.read_text(encoding="ascii")[:20])
         except (OSError, ValueError):
             done = 0
-        return Order(*taken_back) if taken_back is not None and taken_back[0] > done else None
+        return order if order is not None and order[0] > done else None
 
-    def _order_done(self, order: Order) -> None:
+    def _order_done(self, number: int) -> None:
         with os_errors(f"cannot write {self._order_file}", "free some space"):
-            self._order_file.write_text(f"{order.number}\n", encoding="ascii")
+            self._order_file.write_text(f"{number}\n", encoding="ascii")
 
     # ---------------------------------------------------------------- the repository
 
@@ -260,7 +253,8 @@ class Publisher:
 
         there = _steps(repository.files)
         kept = set(there - plan.gone)
-        title = f"Back to step {plan.order.first - 1}" if plan.order else ""
+        back_at = plan.order[1] - 1 if plan.order else 0
+        title = f"Back to step {back_at}"
         added: dict[str, bytes | str] = {}  # name → content, or the file that holds it
         if plan.checkpoint is not None:
             path, head = plan.checkpoint
@@ -281,8 +275,8 @@ class Publisher:
         made = commit(repository, operations, title, action, ANSWER_SECONDS)
         self._there, self._due_at = frozenset(kept), time.monotonic() + self._opts.every
         if plan.order is not None:
-            self._order_done(plan.order)
-            self._emit(Log(f"in {self._name} too, the run is back at step {plan.order.first - 1}"))
+            self._order_done(plan.order[0])
+            self._emit(Log(f"in {self._name} too, the run is back at step {back_at}"))
         if plan.checkpoint is not None:
             self._published(held, head, made.oid)
 
@@ -345,11 +339,11 @@ class Publisher:
 
 
 class PublishingPlan(NamedTuple):
-    """One commit. checkpoint: what is to be added. gone: steps that `order` took back."""
+    """One commit. checkpoint: what is to be added. gone: steps taken back by `order` (number, first step of them)."""
 
     checkpoint: tuple[Path, Head] | None
     gone: frozenset[int]
-    order: Order | None
+    order: tuple[int, int] | None
 
 
 def _steps(names: Iterable[str]) -> frozenset[int]:

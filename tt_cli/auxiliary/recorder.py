@@ -45,8 +45,7 @@ class RunRecorder:
     def __init__(self, run: RunConfig, url: str, tell: Callable[[str, str], None]):
         self._run, self._url, self._tell = run, url, tell
         self._lock = threading.Lock()
-        self._due: deque[tuple[Kind, Write]] = deque()
-        self._due_steps = 0  # of them of steps
+        self._due: deque[tuple[Kind, Write]] = deque(maxlen=MOST_DUE)
         self._order: tuple[int, threading.Event] | None = None  # that is to be written, and whether it has been
         self._latest: dict[str, tuple[str, float]] = {}  # key of Store.put → value, time
         self._seen: dict[tuple[str, str], PeerRecord] = {}
@@ -137,22 +136,14 @@ class RunRecorder:
 
     def _write(self, kind: Kind, write: Write) -> None:
         with self._lock:
+            self._lost += len(self._due) == MOST_DUE
             self._due.append((kind, write))
-            self._due_steps += kind == "step"
-            if len(self._due) > MOST_DUE:
-                self._drop()
-                self._lost += 1
         self._wake()
-
-    def _drop(self) -> None:
-        """The first of what is due."""
-        kind, _ = self._due.popleft()
-        self._due_steps -= kind == "step"
 
     def _wake(self) -> None:
         if self._thread is None or not self._thread.is_alive():
             if self._thread is not None and self._due:  # a bug, whose traceback is in the log
-                self._drop()
+                self._due.popleft()
             self._thread = threading.Thread(target=self._keep_writing, name="recorder", daemon=True)
             self._thread.start()
         self._news.set()
@@ -186,7 +177,7 @@ class RunRecorder:
         while True:
             with self._lock:
                 latest, due = dict(self._latest), self._due[0] if self._due else None
-                steps = max(1, self._due_steps)
+                steps = max(1, sum(kind == "step" for kind, _ in self._due))
                 seen = dict(self._seen)
             for key, (value, at) in latest.items():
                 store.put(key, value, at)
@@ -198,7 +189,7 @@ class RunRecorder:
             due[1](store, list(seen.values()), steps)
             with self._lock:
                 if self._due and self._due[0] is due:
-                    self._drop()
+                    self._due.popleft()
                 if due[0] != "other":
                     self._seen = {peer: record for peer, record in self._seen.items() if seen.get(peer) is not record}
 

@@ -27,15 +27,16 @@ MOST_CONNECTIONS = 3000
 
 @dataclass(frozen=True)
 class WebOptions:
-    """Options of the process. The database's URL, with its password, is in the environment."""
+    """Options of the process, beside the run (TOML text). The database's URL is in the environment.
+
+    name: how people join the run, such as "emoji". port: None for the usual one, or one of the next where another
+    auxiliary peer of this machine has that.
+    """
 
     run: str
-    """The run file, TOML text."""
     name: str
-    """The words people join it by, such as "emoji"."""
     host: str = "0.0.0.0"
     port: int | None = None
-    """None for the usual one, or one of the next where another auxiliary peer of this machine has that."""
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:

@@ -37,8 +37,12 @@ from tt_cli.terminal.format import clean, fit, left_right
 VIEWS = ("overview", "peers", "leaderboard", "my peer", "log")
 DRAW_SECONDS = 0.25  # between two looks for news
 TICK_SECONDS = 1.0  # after which ages are drawn again though nothing is new
-LAST = (None, 1000, 100)
-"""Of how many steps the loss can be drawn."""
+CHOICES: dict[str, tuple[int, Sequence[Any]]] = {
+    "log_scale": (0, (False, True)),
+    "last": (0, (None, 1000, 100)),  # of how many steps the loss is drawn
+    "window": (2, (EVER, DAY)),
+}
+"""By attribute of the app: the view where it counts, and the values that its key goes through."""
 
 
 class Terminal(LinuxDriver):
@@ -107,9 +111,9 @@ class MonitorApp(App[None]):
         Binding("tab", "next(1)", "next view", priority=True, key_display="Tab"),
         Binding("shift+tab", "next(-1)", show=False, priority=True),
         *(Binding(str(number), f"view({number - 1})", name, show=False) for number, name in enumerate(VIEWS, 1)),
-        Binding("l", "log_scale", "log scale"),
-        Binding("n", "last", "steps"),
-        Binding("d", "window", "today/ever"),
+        Binding("l", "choose('log_scale')", "log scale"),
+        Binding("n", "choose('last')", "steps"),
+        Binding("d", "choose('window')", "today/ever"),
     ]
 
     def __init__(self, watch: SwarmWatch, interval: float) -> None:
@@ -119,7 +123,7 @@ class MonitorApp(App[None]):
         self._seen, self._drawn_at = -1, 0.0
         self.scene = watch.scene()
         self.view = 0
-        self.log_scale, self.last, self.window = False, 0, EVER
+        self.log_scale, self.last, self.window = [values[0] for _, values in CHOICES.values()]
         self.ascii = asks_for_ascii(os.environ)
 
     # ---------------------------------------------------------------- what it is made of
@@ -210,7 +214,7 @@ class MonitorApp(App[None]):
         return list(Text(words, style="bold red").wrap(self.console, max(1, width)))[:3] if words else [Text("")]
 
     def _overview(self, width: int, height: int) -> list[Text]:
-        return views.overview(self.scene, width, height, last=LAST[self.last], log=self.log_scale)
+        return views.overview(self.scene, width, height, last=self.last, log=self.log_scale)
 
     def _detail(self, width: int, height: int) -> list[Text]:
         row: PeerRow | None = self.screen_stack[0].query_one("#peers", PeerTable).selected
@@ -254,24 +258,14 @@ class MonitorApp(App[None]):
         """Show the keys."""
         self.push_screen(Help())
 
-    def action_log_scale(self) -> None:
-        """Draw the loss on the other axis."""
-        self.log_scale = not self.log_scale
-        self.draw(at_once=True)
-
-    def action_last(self) -> None:
-        """Draw the loss of more or fewer steps."""
-        self.last = (self.last + 1) % len(LAST)
-        self.draw(at_once=True)
-
-    def action_window(self) -> None:
-        """Today's contributions, or all."""
-        self.window = EVER if self.window == DAY else DAY
+    def action_choose(self, name: str) -> None:
+        """Go to the next value of one of CHOICES."""
+        values = CHOICES[name][1]
+        setattr(self, name, values[(values.index(getattr(self, name)) + 1) % len(values)])
         self.draw(at_once=True)
 
     def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
         """Keys are shown where they do something."""
-        views_of = {"log_scale": (0,), "last": (0,), "window": (2,)}
-        if action in views_of and (self.view not in views_of[action] or len(self.screen_stack) > 1):
+        if action == "choose" and CHOICES[str(parameters[0])][0] != self.view:
             return False
-        return not (action in ("view", "help") and len(self.screen_stack) > 1)
+        return not (action in ("choose", "view", "help") and len(self.screen_stack) > 1)
