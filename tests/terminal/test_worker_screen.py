@@ -16,7 +16,7 @@ import pytest
 from rich.cells import cell_len
 from terminal.happened import ID, LAN, LOOPBACK, SIZES, TITLES, TRAINING, made, progress, stepped, swarm
 
-from tt_cli.monitor.views import SwarmLines
+from tt_cli.monitor.views import swarm_view
 from tt_cli.supervisor import events as e
 from tt_cli.supervisor.peer_state import CURVE, PeerState
 from tt_cli.terminal.log_lines import best_address, join_line
@@ -197,7 +197,7 @@ def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -
 @pytest.mark.parametrize("peers", [0, 3, 60])
 def test_the_view_of_an_auxiliary_peer_fits(width: int, height: int, peers: int) -> None:
     happened = [e.Snapshot(swarm(40, peers), at=1.0), *[e.Log("陈" * 200, at=1.0)] * 20]
-    lines = drawn(happened, width, height, 50.0, draw_swarm=SwarmLines())
+    lines = drawn(happened, width, height, 50.0, draw_swarm=swarm_view)
     assert len(lines) <= height
     assert max(cell_len(line) for line in lines) <= width
     if height > 12:

@@ -126,7 +126,7 @@ def aux_peer(
     from tt_cli.auxiliary.web_process import WebOptions
     from tt_cli.database import Database
     from tt_cli.history.writer import DATABASE, database_url
-    from tt_cli.monitor.views import SwarmLines
+    from tt_cli.monitor.views import swarm_view
     from tt_cli.run import folders, load_run, name_for_others
     from tt_cli.run.initial_peers import checked_peers
     from tt_cli.supervisor.control import Control
@@ -196,7 +196,7 @@ def aux_peer(
             join_run=name_for_others(run, config),
             plain=plain,
             json=json,
-            draw_swarm=SwarmLines(),
+            draw_swarm=swarm_view,
         ) as screen,
         beside(WEB_PAGE, "web.log", None if no_web else page),
         beside(EVALUATOR, "evaluator.log", drawing),

@@ -75,24 +75,19 @@ def overview(scene: Scene, width: int, height: int, *, last: int | None, log: bo
     return lines[:height]
 
 
-class SwarmLines:
-    """Draws the swarm of an aux peer's screen, from the JSON form of a snapshot as its events carry it."""
+def swarm_view(fields: Mapping[str, Any], curve: Curve, width: int, height: int) -> list[Text]:
+    """The swarm on an aux peer's screen, from the JSON form of a snapshot: figures, loss curve, peers.
 
-    def __init__(self) -> None:
-        self._told: Mapping[str, Any] | None = None
-        self._swarm: SwarmNow | None = None
-
-    def __call__(self, swarm: Mapping[str, Any], curve: Curve, width: int, height: int) -> list[Text]:
-        """At most `height` lines: figures, loss curve, peers. The curve gives way to peers."""
-        if self._swarm is None or swarm is not self._told:
-            self._told, self._swarm = swarm, SwarmNow.model_validate(swarm)
-        lines = figures(self._swarm, "", width)
-        rows = min(13, height - len(lines) - min(len(self._swarm.peers) + 1, 8) - 2)
-        if rows >= 4 and len(curve) > 1:
-            lines += [Text(""), *line_chart(curve, width, rows)]
-        if len(lines) + 2 < height:
-            lines += [Text(""), *peers_table(self._swarm, width, height - len(lines) - 1)]
-        return lines[:height]
+    At most `height` lines. The curve gives way to peers.
+    """
+    swarm = SwarmNow.model_validate(fields)
+    lines = figures(swarm, "", width)
+    rows = min(13, height - len(lines) - min(len(swarm.peers) + 1, 8) - 2)
+    if rows >= 4 and len(curve) > 1:
+        lines += [Text(""), *line_chart(curve, width, rows)]
+    if len(lines) + 2 < height:
+        lines += [Text(""), *peers_table(swarm, width, height - len(lines) - 1)]
+    return lines[:height]
 
 
 def mine(scene: Scene, width: int) -> list[Text]:
@@ -121,10 +116,9 @@ def log_lines(scene: Scene, width: int) -> list[Text]:
     if not scene.log:
         return [Text(""), fit(Text("Nothing has happened since this screen began to watch.", style="dim"), width)]
     lines: list[Text] = []
-    for at, words in reversed(scene.log):
+    for at, line in reversed(scene.log):
         when = clock(at) if scene.now - at < 43200 else time.strftime("%d %b %H:%M", time.localtime(at))
-        text = Text(clean(words), style=_log_style(words))
-        lines += hanging(Text(f"{when}  ", style="dim"), text, width)
+        lines += hanging(Text(f"{when}  ", style="dim"), Text(clean(line), style=_log_style(line)), width)
     return lines
 
 
@@ -142,13 +136,10 @@ def help_lines(width: int) -> list[Text]:
 
 def hanging(label: Text, text: Text, width: int) -> list[Text]:
     """`text` beside `label`, its further lines below its first. On a very narrow screen it is cut."""
-    indent = label.cell_len
-    wrapped = text.wrap(Console(width=max(1, width - indent)), max(1, width - indent)) or [Text("")]
-    first, *others = wrapped
-    return [
-        fit(Text.assemble(label, first), width),
-        *(fit(Text.assemble(" " * indent, line), width) for line in others),
-    ]
+    room = max(1, width - label.cell_len)
+    wrapped = text.wrap(Console(width=room), room) or [Text("")]
+    margins = [label, *[Text(" " * label.cell_len)] * (len(wrapped) - 1)]
+    return [fit(Text.assemble(margin, line), width) for margin, line in zip(margins, wrapped, strict=True)]
 
 
 def _log_style(words: str) -> str:
