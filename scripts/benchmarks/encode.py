@@ -15,6 +15,7 @@ JSON keys: device, small_per_second, small_ratio (over the plain loop), large_pe
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -72,8 +73,8 @@ def ours(folder: Path, out: Path, vqgan: Vqgan, run: RunConfig, device: torch.de
     for each in (out, out / "data", out / "progress"):
         each.mkdir()
     journal = Journal(out, 0, ".parquet")
-    workers = 1 if device.type == "cpu" else max(1, encoding.cores() - 1)
-    encoder = encoding.PictureEncoder(vqgan.to(device), device, run.vqgan.codebook_size)
+    workers = 1 if device.type == "cpu" else max(1, len(os.sched_getaffinity(0)) - 1)
+    encoder = encoding.PictureEncoder(vqgan.to(device), device)
     batch, _ = encoding.choose_batch(device, run.vqgan.pixels)
     fields = encoding.fields_of(encoding.first_picture(source))
     job = encoding.EncodingJob(source, run, fields=fields, batch=batch, workers=workers)

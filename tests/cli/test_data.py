@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import Tt
+from data.rows import read_rows
 from PIL import Image, ImageDraw
 
 from scripts.lab.process_watch import ProcessWatch
-from tt_cli.data.shard_format import read_rows
 from tt_cli.run import load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.task.picture_codec import decode_pictures, load_vqgan

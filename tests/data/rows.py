@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from tt_cli.data.shard_format import read_batches
 from tt_cli.run import RunConfig, load_run
 
 
@@ -37,6 +40,11 @@ def numbered(count: int) -> list[dict[str, Any]]:
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, compression="brotli")
+
+
+def read_rows(file: BinaryIO, name: str, skip: int = 0) -> Iterator[dict[str, Any]]:
+    """The rows of a shard one by one."""
+    return chain.from_iterable(read_batches(file, name, skip))
 
 
 def run_on(folder: Path | str, **data: Any) -> RunConfig:

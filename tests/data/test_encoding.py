@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from data.rows import row, run_on
+from data.rows import read_rows, row, run_on
 
 from tt_cli.data.build import decoder_pool
 from tt_cli.data.build import encoder as encoding
@@ -25,7 +25,7 @@ from tt_cli.data.build.picture_decoding import Decoded, Undecodable
 from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit
 from tt_cli.data.examples import RowFilter
 from tt_cli.data.row_rules import RowRules
-from tt_cli.data.shard_format import CONTAINERS, read_rows
+from tt_cli.data.shard_format import CONTAINERS
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, load_run
 

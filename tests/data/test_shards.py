@@ -17,11 +17,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from data.rows import read_rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tt_cli.data import shard_format
-from tt_cli.data.shard_format import CONTAINERS, read_rows, stored_bytes, write_shard
+from tt_cli.data.shard_format import CONTAINERS, stored_bytes, write_shard
 from tt_cli.errors import TTError
 
 Row = dict[str, Any]

@@ -69,7 +69,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(100):
         caption = f"cat{number} {'y' * 40}{number}"
         assert apart.ids(caption) == backend.encode(caption, add_special_tokens=False).ids
-        assert len(apart._known) <= 10
+        assert apart._remembered.cache_info().currsize <= 10
 
 
 def parts(**changes: Any) -> dict[str, Any]:

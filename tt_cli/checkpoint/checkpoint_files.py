@@ -23,17 +23,11 @@ from tt_cli.checkpoint.training_state import (
     checked_step,
     serialised,
 )
+from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.run.checkpoint_names import name_of, outdated, step_in
+from tt_cli.run.checkpoint_names import name_of, outdated, read_head, step_in
 
 _CHUNK = 1 << 24
-_FULL = {
-    errno.ENOSPC: "free some space",
-    errno.EDQUOT: "free some space",
-    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
-}
-_ADVICE = {number: f"{advice} or set TT_HOME to a larger disk" for number, advice in _FULL.items()}
-_ADVICE[errno.EFBIG] = _FULL[errno.EFBIG]
 
 
 def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = False) -> Path:
@@ -50,11 +44,10 @@ def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = Fa
         for temporary in folder.glob(".step-*.tmp"):
             remove_abandoned(temporary)
         with atomic_file(path) as file:
-            for piece in pieces:
-                file.write(piece)
+            file.writelines(pieces)
     except OSError as error:
         size = sum(len(piece) for piece in pieces) / 1e6
-        advice = _ADVICE.get(error.errno or 0, "set TT_HOME to a folder that you can write to")
+        advice = _advice(error, " or set TT_HOME to a larger disk", "set TT_HOME to a folder that you can write to")
         raise CheckpointError(
             f"cannot save a checkpoint of {size:.1f} MB in {folder}: {error.strerror or error}; "
             f"earlier checkpoints are untouched; {advice}"
@@ -91,8 +84,14 @@ def refusals(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        advice = _FULL.get(error.errno or 0, "name a file in a folder that you can write to")
+        advice = _advice(error, "", "name a file in a folder that you can write to")
         raise CheckpointError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
+
+
+def _advice(error: OSError, larger: str, otherwise: str) -> str:
+    if error.errno == errno.EFBIG:
+        return "raise the limit on file sizes (ulimit -f)"
+    return f"free some space{larger}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else otherwise
 
 
 def load(path: Path) -> TrainingState:
@@ -151,11 +150,11 @@ def find(folder: Path, identity: str, step: int, digest: str) -> tuple[Path, Tra
     """The checkpoint of exactly this state, with its path; None where it is not there or cannot be used."""
     path = folder / name_of(step)
     try:
-        state = load(path)
-    except CheckpointError:
+        head = read_head(path)
+        fits = (head.identity, head.digest, head.trains) == (identity, digest, True)
+        return (path, load(path)) if fits else None
+    except TTError:
         return None
-    fits = state.identity == identity and bool(state.optimizer) and state.digest() == digest
-    return (path, state) if fits else None
 
 
 def set_aside_after(folder: Path, step: int, ending: str) -> list[Path]:
@@ -163,10 +162,9 @@ def set_aside_after(folder: Path, step: int, ending: str) -> list[Path]:
     aside = []
     for path in checkpoints_in(folder):
         if step_of(path) > step:
-            to = path.with_name(f"{path.name}.{ending}")
-            with refusals(to):
-                os.replace(path, to)
-            aside.append(to)
+            aside.append(path.with_name(f"{path.name}.{ending}"))
+            with refusals(aside[-1]):
+                os.replace(path, aside[-1])
     return aside
 
 

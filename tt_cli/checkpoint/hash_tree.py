@@ -94,6 +94,7 @@ class StateTree:
         self.parameters, self.optimizer = tuple(parameters), tuple(optimizer)
         self.layout = (*self.parameters, *self.optimizer)
         self._first = [0, *accumulate(spec.chunks for spec in self.layout)]
+        self._parameters_end = self._first[len(self.parameters)]
         self._offset = [0, *accumulate(-(-spec.nbytes // ALIGNMENT) * ALIGNMENT for spec in self.layout)]
         if len(leaves) != LEAF * self._first[-1]:
             raise ValueError(f"{len(leaves) / LEAF:g} leaves for {self._first[-1]} chunks")
@@ -137,33 +138,25 @@ class StateTree:
 
     def manifest(self) -> bytes:
         """The tree as bytes: length of the header (4, little-endian), header (JSON), leaves."""
-        header = _json(
-            {
-                "format": FORMAT,
-                "identity": self.identity,
-                "step": self.step,
-                "parameters": _listed(self.parameters),
-                "optimizer": _listed(self.optimizer),
-            }
-        )
+        groups = {"parameters": _listed(self.parameters), "optimizer": _listed(self.optimizer)}
+        header = _json({"format": FORMAT, "identity": self.identity, "step": self.step, **groups})
         return len(header).to_bytes(4, "little") + header + self.leaves
 
     @functools.cached_property
     def digest(self) -> str:
         """The root, 64 hex digits: equal roots mean equal bytes."""
-        middle = len(self.parameters)
-        optimizer = _group_digest(self.optimizer, self.leaves[LEAF * self._first[middle] :])
+        optimizer = _group_digest(self.optimizer, self.leaves[LEAF * self._parameters_end :])
         return hashlib.sha256(_json([FORMAT, self.identity, self.step, self.parameters_digest, optimizer])).hexdigest()
 
     @functools.cached_property
     def parameters_digest(self) -> str:
         """The digest of the parameters alone, 64 hex digits."""
-        return _group_digest(self.parameters, self.leaves[: LEAF * self._first[len(self.parameters)]])
+        return _group_digest(self.parameters, self.leaves[: LEAF * self._parameters_end])
 
     @property
     def parameter_chunks(self) -> range:
         """The chunks of the parameters: all there is to take for one who only draws."""
-        return range(self._first[len(self.parameters)])
+        return range(self._parameters_end)
 
     @property
     def nbytes(self) -> int:
@@ -177,15 +170,14 @@ class StateTree:
         """The chunks that `other` does not hold alike: all of them when its tensors are others than this tree's."""
         if self.layout != other.layout:
             return list(range(len(self)))
-        mine, theirs = self.leaves, other.leaves
-        return [i for i in range(len(self)) if mine[LEAF * i : LEAF * (i + 1)] != theirs[LEAF * i : LEAF * (i + 1)]]
+        return [index for index in range(len(self)) if self._leaf(index) != other._leaf(index)]
 
     def holds(self, index: int, data: bytes | memoryview) -> bool:
         """True when `data` is the chunk `index`."""
-        return (
-            len(data) == self.place(index)[1]
-            and hashlib.sha256(data).digest() == self.leaves[LEAF * index : LEAF * (index + 1)]
-        )
+        return len(data) == self.place(index)[1] and _sha256(data) == self._leaf(index)
+
+    def _leaf(self, index: int) -> bytes:
+        return self.leaves[LEAF * index : LEAF * (index + 1)]
 
     def check(self, indexes: Sequence[int], chunks: Mapping[int, memoryview]) -> None:
         """Raise ValueError, naming the first, when one of these chunks is not what its leaf says."""
@@ -240,7 +232,7 @@ def _leaves(tensors: Iterable[Tensor]) -> bytes:
     return b"".join(digests)
 
 
-def _sha256(data: memoryview) -> bytes:
+def _sha256(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()
 
 

@@ -87,11 +87,8 @@ def serialised(state: TrainingState) -> list[bytes | memoryview]:
 
     Pieces of tensors on the CPU are views: write them before the tensors change.
     """
-    named = {
-        prefix + name: tensor
-        for prefix, group in ((PARAMETERS, state.parameters), (OPTIMIZER, state.optimizer))
-        for name, tensor in group.items()
-    }
+    named = {PARAMETERS + name: tensor for name, tensor in state.parameters.items()}
+    named |= {OPTIMIZER + name: tensor for name, tensor in state.optimizer.items()}
     tree = state.tree()
     metadata = {
         "format": FORMAT,
@@ -111,11 +108,7 @@ def file_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> l
     end = 0
     for name, tensor in named:
         start, end = end, end + tensor.nbytes
-        header[name] = {
-            "dtype": DTYPES[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+        header[name] = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *(bytes_of(tensor) for _, tensor in named)]
@@ -130,13 +123,7 @@ def checked_state(tensors: Mapping[str, Tensor], metadata: Mapping[str, str], or
         if prefix is None or tensor.dtype not in DTYPES:
             raise CorruptCheckpoint(f"{origin} is no checkpoint of tt: unexpected tensor '{name[:80]}'")
         groups[prefix][name.removeprefix(prefix)] = tensor
-    state = TrainingState(
-        step=step,
-        parameters=groups[PARAMETERS],
-        optimizer=groups[OPTIMIZER],
-        run_toml=metadata["run"],
-        identity=metadata["identity"],
-    )
+    state = TrainingState(step, groups[PARAMETERS], groups[OPTIMIZER], metadata["run"], metadata["identity"])
     if state.digest() != metadata["digest"]:
         raise CorruptCheckpoint(f"{origin} is damaged: its digest does not match its content")
     check_finite(tensors, origin)

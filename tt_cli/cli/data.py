@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as codec
+import os
 import sys
 from contextlib import contextmanager
 from dataclasses import replace
@@ -90,11 +91,11 @@ def encode(
     journal.agree_on(out, job.settings(container))
     work = journal.Journal(out, job.share.index, f".{container}")
     try:
-        encoder = encoding.PictureEncoder(load_vqgan(config).to(chosen), chosen, config.vqgan.codebook_size)
+        encoder = encoding.PictureEncoder(load_vqgan(config).to(chosen), chosen)
         fitting, reason = encoding.choose_batch(chosen, config.vqgan.pixels)
         if batch:
             reason = f"{batch} pictures at a time, as --batch says"
-        workers = workers or (max(1, min(16, encoding.cores() - 1)) if chosen.type != "cpu" else 1)
+        workers = workers or (max(1, min(16, len(os.sched_getaffinity(0)) - 1)) if chosen.type != "cpu" else 1)
         tell = _teller(json, f"{chosen}; {reason}; {plural(workers, 'worker')} to decode them")
         job = replace(job, batch=batch or fitting, workers=workers)
         done = encoding.encode(job, encoder, work, lambda progress: tell("progress", progress))

@@ -10,11 +10,11 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from tt_cli.data.examples import CODE_DTYPE, Example
+from tt_cli.data.codes import CODE_DTYPE
+from tt_cli.data.examples import Example
 from tt_cli.errors import TTError, UsageError
 
 MANIFEST = "manifest.json"
@@ -38,10 +38,10 @@ def checked_file(name: str, filename: str) -> Path:
     if name not in names():
         known = ", ".join(names()) or "none in this installation"
         raise UsageError(f"no built-in data set is called '{name}'; built in: {known}")
-    path = folder() / name / filename
-    advice = "install tt again"
+    path, advice = folder() / name / filename, "install tt again"
     try:
-        expected = _manifest(path.parent)["files"][filename]["sha256"]
+        manifest = json.loads((path.parent / MANIFEST).read_text(encoding="utf-8"))
+        expected = manifest["files"][filename]["sha256"]
         content = path.read_bytes()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TTError(f"the built-in file {path} cannot be read ({error}); {advice}") from error
@@ -50,8 +50,11 @@ def checked_file(name: str, filename: str) -> Path:
     return path
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
-    return json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+def split_file(name: str, split: str) -> Path:
+    """The shard of a split. Raises as `checked_file`, and UsageError for an unknown split."""
+    if split not in SPLITS:
+        raise UsageError(f"the built-in data have no split '{split}'; they have {' and '.join(SPLITS)}")
+    return checked_file(name, f"{split}.parquet")
 
 
 @cache
@@ -63,9 +66,7 @@ def examples(name: str, split: str = "train") -> list[Example]:
     import pyarrow
     import pyarrow.parquet
 
-    if split not in SPLITS:
-        raise UsageError(f"the built-in data have no split '{split}'; they have {' and '.join(SPLITS)}")
-    path = checked_file(name, f"{split}.parquet")
+    path = split_file(name, split)
     try:
         table = pyarrow.parquet.read_table(path, columns=["caption", "code"]).to_pydict()
     except (pyarrow.ArrowException, OSError) as error:

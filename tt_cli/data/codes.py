@@ -53,7 +53,12 @@ def from_column(column: str, rows: Sequence[bytes], count: int, codebook_size: i
 
     Raises ValueError for a row of another width.
     """
-    return from_bytes(column, _stacked(rows, column_bytes(column, count, codebook_size)), count, codebook_size)
+    width = column_bytes(column, count, codebook_size)
+    for row in rows:
+        if len(row) != width:
+            raise ValueError(f"a row has {len(row)} bytes of codes, not {width}")
+    stacked = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), width)
+    return from_bytes(column, stacked, count, codebook_size)
 
 
 def from_bytes(column: str, rows: np.ndarray, count: int, codebook_size: int) -> np.ndarray:
@@ -77,11 +82,3 @@ def _unpacked(stacked: np.ndarray, count: int, codebook_size: int) -> np.ndarray
             value |= packed[:, :, byte].astype(np.uint32) << (8 * (byte - first))
         codes[:, :, lane] = (value >> shift) & ((1 << bits) - 1)
     return codes.reshape(len(stacked), groups * _GROUP)[:, :count]
-
-
-def _stacked(rows: Sequence[bytes], width: int) -> np.ndarray:
-    """Rows of `width` bytes each → (b, width) uint8."""
-    for row in rows:
-        if len(row) != width:
-            raise ValueError(f"a row has {len(row)} bytes of codes, not {width}")
-    return np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), width)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,8 @@ class ColumnRows(Sequence[Row]):
         return int(self._batch.num_rows)
 
     def __getitem__(self, place: Any) -> Any:
-        """The row at this place; slices are not taken."""
-        count = len(self)
-        if not -count <= place < count:
-            raise IndexError(place)
-        return next(iter(ColumnRows(self._batch.slice(place % count, 1))))
+        """The row at this place from the first; slices are not taken."""
+        return list(ColumnRows(self._batch.slice(place, 1)))[0]
 
     def __iter__(self) -> Iterator[Row]:
         if not self._names:
@@ -71,13 +69,10 @@ class ColumnRows(Sequence[Row]):
     def _captions(self) -> list[Any] | None:
         import pyarrow
 
-        if CAPTION not in self._names or not pyarrow.types.is_string(self._column(CAPTION).type):
-            return None
-        try:
-            values: list[Any] = self._column(CAPTION).to_pylist()
-        except UnicodeDecodeError:
-            return None
-        return values
+        if CAPTION in self._names and pyarrow.types.is_string(self._column(CAPTION).type):
+            with suppress(UnicodeDecodeError):
+                return list(self._column(CAPTION).to_pylist())
+        return None
 
     def _codes(self, rules: RowRules) -> np.ndarray | None:
         """Codes (n, k) int16; None unless each row has as many bytes as its codes should."""
@@ -125,17 +120,13 @@ def column_values(column: Any) -> list[Any]:
     """A column's values; of a text column, those that are not UTF-8 as bytes."""
     import pyarrow
 
-    try:
-        values: list[Any] = column.to_pylist()
-        return values
-    except UnicodeDecodeError:
-        if pyarrow.types.is_dictionary(column.type):
-            column = column.dictionary_decode()
-        large = pyarrow.types.is_large_string(column.type)
-        return [
-            value if value is None else text_or_bytes(value)
-            for value in column.view(pyarrow.large_binary() if large else pyarrow.binary()).to_pylist()
-        ]
+    with suppress(UnicodeDecodeError):
+        return list(column.to_pylist())
+    if pyarrow.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    large = pyarrow.types.is_large_string(column.type)
+    values = column.view(pyarrow.large_binary() if large else pyarrow.binary()).to_pylist()
+    return [value if value is None else text_or_bytes(value) for value in values]
 
 
 def column_batches(table: Any, columns: Sequence[str], size: int, skip: int) -> Iterator[ColumnRows]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tt_cli.data.codes import CODE, CODE_COLUMNS, CODE_DTYPE, PACKED, column_bytes, from_column
+from tt_cli.data.codes import CODE, CODE_COLUMNS, PACKED, column_bytes, from_column
 from tt_cli.data.columns import ColumnRows
 from tt_cli.data.row_rules import RowRules
 from tt_cli.errors import TTError
@@ -23,8 +23,6 @@ if TYPE_CHECKING:  # the process that reads ahead does without
     import torch
 
     from tt_cli.run import RunConfig
-
-__all__ = ["CODE_DTYPE", "COLUMNS", "Batch", "Counts", "Example", "RowFilter", "missing_columns"]
 
 COLUMNS = ("caption", CODE)  # a data set without them is not for us; the others may be missing
 # Bad rows one after the other, after which the data set is said to be unusable.
@@ -89,6 +87,9 @@ class Counts:
         return f"{self.kept + self.dropped} rows: {', '.join(parts) or 'none'}".replace("_", " ")
 
 
+Sifted = tuple[list[str], np.ndarray, np.ndarray]
+
+
 class RowFilter:
     """Tells rows that may be trained on from those that may not, and counts both.
 
@@ -97,10 +98,8 @@ class RowFilter:
 
     def __init__(self, run: RunConfig | RowRules, hopeless: float | None = None) -> None:
         self.rules = run if isinstance(run, RowRules) else RowRules.of(run)
-        self.codebook_size = self.rules.codebook_size
-        self.nsfw_allowed = frozenset(self.rules.nsfw_allowed)
         self.counts = Counts()
-        self._width = {name: column_bytes(name, self.rules.codes, self.codebook_size) for name in CODE_COLUMNS}
+        self._width = {name: column_bytes(name, self.rules.codes, self.rules.codebook_size) for name in CODE_COLUMNS}
         self._hopeless = HOPELESS if hopeless is None else hopeless
         self._in_vain = 0  # rows since the last that was kept
 
@@ -118,13 +117,13 @@ class RowFilter:
             label = row["NSFW"]
             if label is not None and not isinstance(label, str):
                 return "wrong_type"
-            if label not in self.nsfw_allowed:
+            if label not in self.rules.nsfw_allowed:
                 return "nsfw"
         if self.rules.filtered and "original_width" in row and "original_height" in row:
             return self.rules.against_shape(row["original_width"], row["original_height"])
         return None
 
-    def sift(self, rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], np.ndarray, np.ndarray]:
+    def sift(self, rows: Sequence[Mapping[str, Any]]) -> Sifted:
         """Captions and codes (k, n) int16 of the good rows, and their places (k,) in `rows`; the rest is counted.
 
         Raises TTError after HOPELESS bad rows on end.
@@ -137,7 +136,10 @@ class RowFilter:
         rows = list(rows)
         passed = self._passed(rows)
         codes = np.zeros((len(rows), self.rules.codes), dtype=np.int16)
-        codes[passed] = self._decoded([rows[place] for place in np.flatnonzero(passed)])
+        for column in CODE_COLUMNS:
+            places = [place for place in np.flatnonzero(passed) if self._column(rows[place]) == column]
+            packed = [rows[place][column] for place in places]
+            codes[places] = from_column(column, packed, self.rules.codes, self.rules.codebook_size)
         return self._kept([row.get("caption") for row in rows], codes, passed)
 
     def _passed(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
@@ -146,11 +148,9 @@ class RowFilter:
         self.counts.add(Counter(reason for reason in reasons if reason is not None))
         return np.array([reason is None for reason in reasons], dtype=bool)
 
-    def _kept(
-        self, captions: list[Any], codes: np.ndarray, passed: np.ndarray
-    ) -> tuple[list[str], np.ndarray, np.ndarray]:
+    def _kept(self, captions: list[Any], codes: np.ndarray, passed: np.ndarray) -> Sifted:
         """The result of `sift`, of rows of which those that `passed` (b,) have codes; those in range are kept."""
-        in_range = (codes.view(np.uint16) < self.codebook_size).all(axis=1)  # as if below 0 were very large
+        in_range = (codes.view(np.uint16) < self.rules.codebook_size).all(axis=1)  # as if below 0 were very large
         good = np.flatnonzero(passed & in_range)
         self.counts.add({"kept": len(good), "code_range": int(passed.sum()) - len(good)})
         self._in_vain = 0 if len(good) else self._in_vain + len(passed)
@@ -165,22 +165,11 @@ class RowFilter:
             "check [data] and [vqgan] in the run file"
         )
 
-    def _decoded(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        """Codes (k, n) int16 of rows that have them in either column."""
-        columns = [self._column(row) for row in rows]
-        codes = np.empty((len(rows), self.rules.codes), dtype=np.int16)
-        for column in CODE_COLUMNS:
-            mine = [place for place, name in enumerate(columns) if name == column]
-            packed = [rows[place][column] for place in mine]
-            codes[mine] = from_column(column, packed, self.rules.codes, self.codebook_size)
-        return codes
-
     def _column(self, row: Mapping[str, Any]) -> str | None:
         """The column that has the codes of this row, at their width."""
-        if isinstance(code := row.get(CODE), bytes) and len(code) == self._width[CODE]:
-            return CODE
-        if isinstance(code := row.get(PACKED), bytes) and len(code) == self._width[PACKED]:
-            return PACKED
+        for column, width in self._width.items():
+            if isinstance(codes := row.get(column), bytes) and len(codes) == width:
+                return column
         return None
 
 

@@ -25,11 +25,12 @@ import io
 import itertools
 import json
 import os
+import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from tt_cli.atomic_write import atomic_file
 from tt_cli.data.codes import CODE_COLUMNS
@@ -45,7 +46,12 @@ GROUP_ROWS = 2048  # rows of a parquet row group: what damage of one costs, and 
 LARGEST_MEMBER = 1 << 20  # bytes of one file in a tar that are read, and of one line
 BROTLI_QUALITY = 8  # of 11; 9 takes eight times as long for no fewer bytes of codes
 _TAR_BLOCK = 512
+_TAR_KINDS = ("json", "txt", *CODE_COLUMNS)
 _PIECE = 1 << 16  # bytes that are read, and decompressed, at once
+
+
+class DamagedShard(TTError):
+    """A shard that cannot be read, or not further."""
 
 
 @dataclass(frozen=True)
@@ -63,20 +69,16 @@ def container_of(name: str) -> str | None:
     return next((container for container in CONTAINERS if name.endswith(container)), None)
 
 
-def read_rows(file: BinaryIO, name: str, skip: int = 0) -> Iterator[Row]:
-    """The rows of one shard from number `skip` on, in order. name: of the shard; its ending says what it is.
-
-    Raises TTError, after the rows before, where the shard is damaged or has columns of other types.
-    """
-    return itertools.chain.from_iterable(read_batches(file, name, skip))
-
-
 def read_batches(file: BinaryIO, name: str, skip: int = 0) -> Iterator[Sequence[Row]]:
-    """As `read_rows`, up to BATCH_ROWS of them at a time."""
+    """The rows of one shard from number `skip` on, in order, up to BATCH_ROWS at a time.
+
+    name: of the shard; its ending says what it is. Raises DamagedShard, after the rows before, where the shard is
+    damaged or has columns of other types.
+    """
     container = container_of(name)
     if container is None:
         raise TTError(f"cannot read {name}: a shard's name ends in {', '.join(CONTAINERS)}")
-    return _READERS[container](file, name, skip)
+    return _FORMATS[container].read(file, name, skip)
 
 
 def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> ShardFacts:
@@ -88,14 +90,10 @@ def write_shard(path: Path, rows: Sequence[Mapping[str, Any]]) -> ShardFacts:
     container = container_of(path.name)
     if container is None or not rows:
         raise ValueError(f"{path.name} with {len(rows)} rows is no shard")
-    try:
-        with atomic_file(path) as file:
-            _WRITERS[container](Path(file.name), rows)
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-            size = os.fstat(file.fileno()).st_size
-    except OSError as error:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise TTError(f"cannot write {path}: {reason}; {advice(error)}") from error
+    with writing(path), atomic_file(path) as file:
+        _FORMATS[container].write(Path(file.name), rows)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        size = os.fstat(file.fileno()).st_size
     return ShardFacts(path.name, len(rows), size, digest)
 
 
@@ -108,12 +106,19 @@ def stored_bytes(row: Mapping[str, Any], container: str) -> int:
     return code + rest
 
 
-def advice(error: OSError) -> str:
-    """Advice where a file cannot be written."""
-    if error.errno == errno.EFBIG:
-        return "raise the limit on file sizes (ulimit -f)"
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "free some space and start again, it goes on from here" if full else "name a folder that you can write to"
+@contextmanager
+def writing(target: Path | str) -> Iterator[None]:
+    """Turns an OSError in writing `target` into a TTError with advice."""
+    try:
+        yield
+    except OSError as error:
+        advice = "name a folder that you can write to"
+        if error.errno == errno.EFBIG:
+            advice = "raise the limit on file sizes (ulimit -f)"
+        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "free some space and start again, it goes on from here"
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise TTError(f"cannot write {target}: {reason}; {advice}") from error
 
 
 # ---------------------------------------------------------------- parquet
@@ -142,7 +147,7 @@ def _parquet_columns(schema: Any, name: str) -> list[str]:
         kind = schema.field(column).type
         wanted, tests = fits[column]
         if not any(test(kind) for test in tests):
-            raise TTError(f"the shard {name} is of no use: its column {column} is {kind}, not {wanted}")
+            raise DamagedShard(f"the shard {name} is of no use: its column {column} is {kind}, not {wanted}")
     return columns
 
 
@@ -189,7 +194,7 @@ def _lines(file: BinaryIO, name: str) -> Iterator[bytes]:
             *lines, rest = (rest + output).split(b"\n")
         yield from lines
         if len(rest) > LARGEST_MEMBER:
-            raise TTError(f"the shard {name} is of no use: it has a line of over {LARGEST_MEMBER} bytes")
+            raise DamagedShard(f"the shard {name} is of no use: it has a line of over {LARGEST_MEMBER} bytes")
     if rest:
         yield rest
 
@@ -203,7 +208,7 @@ def row_of_json(known: Mapping[str, Any]) -> Row:
     """A row of what `row_to_json` made, as far as it is one."""
     row: Row = {column: known[column] for column in COLUMNS if column in known}
     for column in TEXTS:
-        if isinstance(text := row.get(column), str) and not text.isascii():
+        if isinstance(text := row.get(column), str):
             row[column] = unescaped(text)
     for column in CODE_COLUMNS:
         if isinstance(row.get(column), str):
@@ -247,12 +252,10 @@ def tar_samples(
 ) -> Iterator[dict[str, bytes]]:
     """The samples of a WebDataset tar: for each, its members by what follows the first dot, and "" for the key.
 
-    Members that are not `wanted`, and those of over `most` bytes, are there without content. Raises TTError.
+    Members that are not `wanted`, and those of over `most` bytes, are there without content. Raises DamagedShard.
     """
-    import tarfile
-
     with _damage(name):
-        archive: Any = tarfile.open(fileobj=file, mode="r|", tarinfo=_strict_header())  # noqa: SIM115 - not ours to close
+        archive: Any = tarfile.open(fileobj=file, mode="r|", tarinfo=_StrictHeader)  # noqa: SIM115 - not ours to close
     key, sample = "", dict[str, bytes]()
     while True:
         with _damage(name):
@@ -274,9 +277,6 @@ def tar_samples(
         yield sample
 
 
-_TAR_KINDS = ("json", "txt", *CODE_COLUMNS)
-
-
 def _split(path: str) -> tuple[str, str]:
     """The key and the kind of a member: the folder and the name up to its first dot; what follows, in small letters."""
     folder, slash, file = path.rpartition("/")
@@ -284,21 +284,17 @@ def _split(path: str) -> tuple[str, str]:
     return folder + slash + stem, kind.lower()
 
 
-def _strict_header() -> type[Any]:
-    """A header class that takes an archive without its end for a damaged one; tarfile itself just stops there."""
-    import tarfile
+class _StrictHeader(tarfile.TarInfo):
+    """Takes an archive without its end for a damaged one; tarfile itself just stops there."""
 
-    class Strict(tarfile.TarInfo):
-        @classmethod
-        def fromtarfile(cls, archive: tarfile.TarFile) -> Any:
-            try:
-                return super().fromtarfile(archive)
-            except tarfile.EOFHeaderError:  # type: ignore[attr-defined] # the block of zeros that ends an archive
-                raise
-            except tarfile.HeaderError as error:
-                raise tarfile.ReadError(f"{error} where the next file or the end of the archive should be") from error
-
-    return Strict
+    @classmethod
+    def fromtarfile(cls, archive: tarfile.TarFile) -> Any:
+        try:
+            return super().fromtarfile(archive)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined] # the block of zeros that ends an archive
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"{error} where the next file or the end of the archive should be") from error
 
 
 def _tar_row(members: Mapping[str, bytes]) -> Row:
@@ -313,23 +309,14 @@ def _tar_row(members: Mapping[str, bytes]) -> Row:
 
 
 def _write_tar(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    import tarfile
-
     with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
         for number, row in enumerate(rows):
-            rest = {column: row[column] for column in row if column not in CODE_COLUMNS}
-            _add_member(archive, f"{number:06d}.json", _line(rest))
-            for column in CODE_COLUMNS:
-                if column in row:
-                    _add_member(archive, f"{number:06d}.{column}", row[column])
-
-
-def _add_member(archive: Any, name: str, content: bytes) -> None:
-    import tarfile
-
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    archive.addfile(member, io.BytesIO(content))
+            members = {"json": _line({column: row[column] for column in row if column not in CODE_COLUMNS})}
+            members |= {column: row[column] for column in CODE_COLUMNS if column in row}
+            for kind, content in members.items():
+                member = tarfile.TarInfo(f"{number:06d}.{kind}")
+                member.size = len(content)
+                archive.addfile(member, io.BytesIO(content))
 
 
 def _in_batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
@@ -341,7 +328,7 @@ def _in_batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
             if len(batch) == BATCH_ROWS:
                 yield batch
                 batch = []
-    except TTError:
+    except DamagedShard:
         if batch:
             yield batch
         raise
@@ -349,28 +336,26 @@ def _in_batches(rows: Iterator[Row]) -> Iterator[list[Row]]:
         yield batch
 
 
-_READERS: dict[str, Callable[[BinaryIO, str, int], Iterator[Sequence[Row]]]] = {
-    ".parquet": _read_parquet,
-    ".tar": _read_tar,
-    ".jsonl.br": _read_lines,
-}
-_WRITERS: dict[str, Callable[[Path, Sequence[Mapping[str, Any]]], None]] = {
-    ".parquet": _write_parquet,
-    ".tar": _write_tar,
-    ".jsonl.br": _write_lines,
+class _Format(NamedTuple):
+    read: Callable[[BinaryIO, str, int], Iterator[Sequence[Row]]]
+    write: Callable[[Path, Sequence[Mapping[str, Any]]], None]
+
+
+_FORMATS = {
+    ".parquet": _Format(_read_parquet, _write_parquet),
+    ".tar": _Format(_read_tar, _write_tar),
+    ".jsonl.br": _Format(_read_lines, _write_lines),
 }
 
 
 @contextmanager
 def _damage(name: str) -> Iterator[None]:
     """Raise what the libraries raise over a damaged file as one line."""
-    import tarfile
-
     import brotli
     import pyarrow
 
     try:
         yield
     except (pyarrow.ArrowException, brotli.error, tarfile.TarError, OSError, EOFError, UnicodeDecodeError) as error:
-        words = f"the shard {name} cannot be read to its end ({first_line(error)}); fetch or make it again"
-        raise TTError(words) from error
+        message = f"the shard {name} cannot be read to its end ({first_line(error)}); fetch or make it again"
+        raise DamagedShard(message) from error

@@ -7,13 +7,14 @@ single spaces and printable ASCII, all goes to the tokenizer as it is.
 
 from __future__ import annotations
 
+import functools
 import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import tokenizers
 
-MOST_WORDS = 200_000  # remembered; then it begins anew
+MOST_WORDS = 200_000  # remembered
 MOST_LETTERS = 32  # of a word that is remembered
 MOST_MARKS = 4
 # Normalizers that change no ASCII spaces.
@@ -27,7 +28,7 @@ class Words:
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
-        self._known: dict[str, list[int]] = {}
+        self._remembered = functools.lru_cache(MOST_WORDS)(self._whole)
         parts = json.loads(backend.to_str())
         added = [token["content"] for token in parts.get("added_tokens") or []]
         self._marks = sorted({content[0] for content in added if content})  # a caption without them has none of these
@@ -37,24 +38,14 @@ class Words:
         """As the tokenizer's own for the whole caption."""
         if not self.apart or not caption.isascii() or not caption.isprintable() or self._odd(caption):
             return self._whole(caption)
-        all_ids: list[int] = []
-        known = self._known
+        ids: list[int] = []
         for word in caption.split(" "):
-            ids = known.get(word)
-            all_ids += self._learn(word) if ids is None else ids
-        return all_ids
+            ids += self._remembered(word) if len(word) <= MOST_LETTERS else self._whole(word)
+        return ids
 
     def _odd(self, caption: str) -> bool:
         spaced = not caption or "  " in caption or caption[0] == " " or caption[-1] == " "
         return spaced or any(mark in caption for mark in self._marks)
-
-    def _learn(self, word: str) -> list[int]:
-        ids = self._whole(word)
-        if len(word) <= MOST_LETTERS:
-            if len(self._known) >= MOST_WORDS:
-                self._known.clear()
-            self._known[word] = ids
-        return ids
 
     def _whole(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids

@@ -46,11 +46,6 @@ class EncodedFolder:
     counts: Counter[str]
     shards: Sequence[ShardFacts]
 
-    @property
-    def sums(self) -> str:
-        """The content of SHA256SUMS."""
-        return sums_of(self.shards)
-
 
 def finished_folder(folder: Path) -> EncodedFolder:
     """The content of a folder of `tt data encode`, every shard checked against its SHA-256.
@@ -67,7 +62,7 @@ def finished_folder(folder: Path) -> EncodedFolder:
     counts: Counter[str] = Counter()
     shards: list[ShardFacts] = []
     for share in range(shares):
-        state = ShareState.read(folder / PROGRESS / f"{share:03d}.json")
+        state = ShareState.read(folder, share)
         if not state.done:
             raise UsageError(
                 f"share {share + 1} of {shares} of {folder} is not finished; run `tt data encode` "
@@ -78,18 +73,15 @@ def finished_folder(folder: Path) -> EncodedFolder:
     if not shards:
         raise UsageError(f"there is not one row in {folder}: all {counts['seen']:,} pictures were left out")
     for facts in shards:
-        _check(folder / SHARDS / facts.name, facts)
+        path = folder / SHARDS / facts.name
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise TTError(f"cannot read the shard {path}: {error.strerror or error}; copy it here again") from error
+        if digest != facts.sha256:
+            raise TTError(f"the shard {path} is damaged: its SHA-256 is not the one that was written down; encode again")
     return EncodedFolder(folder, settings, counts, shards)
-
-
-def _check(path: Path, facts: ShardFacts) -> None:
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise TTError(f"cannot read the shard {path}: {error.strerror or error}; copy it here again") from error
-    if digest != facts.sha256:
-        raise TTError(f"the shard {path} is damaged: its SHA-256 is not the one that was written down; encode again")
 
 
 def publish(encoded: EncodedFolder, name: str, licence: str, *, private: bool | None = None, tell: Tell = print) -> str:
@@ -101,32 +93,31 @@ def publish(encoded: EncodedFolder, name: str, licence: str, *, private: bool | 
     from huggingface_hub import get_token
     from huggingface_hub.constants import ENDPOINT
 
-    action = f"cannot publish the data set {name}"
     if get_token() is None:
-        raise UsageError(f"{action}: nobody is logged in; run `tt login`")
-    wait = FIRST_WAIT
-    for left in range(TRIES - 1, -1, -1):
+        raise UsageError(f"cannot publish the data set {name}: nobody is logged in; run `tt login`")
+    for number in range(TRIES - 1):
         try:
-            _publish(encoded, name, licence, private, action, tell)
-            return f"{ENDPOINT}/datasets/{name}"
+            _publish(encoded, name, licence, private, tell)
+            break
         except (HubUnreachable, RepositoryChanged) as error:
-            if not left:
-                raise
+            wait = min(LONGEST_WAIT, FIRST_WAIT * 2**number)
             tell(f"{str(error).removesuffix('; try again')}; trying again in {wait:.0f} s")
             time.sleep(wait)
-            wait = min(LONGEST_WAIT, 2 * wait)
-    raise AssertionError("the last try returns or raises")
+    else:
+        _publish(encoded, name, licence, private, tell)
+    return f"{ENDPOINT}/datasets/{name}"
 
 
-def _publish(encoded: EncodedFolder, name: str, licence: str, private: bool | None, action: str, tell: Tell) -> None:
+def _publish(encoded: EncodedFolder, name: str, licence: str, private: bool | None, tell: Tell) -> None:
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
+    action, sums = f"cannot publish the data set {name}", sums_of(encoded.shards)
     repository = open_repository(name, action, kind="dataset", private=private)
-    there = repository.files
-    if SUMS in there and read_text(repository, SUMS, action, MOST_SUMS_BYTES) == encoded.sums:
+    if SUMS in repository.files and read_text(repository, SUMS, action, MOST_SUMS_BYTES) == sums:
         tell(f"{name} has it already")
         return
-    if SETTINGS not in there and any(file.startswith(f"{SHARDS}/") for file in there):
+    old = {file for file in repository.files if file.startswith(f"{SHARDS}/")}
+    if old and SETTINGS not in repository.files:
         raise UsageError(f"{action}: it holds other data; name another one")
     names = {f"{SHARDS}/{facts.name}" for facts in encoded.shards}
     adds = [CommitOperationAdd(path, str(encoded.folder / path)) for path in sorted(names)]
@@ -136,43 +127,33 @@ def _publish(encoded: EncodedFolder, name: str, licence: str, private: bool | No
         tell(f"{min(start + GROUP, len(adds)):,} of {len(adds):,} shards are on the Hub")
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         *adds,
-        CommitOperationAdd(SUMS, encoded.sums.encode()),
+        CommitOperationAdd(SUMS, sums.encode()),
         CommitOperationAdd(SETTINGS, (encoded.folder / SETTINGS).read_bytes()),
         CommitOperationAdd(CARD, card(encoded, name, licence).encode()),
+        *(CommitOperationDelete(file) for file in sorted(old - names)),
     ]
-    old = (file for file in there if file.startswith(f"{SHARDS}/") and file not in names)
-    operations += [CommitOperationDelete(file) for file in sorted(old)]
-    words = f"{encoded.counts['kept']:,} pictures as codes"
-    commit(repository, operations, words, action, ANSWER_SECONDS)
+    commit(repository, operations, f"{encoded.counts['kept']:,} pictures as codes", action, ANSWER_SECONDS)
 
 
 def card(encoded: EncodedFolder, name: str, licence: str) -> str:
     """Markdown with the Hub's metadata: what it is, how it was made, what was left out, every shard's checksum."""
     counts, made = encoded.counts, encoded.settings
     size = sum(facts.bytes for facts in encoded.shards)
-    vqgan, filters = made["vqgan"], made["filters"]
+    vqgan = made["vqgan"]
     lines = ["---", f"license: {json.dumps(licence)}", "task_categories:", "- text-to-image", "tags:", "- vqgan-codes"]
     lines += ["configs:", "- config_name: default", "  data_files:", "  - split: train"]
     lines += [f"    path: {SHARDS}/train-*.{made['container']}", "---", "", f"# {name}", ""]
     lines += [
         f"{counts['kept']:,} pictures with captions, each as {vqgan['grid']} x {vqgan['grid']} codes of the VQGAN "
+        f"`{vqgan['name']}` ({vqgan['codebook_size']:,} codes, {vqgan['pixels']} x {vqgan['pixels']} pixels)."
     ]
-    lines[-1] += f"`{vqgan['name']}` ({vqgan['codebook_size']:,} codes, {vqgan['pixels']} x {vqgan['pixels']} pixels)."
     lines += ["", "| column | content |", "|---|---|"]
     lines += [f"| {column} | {_COLUMNS[column]} |" for column in made["columns"]]
-    lines += [
-        "",
-        "## What was left out",
-        "",
-        f"Of {counts['seen']:,} pictures:",
-        "",
-        "| reason | pictures |",
-        "|---|---|",
-    ]
+    lines += ["", "## What was left out", "", f"Of {counts['seen']:,} pictures:", "", "| reason | pictures |", "|---|---|"]
     left_out = {key: value for key, value in counts.items() if key not in ("seen", "kept") and value}
     lines += [f"| {key.replace('_', ' ')} | {value:,} |" for key, value in sorted(left_out.items())]
     lines += ["", "The filters:", ""]
-    lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in filters.items()]
+    lines += [f"- {key.replace('_', ' ')}: {value}" for key, value in made["filters"].items()]
     lines += ["", "## Shards", "", f"{len(encoded.shards):,}, of {size / 1e6:,.1f} MB together; `{SUMS}` has them all."]
     if len(encoded.shards) <= MOST_IN_CARD:
         lines += ["", "| shard | rows | bytes | SHA-256 |", "|---|---|---|---|"]

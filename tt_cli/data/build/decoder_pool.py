@@ -23,6 +23,8 @@ Chosen = tuple[Place, CaptionedPicture | None, str | Undecodable | None]
 Result = tuple[Place, CaptionedPicture | None, Decoded | Undecodable | str]
 """The place after a picture, the picture, and its pixels, or what is wrong with the file, or why it is left out."""
 
+_Waiting = tuple[Place, CaptionedPicture | None, Decoded | Undecodable | str | Future[Decoded | Undecodable]]
+
 
 class DecoderPool:
     """A context manager over `workers` processes that decode pictures to squares of `side` pixels."""
@@ -48,51 +50,48 @@ class DecoderPool:
 
     def __call__(self, chosen: Iterator[Chosen], ahead: int) -> Iterator[Result]:
         """The result of each picture; at most `ahead` of them are decoded before their turn."""
-        waiting: deque[tuple[Place, CaptionedPicture | None, str | Undecodable | Future[Decoded | Undecodable]]]
-        waiting = deque()
+        waiting: deque[_Waiting] = deque()
         for place, picture, reason in chosen:
-            waiting.append((place, picture, reason if reason is not None else self._asked(picture, waiting)))
+            waiting.append((place, picture, reason or self._submitted(picture)))
             if len(waiting) >= ahead:
-                yield self._answered(waiting)
+                yield self._next(waiting)
         while waiting:
-            yield self._answered(waiting)
+            yield self._next(waiting)
 
-    def _asked(self, picture: CaptionedPicture | None, waiting: deque[Any]) -> Future[Decoded | Undecodable]:
+    def _submitted(self, picture: CaptionedPicture | None) -> Future[Decoded | Undecodable]:
         assert picture is not None and picture.content is not None
         try:
             return self._pool.submit(decode, picture.content, self._side)
-        except BrokenProcessPool:
-            self._replace(waiting)
-            return self._pool.submit(decode, picture.content, self._side)
+        except BrokenProcessPool as error:  # dealt with when a result is asked for
+            failed: Future[Decoded | Undecodable] = Future()
+            failed.set_exception(error)
+            return failed
 
-    def _answered(self, waiting: deque[Any]) -> Result:
-        place, picture, result = waiting.popleft()
-        if not isinstance(result, Future):
-            return place, picture, result
-        try:
-            return place, picture, result.result()
-        except BrokenProcessPool:
-            waiting.appendleft((place, picture, result))
-            self._replace(waiting)
-            return self._answered(waiting)
+    def _next(self, waiting: deque[_Waiting]) -> Result:
+        while True:
+            place, picture, result = waiting[0]
+            try:
+                answer = result.result() if isinstance(result, Future) else result
+            except BrokenProcessPool:
+                self._replace(waiting)
+                continue
+            waiting.popleft()
+            return place, picture, answer
 
-    def _replace(self, waiting: deque[Any]) -> None:
+    def _replace(self, waiting: deque[_Waiting]) -> None:
         """A process has died, and the pool with it: decode what is not done one at a time, to find who did it."""
         self._pool.shutdown(cancel_futures=True)
         alone = self._new(1)
         for index, (place, picture, result) in enumerate(waiting):
-            if not isinstance(result, Future) or _succeeded(result):
+            if picture is None or picture.content is None or not isinstance(result, Future):
                 continue
-            try:
-                answer = alone.submit(decode, picture.content, self._side).result()
-            except BrokenProcessPool:
-                answer = Undecodable("broken", "decoding it ends the process")
-                alone.shutdown()
-                alone = self._new(1)
-            waiting[index] = (place, picture, answer)
+            if result.cancelled() or result.exception() is not None:
+                try:
+                    answer = alone.submit(decode, picture.content, self._side).result()
+                except BrokenProcessPool:
+                    answer = Undecodable("broken", "decoding it ends the process")
+                    alone.shutdown()
+                    alone = self._new(1)
+                waiting[index] = (place, picture, answer)
         alone.shutdown()
         self._pool = self._new(self._workers)
-
-
-def _succeeded(future: Future[Any]) -> bool:
-    return future.done() and not future.cancelled() and future.exception() is None

@@ -14,13 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
 
 
 MOST_UNRECORDED = 512  # pictures that are left out one after the other, before that is recorded too
-TOLD_SECONDS = 1.0
+REPORT_SECONDS = 1.0
 GPU_PICTURE_BYTES = 170e6  # of activations, for 256 x 256 pixels in float32
 FIELDS = (LABEL, *SIZES)
 
@@ -50,18 +49,6 @@ class WorkShare:
 
     index: int = 0
     count: int = 1
-
-    def units(self, source: PictureSource) -> list[int]:
-        """The numbers of the units that this worker looks at."""
-        everything = range(len(source.units))
-        return list(everything[self.index :: self.count] if self._by_unit(source) else everything)
-
-    def has(self, source: PictureSource, number: int) -> bool:
-        """True if picture `number` of one of its units is this worker's."""
-        return self._by_unit(source) or number % self.count == self.index
-
-    def _by_unit(self, source: PictureSource) -> bool:
-        return len(source.units) >= self.count
 
 
 LEFT_OUT = {
@@ -92,8 +79,7 @@ class EncodingProgress:
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {
-            "seen": self.counts.get("seen", 0),
-            "kept": self.counts.get("kept", 0),
+            **{key: self.counts.get(key, 0) for key in ("seen", "kept")},
             "left_out": {key: self.counts[key] for key in LEFT_OUT if self.counts.get(key)},
             "shards": self.shards,
             "bytes": self.bytes,
@@ -177,16 +163,34 @@ class EncodingJob:
 
     def chosen(self, start: Place) -> Iterator[Chosen]:
         """This worker's pictures from a place on."""
-        units = self.share.units(self.source)
+        share, units = self.share, range(len(self.source.units))
+        by_unit = len(units) >= share.count
+        if by_unit:
+            units = units[share.index :: share.count]
         for ordinal in range(start[0], len(units)):
             number = start[1] if ordinal == start[0] else 0
             try:
-                for picture in self.source.read(units[ordinal], number):
-                    number += 1
-                    if self.share.has(self.source, number - 1):
+                for number, picture in enumerate(self.source.read(units[ordinal], number), number + 1):
+                    if by_unit or (number - 1) % share.count == share.index:
                         yield (ordinal, number), picture, reason_against(picture, self.rules)
             except DamagedUnit as error:
                 yield (ordinal + 1, 0), None, Undecodable("damaged_file", str(error))
+
+    def rows(
+        self, pictures: Sequence[tuple[CaptionedPicture, Decoded]], encoder: Callable[[np.ndarray], np.ndarray]
+    ) -> list[Row]:
+        """The rows of decoded pictures."""
+        if not pictures:
+            return []
+        codes = encoder(np.stack([decoded.pixels for _, decoded in pictures]))
+        strings = to_column(self.column, codes, self.run.vqgan.codebook_size)
+        rows = []
+        for (picture, decoded), string in zip(pictures, strings, strict=True):
+            width, height = _sizes(picture)
+            sizes = zip(SIZES, (width or decoded.width, height or decoded.height), strict=True)
+            known = {LABEL: picture.fields.get(LABEL), **dict(sizes)}
+            rows.append({"caption": picture.caption, **{key: known[key] for key in self.fields}, self.column: string})
+        return rows
 
 
 def choose_batch(device: torch.device, pixels: int) -> tuple[int, str]:
@@ -205,24 +209,13 @@ def choose_batch(device: torch.device, pixels: int) -> tuple[int, str]:
     )
 
 
-class VqEncoder(Protocol):
-    """The part of a VQGAN that this room needs."""
-
-    @property
-    def has_encoder(self) -> bool:
-        """True if its weights hold the encoder too."""
-
-    def encode(self, pictures: torch.Tensor) -> torch.Tensor:
-        """Pictures (b, 3, side, side) in 0..1 → codes (b, n)."""
-
-
 class PictureEncoder:
-    """The VQGAN, which lies on `device`: pixels to codes."""
+    """The VQGAN (`model.vqgan`), which lies on `device`: pixels to codes."""
 
-    def __init__(self, vqgan: VqEncoder, device: torch.device, codebook_size: int):
+    def __init__(self, vqgan: Any, device: torch.device):
         if not vqgan.has_encoder:
             raise TTError("these VQGAN weights hold the decoder only: pictures cannot be encoded with them")
-        self._vqgan, self._device, self._codebook_size = vqgan, device, codebook_size
+        self._vqgan, self._device = vqgan, device
 
     def __call__(self, pixels: np.ndarray) -> np.ndarray:
         """Pictures (b, side, side, 3) uint8 → codes (b, n) int16. Halves the batch when the GPU's memory is short."""
@@ -230,7 +223,7 @@ class PictureEncoder:
 
         try:
             pictures = torch.from_numpy(pixels).to(self._device).permute(0, 3, 1, 2).float().div_(255)
-            return self._vqgan.encode(pictures).to(torch.int16).cpu().numpy()
+            return np.asarray(self._vqgan.encode(pictures).to(torch.int16).cpu())
         except torch.cuda.OutOfMemoryError:
             if len(pixels) == 1:
                 raise TTError("the GPU's memory is too small for one picture; use --device cpu") from None
@@ -243,54 +236,64 @@ def encode(
     job: EncodingJob,
     encoder: Callable[[np.ndarray], np.ndarray],
     journal: Journal,
-    tell: Callable[[EncodingProgress], None] = lambda progress: None,
+    on_progress: Callable[[EncodingProgress], None] = lambda progress: None,
 ) -> EncodingProgress:
     """Encode what `journal` says is left of this worker's part, and seal the last shard.
 
-    encoder: pictures (b, side, side, 3) uint8 → codes (b, n). tell: is called after the first batch and about once a
-    second. Raises TTError when the disk is full or the source is lost; then, as after a kill, another call with an
-    equal source goes on.
+    encoder: pictures (b, side, side, 3) uint8 → codes (b, n). on_progress: is called after the first batch and about
+    once a second. Raises TTError when the disk is full or the source is lost; then, as after a kill, another call with
+    an equal source goes on.
     """
-    clock = _Clock(journal, job.total, tell)
+    started, reported, seen_before = time.monotonic(), -math.inf, journal.counts["seen"]
+
+    def progress() -> EncodingProgress:
+        seconds, seen, shards = time.monotonic() - started, journal.counts["seen"], journal.finished.shards
+        speed = (seen - seen_before) / seconds if seconds else 0.0
+        left = max(0, job.total - seen) / speed if job.total is not None and speed else None
+        size = sum(shard.bytes for shard in shards)
+        return EncodingProgress(dict(journal.counts), len(shards), size, seconds, speed, left)
+
     if journal.finished.done:
-        return clock.progress()
+        return progress()
     if journal.full:
         journal.seal()
+    batch = _Batch()
     with DecoderPool(job.workers, job.run.vqgan.pixels) as decoders:
-        waiting = _Batch(job, encoder, journal)
         for place, picture, result in decoders(job.chosen(journal.place), 2 * job.batch + 4 * job.workers):
-            waiting.add(place, picture, result)
-            if len(waiting.pictures) >= job.batch or waiting.seen >= MOST_UNRECORDED:
-                waiting.record()
-                clock.tell()
+            batch.add(place, picture, result, job.rules)
+            if len(batch.pictures) >= job.batch or batch.seen >= MOST_UNRECORDED:
+                journal.record(place, job.rows(batch.pictures, encoder), batch.counts, batch.broken)
+                batch = _Batch()
+                if time.monotonic() - reported >= REPORT_SECONDS:
+                    reported = time.monotonic()
+                    on_progress(progress())
             if journal.full:
                 journal.seal()
-        waiting.record()
+    if batch.place is not None:
+        journal.record(batch.place, job.rows(batch.pictures, encoder), batch.counts, batch.broken)
     journal.seal(done=True)
-    return clock.progress()
+    return progress()
 
 
+@dataclass
 class _Batch:
     """Pictures that wait for the VQGAN, and what else happened since the last record."""
 
-    def __init__(self, job: EncodingJob, encoder: Callable[[np.ndarray], np.ndarray], journal: Journal):
-        self._job, self._encoder, self._journal = job, encoder, journal
-        self._clear()
+    pictures: list[tuple[CaptionedPicture, Decoded]] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    broken: list[dict[str, str]] = field(default_factory=list)
+    place: Place | None = None
+    seen: int = 0
 
-    def _clear(self) -> None:
-        self.pictures: list[tuple[CaptionedPicture, Decoded]] = []
-        self.counts: Counter[str] = Counter()
-        self.broken: list[dict[str, str]] = []
-        self.place: Place | None = None
-        self.seen = 0
-
-    def add(self, place: Place, picture: CaptionedPicture | None, result: Decoded | Undecodable | str) -> None:
+    def add(
+        self, place: Place, picture: CaptionedPicture | None, result: Decoded | Undecodable | str, rules: RowRules
+    ) -> None:
         self.place = place
         self.seen += 1
         if picture is not None:
             self.counts["seen"] += 1
         if isinstance(result, Decoded) and picture is not None:
-            if self._job.rules.against_shape(result.width, result.height) is None:
+            if rules.against_shape(result.width, result.height) is None:
                 self.counts["kept"] += 1
                 self.pictures.append((picture, result))
                 return
@@ -300,55 +303,3 @@ class _Batch:
             self.broken.append({"picture": name, "reason": result.reason, "words": result.words})
             result = result.reason
         self.counts[str(result)] += 1
-
-    def record(self) -> None:
-        if self.place is None:
-            return
-        self._journal.record(self.place, self._rows(), self.counts, self.broken)
-        self._clear()
-
-    def _rows(self) -> list[Row]:
-        if not self.pictures:
-            return []
-        codes = self._encoder(np.stack([decoded.pixels for _, decoded in self.pictures]))
-        strings = to_column(self._job.column, codes, self._job.run.vqgan.codebook_size)
-        return [
-            self._row(picture, decoded) | {self._job.column: string}
-            for (picture, decoded), string in zip(self.pictures, strings, strict=True)
-        ]
-
-    def _row(self, picture: CaptionedPicture, decoded: Decoded) -> Row:
-        width, height = _sizes(picture)
-        known: dict[str, Any] = {
-            "NSFW": picture.fields.get("NSFW"),
-            "original_width": width or decoded.width,
-            "original_height": height or decoded.height,
-        }
-        return {"caption": picture.caption, **{key: known[key] for key in self._job.fields}}
-
-
-class _Clock:
-    """Says now and then how far a worker is."""
-
-    def __init__(self, journal: Journal, total: int | None, tell: Callable[[EncodingProgress], None]):
-        self._journal, self._total, self._tell = journal, total, tell
-        self._started, self._reported = time.monotonic(), -math.inf  # the first batch is told at once
-        self._seen_before = journal.counts["seen"]
-
-    def tell(self) -> None:
-        if time.monotonic() - self._reported >= TOLD_SECONDS:
-            self._reported = time.monotonic()
-            self._tell(self.progress())
-
-    def progress(self) -> EncodingProgress:
-        seconds = time.monotonic() - self._started
-        seen = self._journal.counts["seen"]
-        speed = (seen - self._seen_before) / seconds if seconds else 0.0
-        left = max(0, self._total - seen) / speed if self._total is not None and speed else None
-        shards = self._journal.finished.shards
-        return EncodingProgress(dict(self._journal.counts), len(shards), sum(shard.bytes for shard in shards), seconds, speed, left)
-
-
-def cores() -> int:
-    """Of this machine, as far as this process may use them."""
-    return len(os.sched_getaffinity(0))

@@ -46,10 +46,7 @@ class Inspection:
     @property
     def entropy(self) -> float:
         """Bits of a code, if each were drawn by itself."""
-        counts = self.used[self.used > 0]
-        if not len(counts):
-            return 0.0
-        share = counts / counts.sum()
+        share = self.used[self.used > 0] / max(1, self.used.sum())
         return float(-(share * np.log2(share)).sum())
 
     def facts(self) -> dict[str, Any]:
@@ -147,13 +144,12 @@ def as_text(result: Inspection) -> str:
     """For a terminal."""
     facts = result.facts()
     bins = result.histogram()
-    most = max(bins, default=0) or 1
     lines = [
         f"{plural(result.rows, 'row')} in {plural(result.shards, 'shard')} of {byte_count(result.bytes)} together: "
         f"{facts['bytes_per_row']:,.1f} bytes a row",
         f"codes: {facts['codes_used']:,} of {result.codebook_size:,} are used, "
         f"{facts['bits_per_code']:.2f} bits each (column {result.column})",
-        "".join(SPARKS[8 * count // (most + 1)] for count in bins),
+        "".join(SPARKS[8 * count // (max(*bins, 1) + 1)] for count in bins),
         f"captions: {facts['caption_characters']:,.1f} characters on average",
     ]
     lines += [f"not to be trained on, {key.replace('_', ' ')}: {count:,}" for key, count in result.problems.items()]
@@ -163,7 +159,7 @@ def as_text(result: Inspection) -> str:
 def as_page(result: Inspection, pictures: np.ndarray, title: str) -> str:
     """One HTML page that needs no other file. pictures: of the samples, (b, H, W, 3) uint8."""
     bins = result.histogram()
-    most = max(bins, default=0) or 1
+    most = max(*bins, 1)
     bars = "".join(
         f'<rect x="{10 * place}" y="{100 - 100 * count / most:.1f}" width="9" height="{100 * count / most:.1f}"/>'
         for place, count in enumerate(bins)
@@ -172,8 +168,7 @@ def as_page(result: Inspection, pictures: np.ndarray, title: str) -> str:
         f'<figure><img alt="" src="{_inline(picture)}"><figcaption>{html.escape(caption)}</figcaption></figure>'
         for (caption, _), picture in zip(result.samples, pictures, strict=True)
     )
-    summary = html.escape(as_text(result))
-    name = html.escape(title)
+    summary, name = html.escape(as_text(result)), html.escape(title)
     return f"""<!doctype html>
 <html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{name}</title>
 <style>

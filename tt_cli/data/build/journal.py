@@ -19,7 +19,6 @@ Notable:
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import json
 import os
@@ -35,11 +34,11 @@ from tt_cli.data.columns import Row
 from tt_cli.data.shard_format import (
     TARGET_BYTES,
     ShardFacts,
-    advice,
     row_of_json,
     row_to_json,
     stored_bytes,
     write_shard,
+    writing,
 )
 from tt_cli.errors import TTError, UsageError
 
@@ -64,22 +63,23 @@ class ShareState:
     done: bool = False
 
     @classmethod
-    def read(cls, path: Path) -> Self:
-        """The state in a file, a new one where there is none. Raises TTError for what is no such file."""
+    def read(cls, out: Path, share: int) -> Self:
+        """That of a share in an output folder, a new one where there is none. Raises TTError for a file that is none."""
+        path = out / PROGRESS / f"{share:03d}.json"
         try:
             known = json.loads(path.read_text(encoding="utf-8"))
-            unit, number = known.pop("place")
-            shards = [ShardFacts(**facts) for facts in known.pop("shards")]
-            return cls(place=(unit, number), counts=Counter(known.pop("counts")), shards=shards, **known)
+            unit, number = known["place"]
+            shards = [ShardFacts(**facts) for facts in known["shards"]]
+            return cls(**{**known, "place": (unit, number), "counts": Counter(known["counts"]), "shards": shards})
         except FileNotFoundError:
             return cls()
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise TTError(f"cannot read {path} ({error}); start again with another output folder") from error
 
-    def to_json(self) -> bytes:
-        """The text that `read` takes."""
-        shards = [dataclasses.asdict(facts) for facts in self.shards]
-        return json.dumps({**vars(self), "counts": dict(self.counts), "shards": shards}).encode() + b"\n"
+    def write(self, out: Path, share: int) -> None:
+        """Have `read` find this."""
+        content = json.dumps(vars(self), default=vars) + "\n"
+        atomic_write(out / PROGRESS / f"{share:03d}.json", content)
 
 
 def sums_of(shards: Iterable[ShardFacts]) -> str:
@@ -89,14 +89,11 @@ def sums_of(shards: Iterable[ShardFacts]) -> str:
 
 def write_sums(out: Path, shares: int) -> bool:
     """Write SHA256SUMS if every share is finished in this folder. Raises TTError."""
-    states = [ShareState.read(out / PROGRESS / f"{share:03d}.json") for share in range(shares)]
+    states = [ShareState.read(out, share) for share in range(shares)]
     if not all(state.done for state in states):
         return False
-    path = out / SUMS
-    try:
-        atomic_write(path, sums_of(facts for state in states for facts in state.shards))
-    except OSError as error:
-        raise TTError(f"cannot write {path}: {error.strerror or error}; {advice(error)}") from error
+    with writing(out / SUMS):
+        atomic_write(out / SUMS, sums_of(facts for state in states for facts in state.shards))
     return True
 
 
@@ -107,18 +104,17 @@ def agree_on(out: Path, settings: Mapping[str, Any]) -> None:
     """
     path = out / SETTINGS
     try:
-        for folder in (out, out / SHARDS, out / PROGRESS):
-            folder.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            atomic_write(path, json.dumps(settings, indent=1) + "\n", replace=False)
-        known = json.loads(path.read_text(encoding="utf-8"))
+        with writing(f"to {out}"):
+            for folder in (out, out / SHARDS, out / PROGRESS):
+                folder.mkdir(parents=True, exist_ok=True)
+            if not path.exists():
+                atomic_write(path, json.dumps(settings, indent=1) + "\n", replace=False)
+            known = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise TTError(f"cannot read {path} ({error}); start again with another output folder") from error
-    except OSError as error:
-        raise TTError(f"cannot write to {out}: {error.strerror or error}; {advice(error)}") from error
     for key, value in settings.items():
-        if not isinstance(known, dict) or known.get(key) != value:
-            there = known.get(key) if isinstance(known, dict) else known
+        there = known.get(key) if isinstance(known, dict) else known
+        if there != value:
             raise UsageError(
                 f"{out} was begun with {key} {there!r}, not {value!r}; go on as it was begun, or name another folder"
             )
@@ -133,19 +129,16 @@ class Journal:
 
     def __init__(self, out: Path, worker: int, container: str, target: int = TARGET_BYTES):
         self._out, self._worker, self._container, self._target = out, worker, container, target
-        self._state_path = out / PROGRESS / f"{worker:03d}.json"
         self._path = out / PROGRESS / f"{worker:03d}.rows"
         self.rows: list[Row] = []
         self.broken: list[dict[str, str]] = []
         self._bytes = 0
-        try:
+        with writing(self._path):
             self._file = self._path.open("ab+", buffering=0)
             self._lock()
-            self.finished = ShareState.read(self._state_path)
+            self.finished = ShareState.read(out, worker)
             self.place, self.counts = self.finished.place, Counter(self.finished.counts)
             self._recover()
-        except OSError as error:
-            raise self._cannot(self._path, error) from error
 
     def close(self) -> None:
         """Let another process have it."""
@@ -155,19 +148,14 @@ class Journal:
         self, place: Place, rows: Sequence[Row], counts: Mapping[str, int], broken: Sequence[dict[str, str]]
     ) -> None:
         """A batch is done: its rows, what to add to the counts, and the place in the source after it."""
-        line = {
-            "seal": self.finished.seals,
-            "place": place,
-            "rows": [row_to_json(row) for row in rows],
-            "counts": counts,
-            "broken": list(broken),
-        }
-        text = json.dumps(line, separators=(",", ":")).encode()
-        try:
-            _write_all(self._file.fileno(), b"%08x %s\n" % (zlib.crc32(text), text))
+        json_rows = [row_to_json(row) for row in rows]
+        batch = {"seal": self.finished.seals, "place": place, "rows": json_rows, "counts": counts, "broken": broken}
+        text = json.dumps(batch, separators=(",", ":")).encode()
+        rest = memoryview(b"%08x %s\n" % (zlib.crc32(text), text))
+        with writing(self._path):
+            while rest:
+                rest = rest[os.write(self._file.fileno(), rest) :]
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise self._cannot(self._path, error) from error
         self._add(place, rows, counts, broken)
 
     @property
@@ -175,30 +163,18 @@ class Journal:
         """True if the rows are enough for a shard."""
         return self._bytes >= self._target
 
-    def seal(self, *, done: bool = False) -> ShardFacts | None:
-        """Make a shard of the rows, None if there are none. done: the source has no more for this worker."""
-        before = self.finished
-        facts = None
+    def seal(self, *, done: bool = False) -> None:
+        """Make a shard of the rows, if there are any. done: the source has no more for this worker."""
+        before, shards = self.finished, list(self.finished.shards)
         broken_bytes = self._list_broken()
         if self.rows:
-            name = f"train-{self._worker:03d}-{len(before.shards):05d}{self._container}"
-            facts = write_shard(self._out / SHARDS / name, self.rows)
-        now = ShareState(
-            self.place,
-            self.counts,
-            [*before.shards, *([facts] if facts else [])],
-            broken_bytes,
-            before.seals + 1,
-            done,
-        )
-        try:
-            atomic_write(self._state_path, now.to_json())
+            name = f"train-{self._worker:03d}-{len(shards):05d}{self._container}"
+            shards.append(write_shard(self._out / SHARDS / name, self.rows))
+        now = ShareState(self.place, Counter(self.counts), shards, broken_bytes, before.seals + 1, done)
+        with writing(self._path.with_suffix(".json")):
+            now.write(self._out, self._worker)
             self.finished, self.rows, self.broken, self._bytes = now, [], [], 0
-            self.counts = Counter(now.counts)
             os.ftruncate(self._file.fileno(), 0)
-        except OSError as error:
-            raise self._cannot(self._state_path, error) from error
-        return facts
 
     def _lock(self) -> None:
         try:
@@ -212,14 +188,17 @@ class Journal:
     def _recover(self) -> None:
         """Take up the lines that are whole; cut off what comes after them."""
         good = 0
-        with self._path.open("rb") as file:
-            for line in file:
-                known = _checked(line)
-                if known is None or known["seal"] != self.finished.seals:
-                    break
-                good += len(line)
-                rows = [row_of_json(row) for row in known["rows"]]
-                self._add(tuple(known["place"]), rows, known["counts"], known["broken"])
+        self._file.seek(0)
+        for line in self._file.read().splitlines(keepends=True):
+            crc, _, text = line.partition(b" ")
+            if not text.endswith(b"\n") or crc != b"%08x" % zlib.crc32(text[:-1]):
+                break
+            batch = json.loads(text)
+            if batch["seal"] != self.finished.seals:
+                break
+            good += len(line)
+            rows = [row_of_json(row) for row in batch["rows"]]
+            self._add(tuple(batch["place"]), rows, batch["counts"], batch["broken"])
         os.ftruncate(self._file.fileno(), good)
 
     def _add(
@@ -237,33 +216,10 @@ class Journal:
         if not self.broken:
             return before
         path = self._out / f"broken-{self._worker:03d}.jsonl"
-        text = b"".join(json.dumps(picture, ensure_ascii=False).encode("utf-8", "replace") + b"\n" for picture in self.broken)
-        try:
-            with path.open("ab") as file:
-                file.truncate(before)
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise self._cannot(path, error) from error
-        return before + len(text)
-
-    @staticmethod
-    def _cannot(path: Path, error: OSError) -> TTError:
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        return TTError(f"cannot write {path}: {reason}; {advice(error)}")
-
-
-def _write_all(descriptor: int, content: bytes) -> None:
-    view = memoryview(content)
-    while view:
-        view = view[os.write(descriptor, view) :]
-
-
-def _checked(line: bytes) -> dict[str, Any] | None:
-    """A line of the journal, None for one that is not whole."""
-    crc, space, text = line.partition(b" ")
-    if not (space and text.endswith(b"\n")) or crc != b"%08x" % zlib.crc32(text[:-1]):
-        return None
-    known: dict[str, Any] = json.loads(text)
-    return known
+        lines = (json.dumps(picture, ensure_ascii=False) + "\n" for picture in self.broken)
+        with writing(path), path.open("ab") as file:
+            file.truncate(before)
+            file.write("".join(lines).encode("utf-8", "replace"))
+            file.flush()
+            os.fsync(file.fileno())
+            return os.fstat(file.fileno()).st_size

@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import csv
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -36,6 +36,7 @@ TABLES = (".parquet", ".jsonl", ".csv")
 CAPTION = ("caption", "text")
 EMBEDDED = ("image", "picture", "jpg", "jpeg", "png", "webp")
 NO_DATA_SET = "the Hub has no such data set, or it is private; check the name"
+MOST_IN_TAR = 1 << 28  # bytes of one file in a tar
 BESIDE = ("file_name", "file", "path", "filename")
 FIELDS = {  # of a row, by the columns that may hold them
     "NSFW": ("nsfw",),
@@ -82,9 +83,9 @@ def open_source(name: str, *, split: str = "train", revision: str | None = None)
         return _folder(path)
     if path.is_file():
         if path.suffix.lower() == ".tar":
-            return TarSource([path])
+            return FileSource([path], _tar_pictures)
         if path.suffix.lower() in TABLES:
-            return TableSource([path])
+            return FileSource([path], _table_pictures)
         raise UsageError(f"cannot encode {name}: it is no folder and ends in none of .tar, {', '.join(TABLES)}")
     if HUB_NAME.fullmatch(name) and not name.startswith("."):
         return HubSource(name, split, revision)
@@ -92,22 +93,20 @@ def open_source(name: str, *, split: str = "train", revision: str | None = None)
 
 
 def _folder(path: Path) -> PictureSource:
-    files = files_below(path, lambda error: _unreadable(path, error))
+    def on_unreadable(error: OSError) -> None:
+        if error.filename == str(path):  # others are passed over
+            raise UsageError(f"cannot read the folder {path}: {error.strerror or error}") from error
+
+    files = files_below(path, on_unreadable)
     if tars := [file for file in files if file.suffix.lower() == ".tar"]:
-        return TarSource(tars)
+        return FileSource(tars, _tar_pictures)
     for ending in TABLES:
         if tables := [file for file in files if file.parent == path and file.suffix.lower() == ending]:
-            return TableSource(tables)
+            return FileSource(tables, _table_pictures)
     pictures = [file for file in files if file.suffix.lower() in PICTURES]
     if not pictures:
         raise UsageError(f"there is nothing to encode in {path}: no tars, no {', '.join(TABLES)}, no pictures")
     return FolderSource(path, pictures)
-
-
-def _unreadable(path: Path, error: OSError) -> None:
-    """Raise UsageError where the folder itself cannot be read; others that cannot are passed over."""
-    if error.filename == str(path):
-        raise UsageError(f"cannot read the folder {path}: {error.strerror or error}") from error
 
 
 class FolderSource:
@@ -131,52 +130,44 @@ def _caption_beside(path: Path) -> str | bytes | None:
         return None
 
 
-class TarSource:
-    """WebDataset tars: KEY.jpg (or another picture) with KEY.txt, or KEY.json with the columns."""
+class FileSource:
+    """Files with many pictures in each: WebDataset tars, or tables. pictures: of a file, from a number on."""
 
-    def __init__(self, tars: Sequence[Path]):
-        self._tars = tars
-        self.units: Sequence[str] = [path.name for path in tars]
+    def __init__(self, files: Sequence[Path], pictures: Callable[[Path, int], Iterator[CaptionedPicture]]):
+        self._files, self._pictures = files, pictures
+        self.units: Sequence[str] = [path.name for path in files]
         self.total: int | None = None
 
     def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
-        path = self._tars[unit]
-        with _damaged_unit(path), path.open("rb") as file:
-            for number, members in enumerate(tar_samples(file, path.name, _is_of_a_picture, _MOST_IN_TAR)):
-                if number >= skip:
-                    yield self._picture(path, members)
+        import pyarrow
 
-    @staticmethod
-    def _picture(path: Path, members: Mapping[str, bytes]) -> CaptionedPicture:
-        name = f"{path.name}/{members[''].decode('utf-8', 'replace')}"
-        row = json_object(members.get("json", b"").decode("utf-8", "surrogateescape"))
-        if "txt" in members:
-            row = {key: value for key, value in row.items() if key.lower() not in CAPTION}
-            row["caption"] = text_or_bytes(members["txt"].strip(), "utf-8-sig")
-        content = next((members[kind] for kind in members if f".{kind}" in PICTURES), None)
-        return picture_of(name, {**row, "image": content}, None)
+        path = self._files[unit]
+        try:
+            yield from self._pictures(path, skip)
+        except (TTError, pyarrow.ArrowException, csv.Error, OSError, UnicodeDecodeError) as error:
+            raise DamagedUnit(f"{path} cannot be read to its end: {first_line(error)}") from error
 
 
-_MOST_IN_TAR = 1 << 28
+def _tar_pictures(path: Path, skip: int) -> Iterator[CaptionedPicture]:
+    """KEY.jpg (or another picture) with KEY.txt, or KEY.json with the columns."""
+
+    def wanted(kind: str) -> bool:
+        return kind in ("json", "txt") or f".{kind}" in PICTURES
+
+    with path.open("rb") as file:
+        for members in itertools.islice(tar_samples(file, path.name, wanted, MOST_IN_TAR), skip, None):
+            row = json_object(members.get("json", b"").decode("utf-8", "surrogateescape"))
+            if "txt" in members:
+                row = {key: value for key, value in row.items() if key.lower() not in CAPTION}
+                row["caption"] = text_or_bytes(members["txt"].strip(), "utf-8-sig")
+            content = next((members[kind] for kind in members if f".{kind}" in PICTURES), None)
+            yield picture_of(f"{path.name}/{members[''].decode('utf-8', 'replace')}", {**row, "image": content}, None)
 
 
-def _is_of_a_picture(kind: str) -> bool:
-    return kind in ("json", "txt") or f".{kind}" in PICTURES
-
-
-class TableSource:
+def _table_pictures(path: Path, skip: int) -> Iterator[CaptionedPicture]:
     """Rows of CSV, JSON lines or parquet: pictures in a column of bytes, or as paths beside the table."""
-
-    def __init__(self, tables: Sequence[Path]):
-        self._tables = tables
-        self.units: Sequence[str] = [path.name for path in tables]
-        self.total: int | None = None
-
-    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
-        path = self._tables[unit]
-        with _damaged_unit(path):
-            for number, row in enumerate(_rows(path, skip), skip):
-                yield picture_of(f"{path.name}:{number}", row, path.parent)
+    for number, row in enumerate(_rows(path, skip), skip):
+        yield picture_of(f"{path.name}:{number}", row, path.parent)
 
 
 def _rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
@@ -213,23 +204,18 @@ def picture_of(name: str, row: Mapping[str, Any], folder: Path | None) -> Captio
     caption = next((lower[column] for column in CAPTION if column in lower), None)
     fields = {}
     for key, columns in FIELDS.items():
-        column = next((column for column in columns if column in lower), None)
-        if column is not None:
+        if (column := next((column for column in columns if column in lower), None)) is not None:
             fields[key] = lower[column] if key == "NSFW" else _whole(lower[column])
     return CaptionedPicture(name, caption, _content(lower, folder), fields)
 
 
 def _content(row: Mapping[str, Any], folder: Path | None) -> bytes | Path | None:
-    for column in EMBEDDED:
+    for column in (*EMBEDDED, *BESIDE):
         value = row.get(column)
-        if isinstance(value, Mapping):
+        if column in EMBEDDED and isinstance(value, Mapping):
             value = value.get("bytes") or value.get("path")
-        if isinstance(value, bytes):
+        if column in EMBEDDED and isinstance(value, bytes):
             return value
-        if isinstance(value, str) and value and folder is not None:
-            return folder / value
-    for column in BESIDE:
-        value = row.get(column)
         if isinstance(value, str) and value and folder is not None:
             return folder / value
     return None
@@ -241,18 +227,6 @@ def _whole(value: Any) -> int:
         return int(value)
     except (TypeError, ValueError, OverflowError):
         return 0
-
-
-@contextmanager
-def _damaged_unit(path: Path) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except DamagedUnit:
-        raise
-    except (TTError, pyarrow.ArrowException, csv.Error, OSError, UnicodeDecodeError) as error:
-        raise DamagedUnit(f"{path} cannot be read to its end: {first_line(error)}") from error
 
 
 class HubSource:
@@ -287,7 +261,7 @@ class HubSource:
         with self._reading():
             shard = self._set.shard(num_shards=len(self.units), index=unit)
             rows: Iterator[Any] = iter(shard.skip(skip) if skip else shard)
-        for number in range(skip, 1 << 62):
+        for number in itertools.count(skip):
             with self._reading():
                 row = next(rows, None)
             if row is None:

@@ -1,6 +1,6 @@
 """Reader of a data set's good rows, shuffled, wherever its shards lie: what the process that reads ahead runs.
 
-    reader = RowReader(plan, tell)
+    reader = RowReader(plan, on_trouble)
     for block in reader.blocks(): …
 
 Notable:
@@ -17,13 +17,14 @@ import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import accumulate
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from tt_cli.data.columns import Row
 from tt_cli.data.examples import RowFilter, missing_columns
-from tt_cli.data.shard_format import read_batches
+from tt_cli.data.shard_format import DamagedShard, read_batches
 from tt_cli.data.stream.plan import ReadPlan
 from tt_cli.data.stream.shard_order import Position, Walk, block_order, block_rows
 from tt_cli.data.stream.shard_source import ShardSource
@@ -33,8 +34,6 @@ from tt_cli.errors import TTError, UsageError
 GIVE_UP = 5  # failures on end, of a reader that never got anything
 QUICKLY = 3  # shards on end that are not there, before there are pauses
 LONGEST_PAUSE = 60.0  # seconds between two tries, where nobody asked for more
-
-Tell = Callable[[str, str], None]
 
 
 @dataclass
@@ -85,13 +84,15 @@ class _Piece:
 
 
 class RowReader:
-    """Reads by a plan, without end. tell: hears words and a remedy. wait: sleeps.
+    """Reads by a plan, without end. on_trouble: hears a trouble and a remedy. wait: sleeps.
 
     The constructor lists the shards. It raises UsageError for what will not work, TTError where nobody answers.
     """
 
-    def __init__(self, plan: ReadPlan, tell: Tell, wait: Callable[[float], None] = time.sleep) -> None:
-        self.plan, self._tell, self._wait = plan, tell, wait
+    def __init__(
+        self, plan: ReadPlan, on_trouble: Callable[[str, str], None], wait: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.plan, self._on_trouble, self._wait = plan, on_trouble, wait
         self.filter = RowFilter(plan.rules)
         self._failures = 0  # on end
         self._came = False  # whether a good row ever came
@@ -177,26 +178,26 @@ class RowReader:
 
     def _rows_of(self, number: int, file: BinaryIO, row: int, walk: Walk) -> Iterator[_Piece]:
         """From row number `row` on. Raises ShardProblem where nothing of it can be read."""
-        name, nothing, lost, words = self.shards[number].name, True, 0, ""
+        name, nothing, lost, damage = self.shards[number].name, True, 0, ""
         further: int | None = row
         while further is not None:
-            row, damage = further, ""
-            for batch in _batches(read_batches(file, name, row)):
-                if isinstance(batch, str):
-                    damage = batch
-                    break
-                nothing = False
-                yield self._good(number, batch, row, walk)
-                row += len(batch)
-                self.source.look_ahead(walk.upcoming(1))
-            words, further = words or damage, _next_group(file, name, row) if damage else None
-            lost += 0 if further is None else further - row
-        if words and nothing:
+            row, further = further, None
+            try:
+                for batch in read_batches(file, name, row):
+                    nothing = False
+                    yield self._good(number, batch, row, walk)
+                    row += len(batch)
+                    self.source.look_ahead(walk.upcoming(1))
+            except DamagedShard as error:
+                damage = damage or str(error)
+                further = _next_group(file, name, row)
+                lost += further - row if further else 0
+        if damage and nothing:
             self.source.forget(number)
-            raise ShardProblem(words, lasting=True)
-        if words:
+            raise ShardProblem(damage, lasting=True)
+        if damage:
             self.filter.counts.add({"damaged": lost})
-            self._note(f"{words}: {f'{lost} rows' if lost else f'what comes after row {row}'} left out")
+            self._note(f"{damage}: {f'{lost} rows' if lost else f'what comes after row {row}'} left out")
         self._failures = 0
 
     def _good(self, number: int, batch: Sequence[Row], row: int, walk: Walk) -> _Piece:
@@ -221,16 +222,15 @@ class RowReader:
         pause = 0.0 if problem.lasting and self._failures <= QUICKLY else 2.0 ** min(self._failures - 1, 10)
         pause = min(pause, LONGEST_PAUSE) if problem.wait is None else problem.wait
         when = f"in {pause:.0f} s" if pause else "now"
-        if not name:
-            words, remedy = f"cannot list the shards of {self.plan.rules.name}: {problem}", f"asks again {when}"
-        else:
-            words = f"cannot fetch the shard {name}: {problem}"
-            remedy = f"takes another one {when}" + ("" if again else "; this one is left out of this epoch")
-        self._tell(words, remedy)
+        trouble, remedy = f"cannot list the shards of {self.plan.rules.name}: {problem}", f"asks again {when}"
+        if name:
+            trouble, remedy = f"cannot fetch the shard {name}: {problem}", f"takes another one {when}"
+            remedy += "" if again else "; this one is left out of this epoch"
+        self._on_trouble(trouble, remedy)
         self._wait(pause)
 
-    def _note(self, words: str) -> None:
-        self._tell(words, "")
+    def _note(self, trouble: str) -> None:
+        self._on_trouble(trouble, "")
 
     def _nothing(self) -> TTError:
         """The error to raise when nothing of the data set can be used."""
@@ -260,14 +260,6 @@ class RowReader:
         return self.plan.seed, Position()
 
 
-def _batches(batches: Iterator[Sequence[Row]]) -> Iterator[Sequence[Row] | str]:
-    """Those batches; where a shard is damaged, at last the words for that."""
-    try:
-        yield from batches
-    except TTError as error:
-        yield str(error)
-
-
 def _next_group(file: BinaryIO, name: str, row: int) -> int | None:
     """The first row of the row group after that of `row`; None where there is none, or groups are not known."""
     import pyarrow
@@ -280,9 +272,5 @@ def _next_group(file: BinaryIO, name: str, row: int) -> int | None:
         metadata = pyarrow.parquet.read_metadata(file)
     except (pyarrow.ArrowException, OSError):
         return None
-    end = 0
-    for group in range(metadata.num_row_groups):
-        end += metadata.row_group(group).num_rows
-        if end > row:
-            return end
-    return None
+    ends = accumulate(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+    return next((end for end in ends if end > row), None)

@@ -16,7 +16,7 @@ import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
@@ -28,19 +28,19 @@ Fetch = Callable[[BinaryIO, Callable[[int], None]], Received]
 
 
 class ShardCache:
-    """A folder of shards, of at most `cap` bytes together. tell: hears why shards are not kept, once.
+    """A folder of shards, of at most `cap` bytes together. note: hears why shards are not kept, once.
 
     Two of them, in one process or two, may have the same folder.
     """
 
-    def __init__(self, folder: Path, cap: int, tell: Callable[[str], None]) -> None:
-        self.folder, self.cap, self._tell = folder, cap, tell
+    def __init__(self, folder: Path, cap: int, note: Callable[[str], None]) -> None:
+        self.folder, self.cap, self._note = folder, cap, note
         self._numbers = itertools.count()
         self._of_use = cap > 0
 
     def find(self, content: str) -> BinaryIO | None:
         """The shard of this content, checked; None where it is not there. content: what tells it from all others."""
-        try:
+        with suppress(OSError):  # removed meanwhile, or unreadable: it is fetched
             for path in self.folder.glob(f"{_key(content)}.*.shard"):
                 file = path.open("rb")
                 if hashlib.file_digest(file, "sha256").hexdigest() == path.name.split(".")[1]:
@@ -49,8 +49,6 @@ class ShardCache:
                     return file
                 file.close()
                 path.unlink(missing_ok=True)
-        except OSError:  # removed meanwhile, or unreadable: it is fetched
-            pass
         return None
 
     def bring(self, content: str, fetch: Fetch) -> BinaryIO:
@@ -58,8 +56,7 @@ class ShardCache:
 
         Where there is no room on the disk, it is held in memory.
         """
-        kept = self.find(content)
-        if kept is not None:
+        if (kept := self.find(content)) is not None:
             return kept
         if self._of_use:
             try:
@@ -69,7 +66,7 @@ class ShardCache:
             except OSError as error:
                 if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
                     self._of_use = False
-                self._tell(
+                self._note(
                     f"shards are not kept in {self.folder} ({error.strerror or error}): free some space; until then a "
                     "restart downloads again"
                 )
@@ -88,29 +85,14 @@ class ShardCache:
         for path in self.folder.glob(f"{_key(content)}.*.shard"):
             path.unlink(missing_ok=True)
 
-    def taken(self) -> int:
-        """Bytes that shards, and parts of some that are on their way, take now."""
-        if not self.folder.is_dir():
-            return 0
-        with self._alone():  # or a shard that makes room is counted, and what takes its room too
-            return sum(size for _, size, _ in self._files())
-
     def _kept(self, key: str, fetch: Fetch) -> BinaryIO:
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = self.folder / f"{key}.{os.getpid()}.{next(self._numbers)}.part"
         with part.open("w+b") as file:
             try:
-                room = 0
-
-                def announced(size: int) -> None:
-                    nonlocal room
-                    self._make_room(part, file, size)
-                    room = size
-
-                received = fetch(file, announced)
+                received = fetch(file, lambda size: self._make_room(part, file, size))
                 file.flush()
-                if room != received.bytes:  # it had not been announced, or otherwise
-                    self._make_room(part, file, received.bytes)
+                self._make_room(part, file, received.bytes)  # it may not have been announced, or otherwise
                 path = self.folder / f"{key}.{received.sha256}.shard"
                 with self._alone():  # or who counts meanwhile may see neither name
                     os.replace(part, path)
@@ -119,36 +101,27 @@ class ShardCache:
                 part.unlink(missing_ok=True)
 
     def _make_room(self, part: Path, file: IO[bytes], size: int) -> None:
-        """Remove the oldest shards until `size` bytes fit, and take them. Raises _TooLarge, OSError."""
+        """Remove abandoned parts, and old shards until `size` bytes fit; take them. Raises _TooLarge, OSError."""
         if size > self.cap:
             raise _TooLarge
         with self._alone():
-            files = []
-            for time, taken, path in sorted(self._files(besides=part)):
-                if path.suffix == ".part" and not _is_alive(path):
-                    path.unlink(missing_ok=True)
-                else:
-                    files.append((time, taken, path))
-            total = sum(size for _, size, _ in files)
-            for _, taken, path in files:
-                if total + size <= self.cap:
-                    break
-                if path.suffix == ".shard":
+            files = [entry for entry in sorted(self._files()) if entry[-1] != part]
+            total = sum(taken for *_, taken, _ in files)
+            for is_shard, _, taken, path in files:
+                if total + size > self.cap if is_shard else not _is_alive(path):
                     path.unlink(missing_ok=True)
                     total -= taken
             if total + size > self.cap:  # others are fetching as much
                 raise _TooLarge
             os.truncate(file.fileno(), size)
 
-    def _files(self, besides: Path | None = None) -> Iterator[tuple[float, int, Path]]:
-        """Time of the last use, size, path."""
+    def _files(self) -> Iterator[tuple[bool, float, int, Path]]:
+        """Whether it is a whole shard, time of the last use, size, path."""
         for path in self.folder.glob("*.*"):
-            if path.suffix in (".shard", ".part") and path != besides:
-                try:
+            if path.suffix in (".shard", ".part"):
+                with suppress(OSError):
                     status = path.stat()
-                except OSError:
-                    continue
-                yield status.st_mtime, status.st_size, path
+                    yield path.suffix == ".shard", status.st_mtime, status.st_size, path
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

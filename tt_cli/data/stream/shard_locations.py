@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
@@ -73,11 +73,7 @@ class Folder:
 
     def __init__(self, place: str) -> None:
         self.place, self.resolved = Path(place).expanduser(), ""
-
-    @property
-    def key(self) -> str:
-        """Tells the content of this place from that of others."""
-        return str(self.place.absolute())
+        self.key = str(self.place.absolute())  # tells the content of this place from that of others
 
     def shards(self, split: str) -> list[Shard]:
         """The shards of a split, by name. Raises UsageError without any."""
@@ -87,7 +83,7 @@ class Folder:
         if not self.place.is_dir():
             raise UsageError(f"{where}: there is no such folder; check data.name and data.location")
         try:
-            files = files_below(self.place, _raise)
+            files = files_below(self.place, _fail)
         except OSError as error:
             raise UsageError(f"{where}: {error.filename or self.place}: {error.strerror or error}") from error
         names = [file.relative_to(self.place).as_posix() for file in files if container_of(file.name)]
@@ -101,7 +97,7 @@ class Folder:
             raise ShardProblem(error.strerror or str(error), lasting=True) from error
 
 
-def _raise(error: OSError) -> None:
+def _fail(error: OSError) -> None:
     raise error
 
 
@@ -114,14 +110,10 @@ class Address:
     """
 
     def __init__(self, place: str, patience: float = PATIENCE) -> None:
-        self.place, self._patience = place, patience
-        self._client: Any = None
-        self.resolved = place  # the index
+        import httpx2
 
-    @property
-    def key(self) -> str:
-        """Tells the content of this place from that of others."""
-        return self.place
+        self.place, self._patience, self._client = place, patience, httpx2.Client(follow_redirects=True)
+        self.key, self.resolved = place, place  # resolved: the index
 
     def shards(self, split: str) -> list[Shard]:
         """The shards of a split, by name. Raises UsageError without any, ShardProblem where that may pass."""
@@ -132,32 +124,27 @@ class Address:
             folder = urlunsplit(parts._replace(path=parts.path.rstrip("/") + "/"))
             query = f"?{parts.query}" if parts.query else ""
             tries = [*(urljoin(folder, name) + query for name in INDEXES), folder]
-        last: ShardProblem | None = None
         for address in tries:
             try:
-                text = text_at(self._request(address))
+                listed = {shard.name: shard for shard in _listed(text_at(self._request(address)))}
             except ShardProblem as error:
                 if not error.lasting:
                     raise
-                last = error
-                continue
-            self.resolved = address
-            listed = {shard.name: shard for shard in _listed(text)}
-            return [listed[name] for name in of_split(listed, split, self.place)]
+                problem = error
+            else:
+                self.resolved = address
+                return [listed[name] for name in of_split(listed, split, self.place)]
         raise UsageError(
-            f"cannot read the data set {self.place}: it has no {' or '.join(INDEXES)}: {last}; check data.location"
+            f"cannot read the data set {self.place}: it has no {' or '.join(INDEXES)}: {problem}; check data.location"
         )
 
     def request(self, shard: Shard) -> Request:
         """The request for a shard."""
         query = urlsplit(self.place).query
-        return self._request(urljoin(self.resolved, quote(shard.name)) + (f"?{query}" if query else ""))
+        url = urljoin(self.resolved, quote(shard.name)) + (f"?{query}" if query else "")
+        return replace(self._request(url), bytes=shard.bytes, sha256=shard.sha256)
 
     def _request(self, url: str) -> Request:
-        import httpx2
-
-        if self._client is None:
-            self._client = httpx2.Client(follow_redirects=True)
         return Request(self._client, url, patience=self._patience)
 
 
@@ -170,7 +157,7 @@ class HubRepository:
 
     @property
     def key(self) -> str:
-        """Tells the content of this place from that of others."""
+        """As a folder's."""
         return f"hub:{self.place}@{self.resolved}"
 
     def shards(self, split: str) -> list[Shard]:

@@ -43,13 +43,12 @@ class Position:
             position = cls(**{**known, "again": tuple((shard, tries) for shard, tries in known["again"])})
         except (TypeError, ValueError, KeyError):
             return None
-        tried = [shard for shard, _ in position.again]
-        numbers = [number for pair in position.again for number in pair]
-        numbers += [value for name, value in vars(position).items() if name not in ("again", "shard")]
-        if position.shard is not None:
-            tried.append(position.shard)
-        whole = all(type(number) is int and 0 <= number < 2**62 for number in numbers + tried)
-        return position if whole and position.index <= shards and all(shard < shards for shard in tried) else None
+        begun = [shard for shard, _ in position.again]
+        begun += [] if position.shard is None else [position.shard]
+        numbers = [value for name, value in vars(position).items() if name not in ("again", "shard")]
+        numbers += begun + [tries for _, tries in position.again]
+        whole = all(type(number) is int and 0 <= number < 2**62 for number in numbers)
+        return position if whole and position.index <= shards and all(shard < shards for shard in begun) else None
 
 
 class Walk:
@@ -74,9 +73,10 @@ class Walk:
             return int(self._order[at.index])
         if not at.again:
             return None
-        self._tries[at.again[0][0]] = at.again[0][1]
-        self.at = replace(at, again=at.again[1:])
-        return at.again[0][0]
+        (shard, tries), *again = at.again
+        self._tries[shard] = tries
+        self.at = replace(at, again=tuple(again))
+        return shard
 
     def put_off(self, shard: int) -> bool:
         """Have a shard come again at the end of the epoch. False where it was tried often enough."""

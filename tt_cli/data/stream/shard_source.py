@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -59,15 +60,11 @@ class ShardSource:
     def take(self, number: int) -> BinaryIO:
         """A shard at its beginning; close it. Raises ShardProblem."""
         ahead = self._ahead.pop(number, None)
-        if ahead is not None:
-            return ahead.result()
-        return self._brought(number)
+        return ahead.result() if ahead else self._brought(number)
 
     def look_ahead(self, numbers: list[int]) -> None:
         """Have these shards fetched meanwhile."""
-        if not self.may_look_ahead or self.local:
-            return
-        for number in numbers:
+        for number in numbers if self.may_look_ahead and not self.local else []:
             if number not in self._ahead:
                 self._ahead[number] = self._fetcher.submit(self._brought, number)
 
@@ -84,16 +81,7 @@ class ShardSource:
         shard, location = self.shards[number], self._location
         if isinstance(location, Folder):
             return location.open(shard)
-        return self._cache.bring(
-            self._content(shard),
-            lambda target, announced: fetch(
-                location.request(shard),
-                target,
-                bytes_expected=shard.bytes,
-                sha256=shard.sha256,
-                announced=announced,
-            ),
-        )
+        return self._cache.bring(self._content(shard), functools.partial(fetch, location.request(shard)))
 
     def _content(self, shard: Shard) -> str:
         return f"{self._location.key}\n{shard.name}\n{shard.sha256 or shard.bytes or ''}"

@@ -36,26 +36,28 @@ def subset_examples(run: RunConfig) -> list[Example]:
     data = run.data
     if data.source == "builtin":
         built_in = builtin.examples(data.name, "train")
-        row_filter = RowFilter(run)
         for example in built_in:
-            if len(example.codes) != run.vqgan.grid**2 or example.codes.max() >= row_filter.codebook_size:
+            if len(example.codes) != run.vqgan.grid**2 or example.codes.max() >= run.vqgan.codebook_size:
                 raise UsageError(f"the codes of the built-in data '{data.name}' do not fit the run file's [vqgan]")
-        if data.subset == 0:
-            return list(built_in)
         if data.subset > len(built_in):
             raise UsageError(
                 f"data.subset is {data.subset}, but the built-in data '{data.name}' have {len(built_in)} examples"
             )
+        if data.subset == 0:
+            return list(built_in)
         order = np.random.default_rng(run.run.seed).permutation(len(built_in))
         return [built_in[i] for i in order[: data.subset]]
     if data.subset == 0:
         raise UsageError("data.subset is 0, and a whole data set is only ever streamed; set data.subset")
     if data.source == "files":
-        return _of_files(run)
+        examples = _first_of(plan_of(run, "train", run.run.seed, strict=True), data.subset)
+        if len(examples) < data.subset:
+            raise TTError(f"data.subset is {data.subset}, but {data.name} has fewer usable examples: {len(examples)}")
+        return examples
     row_filter = RowFilter(run)
     seed = int(np.random.SeedSequence(run.run.seed).generate_state(1)[0])
     rows = rows_in_order(run, "train", seed)
-    examples: list[Example] = []
+    examples = []
     while len(examples) < data.subset and (chunk := list(islice(rows, ROWS_AT_ONCE))):
         captions, codes, _ = row_filter.sift(chunk)
         examples += [Example(*pair) for pair in zip(captions, codes, strict=True)]
@@ -77,14 +79,6 @@ def heldout_examples(run: RunConfig, most: int) -> list[Example]:
         except NoSplit:
             continue
     return []
-
-
-def _of_files(run: RunConfig) -> list[Example]:
-    wanted = run.data.subset
-    examples = _first_of(plan_of(run, "train", run.run.seed, strict=True), wanted)
-    if len(examples) < wanted:
-        raise TTError(f"data.subset is {wanted}, but {run.data.name} has fewer usable examples: {len(examples)}")
-    return examples
 
 
 def _first_of(plan: ReadPlan, wanted: int) -> list[Example]:
@@ -128,9 +122,7 @@ def _open(run: RunConfig, split: str) -> Any:
     import datasets
 
     if run.data.source == "builtin":
-        if split not in builtin.SPLITS:
-            raise UsageError(f"the built-in data have no split '{split}'; they have {' and '.join(builtin.SPLITS)}")
-        path = builtin.checked_file(run.data.name, f"{split}.parquet")
+        path = builtin.split_file(run.data.name, split)
         return datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
     return datasets.load_dataset(run.data.name, revision=run.data.revision, split=split, streaming=True)
 

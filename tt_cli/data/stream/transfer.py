@@ -43,12 +43,14 @@ class ShardProblem(TTError):
 
 @dataclass(frozen=True)
 class Request:
-    """An HTTP request for a shard."""
+    """An HTTP request for a shard. bytes, sha256 (hex): those that it must have, where they are known."""
 
     client: Any  # of httpx2
     url: str
     headers: Mapping[str, str] = field(default_factory=dict)
     patience: float = PATIENCE
+    bytes: int | None = None
+    sha256: str | None = None
 
 
 @dataclass(frozen=True)
@@ -59,30 +61,16 @@ class Received:
     sha256: str  # hex
 
 
-def fetch(
-    request: Request,
-    target: BinaryIO,
-    *,
-    bytes_expected: int | None = None,
-    sha256: str | None = None,
-    announced: Callable[[int], None] = lambda size: None,
-) -> Received:
-    """Write what a request brings to `target`, from its beginning. announced: told the size beforehand.
+def fetch(request: Request, target: BinaryIO, on_size: Callable[[int], None] = lambda size: None) -> Received:
+    """Write what a request brings to `target`, from its beginning. on_size: told the size beforehand.
 
     Raises ShardProblem in words that go after "cannot fetch NAME: ", and OSError of `target`.
     """
-    transfer = _Transfer(request, target, announced)
-    cuts = 0
-    while not transfer.go_on():
-        cuts += 1
-        if cuts > CUTS:
-            raise ShardProblem(f"the connection was cut {cuts} times")
-    received = transfer.received()
-    if bytes_expected not in (None, received.bytes):
-        raise ShardProblem(f"{received.bytes:,} bytes came, and it should have {bytes_expected:,}")
-    if (sha256 or transfer.sha256) not in (None, received.sha256):
-        raise ShardProblem("what came is damaged: its SHA-256 is another one than it should be")
-    return received
+    transfer = _Transfer(request, target, on_size)
+    for _ in range(CUTS + 1):
+        if transfer.go_on():
+            return transfer.received()
+    raise ShardProblem(f"the connection was cut {CUTS + 1} times")
 
 
 def text_at(request: Request) -> str:
@@ -122,47 +110,49 @@ def seconds_to_wait(retry_after: str | None) -> float | None:
 class _Transfer:
     """The state of one transfer over several connections."""
 
-    def __init__(self, request: Request, target: BinaryIO, announced: Callable[[int], None]) -> None:
-        self._request, self._target, self._announced = request, target, announced
-        self._got = 0
-        self._whole: int | None = None
+    def __init__(self, request: Request, target: BinaryIO, on_size: Callable[[int], None]) -> None:
+        self._request, self._target, self._on_size = request, target, on_size
+        self._bytes, self._digest = 0, hashlib.sha256()
+        self._bytes_announced: int | None = None
         self._version: str | None = None
-        self._digest = hashlib.sha256()
-        self._size_announced = False
-        self.sha256: str | None = None  # that the Hub tells of large files
+        self._sha256 = request.sha256  # else what the Hub tells of large files
 
     def received(self) -> Received:
-        return Received(self._got, self._digest.hexdigest())
+        """What came, checked. Raises ShardProblem."""
+        expected, digest = self._request.bytes, self._digest.hexdigest()
+        if expected not in (None, self._bytes):
+            raise ShardProblem(f"{self._bytes:,} bytes came, and it should have {expected:,}")
+        if self._sha256 not in (None, digest):
+            raise ShardProblem("what came is damaged: its SHA-256 is another one than it should be")
+        return Received(self._bytes, digest)
 
     def go_on(self) -> bool:
         """One connection's part; False where it was cut after something came."""
         import httpx2
 
-        request, before = self._request, self._got
-        asked = {**request.headers, "Accept-Encoding": "identity"}
+        request, before = self._request, self._bytes
+        headers = {**request.headers, "Accept-Encoding": "identity"}
         if before:
-            asked["Range"] = f"bytes={before}-"
+            headers["Range"] = f"bytes={before}-"
             if self._version:
-                asked["If-Range"] = self._version
+                headers["If-Range"] = self._version
+        options = {"headers": headers, "timeout": request.patience, "follow_redirects": True}
         try:
-            with request.client.stream(
-                "GET", request.url, headers=asked, timeout=request.patience, follow_redirects=True
-            ) as answer:
+            with request.client.stream("GET", request.url, **options) as answer:
                 self._begin(answer)
                 self._receive(answer)
         except httpx2.TimeoutException as error:
             raise ShardProblem(f"nothing came for {request.patience:g} s") from error
         except httpx2.TransportError as error:
-            if self._got > before:
+            if self._bytes > before:
                 return False
             raise ShardProblem(f"the connection failed ({first_line(error)})") from error
         except httpx2.HTTPError as error:
             raise ShardProblem(first_line(error)) from error
-        if self._whole is None or self._got >= self._whole:
-            return True
-        if self._got == before:
+        whole = self._bytes_announced is None or self._bytes >= self._bytes_announced
+        if not whole and self._bytes == before:
             raise ShardProblem("the connection was cut")
-        return False
+        return whole
 
     def _begin(self, answer: Any) -> None:
         if answer.status_code not in (200, 206):
@@ -171,30 +161,25 @@ class _Transfer:
         if answer.status_code == 200:  # all of it, even where the rest was asked for
             self._target.seek(0)
             self._target.truncate()
-            self._got, self._digest = 0, hashlib.sha256()
-            self._whole = int(length) if length.isdigit() else None
-        self._version = _strong(answer.headers.get("ETag")) or answer.headers.get("Last-Modified")
+            self._bytes, self._digest = 0, hashlib.sha256()
+            if length.isdigit() and int(length) != self._bytes_announced:
+                self._on_size(int(length))
+            self._bytes_announced = int(length) if length.isdigit() else None
+        tag = answer.headers.get("ETag", "W/")  # a weak one does not tell bytes apart
+        self._version = answer.headers.get("Last-Modified") if tag.startswith("W/") else tag
         for response in (*answer.history, answer):
-            digest = (response.headers.get("X-Linked-ETag") or "").strip('"')
-            if len(digest) == 64:
-                self.sha256 = digest
-        if self._whole is not None and not self._size_announced:
-            self._size_announced = True
-            self._announced(self._whole)
+            digest = response.headers.get("X-Linked-ETag", "").strip('"')
+            if len(digest) == 64 and self._request.sha256 is None:
+                self._sha256 = digest
 
     def _receive(self, answer: Any) -> None:
         began, received = time.monotonic(), 0
         for piece in answer.iter_raw():
             self._target.write(piece)
             self._digest.update(piece)
-            self._got += len(piece)
+            self._bytes += len(piece)
             received += len(piece)
             if (now := time.monotonic()) - began > self._request.patience:
                 if received < LEAST_RATE * (now - began):
                     raise ShardProblem(f"only {received:,} bytes came in {now - began:.1f} s")
                 began, received = now, 0
-
-
-def _strong(tag: str | None) -> str | None:
-    """A tag that tells bytes apart; a weak one does not."""
-    return None if tag is None or tag.startswith("W/") else tag
