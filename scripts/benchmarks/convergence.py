@@ -52,7 +52,7 @@ from tt_cli.supervisor.events import Listening, Round, Step
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer
 from tt_cli.swarm.allreduce.centered_clip import Aggregation, spread
-from tt_cli.swarm.allreduce.reducer import Reducer, ReductionRules
+from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import (
@@ -212,9 +212,9 @@ def swarm_average(
             buffers[me],
             sizes[me],
             str(me),
-            senders,
+            dict.fromkeys(senders, sum(sizes)),
             lambda position, encoded: store.put(mine[position], encoded),
-            ReductionRules(sum(sizes), aggregation=aggregation),
+            aggregation,
         )
         averaging.spreads = spreads
 

@@ -24,7 +24,6 @@ from tt_cli.swarm.allreduce.centered_clip import Aggregation
 from tt_cli.swarm.allreduce.commit import Agreement, CommitProtocol, group_of
 from tt_cli.swarm.allreduce.messages import RoundName, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer
-from tt_cli.swarm.allreduce.reducer import ReductionRules
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
@@ -103,10 +102,10 @@ class Member:
             traffic=torch.zeros(2, dtype=torch.int64),
             patience=self.patience,
             longest=self.longest / SENDING,
+            limits={peer: self.allowed.get(peer, 100.0) for peer in map(str, members)},
         )
-        rules = ReductionRules(100.0, self.allowed, self.aggregation)
         weight = WEIGHTS[self.number]
-        self.allreduce = self.allreduce_type(group, SIGNERS[self.number], local, weight, self.store, rules)
+        self.allreduce = self.allreduce_type(group, SIGNERS[self.number], local, weight, self.store, self.aggregation)
         self.commit = self.commit_type(self.allreduce, {"samples": int(weight), "loss": 1.0})
         self.commit._asks_until = self.commit._ends = time.monotonic() + 1000.0
 

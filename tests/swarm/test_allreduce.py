@@ -14,7 +14,7 @@ from hivemind.proto import averaging_pb2, runtime_pb2
 from swarm.rounds import CODEC, LAYOUT, PEERS, WEIGHTS, Member, Outcome, expected, run_round
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
-from tt_cli.swarm.allreduce.reducer import Reducer, ReductionRules
+from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.result import outcome_of
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
@@ -245,7 +245,7 @@ def test_an_average_of_half_of_the_gradients_is_dropped_by_all_and_by_who_made_i
         assert commit.dropped and commit.unsigned == {str(PEERS[2]): "used what 2 of 4 members sent"}, number
     made = outcomes[2]
     assert made.commit.dropped
-    result = outcome_of(made.commit, 1.0, {}, {})
+    result = outcome_of(made.commit, 1.0, {}, frozenset(), {})
     assert not result.complete and result.problem == "this peer received what 2 of 4 members sent"
 
 
@@ -389,7 +389,7 @@ def reducer(senders: int = 2) -> tuple[Reducer, list[str]]:
     names = [f"p{number}" for number in range(senders)]
     parts = LAYOUT.parts(1)
     return Reducer(
-        CODEC, parts, GradientBuffer(LAYOUT, CODEC), 1.0, "p0", names, lambda *_: None, ReductionRules(100.0)
+        CODEC, parts, GradientBuffer(LAYOUT, CODEC), 1.0, "p0", dict.fromkeys(names, 100.0), lambda *_: None
     ), names
 
 

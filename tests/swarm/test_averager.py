@@ -54,7 +54,6 @@ def average(samples: int, control: Control, overtaken: Callable[[], bool] = lamb
         max_weight=384.0,
         _run=SimpleNamespace(swarm=SimpleNamespace(averaging_timeout=10.0)),
         _outer_pipe=SimpleNamespace(send=sent.append),
-        _judged=lambda result: result,
     )
     contribution = Contribution(samples, 2.5, {"c": 5.5})
     result = Averager.average(averager, control, contribution, overtaken)

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 import torch
@@ -42,7 +42,6 @@ from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverage, Ke
 from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
 from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole
-from tt_cli.swarm.allreduce.reducer import ReductionRules
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.round_plan import (
     KEPT_GROUPS,
@@ -169,19 +168,16 @@ class Averager(StateBridge, DecentralizedAverager):
             limit = started + control.get_timeout() + self._run.swarm.averaging_timeout + 10.0
             while time.monotonic() < limit and not (control.done() or control.began_allreduce):
                 with contextlib.suppress(TimeoutError):
-                    return self._judged(control.result(timeout=LOOK_SECONDS))
+                    return control.result(timeout=LOOK_SECONDS)
                 if overtaken():
                     control.cancel()
                     return RoundResult(overtaken=True)
-            return self._judged(control.result(timeout=limit - time.monotonic()))
+            return control.result(timeout=limit - time.monotonic())
         except Exception as error:  # hivemind passes on whatever broke in the averager's process
             if not control.done():
                 control.cancel()
             words = " ".join(str(error).split()) or type(error).__name__
             return RoundResult(problem=words, seconds={"matchmaking": time.monotonic() - started})
-
-    def _judged(self, result: RoundResult) -> RoundResult:
-        return replace(result, guilty=self.audits.proofs.guilty())
 
     def fetch_average(self, donors: Sequence[str], state_key: str, timeout: float) -> str | None:
         """The average that others stepped with from the state `state_key`, into the store: the donor; None: no luck.
@@ -321,7 +317,7 @@ class Averager(StateBridge, DecentralizedAverager):
         if not commit.dropped:
             self._averages.committed(self._plan.state_key)
             doubts = self.audits.begin(commit)
-        return outcome_of(commit, received, doubts, seconds)
+        return outcome_of(commit, received, doubts, self.audits.proofs.guilty(), seconds)
 
     def _begin(self, group_info: GroupInfo, weight: float) -> CommitProtocol:
         """The two phases of this member's round in this group. Raises ValueError or TypeError for nonsense from it."""
@@ -332,6 +328,7 @@ class Averager(StateBridge, DecentralizedAverager):
         members = sorted(modes, key=PeerID.to_bytes)
         assert self._contribution is not None
         contribution = self._contribution.result()
+        spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
         busy = 2 * (len(members) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
         group = RoundGroup(
             name=RoundName(self.audits.rules.run, self._plan.state_key, group_info.group_id),
@@ -342,11 +339,13 @@ class Averager(StateBridge, DecentralizedAverager):
             traffic=self.traffic,
             patience=self.next_chunk_timeout + self._line.seconds(busy, busy),
             longest=self._run.swarm.averaging_timeout,
+            limits={
+                peer: min(self.max_weight, contribution.allowed.get(peer, math.inf) + spare)
+                for peer in map(str, members)
+            },
         )
-        spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
-        allowed = {peer_id: most + spare for peer_id, most in contribution.allowed.items()}
-        rules = ReductionRules(self.max_weight, allowed, self.audits.rules.aggregation)
-        allreduce = AllReduce(group, self.signer, self.local, weight, self.store, rules, self.audits.usual)
+        aggregation, usual = self.audits.rules.aggregation, self.audits.usual
+        allreduce = AllReduce(group, self.signer, self.local, weight, self.store, aggregation, usual)
         said = {"samples": contribution.samples, "loss": contribution.loss}
         return CommitProtocol(allreduce, said)
 
@@ -387,36 +386,37 @@ class Averager(StateBridge, DecentralizedAverager):
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         """Parts of an average, as they travelled: of a round that is being settled, or of one of the last steps."""
         key, parts = wire.PARTS_REQUEST.read(request)
-        found: AverageBuffer | KeptAverage | None = self._averages.find(key) if isinstance(key, str) else None
-        commit = self._rounds.get(key) if isinstance(key, bytes) else None
-        if commit is not None:
-            found = self.store if context.remote_id in commit.members else None
-        if found is None or (commit is not None and not commit.holds()):
+        average: AverageBuffer | KeptAverage | None = self.store
+        if isinstance(key, str):
+            average, holds = self._averages.find(key), lambda: True
+        elif key in self._rounds and context.remote_id in self._rounds[key].members:
+            holds = self._rounds[key].holds
+        else:
             return
-        async for message in answer(found, parts, lambda: commit is None or commit.holds()):
+        if average is None or not holds():
+            return
+        async for message in answer(average, parts, holds):
             self.traffic[0] += len(message.serialized_info)
             yield message
         await asyncio.sleep(self.next_chunk_timeout)  # the other side hangs up: see AllReduce.rpc_aggregate_part
 
     async def _fetch_average(self, donors: Sequence[str], state_key: str, future: MPFuture) -> None:
-        found, fetch = None, asyncio.current_task()
+        giver, fetch = None, asyncio.current_task()
         assert fetch is not None
         self._fetches.add(fetch)
         try:
             for donor in donors:
                 try:
                     stub = self._stub(PeerID.from_base58(donor))
-                    whole = await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, self.traffic)
+                    if await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, self.traffic):
+                        giver = donor
+                        break
                 except Exception as error:  # a donor may fail in any way; the next one is asked
                     logger.info(f"fetching the average from {donor} failed: {error!r}")
-                    continue
-                if whole:
-                    found = donor
-                    return
         finally:
             self._fetches.discard(fetch)
             if not future.done():
-                future.set_result(found)
+                future.set_result(giver)
 
     async def _drop_fetches(self) -> None:
         for fetch in self._fetches:

@@ -109,13 +109,7 @@ class Collaboration:
         shapes = shared.shapes()
         self._accumulator = Accumulator(list(shapes))
         self.averager = Averager(
-            run,
-            dht,
-            identity.key,
-            shapes,
-            source=self.state.snapshot,
-            read_tree=shared.read_tree,
-            line=network.line,
+            run, dht, identity.key, shapes, source=self.state.snapshot, read_tree=shared.read_tree, line=network.line
         )
         self._matchmaker = Matchmaker(self.averager, run.swarm.matchmaking_time)
         self.take_over = CatchUp(

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from functools import partial
 
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
@@ -24,10 +23,10 @@ from hivemind.utils import get_logger
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.allreduce.average_buffer import MISSING, AverageBuffer
-from tt_cli.swarm.allreduce.centered_clip import FEWEST, spread
+from tt_cli.swarm.allreduce.centered_clip import FEWEST, Aggregation, spread
 from tt_cli.swarm.allreduce.lateness import beyond_most
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, NotProven, Opening, Signer, input_hash
-from tt_cli.swarm.allreduce.reducer import Reducer, ReductionRules
+from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
@@ -68,7 +67,7 @@ class AllReduce:
         local: GradientBuffer,
         weight: float,
         store: AverageBuffer,
-        rules: ReductionRules,
+        aggregation: Aggregation,
         usual: float = 0.0,
     ):
         self.group, self.name, self.group_id, self.me = group, group.name, group.name.group_id, group.me
@@ -92,9 +91,9 @@ class AllReduce:
             local,
             weight,
             str(self.me),
-            [str(member) for member in self.members],
+            group.limits,
             lambda position, encoded: store.put(own[position], encoded),
-            rules,
+            aggregation,
         )
         self._norms: dict[int, float] = {}  # of the averages
         self._openings: dict[str, bytes] = {}  # of the senders to this peer: envelopes
@@ -312,14 +311,13 @@ class AllReduce:
         try:
             opening: Opening | None = None
             async with asyncio.timeout(None) as limit:
-                for _ in self._own:
+                for place in range(len(self._own)):
                     limit.reschedule(asyncio.get_running_loop().time() + self.patience)
                     message = await anext(stream)
                     limit.reschedule(None)
                     self.traffic[1] += len(message.tensor_part.buffer)
                     opening = opening or self._read_opening(sender, message)
-                    check = partial(_signed, opening, message.weight)
-                    await self.reducer.take(sender, message.tensor_part, message.weight, check)
+                    await self.reducer.take(sender, message.tensor_part, message.weight, opening.hashes[place])
             if await anext(stream, None) is not None:  # the rest is not read: what it sent before counts
                 self.rejected[sender] = "sent more parts than it was asked for"
         except MalformedPart as error:
@@ -338,14 +336,8 @@ class AllReduce:
             raise MalformedPart("parts signed for another round or by somebody else")
         if len(opening.hashes) != len(self._own):
             raise MalformedPart("a signature for another number of parts")
+        if opening.weight != message.weight:
+            raise MalformedPart("another weight than it signed")
         self._openings[sender] = message.peer_id
         self.reducer.spreads[sender] = opening.spread
         return opening
-
-
-def _signed(opening: Opening, weight: float, index: int, encoded: bytes) -> None:
-    """Raise MalformedPart for what the sender did not sign."""
-    if weight != opening.weight:
-        raise MalformedPart("another weight than it signed")
-    if input_hash(encoded) != opening.hashes[index]:
-        raise MalformedPart("a part that it did not sign")

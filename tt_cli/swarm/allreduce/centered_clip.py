@@ -259,11 +259,7 @@ def _folded(sums: np.ndarray) -> np.ndarray:
 
 
 def _moved(
-    codec: GradientCodec,
-    contributions: Sequence[ReceivedPart],
-    centre: torch.Tensor,
-    factors: np.ndarray,
-    large: bool,
+    codec: GradientCodec, contributions: Sequence[ReceivedPart], centre: torch.Tensor, factors: np.ndarray, large: bool
 ) -> torch.Tensor:
     """The next centre: this one and the mean of the shortened differences from it."""
     summed = torch.zeros(centre.numel())

@@ -14,8 +14,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self, TypeVar
 
 import msgpack
 import torch
@@ -47,10 +47,6 @@ class RoundName:
     state_key: str
     group_id: bytes
 
-    def fields(self) -> list[Any]:
-        """The fields that are signed."""
-        return [self.run, self.state_key, self.group_id]
-
 
 class Signer:
     """Signs as one peer. peer_id: of the key."""
@@ -66,26 +62,51 @@ class Signer:
         return wire.ENVELOPE.pack((body, self._public, self._key.sign(body)))
 
 
-def read_envelope(envelope: bytes, form: wire.Form[Fields]) -> tuple[str, Fields]:
-    """The signer, and what was signed. Raises NotProven for a wrong signature and for what is no envelope."""
+def _read(packed: bytes, form: wire.Form[Fields]) -> Fields:
     try:
-        body, public, signature = wire.ENVELOPE.read(envelope)
-        signer = peer_id_of(public)
-        valid = RSAPublicKey.from_bytes(public).verify(body, signature)
-        fields = form.read(body)
-    except Exception as error:  # cryptography raises many types
-        raise NotProven(f"no signed message: {error}") from error
-    if not valid:
-        raise NotProven("a signature that is wrong")
-    return signer, fields
+        return form.read(packed)
+    except wire.MalformedMessage as error:
+        raise NotProven(str(error)) from error
+
+
+class SignedMessage:
+    """A dataclass that its signer signs: the round's name, the signer's peer id, the form's fields, hashes of parts."""
+
+    kind: ClassVar[str]
+    form: ClassVar[wire.Form[Any]]
+    hash_bytes: ClassVar[int]
+
+    def sign(self, signer: Signer) -> bytes:
+        """The envelope."""
+        name, _, *values, hashes = (getattr(self, item.name) for item in fields(self))  # type: ignore[arg-type]
+        return signer.sign([self.kind, name.run, name.state_key, name.group_id, *values, b"".join(hashes)])
+
+    @classmethod
+    def read(cls, envelope: bytes) -> Self:
+        """Raises NotProven for anything else than such a message that its signer signed."""
+        body, public, signature = _read(envelope, wire.ENVELOPE)
+        try:
+            signer = peer_id_of(public)
+            valid = RSAPublicKey.from_bytes(public).verify(body, signature)
+        except Exception as error:  # cryptography raises many types
+            raise NotProven(f"no signed message: {error}") from error
+        if not valid:
+            raise NotProven("a signature that is wrong")
+        _, run, state_key, group_id, *values, joined = _read(body, cls.form)
+        if len(joined) % cls.hash_bytes:
+            raise NotProven("hashes of another length")
+        hashes = tuple(joined[start : start + cls.hash_bytes] for start in range(0, len(joined), cls.hash_bytes))
+        return cls(RoundName(run, state_key, group_id), signer, *values, hashes)  # type: ignore[call-arg]
 
 
 @dataclass(frozen=True)
-class Opening:
+class Opening(SignedMessage):
     """A sender's signed word to one reducer. weight: its samples. spread: root mean square of its whole gradient.
 
     hashes: SHA-256 of each part that it sends there, in their order.
     """
+
+    kind, form, hash_bytes = "opening", wire.OPENING, INPUT_BYTES
 
     name: RoundName
     sender: str
@@ -94,20 +115,28 @@ class Opening:
     spread: float
     hashes: tuple[bytes, ...]
 
-    def sign(self, signer: Signer) -> bytes:
-        """The envelope."""
-        return signer.sign(
-            ["opening", *self.name.fields(), self.reducer, self.weight, self.spread, b"".join(self.hashes)]
-        )
 
-    @classmethod
-    def read(cls, envelope: bytes) -> Opening:
-        """Raises NotProven for anything else than an opening that its sender signed."""
-        sender, (_, run, state_key, group_id, reducer, weight, spread, joined) = read_envelope(envelope, wire.OPENING)
-        if len(joined) % INPUT_BYTES:
-            raise NotProven("an opening that cannot be")
-        hashes = tuple(joined[start : start + INPUT_BYTES] for start in range(0, len(joined), INPUT_BYTES))
-        return cls(RoundName(run, state_key, group_id), sender, reducer, weight, spread, hashes)
+@dataclass(frozen=True)
+class Commitment(SignedMessage):
+    """A reducer's signed word about its averages. position of reducers: its place among them, which gives its parts.
+
+    complete: senders all of whose parts count. inputs: SHA-256 of the packed Inputs. outputs: hashes of its averages,
+    as members compare them.
+    """
+
+    kind, form, hash_bytes = "averages", wire.COMMITMENT, HASH_BYTES
+
+    name: RoundName
+    reducer: str
+    reducers: int
+    position: int
+    complete: int
+    inputs: bytes
+    outputs: tuple[bytes, ...]
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.position < self.reducers <= MAX_REDUCERS:
+            raise NotProven("a commitment of no reducer")
 
 
 @dataclass(frozen=True)
@@ -124,10 +153,7 @@ class Inputs:
     @classmethod
     def read(cls, packed: bytes) -> Inputs:
         """Raises NotProven for anything else."""
-        try:
-            openings, used = wire.INPUTS.read(packed)
-        except wire.MalformedMessage as error:
-            raise NotProven(str(error)) from error
+        openings, used = _read(packed, wire.INPUTS)
         if not len(openings) == len(used) <= MAX_REDUCERS * 4:
             raise NotProven("no list of inputs")
         return cls(openings, used)
@@ -136,40 +162,6 @@ class Inputs:
 def input_hash(encoded: bytes) -> bytes:
     """Hash of a part on its way to a reducer (INPUT_BYTES,)."""
     return hashlib.sha256(encoded).digest()
-
-
-@dataclass(frozen=True)
-class Commitment:
-    """A reducer's signed word about its averages. position of reducers: its place among them, which gives its parts.
-
-    complete: senders all of whose parts count. inputs: SHA-256 of the packed Inputs. outputs: hashes of its averages,
-    as members compare them.
-    """
-
-    name: RoundName
-    reducer: str
-    reducers: int
-    position: int
-    complete: int
-    inputs: bytes
-    outputs: tuple[bytes, ...]
-
-    def sign(self, signer: Signer) -> bytes:
-        """The envelope."""
-        place = [self.reducers, self.position, self.complete]
-        return signer.sign(["averages", *self.name.fields(), *place, self.inputs, b"".join(self.outputs)])
-
-    @classmethod
-    def read(cls, envelope: bytes) -> Commitment:
-        """Raises NotProven for anything else than a commitment that its reducer signed."""
-        reducer, fields = read_envelope(envelope, wire.COMMITMENT)
-        _, run, state_key, group_id, reducers, position, complete, inputs, joined = fields
-        if len(joined) % HASH_BYTES:
-            raise NotProven("no commitment")
-        if not 0 <= position < reducers <= MAX_REDUCERS:
-            raise NotProven("a commitment of no reducer")
-        outputs = tuple(joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES))
-        return cls(RoundName(run, state_key, group_id), reducer, reducers, position, complete, inputs, outputs)
 
 
 @dataclass(frozen=True)
@@ -192,10 +184,7 @@ class Accusation:
     @classmethod
     def read(cls, packed: bytes) -> Accusation:
         """Raises NotProven for anything else. What it says is not checked: see `verify`."""
-        try:
-            _, commitment, inputs, index, parts = wire.ACCUSATION.read(packed)
-        except wire.MalformedMessage as error:
-            raise NotProven("no accusation") from error
+        _, commitment, inputs, index, parts = _read(packed, wire.ACCUSATION)
         return cls(commitment, inputs, index, parts)
 
 

@@ -40,12 +40,7 @@ async def answer(
 
 
 async def fetch_parts(
-    stub: Any,
-    key: bytes,
-    store: AverageBuffer,
-    wanted: Mapping[int, bytes],
-    patience: float,
-    traffic: torch.Tensor,
+    stub: Any, key: bytes, store: AverageBuffer, wanted: Mapping[int, bytes], patience: float, traffic: torch.Tensor
 ) -> None:
     """Put the parts `wanted` (index → hash) into the store. traffic: see `RoundGroup`.
 

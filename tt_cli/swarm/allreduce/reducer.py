@@ -13,35 +13,22 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from hivemind.proto import runtime_pb2
 
 from tt_cli.swarm.allreduce.centered_clip import LARGEST, Aggregation, ReceivedPart, average_part
+from tt_cli.swarm.allreduce.messages import input_hash
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, TensorPart
 
 AHEAD = 32  # parts that a sender may be ahead of the slowest: bounds what a reducer keeps
 
 
-@dataclass(frozen=True)
-class ReductionRules:
-    """Rules of a reducer: the weights that it takes, and the aggregation.
-
-    max_weight: the largest weight (samples) that a member may claim. allowed: peer id → what some may claim, from the
-    samples they published. aggregation: the run's.
-    """
-
-    max_weight: float
-    allowed: Mapping[str, float] = field(default_factory=dict)
-    aggregation: Aggregation = "mean"
-
-
 class Reducer:
     """The averages of one round for which this peer is responsible.
 
-    parts: those of this peer. own: its gradient. weight: its samples. me: its peer id. senders: all members that send,
-    in their order, this peer among them. keep: takes each average as it is made, its place in `parts` and its bytes.
+    parts: those of this peer. own: its gradient. weight: its samples. me: its peer id. limits: see `RoundGroup`. keep:
+    takes each average as it is made, its place in `parts` and its bytes.
 
     spreads: sender → root mean square of its whole gradient, as it says; to be filled in before its parts come.
     failed: senders that are out, with the reason; what they sent before counts. rejected: senders some of whose numbers
@@ -56,12 +43,12 @@ class Reducer:
         own: GradientBuffer,
         weight: float,
         me: str,
-        senders: Sequence[str],
+        limits: Mapping[str, float],
         keep: Callable[[int, bytes], None],
-        rules: ReductionRules,
+        aggregation: Aggregation = "mean",
     ):
-        self.codec, self.parts, self.senders = codec, parts, list(senders)
-        self._keep, self._rules = keep, rules
+        self.codec, self.parts, self.senders = codec, parts, list(limits)
+        self._keep, self._limits, self._aggregation = keep, limits, aggregation
         self.clipped: Counter[str] = Counter()
         self.spreads: dict[str, float] = {}
         self.failed: dict[str, str] = {}
@@ -69,38 +56,31 @@ class Reducer:
         self.weights: dict[str, float] = {me: weight}
         self.made = 0  # averages
         self._own, self._me = own, me
-        self._received: dict[str, dict[int, bytes]] = {sender: {} for sender in senders}
-        self._counts = dict.fromkeys(senders, 0) | {me: len(parts)}
+        self._received: dict[str, dict[int, bytes]] = {sender: {} for sender in limits}
+        self._counts = dict.fromkeys(limits, 0) | {me: len(parts)}
         self._changed = asyncio.Condition()
         self._ended = False
         self.seconds = 0.0
         self.waited: dict[str, float] = {}
 
-    async def take(
-        self,
-        sender: str,
-        message: runtime_pb2.Tensor,
-        weight: float,
-        check: Callable[[int, bytes], None] = lambda index, encoded: None,
-    ) -> None:
-        """The next part of one sender; returns when there is room for another.
+    async def take(self, sender: str, message: runtime_pb2.Tensor, weight: float, signed: bytes | None = None) -> None:
+        """The next part of one sender; returns when there is room for another. signed: the hash of it that was.
 
-        check: gets the part's place and its bytes, and may refuse them too. Raises MalformedPart, with nothing changed,
-        for what must not enter an average.
+        Raises MalformedPart, with nothing changed, for what must not enter an average.
         """
         if sender in self.failed:
             return  # nothing more of it counts, so nothing of it is counted to be out of place
-        index = self._counts[sender]
+        index, most = self._counts[sender], self._limits[sender]
         if index >= len(self.parts):
             raise MalformedPart("more parts than it was asked for")
-        most = min(self._rules.max_weight, self._rules.allowed.get(sender, math.inf))
         if not math.isfinite(weight) or not 0.0 <= weight <= most:
             raise MalformedPart(f"weight {weight} outside 0 to {most:g}, which its samples allow")
         if self.weights.get(sender, weight) != weight:
             raise MalformedPart("a weight that changes between parts")
         part = self.parts[index]
         encoded = self.codec.read_part(message, part.elements, part.large)
-        check(index, encoded)
+        if signed is not None and input_hash(encoded) != signed:
+            raise MalformedPart("a part that it did not sign")
         self.weights[sender] = weight
         async with self._changed:
             if sender in self.failed:
@@ -121,7 +101,7 @@ class Reducer:
         """Senders without whose next part the next average cannot be made."""
         if self.made == len(self.parts):
             return []
-        return [each for each in self.senders if self._counts[each] <= self.made and each not in self.failed]
+        return self._without(self.made)
 
     async def run(self) -> None:
         """Average all parts, one after the other."""
@@ -149,12 +129,16 @@ class Reducer:
 
     async def _wait_for_all(self, index: int) -> None:
         """Wait for this part of all that are still there, and note who is late."""
-        while late := [one for one in self.senders if self._counts[one] <= index and one not in self.failed]:
+        while late := self._without(index):
             before = time.perf_counter()
             await self._changed.wait()
             if 2 * len(late) < len(self.senders):
                 passed = time.perf_counter() - before
-                self.waited |= {one: self.waited.get(one, 0.0) + passed for one in late}
+                self.waited |= {sender: self.waited.get(sender, 0.0) + passed for sender in late}
+
+    def _without(self, index: int) -> list[str]:
+        """Senders that are there and have not sent this part."""
+        return [sender for sender in self.senders if self._counts[sender] <= index and sender not in self.failed]
 
     def used(self, sender: str) -> int:
         """The count of its parts that are in the averages: the first ones. Final when all averages are made."""
@@ -162,15 +146,13 @@ class Reducer:
 
     def _average(self, index: int) -> bytes:
         part = self.parts[index]
-        found = {sender: self._received[sender].pop(index, None) for sender in self.senders}
-        found[self._me] = self._own.read(part.start, part.stop)
+        self._received[self._me] = {index: self._own.read(part.start, part.stop)}
         contributions = [
-            ReceivedPart(sender, encoded, self.weights.get(sender, 0.0), self.spreads.get(sender, 0.0))
-            for sender, encoded in found.items()
-            if encoded is not None
+            ReceivedPart(sender, received.pop(index), self.weights[sender], self.spreads.get(sender, 0.0))
+            for sender, received in self._received.items()
+            if index in received
         ]
-        made = average_part(self.codec, self._rules.aggregation, contributions, part.elements, part.large)
-        self.clipped.update(made.clipped)
-        for sender in made.huge:
-            self.rejected[sender] = f"sent values beyond {LARGEST:.0e}"
-        return made.encoded
+        average = average_part(self.codec, self._aggregation, contributions, part.elements, part.large)
+        self.clipped.update(average.clipped)
+        self.rejected |= dict.fromkeys(average.huge, f"sent values beyond {LARGEST:.0e}")
+        return average.encoded

@@ -51,7 +51,11 @@ class RoundResult:
 
 
 def outcome_of(
-    commit: CommitProtocol, received: float, doubts: dict[str, str], seconds: dict[str, float]
+    commit: CommitProtocol,
+    received: float,
+    doubts: dict[str, str],
+    guilty: frozenset[str],
+    seconds: dict[str, float],
 ) -> RoundResult:
     """The result of a round that this peer has committed or dropped. received: before parts were repaired."""
     transfer, agreement = commit.allreduce, commit.agreement
@@ -70,6 +74,7 @@ def outcome_of(
         problem=_problem(commit, received) if commit.dropped else "",
         seconds={**seconds, "reduce": transfer.reducer.seconds},
         clipped=_clipped(commit),
+        guilty=guilty,
         doubts=doubts,
         late=late_of(commit),
         waited=_waited_for(commit),

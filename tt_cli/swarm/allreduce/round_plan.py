@@ -8,7 +8,6 @@ with the smallest peer id leads; the others go to it directly. Joining and the g
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -135,7 +134,8 @@ class RoundGroup:
     name: of the round. me: this peer. members: all of them, in the order of their ids' bytes. reducers: those of them
     that accept connections, in the same order. stub_of: peer id → hivemind stub. traffic: int64 (2,), bytes sent and
     received, counted up. patience: seconds to wait for a sender's next part; for what a member can only do when its own
-    senders are done, it is a multiple of that. longest: seconds for the whole round.
+    senders are done, it is a multiple of that. longest: seconds for the whole round. limits: peer id → samples that it
+    may claim, of all members in their order.
     """
 
     name: RoundName
@@ -145,7 +145,8 @@ class RoundGroup:
     stub_of: Callable[[PeerID], Any]
     traffic: torch.Tensor
     patience: float
-    longest: float = math.inf
+    longest: float
+    limits: Mapping[str, float]
 
     def __post_init__(self) -> None:
         if not self.reducers:

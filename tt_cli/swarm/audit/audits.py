@@ -27,15 +27,7 @@ from tt_cli.run import RunConfig, folders
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.messages import (
-    Accusation,
-    Commitment,
-    Inputs,
-    NotProven,
-    RoundRules,
-    read_openings,
-    verify,
-)
+from tt_cli.swarm.allreduce.messages import Accusation, Commitment, Inputs, NotProven, RoundRules, read_openings, verify
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore, pass_on
 from tt_cli.swarm.audit.sampling import AuditSampler, Place
 

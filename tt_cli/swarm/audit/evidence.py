@@ -59,11 +59,7 @@ class EvidenceStore:
 
 
 async def pass_on(
-    packed: bytes,
-    guilty: str,
-    peers: Iterable[PeerID],
-    stub_of: Callable[[PeerID], Any],
-    patience: float,
+    packed: bytes, guilty: str, peers: Iterable[PeerID], stub_of: Callable[[PeerID], Any], patience: float
 ) -> None:
     """Send an accusation to others, who verify it themselves."""
 

@@ -21,14 +21,7 @@ import numpy as np
 import torch
 
 from tt_cli.kernel_choice import Implementation, choose
-from tt_cli.swarm.compression.linear8_kernels import (
-    BLOCK,
-    HIGHEST,
-    LOWEST,
-    Linear8Kernels,
-    PortableLinear8,
-    blocks_in,
-)
+from tt_cli.swarm.compression.linear8_kernels import BLOCK, HIGHEST, LOWEST, Linear8Kernels, PortableLinear8, blocks_in
 
 Buffer = bytes | bytearray | memoryview
 
