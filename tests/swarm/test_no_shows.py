@@ -57,6 +57,6 @@ def test_nobody_waits_at_every_step_for_one_that_is_always_late(attendance: NoSh
         late = record("late", epoch=4, time=1000.0 + number)
         if attendance.expects(late):
             waits += 1
-            attendance.waited_in_vain([late])
+            attendance.strike([late.peer_id])
         attendance.ended(set(), {"a", "b"}, [])
     assert waits <= 7

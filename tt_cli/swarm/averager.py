@@ -1,12 +1,9 @@
 """hivemind's averager, with rounds that either give every member the same average or none.
 
-What is ours: members are matched by the state they hold (epoch and digest are part of the group's key, so unlike
-peers never meet); a group may form ahead of its round and starts when the expected members are there; the transfer
-(`allreduce.py`) and what follows it (`commit.py`); the local gradient survives a dropped round; the last average stays
-at hand for members that missed it.
-
-What the trainer's process wants goes to the averager's through hivemind's pipe: plans, contributions, requests.
-Gradients and averages lie in memory that both see, and a round's handle is hivemind's `StepControl`.
+Members are matched by the state they hold: epoch and digest are part of the group's key, so unlike peers never meet. A
+group may form ahead of its round. The local gradient survives a dropped round; the last average stays at hand for
+members that missed it. What the trainer's process wants goes to the averager's through hivemind's pipe; gradients and
+averages lie in memory that both see.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """Catch-up: a peer that is behind, or that differs, comes to hold what the others hold.
 
-Who is one step behind and held the same state before asks for the average that the others stepped with: a byte for
-each parameter instead of six, and the step is made here. Everybody else takes over the state, of which only the chunks
-travel whose hashes differ, and makes the steps that the others make meanwhile. Both end in a state whose digest most of
-the foremost members signed.
-
-The checkpoint that the run publishes on the Hub is believed only where its digest is that of the state which most of
-the foremost hold; and by the first peer of a swarm, who begins with it.
+Who is one step behind asks for the average that the others stepped with: a byte for each parameter instead of six.
+Everybody else takes over the state, of which only the chunks travel whose hashes differ, and makes the steps that the
+others make meanwhile. Both end in a state whose digest most of the foremost members signed; so must a checkpoint on the
+Hub, unless this is the first peer of a swarm, who begins with it.
 """
 
 from __future__ import annotations
@@ -34,11 +31,7 @@ HUB_SECONDS = 120.0  # between two looks at what the run publishes
 
 
 class CatchUp:
-    """Brings `state` to what the others hold; `averager` asks them.
-
-    published: None where a run publishes nothing. look: the newest view of the swarm. ways_back: places where the state
-    of an order may lie.
-    """
+    """Brings `state` to what the others hold. look: the newest view of the swarm. ways_back: see `OrganiserOrders`."""
 
     def __init__(
         self,
@@ -61,7 +54,8 @@ class CatchUp:
 
     def catch_up(self, view: SwarmState, tell: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. tell: phase and reason."""
-        if self._may_repeat_step(view):
+        # who held another state before has no average for this one
+        if self._state.epoch > 0 and view.epoch == self._state.epoch + 1:
             tell("syncing", f"taking over the average of step {view.epoch}")
             if self._repeat_step(view):
                 return True
@@ -79,8 +73,8 @@ class CatchUp:
 
     def go_back(self, order: RollBack, view: SwarmState) -> bool:
         """One attempt to come to the state that the organiser ordered, or to what the others made of it since."""
-        for found in self._ways_back(order):
-            if self._become(found, lambda step, digest: (step, digest) == (order.step, order.digest)):
+        for loader in self._ways_back(order):
+            if self._become(loader, lambda step, digest: (step, digest) == (order.step, order.digest)):
                 return True
 
         def of_this_era(tree: Tree) -> bool:
@@ -89,10 +83,6 @@ class CatchUp:
             return tree.digest in digests | {order.digest}
 
         return bool(view.donors()) and self._take_state(of_this_era)
-
-    def _may_repeat_step(self, view: SwarmState) -> bool:
-        """The others are one step ahead. If they were elsewhere before, they have no average for this peer's state."""
-        return self._state.epoch > 0 and view.epoch == self._state.epoch + 1
 
     def _repeat_step(self, view: SwarmState) -> bool:
         started, before = time.monotonic(), int(self._averager.traffic[1])
@@ -108,7 +98,7 @@ class CatchUp:
         if self._state.position != (view.epoch, view.digest):
             self._emit(Log(f"{donor} sent an average that does not lead to the others' state", "warning"))
             return False
-        self._tell(donor, started, int(self._averager.traffic[1]) - before)
+        self._arrived(donor, started, int(self._averager.traffic[1]) - before)
         return True
 
     def _take_state(self, wanted: Callable[[Tree], bool] = lambda tree: True) -> bool:
@@ -116,20 +106,20 @@ class CatchUp:
         self._anew.clear()
         try:
             progress = DownloadProgress(self._emit, self._anew)
-            with StepReplay(self._averager, self._look, self._peer_id) as missed:
+            with StepReplay(self._averager, self._look, self._peer_id) as replay:
                 taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress)
                 with taken.chunks:
                     if not wanted(taken.tree):
                         return False
                     self._state.patch(taken.tree, taken.chunks)
                     chunks, names = len(taken.chunks), taken.names()
-                if made := missed.replay(self._state):
+                if made := replay.replay(self._state):
                     self._emit(Log(f"made {made} steps here that the others made meanwhile"))
-            self._tell(taken.donors[0], started, taken.received, chunks, names)
+            self._arrived(taken.donors[0], started, taken.received, chunks, names)
         except (NoState, ValueError) as error:
-            found = classify(error, "state")
-            words = f"could not take over the others' state: {found.words}"
-            self._emit(Trouble(found.what, words, found.remedy))
+            failure = classify(error, "state")
+            words = f"could not take over the others' state: {failure.words}"
+            self._emit(Trouble(failure.what, words, failure.remedy))
             return False
         for donor, why in taken.refused.items():
             self._emit(Log(f"left out what {donor} sent: {why}", "warning"))
@@ -154,25 +144,16 @@ class CatchUp:
                 return False
             with Chunks(tree, range(len(tree)), buffer) as chunks:
                 self._state.patch(tree, chunks)
-                self._tell(place, started, sum(len(chunk) for chunk in chunks.values()), len(chunks))
+                self._arrived(place, started, sum(len(chunk) for chunk in chunks.values()), len(chunks))
         except (TTError, ValueError) as error:
             level = "warning" if self._state.epoch else "info"  # nothing may be published yet
             self._emit(Log(f"no published checkpoint was used: {error}", level))
             return False
         return True
 
-    def _tell(self, donor: str, started: float, received: int, chunks: int = 0, names: Sequence[str] = ()) -> None:
-        self._emit(
-            Synchronised(
-                self._state.epoch,
-                donor,
-                self._state.digest,
-                time.monotonic() - started,
-                received,
-                chunks=chunks,
-                names=list(names),
-            )
-        )
+    def _arrived(self, donor: str, started: float, received: int, chunks: int = 0, names: Sequence[str] = ()) -> None:
+        seconds, (epoch, digest) = time.monotonic() - started, self._state.position
+        self._emit(Synchronised(epoch, donor, digest, seconds, received, chunks=chunks, names=list(names)))
 
 
 class DownloadProgress:

@@ -1,10 +1,9 @@
 """The transfer of one round: every member ends with the same bytes of every part, or knows which parts it lacks.
 
-hivemind's runner sends each member its own quantised *difference* from the average, so members end with unlike tensors
-and drift apart, and puts a member's local gradient where a part of the average did not come. Here the reducer of a part
-encodes the average once and sends those bytes to all; what did not come stays missing, and `commit.py` sees to it. The
-messages are hivemind's; what comes in is checked before it changes anything. What a member sends it has signed, and a
-reducer signs what it made of it (messages.py): see audits.py.
+hivemind's runner sends each member its own quantised *difference* from the average, so members drift apart. Here the
+reducer of a part encodes the average once and sends those bytes to all; what did not come stays missing, and
+`commit.py` sees to it. The messages are hivemind's. What a member sends it has signed, and a reducer signs what it made
+of it (messages.py): see audits.py.
 """
 
 from __future__ import annotations

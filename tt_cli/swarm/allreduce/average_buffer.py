@@ -43,7 +43,7 @@ class AverageBuffer:
 
     def missing(self) -> list[int]:
         """Parts that are not there."""
-        return [index for index, found in enumerate(self.hashes) if found == MISSING]
+        return [index for index, digest in enumerate(self.hashes) if digest == MISSING]
 
     @property
     def received(self) -> float:

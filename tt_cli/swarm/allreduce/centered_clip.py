@@ -2,8 +2,8 @@
 
 CenteredClip is an average that a minority of the members cannot move far (Karimireddy, He, Jaggi, 2021).
 
-As in "Secure Distributed Training at Scale" (Gorbunov et al., 2021) each part of the gradient is averaged by itself. A
-member's part enters whole when it is near the centre, and shortened to a radius when it is not.
+As in "Secure Distributed Training at Scale" (Gorbunov et al., 2021) each part of the gradient is averaged by itself;
+far from the centre it is shortened to a radius.
 
 - The centre begins at the weighted median of each element. When nobody is clipped there, the result is the mean over
   the samples, to the last bit: honest members lose nothing.
@@ -17,8 +17,7 @@ member's part enters whole when it is near the centre, and shortened to a radius
   others: whose product with the centre, but for its own share in it, is negative, and further from the usual than
   OPPOSED times what is usual. A gradient with its sign flipped is no further away than its noise, but that it shows.
 - The same bytes on every CPU: medians are taken of whole numbers, differences are single fp32 operations, squares are
-  exact in float64, and their sums are made in a fixed order. `PortableClip` does it with numpy,
-  `centered_clip_numba.py` compiled; see `tt_cli/kernel_choice.py`.
+  exact in float64, and their sums are made in a fixed order, by `PortableClip` and `centered_clip_numba.py`.
 """
 
 from __future__ import annotations

@@ -10,10 +10,9 @@
 Heard is who answered, not who called: whoever calls may have given up since. Who has dropped the round says so when it
 is asked later, and only its parts count: a member that comes late does not commit what the others have dropped.
 
-A member that is not heard and one that was sent other bytes must not commit two different steps: so a lost word costs
-who did not hear it the round. Who hears less than the others (a lost message, a member that died) may drop a round that
-others commit. It then sees that they are a step ahead and takes the average over from them; it never steps on anything
-else.
+A member that is not heard and one that was sent other bytes must not commit two different steps: so who hears less than
+the others (a lost message, a member that died) may drop a round that others commit. It then sees that they are a step
+ahead and takes the average over from them; it never steps on anything else.
 """
 
 from __future__ import annotations

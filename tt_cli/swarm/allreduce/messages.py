@@ -66,7 +66,7 @@ def _read(packed: bytes, form: wire.Form[Fields]) -> Fields:
     try:
         return form.read(packed)
     except wire.MalformedMessage as error:
-        raise NotProven(str(error)) from error
+        raise NotProven(f"no {form.name}") from error
 
 
 class SignedMessage:

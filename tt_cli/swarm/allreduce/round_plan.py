@@ -1,13 +1,13 @@
 """The members of a round, and how they find each other: at the peer that all of them take for the leader.
 
-hivemind lets peers that look for a group find each other through the DHT, and whoever has waited longest leads. Two
-leaders can then begin two rounds from one state. Here the members' signed records say who should come, and the one
-with the smallest peer id leads; the others go to it directly. Joining and the group's beginning are hivemind's.
+In hivemind whoever has waited longest leads, so two leaders can begin two rounds from one state. Here the members'
+signed records say who should come, and the smallest peer id leads; the others go to it directly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,15 +34,12 @@ SPARE = 2.0  # times the samples that a member may claim: records are a few seco
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """The members that should average together, and where they meet.
-
-    Plans are equal where the same members would meet for the same step; whom they avoid or let in may differ.
+    """The members that should average together, and where they meet. Plans of the same members and step are equal.
 
     state_key: names the state from which the round starts. members: peer ids, this peer included. leader: the one that
-    the others go to; "" when none of them accepts connections. swarm: trainers that there are, whatever they hold, and
-    whether or not they came the last time. avoided: peers with which no group is formed. welcome: those that a leader
-    takes in, None for all: whose records say that they may start from this state. allowed: peer id → samples that it
-    may claim.
+    the others go to; "" when none of them accepts connections. swarm: trainers that there are, whatever they hold.
+    avoided: peers with which no group is formed. welcome: those that a leader takes in, None for all. allowed: peer id
+    → samples that it may claim.
     """
 
     state_key: str = ""
@@ -57,23 +54,16 @@ class RoundPlan:
     def of(
         cls,
         state_key: str,
-        records: Iterable[PeerRecord],
+        records: Sequence[PeerRecord],
         swarm: int = 0,
-        avoided: Iterable[str] = (),
-        welcome: Iterable[str] | None = None,
+        avoided: frozenset[str] = frozenset(),
+        welcome: frozenset[str] | None = None,
     ) -> RoundPlan:
         """A round of the peers of these records; the smallest peer id that accepts connections leads."""
-        records = list(records)
         members = frozenset(record.peer_id for record in records)
-        return cls(
-            state_key,
-            members,
-            leader=min((record.peer_id for record in records if not record.client_mode), default=""),
-            swarm=max(swarm, len(members)),
-            avoided=frozenset(avoided),
-            welcome=None if welcome is None else frozenset(welcome),
-            allowed=claim_limits(records, get_dht_time()),
-        )
+        leader = min((record.peer_id for record in records if not record.client_mode), default="")
+        allowed = claim_limits(records, get_dht_time())
+        return cls(state_key, members, leader, max(swarm, len(members)), avoided, welcome, allowed)
 
     @property
     def enough(self) -> bool:
@@ -131,11 +121,10 @@ class Contribution:
 class RoundGroup:
     """The members of a round that has begun, and how one of them reaches the others.
 
-    name: of the round. me: this peer. members: all of them, in the order of their ids' bytes. reducers: those of them
-    that accept connections, in the same order. stub_of: peer id → hivemind stub. traffic: int64 (2,), bytes sent and
-    received, counted up. patience: seconds to wait for a sender's next part; for what a member can only do when its own
-    senders are done, it is a multiple of that. longest: seconds for the whole round. limits: peer id → samples that it
-    may claim, of all members in their order.
+    members: in the order of their ids' bytes. reducers: those of them that accept connections, in the same order.
+    stub_of: peer id → hivemind stub. traffic: int64 (2,), bytes sent and received, counted up. patience: seconds to
+    wait for a sender's next part. longest: seconds for the whole round. limits: peer id → samples that it may claim, of
+    all members in their order.
     """
 
     name: RoundName
@@ -159,12 +148,12 @@ def member_in(gathered: bytes, peer: PeerID, membership: Admission) -> Averaging
     Raises ValueError for anything else, NotAdmitted for who is no member of the run.
     """
     _, mode, shown = wire.GATHERED.read(gathered)
-    pass_text, found = wire.SHOWN_PASS.read(shown), AveragingMode(mode)
+    pass_text, averaging_mode = wire.SHOWN_PASS.read(shown), AveragingMode(mode)
     try:
         membership.admit(pass_text, str(peer))
     except NotAdmitted as error:
         raise NotAdmitted(f"{peer} is no member: {error}") from None
-    return found
+    return averaging_mode
 
 
 class LeaderRendezvous(GroupKeyManager):
@@ -178,7 +167,7 @@ class LeaderRendezvous(GroupKeyManager):
         self.plan = RoundPlan()
         self.formed: list[tuple[bytes, StepControl | None]] = []
         self._seeker = seeker
-        self._asked = -float("inf")
+        self._asked = -math.inf
 
     @property
     def current_key(self) -> str:

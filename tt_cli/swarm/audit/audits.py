@@ -6,8 +6,8 @@ them must be the average that everybody has. If not, the inputs and signatures t
 everybody can check: it is kept, passed on to the other members (evidence.py), and whoever is guilty is in no further
 round.
 
-A reducer cannot know which parts will be looked at, for they are picked when its averages are signed. A sender that
-does not show its part keeps the reducer from being proven guilty, so it is named.
+Parts are picked when the averages are signed. A sender that does not show its part keeps the reducer from being proven
+guilty, so it is named.
 """
 
 from __future__ import annotations
@@ -101,8 +101,7 @@ def _proven(finding: Finding, accusation: Accusation, rules: RoundRules) -> Find
 
 
 class Audits(ServicerBase):
-    """A peer's audits: its own, and those of others. In client mode too: others reach it by the
-    connection over which it sent its parts.
+    """A peer's audits: its own, and those of others; in client mode over the connections on which it sent its parts.
 
     rules: see `verify`. rounds: the newest rounds of this peer by group, filled by the averager. stub_of: peer id → its
     `Audits`. proofs: every process of the peer sees them. usual: norm of the last average, 0 when there is none.

@@ -1,7 +1,7 @@
 """Proofs that a reducer made a wrong average, as they are kept and go from one member to another.
 
-Who has a proof shows it to all members that do not say in their records that they have it: a member that is not told,
-because it was busy, or came later, would go on inviting the guilty one to rounds in which nobody else takes part then.
+Who has a proof shows it to all members that do not say in their records that they have it: who was busy, or came later,
+would go on inviting the guilty one to rounds in which nobody else takes part.
 """
 
 from __future__ import annotations

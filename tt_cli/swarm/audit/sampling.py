@@ -1,9 +1,7 @@
 """Audit sampling: the part of an average that a member computes again after a round.
 
-By chance, so that nobody knows beforehand; and, with audits saved up for that, one that looks wrong: an average has
-this peer's own gradient in it, so the two are alike. A part that is much less alike than the others is the first to be
-looked at, and where there are several, one of them by chance, so that the members look at different ones. Looks prove
-nothing: the audit does.
+By chance; and, with audits saved up for that, one that looks wrong: an average has this peer's own gradient in it, so a
+part that is much less like it than the others is looked at first. Looks prove nothing: the audit does.
 """
 
 from __future__ import annotations

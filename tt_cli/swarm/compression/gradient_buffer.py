@@ -1,19 +1,16 @@
 """All gradients in one flat buffer: how a group of peers cuts it into parts, and where it rests between two processes.
 
-Every member computes the same cut from the run's shapes and the group alone, so nothing of it travels.
-
 - Large tensors come first, each from the beginning of a block on: no block of the 8-bit codec spans two tensors.
 - Small ones follow without gaps. They travel in 16 bits, a few hundred of them in one part.
 - Reducers get equal shares of the encoded bytes, to within a block; a share is cut into parts of nearly equal size.
-
-At rest the elements are encoded, a byte for each instead of four: the gradient on its way into a round, and the average
-that comes out of it. The bytes that travel are slices of the buffer; the optimizer reads one tensor at a time.
+- At rest the elements are encoded: the bytes that travel are slices of the buffer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -75,13 +72,12 @@ class Partition:
             raise ValueError(f"a group with {reducers} reducers: from 1 to {MAX_REDUCERS} there may be")
         total = self.boundary + 2 * (self.size - self.boundary)  # bytes, but for the scales
         bounds = [self._position(total * index // reducers) for index in range(reducers)] + [self.size]
-        parts = []
-        for reducer, (start, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
-            for first, last in self._cut(min(start, self.boundary), min(stop, self.boundary)):
-                parts.append(TensorPart(first, last, True, reducer))
-            for first, last in self._cut(max(start, self.boundary), max(stop, self.boundary)):
-                parts.append(TensorPart(first, last, False, reducer))
-        return tuple(parts)
+        return tuple(
+            TensorPart(first, last, large, reducer)
+            for reducer, share in enumerate(pairwise(bounds))
+            for large, side in ((True, min), (False, max))
+            for first, last in self._cut(*(side(bound, self.boundary) for bound in share))
+        )
 
     def _position(self, encoded: int) -> int:
         """The element before which about so many bytes lie."""
@@ -90,14 +86,10 @@ class Partition:
         return self.boundary + (encoded - self.boundary) // 2
 
     def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Pieces of nearly equal size, whole blocks but for the last."""
-        if stop <= start:
-            return
+        """Pieces of nearly equal size, whole blocks but for the last; none of nothing."""
         count = -(-(stop - start) // PART_ELEMENTS)
         bounds = [start + self._aligned((stop - start) * index // count) for index in range(count)] + [stop]
-        for first, last in zip(bounds, bounds[1:], strict=False):
-            if last > first:
-                yield first, last
+        yield from ((first, last) for first, last in pairwise(bounds) if last > first)
 
     def _aligned(self, elements: int) -> int:
         return -(-elements // self.block) * self.block
@@ -143,23 +135,21 @@ class GradientBuffer:
 
     def encode(self, name: str, values: torch.Tensor, divisor: float = 1.0) -> None:
         """Write one tensor, divided by `divisor`; fp32 on any device. Raises ValueError where it is not finite."""
-        flat = values.detach().reshape(-1)
-        for start, stop in self._pieces(name):
-            first = start - self.layout.start(name)
-            piece = flat[first : first + stop - start].to("cpu", torch.float32, copy=True)
-            self.write(start, stop, self.codec.encode_part(piece.div_(divisor), stop <= self.layout.boundary))
+        for start, stop, piece in self._pieces(name, values.detach().reshape(-1)):
+            mean = piece.to("cpu", torch.float32, copy=True).div_(divisor)
+            self.write(start, stop, self.codec.encode_part(mean, stop <= self.layout.boundary))
 
     def decode(self, name: str, out: torch.Tensor) -> None:
         """Fill `out` (elements,), contiguous fp32 on the CPU, with one tensor."""
-        for start, stop in self._pieces(name):
-            first = start - self.layout.start(name)
-            piece = out[first : first + stop - start]
+        for start, stop, piece in self._pieces(name, out):
             self.codec.decode_into(self.read(start, stop), stop <= self.layout.boundary, piece)
 
-    def _pieces(self, name: str) -> Iterator[tuple[int, int]]:
-        start, stop = self.layout.start(name), self.layout.start(name) + self.layout.shapes[name].numel()
-        for first in range(start, stop, PIECE):
-            yield first, min(stop, first + PIECE)
+    def _pieces(self, name: str, flat: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """Where each PIECE of a tensor lies in the buffer, and its elements."""
+        start = self.layout.start(name)
+        for piece in flat.split(PIECE):
+            yield start, start + len(piece), piece
+            start += len(piece)
 
 
 class DecodedGradients(Mapping[str, torch.Tensor]):

@@ -1,16 +1,14 @@
 """Gradients in 8 bits: one scale for each block of 256 elements, evenly spaced values within it.
 
-hivemind's own 8-bit codecs are made for any tensor and are slow: theirs look values up in tables. A gradient's block is
-near enough to normal that evenly spaced values lose less, and they need no table.
+hivemind's own 8-bit codecs look values up in tables. A gradient's block is near enough to normal that evenly spaced
+values lose less, and need no table.
 
 - Form (docs/protocol.md, "How a part is written"): the scales, then one signed byte for each element. A scale is the
   largest magnitude of its block over 127, rounded up to the upper 16 bits of an fp32 number.
 - The same bytes on every CPU: only exact maxima, single IEEE divisions, products and sums, and rounding to nearest
   even; no scale is so small that it mattered whether a CPU flushes denormal numbers to zero.
-- Whatever is not finite shows in the blocks' maxima, and what a message decodes to is finite when its scales are: no
-  further pass over the elements is needed.
-- Two implementations give the same bytes: `PortableLinear8` with torch and numpy, and `linear8_numba.py`; see
-  `tt_cli/kernel_choice.py`.
+- Whatever is not finite shows in the blocks' maxima, and what is decoded is finite when its scales are.
+- Two implementations give the same bytes: `PortableLinear8` and `linear8_numba.py`; see `tt_cli/kernel_choice.py`.
 """
 
 from __future__ import annotations
@@ -44,11 +42,10 @@ def decode_into(buffer: Buffer, out: torch.Tensor) -> None:
 
 
 def add_decoded(buffer: Buffer, accumulator: torch.Tensor, weight: float) -> None:
-    """accumulator += decoded * weight, without a tensor in between; accumulator: contiguous fp32 on the CPU, any shape.
+    """accumulator += decoded * weight; accumulator: contiguous fp32 on the CPU, any shape.
 
-    Three fp32 operations on each element, each rounded by itself: byte times scale, that times the weight as fp32, the
-    sum. They may overflow: whoever ends the sum looks whether it is finite. Raises ValueError for a weight that is
-    negative or not finite, and as `decode_into`, before the accumulator is changed.
+    Three fp32 operations on each element, each rounded by itself; may overflow. Raises ValueError for a weight that
+    is negative or not finite, and as `decode_into`, before the accumulator is changed.
     """
     if not 0 <= weight <= torch.finfo(torch.float32).max:
         raise ValueError(f"a weight of {weight}")
@@ -56,10 +53,7 @@ def add_decoded(buffer: Buffer, accumulator: torch.Tensor, weight: float) -> Non
 
 
 def check(buffer: Buffer, elements: int) -> np.ndarray:
-    """The bytes as uint8 (encoded_bytes(elements),), which decode to so many finite numbers.
-
-    Raises ValueError for what `encode` cannot have made, before memory is allocated.
-    """
+    """The bytes as uint8 (encoded_bytes(elements),). Raises ValueError for what `encode` cannot have made."""
     coded = np.frombuffer(buffer, np.uint8)
     if len(coded) != encoded_bytes(elements):
         raise ValueError(f"{len(coded)} bytes instead of {encoded_bytes(elements)} for {elements} elements")
@@ -89,29 +83,26 @@ def _compiled() -> Linear8Kernels:
 
 def _differences(compiled: Linear8Kernels) -> list[str]:
     """Names of what differs for blocks of unlike scales, denormal numbers and halves among them, the last one short."""
-    portable, elements = PortableLinear8(), 20 * BLOCK + 99
+    elements = 20 * BLOCK + 99
     draws = np.random.Generator(np.random.PCG64(8))
     values = draws.standard_t(3, elements) * 10.0 ** np.repeat(draws.uniform(-42, 36, 21), BLOCK)[:elements]
     values[BLOCK : 2 * BLOCK] = (np.arange(BLOCK) - 127.5).clip(-127, 127)
     tensor = torch.from_numpy(values.astype(np.float32))
-    differing = set()
-    coded = np.zeros((2, encoded_bytes(elements)), np.uint8)
-    if not (portable.encode(tensor, coded[0]) and compiled.encode(tensor, coded[1])) or (coded[0] != coded[1]).any():
-        differing.add("encoding")
-    for problem in (float("nan"), -float("inf"), 1e38):
-        spoiled = tensor.clone()
-        spoiled[-1] = problem
-        if compiled.encode(spoiled, coded[1]):
-            differing.add("refusal")
-    outs = torch.zeros(2, elements), torch.ones(2, elements)
-    for i, kernels in enumerate((portable, compiled)):
-        kernels.decode(coded[0], outs[0][i])
+    spoiled = tensor.repeat(3, 1)
+    spoiled[:, -1] = torch.tensor([float("nan"), -float("inf"), 1e38])
+
+    def results(kernels: Linear8Kernels) -> dict[str, object]:
+        coded, decoded, added = np.zeros(encoded_bytes(elements), np.uint8), torch.zeros(elements), torch.ones(elements)
+        encoded = kernels.encode(tensor, coded), coded.tobytes()
+        kernels.decode(coded, decoded)
         for weight in (3.0, 0.1):
-            kernels.add(coded[0], outs[1][i], np.float32(weight))
-    for name, (theirs, ours) in zip(("decoding", "adding"), outs, strict=True):
-        if theirs.numpy().tobytes() != ours.numpy().tobytes():
-            differing.add(name)
-    return sorted(differing)
+            kernels.add(coded, added, np.float32(weight))
+        refused = [kernels.encode(values, coded) for values in spoiled]
+        outs = decoded.numpy().tobytes(), added.numpy().tobytes()
+        return dict(zip(("encoding", "refusal", "decoding", "adding"), (encoded, refused, *outs), strict=True))
+
+    ours = results(PortableLinear8())
+    return sorted(name for name, result in results(compiled).items() if result != ours[name])
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:

@@ -1,9 +1,7 @@
 """No-shows: exponential backoff for peers that say they would come to a round, and do not.
 
-A round waits for those whose records say that they hold its state, and is led by the smallest peer id among them. One
-who publishes such a record and never comes would hold up every round, or as their leader make them fail. So who stayed
-away is not expected before it renews its record, and from its second time on not in the next round, the next three, the
-next seven either. With its first round that is forgotten. Nobody is kept out: who comes is in.
+Who stayed away is not expected before it renews its record, and from its second time on not in the next round, the next
+three, the next seven either. With its first round that is forgotten. Nobody is kept out: who comes is in.
 """
 
 from __future__ import annotations
@@ -35,17 +33,14 @@ class NoShows:
         for peer_id in came:
             self._strikes.pop(peer_id, None)
             self._rounds_off.pop(peer_id, None)
-        self._strike(missed)
-
-    def waited_in_vain(self, late: Iterable[PeerRecord]) -> None:
-        """The others waited for these to make the step before, and they did not."""
-        self._strike(record.peer_id for record in late)
+        self.strike(missed)
 
     def forgive(self) -> None:
         """Expect everybody again: there are too few for a round without them."""
         self._absent, self._rounds_off = {}, {}
 
-    def _strike(self, peer_ids: Iterable[str]) -> None:
+    def strike(self, peer_ids: Iterable[str]) -> None:
+        """The others waited for these in vain."""
         for peer_id in peer_ids:
             self._strikes[peer_id] += 1
             if rounds := min(MOST_ROUNDS, 2 ** (self._strikes[peer_id] - 1) - 1):

@@ -67,9 +67,10 @@ class ParticipantSelector:
             if record.peer_id not in {self._me, *self.shunned} and self._no_shows.expects(record)
         ]
         # others would take the places of those who should come; records may be read late
-        welcome = [r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART]
+        welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
         swarm = len(self.other_trainers(epoch)) + 1
-        return RoundPlan.of(state_key(epoch, digest), [*own, *others], swarm, self.shunned, welcome)
+        members, key = [*own, *others], state_key(epoch, digest)
+        return RoundPlan.of(key, members, swarm, self.shunned, welcome)
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""
@@ -96,7 +97,7 @@ class ParticipantSelector:
 
     def waited_for(self, late: Iterable[PeerRecord]) -> None:
         """These did not finish it in the time that they were given."""
-        self._no_shows.waited_in_vain(late)
+        self._no_shows.strike(record.peer_id for record in late)
 
     def other_trainers(self, epoch: int) -> frozenset[str]:
         """Trainers that may be training, but for this peer and those against whom there is a proof.

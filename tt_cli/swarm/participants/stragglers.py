@@ -1,15 +1,11 @@
 """Straggler detection: leave out a peer whose delay costs the swarm more than its samples contribute.
 
-A member may use up nearly all of everybody's patience in each message and never fail; rounds then end, and take ten
-times as long. So every member measures by its own clock how much later each of the others ended what it did in a round
-than most did. Without a member that computes the share s of the samples a step would take 1 / (1 - s) times as long as
-it does now less the time for which this member holds it up. Where that is shorter by a tenth, in most of the last steps
-and in all of them together, the swarm learns more without it. A member says so in its record, for some steps, and for
-twice as many each time again; who is named by more than half is left out. Unlike measurements so never part the
-members.
-
-What a slow line costs is free while the device computes on (delayed updates): only time counts in which the samples of
-the next step lay ready.
+Every member measures by its own clock how much later each of the others ended what it did in a round than most did.
+Without a member that computes the share s of the samples a step would take 1 / (1 - s) times as long as it does now
+less the time for which this member holds it up. Where that is shorter by a tenth, in most of the last steps and in all
+of them together, the swarm learns more without it. A member says so in its record, for some steps, and for twice as
+many each time again; who is named by more than half is left out. Unlike measurements so never part the members. Only
+time counts in which the samples of the next step lay ready: the rest is free (delayed updates).
 
 A member that is late for all others may have waited for one that is slow with it alone, and says so; or it lies. Nobody
 else can tell, and without either of the two it ends. So only one of them is charged: the one that has trouble with more
@@ -23,6 +19,7 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 WINDOW, OFTEN = 5, 3  # steps with a member that are looked at; from how many on it is judged, the first time
 GAIN = 0.9  # of the time that a step takes with it: not more may be needed without it
@@ -56,21 +53,19 @@ class StragglerDetector:
     def round_ended(
         self,
         late: Mapping[str, float],
-        told: Mapping[str, Mapping[str, float]] | None = None,
+        waited: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
         spoilers: Collection[str] = (),
         seconds: float = 0.0,
     ) -> None:
-        """late: member → seconds for which it held the round up. told: member → for whom it waited, as it says, and for
-        how many seconds, the longest first. spoilers: because of whom all `seconds` were lost.
-        """
-        charged = self._charged(late, told or {})
+        """late, waited: see `RoundResult`. spoilers: because of whom all `seconds` were lost."""
+        charged = self._charged(late, waited)
         for member in charged.keys() | set(spoilers):
             self._now[member] += max(charged.get(member, 0.0), seconds if member in spoilers else 0.0)
 
-    def _charged(self, late: Mapping[str, float], told: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    def _charged(self, late: Mapping[str, float], waited: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         """Member → seconds, with what a late member waited for another charged to either of the two."""
         charged = defaultdict(float, late)
-        for member, waits in told.items():
+        for member, waits in waited.items():
             for other, seconds in waits.items():
                 beyond = seconds - late.get(other, 0.0)  # what others see themselves
                 explained = min(late.get(member, 0.0), beyond)
