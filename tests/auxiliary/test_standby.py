@@ -33,7 +33,9 @@ class Watched:
         self.shown: list[Event] = []
         self.began = self.ended = 0
         monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
-        self.standby = Standby(RUN, self, self.start, lambda: HostMemory(int(free * need), 4 * need, "this machine"))
+        self.standby = Standby(
+            RUN, self.show, self.start, lambda: HostMemory(int(free * need), 4 * need, "this machine")
+        )
 
     def show(self, event: Event) -> None:
         self.shown.append(event)

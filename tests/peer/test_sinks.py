@@ -37,7 +37,7 @@ def step(epoch: int, loss: float | None) -> Step:
 
 def test_each_step_is_in_tensorboards_files(tmp_path: Path) -> None:
     shown = Shown()
-    with Logged(shown, open_sink(f"tensorboard:{tmp_path / 'logs'}", load_run("emoji"))) as logged:
+    with Logged(shown.show, open_sink(f"tensorboard:{tmp_path / 'logs'}", load_run("emoji"))) as logged:
         logged.show(step(1, 6.5))
         logged.show(Progress(1, 8, 64, 3, 4, 10.0, 30.0, 0.33, 2.0, 6.4, 1000, 2000))
         logged.show(Round(2, "committed", "made", ["a"], 1.0, 64, {"averaging": 1.5, "step": 0.5}))
@@ -52,7 +52,7 @@ def test_each_step_is_in_tensorboards_files(tmp_path: Path) -> None:
 
 def test_by_default_they_lie_in_the_runs_folder(tt_home: Path) -> None:
     run = load_run("emoji")
-    with Logged(Shown(), open_sink("tensorboard", run)) as logged:
+    with Logged(Shown().show, open_sink("tensorboard", run)) as logged:
         logged.show(step(1, 6.5))
     assert list((tt_home / "runs" / run.identity / "tensorboard").glob("events.out.*"))
 
@@ -70,7 +70,7 @@ def broken() -> Iterator[Sink]:
 
 def test_a_sink_that_fails_is_told_once_and_training_goes_on() -> None:
     shown = Shown()
-    with Logged(shown, broken) as logged:
+    with Logged(shown.show, broken) as logged:
         logged.show(step(1, 6.5))
         assert shown.news.wait(240)
         for epoch in range(2, 3000):
@@ -84,7 +84,7 @@ def test_a_sink_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> 
     never = threading.Event()
 
     shown = Shown()
-    with Logged(shown, lambda: nullcontext(lambda step, values: never.wait())) as logged:
+    with Logged(shown.show, lambda: nullcontext(lambda step, values: never.wait())) as logged:
         for epoch in range(3000):
             logged.show(step(epoch, 6.5))
     assert len(shown.events) == 3000

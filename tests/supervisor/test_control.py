@@ -75,7 +75,7 @@ class Peer:
     def _run(self) -> None:
         try:
             with self.control:
-                supervise(self._start, self, self.control)
+                supervise(self._start, self.show, self.control)
         except BaseException as error:
             self.error = error
         assert self.slot.lock is not None

@@ -54,7 +54,7 @@ def keep(acts: Acts, screen: Record) -> None:
     """Supervise its workers in their folder."""
     status = PeerState(run="emoji", identity="emoji-1a2b3c4d", total_steps=600)
     with Control(claim_slot(acts.folder, TRAINER), status, HouseholdLimits(), by_hand=True) as control:
-        supervise(acts, screen, control)
+        supervise(acts, screen.show, control)
 
 
 def test_a_worker_that_ends_by_itself_is_followed_to_its_end(tmp_path: Path) -> None:

@@ -15,16 +15,15 @@ from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.errors import TTError
 from tt_cli.memory import shown, trainer_need
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor.events import Event, Log, Snapshot
+from tt_cli.supervisor.events import Emit, Event, Log, Snapshot
 from tt_cli.supervisor.host_memory import HostMemory, host_memory
-from tt_cli.supervisor.supervise import EventSink
 
 PATIENCE_SECONDS = 20.0  # somebody who accepts connections may be joining
 AGAIN_SECONDS = 600.0  # after it could not be started
 
 
 class Standby:
-    """A context manager, and a screen that passes all events on to `screen`.
+    """A context manager; `show` passes all events on to `emit`.
 
     start: begins the assistant, which goes on until this is left; raises TTError where it cannot. It runs in the thread
     that shows the coordinator's snapshots. memory: what is free, asked before that.
@@ -33,11 +32,11 @@ class Standby:
     def __init__(
         self,
         run: RunConfig,
-        screen: EventSink,
+        emit: Emit,
         start: Callable[[], AbstractContextManager[object]],
         memory: Callable[[], HostMemory] = host_memory,
     ):
-        self._run, self._screen, self._start, self._memory = run, screen, start, memory
+        self._run, self._emit, self._start, self._memory = run, emit, start, memory
         self._lease = LeaseFile(folders.run_folder(run))
         self._running = ExitStack()
         self._started = False
@@ -52,7 +51,7 @@ class Standby:
 
     def show(self, event: Event) -> None:
         """Pass it on; look at the swarm where it tells of that."""
-        self._screen.show(event)
+        self._emit(event)
         if isinstance(event, Snapshot) and not self._started:
             self._look(waiting_trainers(event.swarm["peers"]))
 
@@ -87,7 +86,7 @@ class Standby:
         """Once, until there is something else to tell."""
         if words.partition(":")[0] != self._told:
             self._told = words.partition(":")[0]
-            self._screen.show(Log(words, level))
+            self._emit(Log(words, level))
 
 
 def waiting_trainers(peers: Iterable[Mapping[str, Any]]) -> int:

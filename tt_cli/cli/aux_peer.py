@@ -204,11 +204,11 @@ def aux_peer(
         AuthorityPart(serving, slot.folder / "authority.log", screen.show) if authority else nullcontext(),
         PeerAdmission(config, identity_name(slot), screen.tell, here=True) as admitted,
         assistant() if assist else nullcontext(),
-        Standby(config, screen, assistant) as standby,
+        Standby(config, screen.show, assistant) as standby,
     ):
         if unpublished:
             screen.tell(unpublished, "info")
-        supervise(start, screen if assist or no_assist else standby, control)
+        supervise(start, screen.show if assist or no_assist else standby.show, control)
         admitted.check()
 
 

@@ -158,7 +158,7 @@ def join(
         Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
         Screen(f"tt join {run}", config.identity, config.schedule.total_steps, plain=plain, json=json) as screen,
         PeerAdmission(config, identity_name(slot), screen.tell, send_token=send_token) as admitted,
-        nullcontext(screen) if curves is None else Logged(screen, curves) as shown,
+        nullcontext(screen) if curves is None else Logged(screen.show, curves) as shown,
     ):
-        supervise(start, shown, control)
+        supervise(start, shown.show, control)
         admitted.check()

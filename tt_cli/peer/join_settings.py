@@ -154,11 +154,10 @@ def read_settings(flags: Mapping[str, Any], runs: Iterable[str], file: Path) -> 
     for part in _tables(file, shown, set(runs)):
         values |= part
         sources |= dict.fromkeys(part, shown)
-    given = {name: value for name, value in flags.items() if value is not None and value != []}
-    values |= given
-    sources |= {
-        name: f"--{'' if value is not False else 'no-'}{name.replace('_', '-')}" for name, value in given.items()
-    }
+    for name, value in flags.items():
+        if value is not None and value != []:
+            values[name] = value
+            sources[name] = f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
     return Settings(values, sources)
 
 
@@ -176,15 +175,11 @@ def _tables(file: Path, shown: str, runs: set[str]) -> list[dict[str, Any]]:
         if name != "join" or not isinstance(table, dict):
             raise UsageError(f"{shown}: {name}: no such table; allowed is [join]")
     join = content.get("join", {})
-    of_runs = {
-        name: part for name, part in join.items() if name not in JoinSettings.model_fields and isinstance(part, dict)
-    }
+    of_runs = {name for name, part in join.items() if name not in JoinSettings.model_fields and isinstance(part, dict)}
     tables = [_checked({name: value for name, value in join.items() if name not in of_runs}, f"{shown} [join]")]
-    for name, part in of_runs.items():
-        checked = _checked(part, f'{shown} [join."{name}"]')  # also of other runs: a mistake shows at once
-        if name in runs:
-            tables.append(checked)
-    return tables
+    # also those of other runs are checked: a mistake shows at once
+    checked = {name: _checked(join[name], f'{shown} [join."{name}"]') for name in join if name in of_runs}
+    return tables + [part for name, part in checked.items() if name in runs]
 
 
 def _checked(table: dict[str, Any], origin: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Sinks for this peer's curves: TensorBoard, Weights & Biases, trackio. Off by default.
 
-    with Logged(screen, open_sink("tensorboard:logs", run)) as logged:
-        supervise(start, logged, …)
+    with Logged(screen.show, open_sink("tensorboard:logs", run)) as logged:
+        supervise(start, logged.show, …)
 
 What goes wrong there never touches training: a thread of its own writes, what it cannot take
 is dropped, and the first failure is told and ends the logging.
@@ -25,7 +25,6 @@ from tt_cli.errors import UsageError, first_line
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor import events
 from tt_cli.supervisor.peer_state import PeerState
-from tt_cli.supervisor.supervise import EventSink
 
 KINDS = ("tensorboard", "wandb", "trackio")
 MOST_DUE = 1000  # steps that wait for a sink that is slow
@@ -84,10 +83,10 @@ def _project(kind: str, project: str, run: RunConfig) -> Iterator[Sink]:
 
 
 class Logged:
-    """Shows everything on `screen`, and logs each global step. A context manager; `open` is called in its thread."""
+    """Passes all events on to `emit`, and logs each global step. A context manager; `open` is called in its thread."""
 
-    def __init__(self, screen: EventSink, open: Callable[[], AbstractContextManager[Sink]]):
-        self._screen, self._open = screen, open
+    def __init__(self, emit: events.Emit, open: Callable[[], AbstractContextManager[Sink]]):
+        self._emit, self._open = emit, open
         self._state = PeerState(run="", identity="")
         self._due: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MOST_DUE)
         self._thread = threading.Thread(target=self._write, daemon=True)
@@ -105,7 +104,7 @@ class Logged:
 
     def show(self, event: events.Event) -> None:
         """Take one event; never waits for the sink."""
-        self._screen.show(event)
+        self._emit(event)
         self._state.apply(event)
         if isinstance(event, events.Step) and self._thread.is_alive() and not self._due.full():
             self._due.put_nowait((event.epoch, _figures(event, self._state)))
@@ -117,7 +116,7 @@ class Logged:
                     log(*figures)
         except Exception as error:  # three libraries, the disk and the network have no common error
             words = f"logging has ended, training goes on: {first_line(error)}"
-            self._screen.show(events.Log(words, "warning"))
+            self._emit(events.Log(words, "warning"))
 
 
 def _figures(step: events.Step, state: PeerState) -> dict[str, float]:

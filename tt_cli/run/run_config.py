@@ -71,14 +71,12 @@ class RunConfig(sections.Section):
     def to_toml(self) -> str:
         """Return a complete run file; defaults are written out, so a later default changes nothing in it."""
         lines = []
-        for name in type(self).model_fields:
-            lines.append(f"[{name}]")
-            part = getattr(self, name)
-            for field in type(part).model_fields:
-                value = getattr(part, field)
-                if value is not None:
-                    lines.append(f"{field} = {toml_value(value)}")
-            lines.append("")
+        for name, part in self:
+            lines += [
+                f"[{name}]",
+                *(f"{field} = {toml_value(value)}" for field, value in part if value is not None),
+                "",
+            ]
         return "\n".join(lines)
 
     @classmethod
@@ -95,12 +93,9 @@ class RunConfig(sections.Section):
 
     def _fields(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield (dotted key, value, whether it changes training) for every field."""
-        for name in type(self).model_fields:
-            part = getattr(self, name)
-            for field, info in type(part).model_fields.items():
-                extra = info.json_schema_extra
-                trained = not (isinstance(extra, dict) and extra.get("training") is False)
-                value = getattr(part, field)
+        for name, part in self:
+            for field, value in part:
+                trained = type(part).model_fields[field].json_schema_extra is None  # as Untrained() has it
                 yield f"{name}.{field}", value + 0.0 if isinstance(value, float) else value, trained
 
 

@@ -45,8 +45,9 @@ class FamilyMemory:
 
 def host_memory(root: Path = Path("/")) -> HostMemory:
     """The least of what the machine and the control groups of this process leave free; `root` is for tests."""
-    total, free = _machine(root)
-    least = HostMemory(free, total, "this machine")
+    fields = _fields(root / "proc/meminfo")
+    total = fields["MemTotal"]
+    least = HostMemory(fields["MemAvailable"], total, "this machine")
     for limit, used in _groups(root):
         if limit < total and max(0, limit - used) < least.free:
             least = HostMemory(max(0, limit - used), limit, "this container")
@@ -74,16 +75,6 @@ def _private(folder: Path) -> int:
     except (OSError, KeyError):  # an old kernel: what is shared counts for each
         status = _fields(folder / "status")
         return status.get("RssAnon", 0) + status.get("RssShmem", 0)
-
-
-def _machine(root: Path) -> tuple[int, int]:
-    """Total and available bytes."""
-    try:
-        fields = _fields(root / "proc/meminfo")
-        return fields["MemTotal"], fields["MemAvailable"]
-    except (OSError, KeyError):
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        return total, total // 2
 
 
 def _groups(root: Path) -> Iterator[tuple[int, int]]:

@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """Address and limits of a server."""
+    """Address and limits of a server.
+
+    port: 0 for any that is free. port_flag: the command-line flag that the error names where it is taken. more_ports:
+    after this one, which are tried then. connections: at once; to one more it answers 503. grace_seconds: for the
+    requests under way when it stops. trusted_proxy: whose X-Forwarded-For is believed; without one it means nothing.
+    """
 
     host: str
     port: int
-    """0 for any that is free."""
     port_flag: str
-    """The command-line flag that the error names where the port is taken."""
     more_ports: int = 0
-    """Ports after this one that are tried where it is taken."""
     connections: int = 500
-    """At once; to one more it answers 503."""
     grace_seconds: int = 3
-    """For the requests under way when it stops."""
     trusted_proxy: str = ""
-    """The address of the proxy whose X-Forwarded-For is believed; without one the header means nothing."""
 
 
 class HttpServer:

@@ -10,11 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Protocol
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.control import Control
-from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Snapshot, Step
+from tt_cli.supervisor.events import Emit, Event, Failure, Finished, Log, Phase, Snapshot, Step
 from tt_cli.supervisor.household.limits import Verdict, until_words
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
 from tt_cli.supervisor.worker_process import Worker
@@ -27,12 +26,6 @@ RETRY_SECONDS = (900.0, 3600.0, 14400.0)  # pauses after a peer that had worked 
 RESTARTED = (BUG_EXIT_CODE, WorkerBroken.exit_code)
 
 
-class EventSink(Protocol):
-    """A screen, or anything else that takes a peer's events."""
-
-    def show(self, event: Event) -> None: ...
-
-
 class Failed(TTError):
     """The worker gave up; its message, its exit code."""
 
@@ -41,20 +34,21 @@ class Failed(TTError):
         self.exit_code = exit_code
 
 
-def supervise(start: Callable[[], Worker], screen: EventSink, control: Control) -> None:
+def supervise(start: Callable[[], Worker], show: Emit, control: Control) -> None:
     """Run a peer to its end, by one worker after the other, within the limits of `control` and as a person asks.
 
     A crash (a killed process, a bug) starts a new worker, up to three times without a global step between. Ctrl-C lets
     it leave; a second one, or LEAVE_SECONDS, ends it. A peer that has worked and cannot go on is paused and tried
     again later: nobody may be there to see. Raises Failed with one line where another has failed.
+    show: gets all its events, on a screen or anywhere else.
     """
     with _signals_raised():
-        _Supervision(start, screen, control).run()
+        _Supervision(start, show, control).run()
 
 
 class _Supervision:
-    def __init__(self, start: Callable[[], Worker], screen: EventSink, control: Control):
-        self._start, self._screen, self._control = start, screen, control
+    def __init__(self, start: Callable[[], Worker], emit: Emit, control: Control):
+        self._start, self._emit, self._control = start, emit, control
         self._failures = self._retries = 0
         self._worked = False  # it has trained, or waited for its time: it may not vanish
         self._stepped = False  # this worker has
@@ -226,7 +220,7 @@ class _Supervision:
         self._control.apply(event)
         try:
             if not self._unseen:
-                self._screen.show(event)
+                self._emit(event)
         except OSError as error:
             if error.errno != errno.EIO:
                 raise

@@ -17,14 +17,13 @@ from tt_cli.supervisor.supervise import supervise
 from tt_cli.supervisor.worker_process import Worker
 
 
-class Printer:
-    def show(self, event: Event) -> None:
-        print(event.to_json(), flush=True)
+def show(event: Event) -> None:
+    print(event.to_json(), flush=True)
 
 
 def start() -> Worker:
     worker = Worker("workers.actor", {"act": sys.argv[1]}, Path(sys.argv[2]))
-    Printer().show(Log(str(worker.pid)))
+    show(Log(str(worker.pid)))
     return worker
 
 
@@ -34,4 +33,4 @@ if __name__ == "__main__":
     role = "trainer" if kind == TRAINER else "aux"
     status = PeerState(run="emoji", identity=folder.name, role=role, total_steps=600)
     with Control(claim_slot(folder, kind), status, HouseholdLimits(), by_hand=True) as control:
-        supervise(start, Printer(), control)
+        supervise(start, show, control)

@@ -117,9 +117,8 @@ def _own_processes(facts: PeerFacts) -> Diagnosis | None:
         words = f"the averager process of this peer has not answered for {seconds(facts.since_pulse)}"
         return Diagnosis("averager", words, (Remedy.RESTART,))
     if facts.contact is not None and not facts.contact.alive:
-        return Diagnosis(
-            "DHT", "the DHT process of this peer does not answer", (Remedy.WAIT, Remedy.RESTART), pause=30.0
-        )
+        words = "the DHT process of this peer does not answer"
+        return Diagnosis("DHT", words, (Remedy.WAIT, Remedy.RESTART), pause=30.0)
     if facts.held:
         return None
     if facts.reading and facts.since_batch > DATA_SECONDS:
@@ -148,21 +147,18 @@ def _network(facts: PeerFacts) -> Diagnosis | None:
             stuck=facts.late,
         )
     if contact.cut_off:
-        return Diagnosis(
-            "connection",
-            f"cut off from the swarm: none of the {len(contact.asked)} peers that this one knows answers",
-            (Remedy.REJOIN,),
+        words = f"cut off from the swarm: none of the {len(contact.asked)} peers that this one knows answers"
+        advice = (
             "see whether this machine is online, and `tt doctor`; if the others are gone for good, `tt join` with "
-            "--new-swarm and without --peer goes on alone from the backup",
+            "--new-swarm and without --peer goes on alone from the backup"
         )
+        return Diagnosis("connection", words, (Remedy.REJOIN,), advice)
     if contact.split and facts.suspicious:
-        return Diagnosis(
-            "initial peers",
+        words = (
             f"none of the {len(contact.initial)} initial peers answers, {len(contact.answered)} other peers do: "
-            "newcomers may not find this part of the swarm",
-            (Remedy.REJOIN,),
-            stuck=False,
+            "newcomers may not find this part of the swarm"
         )
+        return Diagnosis("initial peers", words, (Remedy.REJOIN,), stuck=False)
     return None
 
 
