@@ -37,9 +37,9 @@ def test_bridges_loopback_and_link_local_addresses_are_not_announced() -> None:
         "tailscale0": "100.64.0.7",
         "ppp0": "203.0.113.7",
     }
-    assert announceable(here, container=False) == ["192.168.1.7", "100.64.0.7", "203.0.113.7"]
-    assert announceable({"lo": "127.0.0.1", "eth0": "172.17.0.2"}, container=True) == []
-    assert announceable({"lo": "127.0.0.1", "eth0": "172.17.0.2"}, container=False) == ["172.17.0.2"]
+    assert announceable(here, inside="") == ["192.168.1.7", "100.64.0.7", "203.0.113.7"]
+    assert announceable({"lo": "127.0.0.1", "eth0": "172.17.0.2"}, inside="container") == []
+    assert announceable({"lo": "127.0.0.1", "eth0": "172.17.0.2"}, inside="") == ["172.17.0.2"]
 
 
 def test_what_is_listened_on_is_what_is_announced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,14 +66,14 @@ def test_a_machine_that_moved_to_another_network_is_noticed() -> None:
 
 
 def test_the_steps_have_the_persons_own_addresses_in_them() -> None:
-    home = steps_to_be_reached(41234, "192.168.1.7", "203.0.113.7", container=False, wsl=False)
+    home = steps_to_be_reached(41234, "192.168.1.7", "203.0.113.7", inside="")
     again = "then start with --port 41234 --announce /ip4/203.0.113.7/tcp/41234"
     assert home == [f"forward TCP port 41234 of your router to 192.168.1.7, {again}"]
-    docker = steps_to_be_reached(41234, "172.17.0.2", "203.0.113.7", container=True, wsl=False)
+    docker = steps_to_be_reached(41234, "172.17.0.2", "203.0.113.7", inside="container")
     assert "-p 41234:41234" in docker[0] and again in docker[0]
-    windows = steps_to_be_reached(41234, "172.29.5.5", "203.0.113.7", container=False, wsl=True)
+    windows = steps_to_be_reached(41234, "172.29.5.5", "203.0.113.7", inside="WSL")
     assert "listenport=41234 connectaddress=172.29.5.5 connectport=41234" in windows[0] and "mirrored" in windows[0]
-    server = steps_to_be_reached(41234, "203.0.113.7", "203.0.113.7", container=False, wsl=False)
+    server = steps_to_be_reached(41234, "203.0.113.7", "203.0.113.7", inside="")
     assert server == [f"let TCP port 41234 through this machine's firewall, {again}"]
 
 

@@ -33,36 +33,20 @@ class RolledBack(Exception):
 
 
 class Tree(Protocol):
-    """The hash tree over the chunks of one state. Chunks are numbered from 0; `len` says how many there are."""
+    """The hash tree over the chunks of one state, as `checkpoint.StateTree` has it and says what each method does."""
 
     @property
-    def step(self) -> int:
-        """Global steps that the state has seen."""
-
+    def step(self) -> int: ...
     @property
-    def digest(self) -> str:
-        """The root, 64 hex digits: what peers sign."""
-
+    def digest(self) -> str: ...
     @property
-    def nbytes(self) -> int:
-        """Bytes of a buffer that holds all chunks at their places."""
-
+    def nbytes(self) -> int: ...
     def __len__(self) -> int: ...
-
-    def differing(self, other: Any) -> list[int]:
-        """The chunks that the state of another tree does not hold alike."""
-
-    def holds(self, index: int, data: bytes | memoryview) -> bool:
-        """True when `data` is the chunk `index`."""
-
-    def name_of(self, index: int) -> str:
-        """Tensor and number of a chunk: "transformer.layers.0.ff.weight[3]"."""
-
-    def place(self, index: int) -> tuple[int, int]:
-        """Place of a chunk in a buffer for the whole state: (offset, bytes)."""
-
-    def manifest(self) -> bytes:
-        """The tree itself as bytes."""
+    def differing(self, other: Any) -> list[int]: ...
+    def holds(self, index: int, data: bytes | memoryview) -> bool: ...
+    def name_of(self, index: int) -> str: ...
+    def place(self, index: int) -> tuple[int, int]: ...
+    def manifest(self) -> bytes: ...
 
 
 TreeReader = Callable[[bytes], Any]

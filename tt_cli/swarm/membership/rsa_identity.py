@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from hivemind.utils.crypto import RSAPrivateKey
 
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, os_errors
 from tt_cli.identity import peer_key
 from tt_cli.supervisor.slot import claim_name, try_lock
 
@@ -60,12 +60,10 @@ def claim_identity(folder: Path, role: str, name: str = "") -> Identity:
 
 
 def _load(path: Path, lock: IO[str]) -> Identity:
-    try:
+    with os_errors(f"cannot keep this peer's identity in {path}"):
         if not path.exists():
             peer_key.make_key_file(path)
         data = path.read_bytes()
-    except OSError as error:
-        raise TTError(f"cannot keep this peer's identity in {path}: {error.strerror}") from error
     try:
         key = RSAPrivateKey.__new__(RSAPrivateKey)  # hivemind's, which makes a new one otherwise
         key._private_key = private = peer_key.private_key(data)

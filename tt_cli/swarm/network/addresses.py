@@ -6,6 +6,7 @@ machine and its own containers, which on any other machine are somebody else's.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import ipaddress
 import re
@@ -22,26 +23,21 @@ _TCP = re.compile(r"/ip4/([0-9.]+)/tcp/([0-9]{1,5})(?:/p2p/[^/]+)?")
 
 def interface_addresses() -> dict[str, str]:
     """Interface → its (first) IPv4 address."""
-    found = {}
+    addresses = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
-            try:
-                asked = struct.pack("256s", name[:15].encode())
-                found[name] = socket.inet_ntoa(fcntl.ioctl(any_socket, SIOCGIFADDR, asked)[20:24])
-            except OSError:
-                continue  # it has none
-    return found
+            request = struct.pack("256s", name[:15].encode())
+            with contextlib.suppress(OSError):  # it has none
+                addresses[name] = socket.inet_ntoa(fcntl.ioctl(any_socket, SIOCGIFADDR, request)[20:24])
+    return addresses
 
 
-def announceable(addresses: dict[str, str] | None = None, container: bool | None = None) -> list[str]:
-    """This machine's IPv4 addresses that others may be told of."""
-    inside = inside_container() if container is None else container
-    found = interface_addresses() if addresses is None else addresses
-    return [
-        address
-        for name, address in found.items()
-        if not BRIDGES.match(name) and not _local(address) and not (inside and ipaddress.ip_address(address) in DOCKER)
-    ]
+def announceable(addresses: dict[str, str] | None = None, inside: str | None = None) -> list[str]:
+    """This machine's IPv4 addresses that others may be told of. inside: as `surroundings` says."""
+    in_container = (surroundings() if inside is None else inside) == "container"
+    addresses = interface_addresses() if addresses is None else addresses
+    own = [address for name, address in addresses.items() if not BRIDGES.match(name) and not _local(address)]
+    return [address for address in own if not (in_container and ipaddress.ip_address(address) in DOCKER)]
 
 
 def _local(address: str) -> bool:
@@ -88,17 +84,14 @@ def tcp_addresses(multiaddrs: Iterable[str]) -> list[tuple[str, int]]:
     return [(ip, port) for ip, port in dict.fromkeys(found) if 0 < port < 2**16]
 
 
-def inside_container() -> bool:
-    """True in Docker and its like, where addresses are the container's."""
-    return any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv"))
-
-
-def inside_wsl() -> bool:
-    """True in the Windows Subsystem for Linux, version 2."""
-    try:
-        return "microsoft" in Path("/proc/sys/kernel/osrelease").read_text().lower()
-    except OSError:
-        return False
+def surroundings() -> str:
+    """What this machine is inside of: "container" (Docker and its like), "WSL" (version 2), else ""."""
+    if any(Path(mark).exists() for mark in ("/.dockerenv", "/run/.containerenv")):
+        return "container"
+    with contextlib.suppress(OSError):
+        if "microsoft" in Path("/proc/sys/kernel/osrelease").read_text().lower():
+            return "WSL"
+    return ""
 
 
 def default_gateway() -> str | None:
@@ -113,16 +106,18 @@ def default_gateway() -> str | None:
     return None
 
 
-def steps_to_be_reached(
-    port: int, own: str, seen: str, *, container: bool | None = None, wsl: bool | None = None
-) -> list[str]:
-    """Advice to a person, with their own addresses in it. own: of this machine. seen: what others see."""
+def steps_to_be_reached(port: int, own: str, seen: str, inside: str | None = None) -> list[str]:
+    """Advice to a person, with their own addresses in it.
+
+    own: of this machine. seen: what others see. inside: as `surroundings` says.
+    """
+    inside = surroundings() if inside is None else inside
     again = f"then start with --port {port} --announce /ip4/{seen}/tcp/{port}"
     forward = f"forward TCP port {port} of your router to "
-    if inside_container() if container is None else container:
+    if inside == "container":
         steps = [f"start the container with -p {port}:{port} (or --network host), {again}"]
         return [*steps, f"behind a router, also {forward}the machine that runs the container"]
-    if inside_wsl() if wsl is None else wsl:
+    if inside == "WSL":
         return [
             "in Windows write networkingMode=mirrored under [wsl2] in %UserProfile%\\.wslconfig and run "
             "wsl --shutdown; or, as administrator: netsh interface portproxy add v4tov4 listenaddress=0.0.0.0 "

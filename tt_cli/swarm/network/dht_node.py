@@ -61,8 +61,8 @@ def start_dht(
     first peer of a run. host, port: the address to listen on (port 0: any free one); nothing in client mode.
     Raises TTError when the port is taken or none of the initial peers answers, NoPass where this peer is not admitted.
     """
-    membership = Admission(run, None if identity is None else identity.path)
-    signatures = RSASignatureValidator() if identity is None else RSASignatureValidator(identity.key)
+    key_file, key = (None, None) if identity is None else (identity.path, identity.key)
+    membership = Admission(run, key_file)
     records = RecordValidator(run.identity, membership, run.membership.authority_key or "")
     if identity is not None:
         check_own_pass(membership, identity.peer_id, run)
@@ -75,13 +75,13 @@ def start_dht(
         dht = DHT(
             initial_peers=list(initial_peers) or None,
             start=False,
-            record_validators=[dht_search.Checked([signatures, records])],
+            record_validators=[dht_search.Checked([RSASignatureValidator(key), records])],
             authorizer=guard,
             client_mode=client_mode,
             host_maddrs=listen,
             announce_maddrs=list(announce) or announced or None,
             no_listen=client_mode,
-            identity_path=None if identity is None else str(identity.path),
+            identity_path=key_file and str(key_file),
             check_if_identity_free=False,
             use_relay=False,  # nobody calls a peer in client mode, and strangers shall not send through this line
             nat_port_map=not host.startswith("127."),
@@ -126,11 +126,9 @@ def _check_port_free(host: str, port: int) -> None:
 
 def _explain(error: Exception, run: RunConfig, initial_peers: Sequence[str], port: int) -> TTError:
     words = " ".join(str(error).split())[:200] or type(error).__name__
-    if (found := classify(words)).what == "clock":
-        return TTError(f"cannot join run {run.identity}: {found.words}: {found.remedy}")
-    if initial_peers and (
-        "bootstrap" in words.lower() or "initial peers" in words.lower() or "connect" in words.lower()
-    ):
+    if (failure := classify(words)).what == "clock":
+        return TTError(f"cannot join run {run.identity}: {failure.words}: {failure.remedy}")
+    if initial_peers and any(sign in words.lower() for sign in ("bootstrap", "initial peers", "connect")):
         return NobodyAnswered(
             f"no peer of run {run.identity} answered at {', '.join(initial_peers)}: check the address, that its "
             "auxiliary peer is running, and that no firewall is between"

@@ -101,7 +101,6 @@ class StateBridge:
 
     traffic: torch.Tensor
     prefix: str
-    client_mode: bool
     serializer: Any
     _outer_pipe: Any
 
@@ -122,12 +121,7 @@ class StateBridge:
     # ---------------------------------------------------------------- in the host process
 
     def take_state(
-        self,
-        own: Tree | None,
-        timeout: float,
-        on_progress: OnProgress = lambda received, total, donors: None,
-        *,
-        at_once: int = STREAMS,
+        self, own: Tree | None, timeout: float, on_progress: OnProgress | None = None, *, at_once: int = STREAMS
     ) -> ReceivedState:
         """The state that most of the foremost hold, without the chunks that `own` holds alike.
 

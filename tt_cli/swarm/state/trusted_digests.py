@@ -35,14 +35,14 @@ class TrustedDigests:
         records = [record for record in read if not record.left and record.peer_id != self._own]
         self.view, self._voters = SwarmState.of(records), voters_among(records)
         for record in self._voters:
-            self._votes.setdefault((record.epoch, record.digest), set()).add(record.peer_id)
+            self._votes.setdefault(record.state, set()).add(record.peer_id)
         for step in {record.epoch for record in records}:
             view = SwarmState.of(record for record in records if record.epoch == step)
             if view.digest:
                 self._held.add((view.epoch, view.digest))
         for record in records:
             if record.digest and not record.client_mode:
-                self._holders.setdefault((record.epoch, record.digest), {})[record.peer_id] = None
+                self._holders.setdefault(record.state, {})[record.peer_id] = None
 
     def believed(self, tree: Tree) -> bool:
         """Tell whether this state was the swarm's in what was read so far."""
@@ -58,7 +58,7 @@ class TrustedDigests:
         """
         for _ in range(SIGNATURE_LOOKS):
             if self.believed(tree):
-                return True
+                break
             await asyncio.sleep(SIGNATURE_SECONDS)
             await self.look()
         return self.believed(tree)
