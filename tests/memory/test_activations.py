@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from tt_cli.memory.activations import _padded_length, activations
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.model.layers.reversible import Half, keeping_plan
+from tt_cli.model.layers.reversible import Half, Trunk
 from tt_cli.run import load_run
 
 EMOJI = DalleConfig.from_run(load_run("emoji"))
@@ -109,13 +109,13 @@ def test_what_is_kept_is_what_the_trunk_plans(budget: int, dtype: torch.dtype) -
     with torch.device("meta"):
         model = Dalle(LONG)
     branches = [model.attention_branches[LONG.attention_kind(i)] for i in range(LONG.depth)]
-    layers = [(Half(branch, [], []), Half(model.feed_forward_branch, [], [])) for branch in branches]
+    layers = [[Half(branch, [], []), Half(model.feed_forward_branch, [], [])] for branch in branches]
     x = torch.empty(2, LONG.sequence_length, LONG.dim, device="meta")
     each = [
         (0, x.nbytes, 2 * x.nbytes + sum(half.branch.kept_bytes(2, LONG.sequence_length, dtype) for half in halves))
         for halves in layers
     ]
-    plan = keeping_plan(layers, x, dtype, budget)
+    plan = Trunk(layers, x, dtype, budget).plan
     kept = sum(sizes[level] for sizes, level in zip(each, plan, strict=True))
     assert activations(LONG, 2, dtype.itemsize, budget, "cpu").kept == kept
 

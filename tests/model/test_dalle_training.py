@@ -13,7 +13,8 @@ from torch import Tensor
 
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.dalle import _layers
-from tt_cli.model.layers.reversible import ALL, NOTHING, STREAM, Trunk, keeping_plan
+from tt_cli.model.dalle_config import ALL, NOTHING, STREAM
+from tt_cli.model.layers.reversible import Trunk
 from tt_cli.model.losses import Targets, split_cross_entropy
 from tt_cli.model.sampling.code_choice import Sampling
 
@@ -47,7 +48,7 @@ def kept_bytes(trunk: Trunk) -> int:
 def trunk_of(config: DalleConfig, x: Tensor, budget: int, dtype: torch.dtype = torch.float32) -> Trunk:
     dalle = Dalle(config)
     layers = _layers(dalle, {p: torch.zeros_like(p) for p in dalle.parameters()}, dtype)
-    return Trunk(layers, keeping_plan(layers, x, dtype, budget), dtype)
+    return Trunk(layers, x, dtype, budget)
 
 
 # bytes that one layer of TINY keeps for one example: x2; x1, q, k, v and the expanded rows
@@ -68,7 +69,7 @@ class TrunkForAutograd(torch.autograd.Function):
     def run(dalle: Dalle, x: Tensor, budget: int) -> tuple[Trunk, list[Tensor]]:
         sums = {p: torch.zeros_like(p) for p in dalle.parameters()}
         layers = _layers(dalle, sums, x.dtype)
-        return Trunk(layers, keeping_plan(layers, x, x.dtype, budget), x.dtype), list(sums.values())
+        return Trunk(layers, x, x.dtype, budget), list(sums.values())
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -142,7 +143,7 @@ def test_what_rebuilding_costs_in_bfloat16() -> None:
     def gradient(products: torch.dtype, streams: torch.dtype, budget: int) -> Tensor:
         model = copy.deepcopy(dalle).to(torch.float64 if products == torch.float64 else torch.float32)
         layers = _layers(model, {p: torch.zeros_like(p) for p in model.parameters()}, products)
-        trunk = Trunk(layers, keeping_plan(layers, x.to(streams), products, budget), products)
+        trunk = Trunk(layers, x.to(streams), products, budget)
         trunk.forward(x.to(streams))
         return trunk.backward(grad.to(streams)).double()
 

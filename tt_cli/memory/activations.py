@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.model.dalle_config import ALL, CHUNK_BYTES, CHUNK_LOGITS, STREAM, DalleConfig, keeping_plan
 
-_CHUNK = {"cpu": 24 << 20, "cuda": 512 << 20}  # blocks._CHUNK_BYTES
-_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}  # losses._CHUNK_ELEMENTS
 _DENSE_POSITIONS = 100  # attention.DENSE_POSITIONS
 _PRODUCT = 1 << 21  # products._BLOCK_ELEMENTS; a CPU widens a part before it is added
 # Matrices of attention scores that one part of a batch holds at once on its way back, by how it is computed.
@@ -40,30 +38,19 @@ def activations(config: DalleConfig, b: int, itemsize: int, budget: int, kind: s
         return _of_autograd(config, b, itemsize, kind)
     moment = _Moment(config, b, itemsize, kind)
     stream = moment.stream
-    plan = _plan(moment, budget)
+    plan = keeping_plan(config.depth, stream, moment.whole_layer, budget)
     sizes = [(0, stream, 2 * stream + moment.whole_layer)[level] for level in plan]
     kept = sum(sizes)
-    worst, below = kept + moment.head(ends=2 - (plan[-1] == 2)), kept
+    worst, below = kept + moment.head(ends=2 - (plan[-1] == ALL)), kept
     for i in reversed(range(config.depth)):
-        everything, streams = plan[i] == 2, plan[i] >= 1
+        everything, streams = plan[i] == ALL, plan[i] >= STREAM
         left_over = 0 if i == config.depth - 1 else stream + (0 if everything else moment.low)  # of the layer above
         worst = max(worst, below + left_over + moment.feed_forward(everything, streams))
-        want = i > 0 and plan[i - 1] < 2
+        want = i > 0 and plan[i - 1] < ALL
         worst = max(worst, below + moment.attention(everything, streams, want))
         below -= sizes[i]
     sets = config.weight_sets * sum(config.set_sizes)
     return Activations(kept, worst - kept, sets * itemsize if itemsize != 4 else 0)
-
-
-def _plan(moment: _Moment, budget: int) -> list[int]:
-    """The part that each layer keeps (0: nothing, 1: a stream, 2: all), as `keeping_plan` decides."""
-    plan = [0] * moment.config.depth
-    for level, size in ((1, moment.stream), (2, moment.stream + moment.whole_layer)):
-        for i in reversed(range(moment.config.depth)):
-            if size > budget:
-                return plan
-            plan[i], budget = level, budget - size
-    return plan
 
 
 def _padded_length(config: DalleConfig) -> int:
@@ -112,7 +99,7 @@ class _Moment:
         for positions, ids in ((config.text_length, config.text_ids), (config.image_positions, config.image_vocab)):
             rows = self.b * positions
             copies = 4 * rows * config.dim * (2 if self.b > 1 else 1)
-            logits = min(rows, max(1, _LOGITS[self.kind] // ids)) * ids
+            logits = min(rows, max(1, CHUNK_LOGITS[self.kind] // ids)) * ids
             if self.itemsize == 4:
                 worst = max(worst, copies + 4 * logits)
             else:  # the weight's copy; then two products of logits, or one and a part of the weight's gradient
@@ -130,11 +117,9 @@ class _Moment:
         hidden, d = self.config.ff_mult * self.config.dim, self.config.dim
         held = (6 if everything else 7) * self.stream + (0 if streams else self.low)
         widest = 2 * hidden * self.itemsize
-        parts = max(1, -(-self.rows * widest // _CHUNK[self.kind]))
+        parts = max(1, -(-self.rows * widest // CHUNK_BYTES[self.kind]))
         chunk = -(-self.rows // parts) * widest * (2 if everything else 3)
-        own = (
-            4 * d * hidden
-        )  # the weight's gradient of its own, multiplied with the weight, which may be widened for that
+        own = 4 * d * hidden  # the weight's gradient, multiplied with the weight, which may be widened for that
         return held + self.branch + own + max(chunk, 2 * self.stream, own if self.itemsize == 4 else 2 * own)
 
     def attention(self, everything: bool, streams: bool, want: bool) -> int:
@@ -145,8 +130,8 @@ class _Moment:
         heads = self.itemsize * inner * self.b
         held = (6 if everything else 7 if streams else 8) * self.stream + (0 if streams else self.low) + self.branch
         held += 0 if everything else 3 * heads * padded
-        scores = config.heads * config.image_positions * (config.text_positions + config.image_size) * self.itemsize
-        at_once = min(self.b, max(1, _CHUNK[self.kind] // scores))
+        scores = config.scores * self.itemsize
+        at_once = min(self.b, max(1, CHUNK_BYTES[self.kind] // scores))
         part = self.itemsize * inner * at_once
         if padded == n and n <= _DENSE_POSITIONS:
             matrix, form = config.heads * n * n * self.itemsize * at_once, "dense"
@@ -168,8 +153,7 @@ def _of_autograd(config: DalleConfig, b: int, itemsize: int, kind: str) -> Activ
     stream, low = 4 * rows * config.dim, itemsize * rows * config.dim
     inner, hidden = itemsize * rows * config.inner_dim, itemsize * rows * config.ff_mult * config.dim
     layer = 3 * stream + low + 5 * inner + 3 * hidden
-    matrix = config.heads * config.image_positions * (config.text_positions + config.image_size) * itemsize * b
     if config.sequence_length > _DENSE_POSITIONS:
-        layer += 3 * matrix
+        layer += 3 * config.scores * itemsize * b
     moment = _Moment(config, b, itemsize, kind)
     return Activations(config.depth * layer, max(moment.head(1), 4 * hidden + 4 * stream), 0)

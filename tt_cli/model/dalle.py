@@ -10,7 +10,7 @@ Notable:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.layers.blocks import AttentionBranch, BranchRecorder, FeedForwardBranch, layer_norm
-from tt_cli.model.layers.reversible import Half, HandBranch, Layer, Trunk, keeping_plan
+from tt_cli.model.layers.reversible import Half, Layer, Trunk
 from tt_cli.model.layers.rotary import RotaryTable
 from tt_cli.model.losses import Losses, Targets, cross_entropies, split_cross_entropy
 
@@ -46,10 +46,6 @@ class AttentionWeights(nn.Module):
         self.qkv = nn.Parameter(torch.empty(3 * config.inner_dim, config.dim))
         self.out = Weights(config.dim, config.inner_dim)
 
-    def tensors(self) -> list[Tensor]:
-        """All of them, in the order that AttentionBranch takes."""
-        return [self.qkv, self.out.weight, self.out.bias]
-
 
 class FeedForwardWeights(nn.Module):
     """One shared set: expansion to value and gate, contraction."""
@@ -59,10 +55,6 @@ class FeedForwardWeights(nn.Module):
         hidden = config.ff_mult * config.dim
         self.expand = Weights(2 * hidden, config.dim)
         self.contract = Weights(config.dim, hidden)
-
-    def tensors(self) -> list[Tensor]:
-        """All of them, in the order that FeedForwardBranch takes."""
-        return [self.expand.weight, self.expand.bias, self.contract.weight, self.contract.bias]
 
 
 class BranchWeights(nn.Module):
@@ -92,7 +84,7 @@ class Dalle(nn.Module):
 
     A new model holds the weights of ``initialise(seed)``; on the meta device, or where ``seed`` is None, it holds none.
     ``activation_budget`` (bytes, 0 at first) changes memory and speed of ``loss``, never its values: what a
-    reversible trunk may keep for the backward pass. The rest is computed again; see reversible.keeping_plan.
+    reversible trunk may keep for the backward pass. The rest is computed again; see dalle_config.keeping_plan.
     """
 
     def __init__(self, config: DalleConfig, *, seed: int | None = 0) -> None:
@@ -132,7 +124,8 @@ class Dalle(nn.Module):
         fan_in = self.config.dim
         for name, parameter in self.named_parameters():
             if name.endswith(".scale"):
-                parameter.fill_(_first_layer_scale(int(name.split(".")[1]) + 1))
+                layer = int(name.split(".")[1])
+                parameter.fill_(0.1 if layer < 18 else 1e-5 if layer < 24 else 1e-6)
             elif name.endswith("norm.weight"):
                 parameter.fill_(1.0)
             elif name.endswith("norm.bias"):
@@ -161,13 +154,8 @@ class Dalle(nn.Module):
         text_logits = F.linear(z[:, :rows], weight[:split], bias[:split])
         image_logits = F.linear(z[:, rows:], weight[split:], bias[split:])
         lowest = torch.finfo(text_logits.dtype).min
-        return torch.cat(
-            [
-                F.pad(text_logits, (0, config.image_vocab), value=lowest),
-                F.pad(image_logits, (split, 0), value=lowest),
-            ],
-            dim=1,
-        )
+        text_logits = F.pad(text_logits, (0, config.image_vocab), value=lowest)
+        return torch.cat([text_logits, F.pad(image_logits, (split, 0), value=lowest)], dim=1)
 
     def loss(self, text: Tensor, image: Tensor) -> Losses:
         """Losses of text (b, text_length) int64 and complete pictures (b, image_size**2) int64.
@@ -181,7 +169,7 @@ class Dalle(nn.Module):
         labels = torch.cat([ids[:, 1:], image[:, -1:] + config.text_ids], dim=1)
         targets = Targets(labels, config.text_length, config.text_ids)
         if config.reversible:
-            text_loss, image_loss = training_losses(self, ids, targets, self.compute_dtype())
+            text_loss, image_loss = _TrainingLosses.apply(self, ids, targets, self.compute_dtype(), *self.parameters())
         else:
             z = self.final_norm(self.trunk(self.embed(ids)))
             text_loss, image_loss = split_cross_entropy(
@@ -226,9 +214,10 @@ class Dalle(nn.Module):
         own, shared = cast(LayerWeights, self.layers[layer]), self.config.weight_set(layer)
         attention = cast(AttentionWeights, self.attention[shared])
         feed_forward = cast(FeedForwardWeights, self.feed_forward[shared])
+        expand, contract = feed_forward.expand, feed_forward.contract
         return (
-            own.attention.tensors() + attention.tensors(),
-            own.feed_forward.tensors() + feed_forward.tensors(),
+            [*own.attention.tensors(), attention.qkv, attention.out.weight, attention.out.bias],
+            [*own.feed_forward.tensors(), expand.weight, expand.bias, contract.weight, contract.bias],
         )
 
     def trunk(
@@ -258,25 +247,13 @@ class Dalle(nn.Module):
         return (x1 + x2) / 2 if config.reversible else x1
 
 
-def _first_layer_scale(number: int) -> float:
-    """Initial LayerScale of the layer with this number, counted from 1."""
-    if number <= 18:
-        return 0.1
-    return 1e-5 if number <= 24 else 1e-6
-
-
-def training_losses(dalle: Dalle, ids: Tensor, targets: Targets, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+class _TrainingLosses(torch.autograd.Function):
     """Mean cross-entropies (text, image) of ids (b, n), differentiable once with respect to all parameters, by hand.
 
-    Nothing is held twice: matrices are cast to the products' dtype once per step, the trunk keeps what its budget
-    allows, and the tied matrix has one gradient for both of its uses.
-
-    Matrix products are in ``dtype``. Needs a reversible model.
+    Nothing is held twice: matrices are cast to the products' ``dtype`` once per step, the trunk keeps what its budget
+    allows, and the tied matrix has one gradient for both of its uses. Needs a reversible model.
     """
-    return _TrainingLosses.apply(dalle, ids, targets, dtype, *dalle.parameters())
 
-
-class _TrainingLosses(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, dalle: Dalle, ids: Tensor, targets: Targets, dtype: torch.dtype, *parameters: Tensor
@@ -286,8 +263,7 @@ class _TrainingLosses(torch.autograd.Function):
             x = dalle.embed(ids)
             sums = [torch.zeros_like(p) if wanted and p is not dalle.logits.weight else p for p in parameters]
             layers = _layers(dalle, dict(zip(parameters, sums, strict=True)), dtype)
-            plan = keeping_plan(layers, x, dtype, dalle.activation_budget if wanted else 0)
-            trunk = Trunk(layers, plan, dtype)
+            trunk = Trunk(layers, x, dtype, dalle.activation_budget if wanted else 0)
             y = trunk.forward(x)
             norm = dalle.norm
             z, mean, rstd = torch.native_layer_norm(y, norm.weight.shape, norm.weight, norm.bias, 1e-5)
@@ -325,20 +301,18 @@ class _TrainingLosses(torch.autograd.Function):
         return None, None, None, None, *gradients
 
 
-def _layers(dalle: Dalle, sums: dict[Tensor, Tensor], dtype: torch.dtype) -> list[Layer]:
+def _layers(dalle: Dalle, sums: dict[Tensor, Tensor], dtype: torch.dtype) -> Sequence[Layer]:
     """The trunk's layers; each shared matrix is cast once, norms and LayerScale stay as they are."""
-    low: dict[Tensor, Tensor] = {
-        p: p.detach().to(dtype) for part in (dalle.attention, dalle.feed_forward) for p in part.parameters()
-    }
+    low: dict[Tensor, Tensor] = {p: p.detach() for p in dalle.layers.parameters()}
+    for part in (dalle.attention, dalle.feed_forward):
+        low |= {p: p.detach().to(dtype) for p in part.parameters()}
+
+    def half(branch: AttentionBranch | FeedForwardBranch, weights: list[Tensor]) -> Half:
+        return Half(branch, [low[p] for p in weights], [sums[p] for p in weights])
+
     layers = []
     for i in range(dalle.config.depth):
-        branches: tuple[HandBranch, HandBranch] = (
-            dalle.attention_branches[dalle.config.attention_kind(i)],
-            dalle.feed_forward_branch,
-        )
-        f, g = (
-            Half(branch, [low[p] if p in low else p.detach() for p in weights], [sums[p] for p in weights])
-            for branch, weights in zip(branches, dalle.layer_weights(i), strict=True)
-        )
-        layers.append((f, g))
+        attention, feed_forward = dalle.layer_weights(i)
+        branch = dalle.attention_branches[dalle.config.attention_kind(i)]
+        layers.append((half(branch, attention), half(dalle.feed_forward_branch, feed_forward)))
     return layers

@@ -9,6 +9,13 @@ from typing import TYPE_CHECKING, Self
 if TYPE_CHECKING:
     from tt_cli.run import RunConfig
 
+NOTHING, STREAM, ALL = 0, 1, 2  # what a layer of a reversible trunk keeps for the backward pass
+# Bytes of the widest activation of a branch that exist at once. On a CPU: within the cache, and below the size from
+# which glibc takes every block from the system anew (32 MiB).
+CHUNK_BYTES = {"cpu": 24 << 20, "cuda": 512 << 20}
+# Logits of one chunk: enough rows for efficient matrix products, few enough for a CPU's cache.
+CHUNK_LOGITS = {"cpu": 1 << 22, "cuda": 1 << 26}
+
 
 @dataclass(frozen=True)
 class DalleConfig:
@@ -81,6 +88,11 @@ class DalleConfig:
         """Width of queries, keys and values over all heads."""
         return self.heads * self.dim_head
 
+    @property
+    def scores(self) -> int:
+        """Scores of one example's codes over the text and their row or column, of all heads."""
+        return self.heads * self.image_positions * (self.text_positions + self.image_size)
+
     def flops_per_sample(self) -> int:
         """Floating-point operations of one example's forward and backward pass (multiply and add are two).
 
@@ -147,3 +159,19 @@ class DalleConfig:
         if layer == self.depth - 1:
             return self.last_attention
         return self.attention_types[layer % len(self.attention_types)]
+
+
+def keeping_plan(depth: int, stream: int, branches: int, budget: int) -> list[int]:
+    """Choose what each layer of a reversible trunk keeps for the backward pass, within `budget` bytes.
+
+    STREAM (the attention branch's input, `stream` bytes) saves a quarter of the repeated work at the least bytes; ALL
+    (another stream, and the `branches` bytes that both can use again) saves nearly the rest. So streams come first,
+    then whole layers, from the last one on.
+    """
+    plan = [NOTHING] * depth
+    for level, size in ((STREAM, stream), (ALL, stream + branches)):
+        for layer in reversed(range(depth)):
+            if size > budget:
+                return plan
+            plan[layer], budget = level, budget - size
+    return plan

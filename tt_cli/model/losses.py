@@ -13,11 +13,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from tt_cli.model.dalle_config import CHUNK_LOGITS
 from tt_cli.model.layers.products import add_product_, product
-
-# Logits of one chunk: enough rows for efficient matrix products, few enough for a CPU's cache.
-_CHUNK_ELEMENTS = {"cpu": 1 << 22}
-_CHUNK_ELEMENTS_ON_GPU = 1 << 26
 
 
 class Losses(NamedTuple):
@@ -84,9 +81,9 @@ def cross_entropies(
             if gradients is None:
                 losses.append(block.loss(label))
                 continue
-            piece = torch.empty_like(block.z)
-            losses.append(block.loss(label, _Block(piece, gradients.weight[ids], gradients.bias[ids])))
-            gradients.z[:, rows] = piece.view_as(z[:, rows])
+            into = _Block(torch.empty_like(block.z), gradients.weight[ids], gradients.bias[ids])
+            losses.append(block.loss(label, into))
+            gradients.z[:, rows] = into.z.view_as(z[:, rows])
     return losses[0], losses[1], gradients
 
 
@@ -129,7 +126,7 @@ class _Block(NamedTuple):
         rows, ids = self.z.shape[0], self.weight.shape[0]
         wide, dtype = self.bias.dtype, self.weight.dtype
         total = torch.zeros((), dtype=torch.float64, device=self.z.device)
-        step = max(1, _CHUNK_ELEMENTS.get(self.z.device.type, _CHUNK_ELEMENTS_ON_GPU) // ids)
+        step = max(1, CHUNK_LOGITS["cpu" if self.z.device.type == "cpu" else "cuda"] // ids)
         for start in range(0, rows, step):
             part = slice(start, min(start + step, rows))
             z, right_id = self.z[part].to(dtype), label[part]

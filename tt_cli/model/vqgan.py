@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tt_cli.errors import TTError
+from tt_cli.model.layers.projection import drawing_dtype
 from tt_cli.model.published_names import all_finite
 
 
@@ -186,17 +187,14 @@ class Upsample(nn.Module):
         weights = torch.einsum("yar,xbs,oirs->yxoiab", taps, taps, self.conv.weight).to(x.dtype)
         bias = self.conv.bias.to(x.dtype)
         b, c, h, w = x.shape
-        layout = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
+        channels_last = x.is_contiguous(memory_format=torch.channels_last)
+        layout = torch.channels_last if channels_last else torch.contiguous_format
         out = torch.empty((b, c, 2 * h, 2 * w), dtype=x.dtype, device=x.device, memory_format=layout)
         for row in range(2):
             for column in range(2):
                 phase = F.conv2d(x, weights[row, column], bias, padding=1)  # (b, c, h + 1, w + 1)
                 out[:, :, row::2, column::2] = phase[:, :, row : row + h, column : column + w]
         return out
-
-
-def _is_channels_last(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last)
 
 
 class Mid(nn.Module):
@@ -350,7 +348,9 @@ class Vqgan(nn.Module):
     def _decoded(self, codes: Tensor) -> Tensor:
         """Codes (b, h, w) → pictures (b, 3, H, W) of the weights' dtype."""
         embedded = self.quantize.embed(codes).permute(0, 3, 1, 2)
-        raw = self.raw(_laid_out(embedded.to(_drawing_dtype(embedded)))).to(embedded.dtype)
+        # With the built-in weights bfloat16 moves a channel by 0.2 of its 255 steps on average and by 5 at most.
+        dtype = embedded.dtype if drawing_dtype(embedded.device)[0] == torch.float32 else torch.bfloat16
+        raw = self.raw(_laid_out(embedded.to(dtype))).to(embedded.dtype)
         return raw.clamp_(-1, 1).add_(1).div_(2).contiguous()
 
     def load_published(self, state_dict: Mapping[str, Tensor]) -> None:
@@ -406,13 +406,3 @@ def _exact_convolutions(device: torch.device) -> AbstractContextManager[None]:
 def _laid_out(x: Tensor) -> Tensor:
     """The same in the memory format that convolutions are fast in; a GPU's library chooses by itself."""
     return x.contiguous(memory_format=torch.channels_last if x.device.type == "cpu" else torch.contiguous_format)
-
-
-def _drawing_dtype(x: Tensor) -> torch.dtype:
-    """bfloat16 on a GPU that computes in it (Ampere or later), else that of the weights.
-
-    With the built-in weights it moves a channel by 0.2 of its 255 steps on average and by 5 at most.
-    """
-    if x.device.type == "cuda" and torch.cuda.get_device_capability(x.device) >= (8, 0):
-        return torch.bfloat16
-    return x.dtype

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.model.dalle_config import CHUNK_BYTES, DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.layers.fused import fused
 from tt_cli.model.layers.products import add_product_, add_sum_, linear, product
@@ -29,10 +29,6 @@ from tt_cli.model.layers.rotary import RotaryTable, joined_heads, split_heads
 from tt_cli.model.layers.token_shift import shift_tokens, shifted, unshifted
 
 _EPS = 1e-5
-# Bytes of the widest activation of a branch that exist at once. On a CPU: within the cache, and below the size from
-# which glibc takes every block from the system anew (32 MiB).
-_CHUNK_BYTES = {"cpu": 24 << 20}
-_CHUNK_BYTES_ON_GPU = 512 << 20
 
 
 class BranchRecorder(Protocol):
@@ -57,9 +53,9 @@ class AttentionBranch:
         self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, recorder: BranchRecorder | None = None
     ) -> Tensor:
         """x (b, n, dim); weights: norm weight and bias, scale, qkv, output weight and bias."""
-        norm_weight, norm_bias, scale, qkv, out_weight, out_bias = weights
+        scale, qkv, out_weight, out_bias = weights[2:]
         n = x.shape[1]
-        h = _norm_and_shift(self.config, x, norm_weight, norm_bias, recorder)
+        h = _norm_and_shift(self.config, x, weights, recorder)
         table = None if self.rotary is None else self.rotary.to(x.device, dtype)[:n]
         projected = F.linear(h.to(dtype), qkv.to(dtype))
         q, k, v = split_heads(projected, table, self.config.heads, self.pattern.padded_length(n)).unbind()
@@ -76,10 +72,10 @@ class AttentionBranch:
         self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, *, keep: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """The branch without LayerScale, (b, n, dim) in ``dtype``; with ``keep`` what ``backward`` can use again."""
-        norm_weight, norm_bias, _, qkv, out_weight, out_bias = weights
-        normed = _Normed.of(self.config, x, norm_weight, norm_bias, dtype)
-        rotated = self._project(normed.h, qkv, x.shape[0])
-        attended = torch.cat([self.pattern.attend(q, k, v, x.shape[1]) for q, k, v in self._samples(rotated)])
+        qkv, out_weight, out_bias = weights[3:]
+        rotated = self._project(_Normed.of(self.config, x, weights, dtype).h, qkv, x.shape[0])
+        parts = rotated.split(self._samples_at_once(rotated), dim=1)
+        attended = torch.cat([self.pattern.attend(q, k, v, x.shape[1]) for q, k, v in parts])
         return linear(attended.flatten(0, 1), out_weight, out_bias).view(x.shape), [rotated] if keep else []
 
     def backward(
@@ -96,17 +92,16 @@ class AttentionBranch:
 
         ``weights`` are those of ``output``: norm and scale in x's dtype, matrices in the products' dtype.
         """
-        norm_weight, norm_bias, scale, qkv, out_weight, out_bias = weights
+        qkv, out_weight, out_bias = weights[3:]
         (b, n, _), dtype = x.shape, qkv.dtype
-        normed = _Normed.of(self.config, x, norm_weight, norm_bias, dtype)
-        incoming = _Incoming.of(grad, scale, dtype)
+        normed = _Normed.of(self.config, x, weights, dtype)
+        incoming = _Incoming.of(grad, weights[2], dtype)
         rotated = kept[0] if kept else self._project(normed.h, qkv, b)
         table = None if self.rotary is None else self.rotary.to(x.device, dtype)[:n]
         into_attended = product(incoming.scaled, out_weight).view(b, n, -1)
         parts, into_parts = [], []
-        for part, grad_part in zip(
-            self._samples(rotated), into_attended.split(self._samples_at_once(rotated)), strict=True
-        ):
+        at_once = self._samples_at_once(rotated)
+        for part, grad_part in zip(rotated.split(at_once, dim=1), into_attended.split(at_once), strict=True):
             with torch.enable_grad():
                 q, k, v = (tensor.detach().requires_grad_() for tensor in part)
                 attended = self.pattern.attend(q, k, v, n)
@@ -118,7 +113,7 @@ class AttentionBranch:
         output = linear(attended, out_weight, out_bias).view(x.shape) if want_output else None
         own = torch.zeros_like(into[4])
         add_product_(own, incoming.plain, attended, incoming.plain_unit)
-        _add_output_gradients(into, grad, scale, own, out_weight, out_bias)
+        _add_output_gradients(into, grad, own, weights)
         add_product_(into[3], into_projected, normed.h, incoming.scaled_unit)
         into_h = product(into_projected, qkv).view(x.shape)
         return normed.backward(self.config, x, weights, into_h, incoming.scaled_unit, into), output
@@ -130,15 +125,8 @@ class AttentionBranch:
         padded = self.pattern.padded_length(n)
         return split_heads(linear(h, qkv).view(b, n, -1), table, self.config.heads, padded)
 
-    def _samples(self, rotated: Tensor) -> Iterator[tuple[Tensor, ...]]:
-        """q, k, v of some samples at a time."""
-        for part in rotated.split(self._samples_at_once(rotated), dim=1):
-            yield part.unbind()
-
     def _samples_at_once(self, like: Tensor) -> int:
-        config = self.config
-        scores = config.heads * config.image_positions * (config.text_positions + config.image_size)
-        return max(1, _chunk_bytes(like) // (scores * like.element_size()))
+        return max(1, _chunk_bytes(like) // (self.config.scores * like.element_size()))
 
 
 class FeedForwardBranch:
@@ -151,9 +139,9 @@ class FeedForwardBranch:
         self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, recorder: BranchRecorder | None = None
     ) -> Tensor:
         """x (b, n, dim); weights: norm weight and bias, scale, then expansion and contraction likewise."""
-        norm_weight, norm_bias, scale, *matrices = weights
-        h = _norm_and_shift(self.config, x, norm_weight, norm_bias, recorder)
-        return feed_forward(h, matrices, dtype) * scale
+        h = _norm_and_shift(self.config, x, weights, recorder)
+        expand, expand_bias, contract, contract_bias = (matrix.to(dtype) for matrix in weights[3:])
+        return F.linear(_Geglu.apply(F.linear(h.to(dtype), expand, expand_bias)), contract, contract_bias) * weights[2]
 
     def kept_bytes(self, b: int, n: int, dtype: torch.dtype) -> int:
         """Size of what ``output`` gives to be kept."""
@@ -163,8 +151,8 @@ class FeedForwardBranch:
         self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, *, keep: bool = False
     ) -> tuple[Tensor, list[Tensor]]:
         """The branch without LayerScale, (b, n, dim) in ``dtype``; with ``keep`` what ``backward`` can use again."""
-        norm_weight, norm_bias, _, expand, expand_bias, contract, contract_bias = weights
-        h = _Normed.of(self.config, x, norm_weight, norm_bias, dtype).h
+        expand, expand_bias, contract, contract_bias = weights[3:]
+        h = _Normed.of(self.config, x, weights, dtype).h
         out, kept = torch.empty_like(h), []
         for rows in _chunks(len(h), expand):
             expanded = linear(h[rows], expand, expand_bias)
@@ -184,10 +172,10 @@ class FeedForwardBranch:
         want_output: bool,
     ) -> tuple[Tensor, Tensor | None]:
         """See AttentionBranch.backward."""
-        norm_weight, norm_bias, scale, expand, expand_bias, contract, contract_bias = weights
-        normed = _Normed.of(self.config, x, norm_weight, norm_bias, expand.dtype)
+        expand, expand_bias, contract, contract_bias = weights[3:]
+        normed = _Normed.of(self.config, x, weights, expand.dtype)
         h = normed.h
-        incoming = _Incoming.of(grad, scale, expand.dtype)
+        incoming = _Incoming.of(grad, weights[2], expand.dtype)
         into_h, own = torch.empty_like(h), torch.zeros_like(into[5])
         output = torch.empty_like(h) if want_output else None
         for number, rows in enumerate(_chunks(len(h), expand)):
@@ -199,15 +187,9 @@ class FeedForwardBranch:
             add_product_(into[3], into_expanded, h[rows], incoming.scaled_unit)
             add_sum_(into[4], into_expanded, incoming.scaled_unit)
             into_h[rows] = product(into_expanded, expand)
-        _add_output_gradients(into, grad, scale, own, contract, contract_bias)
+        _add_output_gradients(into, grad, own, weights)
         into_x = normed.backward(self.config, x, weights, into_h.view(x.shape), incoming.scaled_unit, into)
         return into_x, None if output is None else output.view(x.shape)
-
-
-def feed_forward(h: Tensor, matrices: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """GEGLU feed-forward of h (..., dim); matrices: expansion weight, bias, contraction weight, bias."""
-    expand, expand_bias, contract, contract_bias = (m.to(dtype) for m in matrices)
-    return F.linear(_Geglu.apply(F.linear(h.to(dtype), expand, expand_bias)), contract, contract_bias)
 
 
 @fused
@@ -238,9 +220,9 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 def _norm_and_shift(
-    config: DalleConfig, x: Tensor, weight: Tensor, bias: Tensor, recorder: BranchRecorder | None
+    config: DalleConfig, x: Tensor, weights: Sequence[Tensor], recorder: BranchRecorder | None
 ) -> Tensor:
-    h = layer_norm(x, weight, bias)
+    h = layer_norm(x, weights[0], weights[1])
     if recorder is not None:
         recorder.normed(h)
     return shift_tokens(h, config.text_positions, config.image_size) if config.shift_tokens else h
@@ -254,9 +236,9 @@ class _Normed(NamedTuple):
     rstd: Tensor
 
     @classmethod
-    def of(cls, config: DalleConfig, x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> _Normed:
+    def of(cls, config: DalleConfig, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype) -> _Normed:
         shift = (config.text_positions, config.image_size) if config.shift_tokens else None
-        return cls(*_normed(x, weight, bias, shift, dtype))
+        return cls(*_normed(x, weights[0], weights[1], shift, dtype))
 
     def backward(
         self,
@@ -312,18 +294,16 @@ class _Incoming(NamedTuple):
         return cls((plain / units[0]).to(dtype), (scaled / units[1]).to(dtype), *units)
 
 
-def _add_output_gradients(
-    into: Sequence[Tensor], grad: Tensor, scale: Tensor, own: Tensor, weight: Tensor, bias: Tensor
-) -> None:
+def _add_output_gradients(into: Sequence[Tensor], grad: Tensor, own: Tensor, weights: Sequence[Tensor]) -> None:
     """Add the gradients of s, W and b of y = s * (W u + b), given own = (dL/dy)^T u; they are into[2], [-2], [-1]."""
-    total = grad.sum(dim=(0, 1))
+    (scale, *_, weight, bias), total = weights[2:], grad.sum(dim=(0, 1))
     into[2].add_(torch.linalg.vecdot(own, weight.to(own.dtype))).add_(total * bias.to(own.dtype))
     into[-2].addcmul_(own, scale[:, None])
     into[-1].addcmul_(total, scale)
 
 
 def _chunk_bytes(like: Tensor) -> int:
-    return _CHUNK_BYTES.get(like.device.type, _CHUNK_BYTES_ON_GPU)
+    return CHUNK_BYTES["cpu" if like.device.type == "cpu" else "cuda"]
 
 
 def _chunks(rows: int, weight: Tensor) -> Iterator[slice]:

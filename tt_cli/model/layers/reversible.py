@@ -5,7 +5,7 @@ their mean is the output. The backward pass rebuilds the inputs of each branch f
 grow with depth.
 
 Notable:
-- what there is memory for is kept (`Plan`), the cheapest first: with x2 at hand the backward pass never needs
+- what there is memory for is kept (`keeping_plan`), the cheapest first: with x2 at hand the backward pass never needs
   g's result, whose last product is a quarter of the layer's work, and x1 is rebuilt from f alone;
 - the streams stay in the input's dtype (float32 under autocast), and a repeated branch repeats its forward pass bit
   for bit, so rebuilding costs only the rounding of one float32 addition. In bfloat16 streams it would not be
@@ -16,76 +16,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from tt_cli.model.dalle_config import ALL, NOTHING, STREAM, keeping_plan
+from tt_cli.model.layers.blocks import AttentionBranch, FeedForwardBranch
 from tt_cli.model.layers.fused import fused
-
-NOTHING, STREAM, ALL = 0, 1, 2
-
-
-class HandBranch(Protocol):
-    """A branch that is run and differentiated by hand; see blocks.AttentionBranch."""
-
-    def kept_bytes(self, b: int, n: int, dtype: torch.dtype) -> int:
-        """Size of what ``output`` gives to be kept."""
-
-    def output(
-        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, *, keep: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The result without LayerScale, and what ``backward`` can use again."""
-
-    def backward(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        grad: Tensor,
-        into: Sequence[Tensor],
-        kept: Sequence[Tensor] = (),
-        *,
-        want_output: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """d/dx, and the output again if wanted."""
 
 
 @dataclass(frozen=True)
 class Half:
     """One branch of one layer, its weights (the third is LayerScale) and where their gradients are summed."""
 
-    branch: HandBranch
+    branch: AttentionBranch | FeedForwardBranch
     weights: list[Tensor]
     into: list[Tensor]
 
 
-Layer = tuple[Half, Half]
-
-
-def keeping_plan(layers: Sequence[Layer], x: Tensor, dtype: torch.dtype, budget: int) -> list[int]:
-    """Choose what each layer keeps for the backward pass of x (b, n, dim) within ``budget`` bytes.
-
-    STREAM (the attention branch's input) saves a quarter of the repeated work at the least bytes; ALL saves nearly the
-    rest. So streams come first, then whole layers, from the last one on.
-    """
-    plan = [NOTHING] * len(layers)
-    b, n, _ = x.shape
-    for level in (STREAM, ALL):
-        for i in reversed(range(len(layers))):
-            size = x.nbytes
-            if level == ALL:
-                size += sum(half.branch.kept_bytes(b, n, dtype) for half in layers[i])
-            if size > budget:
-                return plan
-            plan[i], budget = level, budget - size
-    return plan
+Layer = Sequence[Half]  # the attention branch and the feed-forward branch
 
 
 class Trunk:
-    """One forward and one backward pass over the layers; both run without autograd."""
+    """One forward and one backward pass over the layers for x (b, n, dim); both run without autograd.
 
-    def __init__(self, layers: Sequence[Layer], plan: Sequence[int], dtype: torch.dtype) -> None:
-        self.layers, self.plan, self.dtype = layers, plan, dtype
+    What is kept between them takes at most `budget` bytes.
+    """
+
+    def __init__(self, layers: Sequence[Layer], x: Tensor, dtype: torch.dtype, budget: int) -> None:
+        self.layers, self.dtype = layers, dtype
+        branches = sum(half.branch.kept_bytes(len(x), x.shape[1], dtype) for half in layers[0])
+        self.plan = keeping_plan(len(layers), x.nbytes, branches, budget)
         self._kept = [_Kept() for _ in layers]
         self._ends: tuple[Tensor, Tensor] | None = None
 
@@ -145,7 +106,7 @@ class _Kept:
 
 def _added(stream: Tensor, out: Tensor, scale: Tensor, *, sign: int = 1, in_place: bool = True) -> Tensor:
     """stream + sign * out * scale, rounded once for the product and once for the sum."""
-    return _add_(stream, out, scale, sign) if in_place else _add_(stream.clone(), out, scale, sign)
+    return _add_(stream if in_place else stream.clone(), out, scale, sign)
 
 
 @fused

@@ -7,7 +7,7 @@ window (see cache). The codes are those that the whole trunk, run anew for each 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -75,7 +75,7 @@ def draw_codes(
 class _Branch(NamedTuple):
     """One branch of one layer, ready to step."""
 
-    norm: tuple[Tensor, Tensor]
+    norm: Sequence[Tensor]  # weight, bias
     scale: Tensor
     first: Projection
     second: Projection
@@ -137,19 +137,14 @@ class StepDecoder:
     def _layer(self, layer: int) -> tuple[_Branch, _Branch]:
         """Layer ``layer``'s weights and caches; the layers of a set share its projections."""
         attention, feed_forward = self.dalle.layer_weights(layer)
-        norm_weight, norm_bias, scale, qkv, out_weight, out_bias = attention
+        *norm, scale, qkv, out, out_bias = attention
+        *own_norm, own_scale, expand, expand_bias, contract, contract_bias = feed_forward
         shifts = self.caches.attention_shifts, self.caches.feed_forward_shifts
-        shift, feed_forward_shift = (states[layer] if states else None for states in shifts)
-        first = _Branch(
-            (norm_weight, norm_bias), scale, self._projection(qkv, None), self._projection(out_weight, out_bias),
-            shift, self.caches.attention[layer],
-        )  # fmt: skip
-        norm_weight, norm_bias, scale, expand, expand_bias, contract, contract_bias = feed_forward
-        second = _Branch(
-            (norm_weight, norm_bias), scale, self._projection(expand, expand_bias),
-            self._projection(contract, contract_bias), feed_forward_shift,
-        )  # fmt: skip
-        return first, second
+        shift, own_shift = (states[layer] if states else None for states in shifts)
+        first, second = self._projection(qkv, None), self._projection(out, out_bias)
+        up, down = self._projection(expand, expand_bias), self._projection(contract, contract_bias)
+        attending = _Branch(norm, scale, first, second, shift, self.caches.attention[layer])
+        return attending, _Branch(own_norm, own_scale, up, down, own_shift)
 
     def _projection(self, weight: Tensor, bias: Tensor | None) -> Projection:
         if weight not in self._projections:
@@ -211,12 +206,12 @@ class _Recorder:
         self.tables, self.branch, self.n, self.prompts, self.rows = tables, branch, n, prompts, rows
 
     def normed(self, h: Tensor) -> None:
-        """See blocks.Recorder."""
+        """See blocks.BranchRecorder."""
         if self.branch.shift is not None:
             self.branch.shift.fill(h, self.tables, self.rows)
 
     def keys_values(self, k: Tensor, v: Tensor) -> None:
-        """See blocks.Recorder."""
+        """See blocks.BranchRecorder."""
         if self.branch.cache is not None:
             self.branch.cache.fill(k, v, self.n, self.tables, self.prompts)
 
