@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.lab.disturbance import compare_states, need, small_run, states_of
-from tt_cli.checkpoint import load
+from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.supervisor.events import Phase, Round, Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 

@@ -46,7 +46,7 @@ class Peer:
     """A DHT node, the averager's process and a signed record, without training. identity: of a new peer in `home`."""
 
     def __init__(self, home: Path, host: str, known: list[str], size: int):
-        from tt_cli.checkpoint import StateTree
+        from tt_cli.checkpoint.hash_tree import StateTree
         from tt_cli.run import load_run
         from tt_cli.swarm.averager import Averager
         from tt_cli.swarm.membership.rsa_identity import claim_identity
@@ -75,7 +75,7 @@ class Peer:
         """Make the state, the same for all, and sign it."""
         import torch
 
-        from tt_cli.checkpoint import TrainingState
+        from tt_cli.checkpoint.training_state import TrainingState
         from tt_cli.swarm.network.dht_node import dht_time
         from tt_cli.swarm.records.peer_record import PeerRecord
         from tt_cli.swarm.shared_memory import StateBuffer

@@ -65,7 +65,7 @@ def measure_agreement(folder: Path, steps: int) -> dict[str, Any]:
     """Three peers, `steps` steps, nobody leaves."""
     import torch
 
-    from tt_cli.checkpoint import load
+    from tt_cli.checkpoint.checkpoint_files import load
 
     with LocalSwarm(small_run(steps).to_toml(), folder) as swarm:
         swarm.start_aux()

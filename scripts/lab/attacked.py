@@ -18,7 +18,7 @@ from scripts.lab.attacks.stranger import Facts
 from scripts.lab.attacks.table import STRANGER, Attack
 from scripts.lab.disturbance import states_of
 from scripts.lab.passes import HOUR, Issuer, key_file
-from tt_cli.checkpoint import load
+from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model import Dalle, DalleConfig

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from scripts.lab.launched import Launched
-from tt_cli.checkpoint import load
+from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Phase, Round, Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm

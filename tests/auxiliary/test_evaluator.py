@@ -22,7 +22,7 @@ from tt_cli.auxiliary.evaluator_process import (
     checked_prompts,
 )
 from tt_cli.auxiliary.parts import EVALUATOR
-from tt_cli.checkpoint import load
+from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.data import builtin
 from tt_cli.data.examples import Example
 from tt_cli.data.shard_format import write_shard

@@ -12,7 +12,9 @@ from swarm.made import record
 
 from tt_cli.auxiliary import state_keeper as room
 from tt_cli.auxiliary.state_keeper import StateKeeper
-from tt_cli.checkpoint import StateTree, TrainingState, load, received_state, save
+from tt_cli.checkpoint.checkpoint_files import load, save
+from tt_cli.checkpoint.hash_tree import StateTree
+from tt_cli.checkpoint.training_state import TrainingState, received_state
 from tt_cli.identity.passes import RollBack
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.peer.trained_state import TrainedState

@@ -19,7 +19,8 @@ from peer.states import small_run
 
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.auxiliary.publisher import PublisherOptions
-from tt_cli.checkpoint import TrainingState, save
+from tt_cli.checkpoint.checkpoint_files import save
+from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.model import Dalle, DalleConfig
@@ -41,7 +42,7 @@ from tt_cli.model import Dalle, DalleConfig
 from tt_cli.peer.published_states import newest_published
 from tt_cli.run import load_run
 from tt_cli.swarm.state.bridge import StateBuffer
-from tt_cli.checkpoint import StateTree
+from tt_cli.checkpoint.hash_tree import StateTree
 run = load_run("acme/run")
 shapes = {name: one.shape for name, one in Dalle(DalleConfig.from_run(run)).named_parameters()}
 tree, buffer, place = newest_published(run, lambda manifest: StateTree.parse(manifest, run.identity, shapes))

@@ -14,17 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tt_cli.checkpoint import (
-    CheckpointError,
-    CorruptCheckpoint,
-    TrainingState,
-    find,
-    load,
-    load_model,
-    newest,
-    save,
-    set_aside_after,
-)
+from tt_cli.checkpoint.checkpoint_files import find, load, load_model, newest, save, set_aside_after
+from tt_cli.checkpoint.training_state import CheckpointError, CorruptCheckpoint, TrainingState
 from tt_cli.run import load_run
 
 RUN = load_run("emoji")
@@ -225,7 +216,8 @@ def test_what_a_dead_writer_left_is_removed_and_what_a_live_one_writes_is_not(tm
 WRITE_FOR_EVER = """
 import sys, torch
 from pathlib import Path
-from tt_cli.checkpoint import TrainingState, save
+from tt_cli.checkpoint.checkpoint_files import save
+from tt_cli.checkpoint.training_state import TrainingState
 for step in range(10**6):
     parameters = {"weight": torch.full((1_000_000,), float(step))}
     save(Path(sys.argv[1]), TrainingState(step, parameters, {}, "", "run-0"))

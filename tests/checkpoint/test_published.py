@@ -17,15 +17,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from tt_cli.checkpoint import (
-    CheckpointError,
-    TrainingState,
-    is_checkpoint,
-    newest,
-    read_published,
-    save,
-    write_published,
-)
+from tt_cli.checkpoint.checkpoint_files import newest, save
+from tt_cli.checkpoint.published_weights import is_checkpoint, read_published, write_published
+from tt_cli.checkpoint.training_state import CheckpointError, TrainingState
 from tt_cli.errors import UsageError
 from tt_cli.run import load_run
 

@@ -15,7 +15,8 @@ from safetensors import safe_open
 from safetensors.torch import save as library_save
 from torch import Tensor
 
-from tt_cli.checkpoint import CheckpointError, CorruptCheckpoint, TrainingState, load, serialised
+from tt_cli.checkpoint.checkpoint_files import load
+from tt_cli.checkpoint.training_state import CheckpointError, CorruptCheckpoint, TrainingState, serialised
 
 GENERATOR = torch.Generator().manual_seed(0)
 

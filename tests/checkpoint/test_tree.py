@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, bytes_of, received_state
+from tt_cli.checkpoint.hash_tree import CHUNK, StateTree, bytes_of
+from tt_cli.checkpoint.training_state import TrainingState, received_state
 
 RUN = "run-1a2b3c4d"
 WIDE = CHUNK // 4 * 2 + 5  # elements of fp32 in two chunks and a bit

@@ -14,7 +14,8 @@ from model import published_fixture as fixture
 from model.test_dalle_published import later_name
 from torch import Tensor
 
-from tt_cli.checkpoint import load, load_model, read_published, save
+from tt_cli.checkpoint.checkpoint_files import load, load_model, save
+from tt_cli.checkpoint.published_weights import read_published
 from tt_cli.cli.main import main
 from tt_cli.model import vqgan
 from tt_cli.run import RunConfig, load_run

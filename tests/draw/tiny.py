@@ -7,7 +7,8 @@ from pathlib import Path
 
 import torch
 
-from tt_cli.checkpoint import TrainingState, save
+from tt_cli.checkpoint.checkpoint_files import save
+from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.data.stream.subset import subset_examples
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.draw import DrawingModels

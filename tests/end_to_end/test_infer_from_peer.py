@@ -10,7 +10,7 @@ from pathlib import Path
 from end_to_end.conftest import WAIT, tiny_run, wait_for_step
 from PIL import Image
 
-from tt_cli.checkpoint import load
+from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Saved
 from tt_cli.supervisor.local_swarm import LocalSwarm

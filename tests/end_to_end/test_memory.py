@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from end_to_end.conftest import WAIT, assert_agreed, digests, last_step, tiny_run, wait_for_step
 
-from tt_cli.checkpoint import load
+from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.memory import trainer_need
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Failure, Log, Progress, Round, Saved, Synchronised

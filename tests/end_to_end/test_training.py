@@ -13,7 +13,7 @@ import torch
 from end_to_end.conftest import WAIT, assert_agreed, committed, digests, last_step, tiny_run, wait_for_step
 
 from scripts.lab.process_watch import ProcessWatch
-from tt_cli.checkpoint import load
+from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import (
     Contribution,

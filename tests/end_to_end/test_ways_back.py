@@ -9,7 +9,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from end_to_end.conftest import WAIT, assert_agreed, last_step, tiny_run, wait_for_step
 
-from tt_cli.checkpoint import load
+from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.identity.passes import Notice, RollBack, public_text, sign_notice
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Event, Phase, Saved, Step, Synchronised

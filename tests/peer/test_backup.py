@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from peer.states import small_run, trained
 
-from tt_cli.checkpoint import TrainingState, load, save
+from tt_cli.checkpoint.checkpoint_files import load, save
+from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.peer import backup as room
 from tt_cli.peer.backup import BACKUP_SECONDS, Backups
 from tt_cli.run import folders

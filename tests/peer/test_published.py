@@ -11,13 +11,14 @@ from pathlib import Path
 from hub_standin import HubStandin
 from peer.states import small_run, trained
 
-from tt_cli.checkpoint import save, serialised
+from tt_cli.checkpoint.checkpoint_files import save
+from tt_cli.checkpoint.training_state import serialised
 from tt_cli.peer.trained_state import TrainedState
 
 TAKE = """
 import json, sys
 from peer.states import small_run, trained
-from tt_cli.checkpoint import received_state
+from tt_cli.checkpoint.training_state import received_state
 from tt_cli.errors import TTError
 from tt_cli.peer.published_states import newest_published
 run = small_run(**{"checkpoints.repository": "acme/run"})

@@ -8,7 +8,8 @@ import pytest
 import torch
 from peer.states import gradients, layers, small_run, trained
 
-from tt_cli.checkpoint import StateTree, TrainingState
+from tt_cli.checkpoint.hash_tree import StateTree
+from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.peer.trained_state import StateLost, TrainedState
 from tt_cli.swarm.shared_state import RolledBack
 

@@ -12,7 +12,8 @@ from end_to_end.conftest import tiny_run
 from hivemind.p2p import P2P
 from swarm.made import record
 
-from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, received_state
+from tt_cli.checkpoint.hash_tree import CHUNK, StateTree
+from tt_cli.checkpoint.training_state import TrainingState, received_state
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.records.peer_record import PeerRecord

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from swarm.handing import RUN, Network, assert_is, copy_of, over_libp2p, state, take
 
-from tt_cli.checkpoint import StateTree
+from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.swarm import wire
 from tt_cli.swarm.network.failures import printable
 from tt_cli.swarm.state import client as taker_room

@@ -13,7 +13,8 @@ import torch
 from swarm.handing import LARGE, Network, Node, assert_is, over_libp2p, read_tree, state, take
 from swarm.made import record
 
-from tt_cli.checkpoint import CHUNK, StateTree, received_state
+from tt_cli.checkpoint.hash_tree import CHUNK, StateTree
+from tt_cli.checkpoint.training_state import received_state
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state import server as donor_room

@@ -18,7 +18,8 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
-from tt_cli.checkpoint import StateTree, TrainingState, received_state
+from tt_cli.checkpoint.hash_tree import StateTree
+from tt_cli.checkpoint.training_state import TrainingState, received_state
 from tt_cli.run import RunConfig
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity

@@ -19,7 +19,8 @@ from PIL import Image
 
 from tt_cli import __version__
 from tt_cli.atomic_write import atomic_file
-from tt_cli.checkpoint import CheckpointError, checkpoints_in, load, step_of
+from tt_cli.checkpoint.checkpoint_files import checkpoints_in, load, step_of
+from tt_cli.checkpoint.training_state import CheckpointError
 from tt_cli.data.examples import Example
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
 from tt_cli.data.tokenizer import Tokenizer, load_tokenizer

@@ -5,7 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tt_cli.checkpoint import StateTree, TrainingState, find, newest, received_state, save, set_aside_after
+from tt_cli.checkpoint.checkpoint_files import find, newest, save, set_aside_after
+from tt_cli.checkpoint.hash_tree import StateTree
+from tt_cli.checkpoint.training_state import TrainingState, received_state
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig, folders

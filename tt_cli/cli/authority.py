@@ -254,7 +254,8 @@ def _subject(user: str | None, peer: str | None) -> tuple[str, str]:
 
 def _digest_here(run: RunConfig, step: int) -> str:
     """Of the checkpoint that a peer on this host kept. Raises UsageError where there is none."""
-    from tt_cli.checkpoint import CheckpointError, load
+    from tt_cli.checkpoint.checkpoint_files import load
+    from tt_cli.checkpoint.training_state import CheckpointError
     from tt_cli.run import folders
 
     folder = folders.checkpoints(run)

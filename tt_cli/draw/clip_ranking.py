@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tt_cli.checkpoint import read_published
+from tt_cli.checkpoint.published_weights import read_published
 from tt_cli.draw.drawing import Drawing
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files

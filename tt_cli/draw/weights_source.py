@@ -17,7 +17,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tt_cli.checkpoint import StateTree, is_checkpoint, load, newest, read_published, received_state
+from tt_cli.checkpoint.checkpoint_files import load, newest
+from tt_cli.checkpoint.hash_tree import StateTree
+from tt_cli.checkpoint.published_weights import is_checkpoint, read_published
+from tt_cli.checkpoint.training_state import received_state
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.draw.drawing import DrawingModels
 from tt_cli.errors import TTError, UsageError
@@ -29,7 +32,7 @@ from tt_cli.task import task_of
 from tt_cli.task.picture_codec import load_vqgan
 
 if TYPE_CHECKING:
-    from tt_cli.checkpoint import TrainingState
+    from tt_cli.checkpoint.training_state import TrainingState
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
 _STEP = re.compile(r"(?:.*/)?step-(\d{8,15})\.safetensors")

@@ -12,7 +12,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tt_cli.checkpoint import TrainingState, newest, save, set_aside_after, write
+from tt_cli.checkpoint.checkpoint_files import newest, save, set_aside_after, write
+from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Log, Saved

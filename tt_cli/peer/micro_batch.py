@@ -25,7 +25,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from tt_cli import __version__
-from tt_cli.checkpoint import CheckpointError, write
+from tt_cli.checkpoint.checkpoint_files import write
+from tt_cli.checkpoint.training_state import CheckpointError
 from tt_cli.data.examples import Batch
 from tt_cli.errors import TTError
 from tt_cli.memory import shown

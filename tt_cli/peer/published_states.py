@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from tt_cli.checkpoint import StateTree, TrainingState, find, load
+from tt_cli.checkpoint.checkpoint_files import find, load
+from tt_cli.checkpoint.hash_tree import StateTree
+from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.identity.passes import RollBack

@@ -8,7 +8,8 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from tt_cli.checkpoint import CHUNK, StateTree, TrainingState, bytes_of
+from tt_cli.checkpoint.hash_tree import CHUNK, StateTree, bytes_of
+from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.model.allocator import mapped_like
 from tt_cli.optim import Lamb8bit, NonFiniteState, learning_rate
 from tt_cli.run import RunConfig

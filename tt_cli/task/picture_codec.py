@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from tt_cli.checkpoint import CheckpointError, read_published
+from tt_cli.checkpoint.published_weights import read_published
+from tt_cli.checkpoint.training_state import CheckpointError
 from tt_cli.data import builtin
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download

@@ -10,15 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tt_cli.checkpoint import (
-    TrainingState,
-    is_checkpoint,
-    load_model,
-    read_published,
-    serialised,
-    write,
-    write_published,
-)
+from tt_cli.checkpoint.checkpoint_files import load_model, write
+from tt_cli.checkpoint.published_weights import is_checkpoint, read_published, write_published
+from tt_cli.checkpoint.training_state import TrainingState, serialised
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model import vqgan
 from tt_cli.model.published_names import from_published, to_published

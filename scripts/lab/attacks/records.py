@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tt_cli.checkpoint import StateTree
+from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import SharedState
