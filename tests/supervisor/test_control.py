@@ -21,7 +21,7 @@ from supervisor.acting import ENVIRONMENT, WAIT, start_actor
 from tt_cli.errors import TTError
 from tt_cli.supervisor import supervise as room
 from tt_cli.supervisor.control import Control
-from tt_cli.supervisor.control_socket import ControlSocket, NoAnswer, NotRunning, ask
+from tt_cli.supervisor.control_socket import NoAnswer, NotRunning, answering, ask
 from tt_cli.supervisor.events import Event, Finished, Log, Phase, Saved, Step
 from tt_cli.supervisor.household.limits import GO_ON, HouseholdLimits, Origin, Verdict
 from tt_cli.supervisor.peer_state import PeerState, read_status
@@ -298,33 +298,33 @@ def test_files_are_readable_by_their_owner_alone(folder: Path) -> None:
 
 
 @pytest.fixture
-def listener(folder: Path) -> Iterator[ControlSocket]:
-    with ControlSocket(folder / "x.sock", lambda request: {"ok": True, "echo": request}) as one:
-        yield one
+def listener(folder: Path) -> Iterator[Path]:
+    with answering(folder / "x.sock", lambda request: {"ok": True, "echo": request}):
+        yield folder / "x.sock"
 
 
-def test_the_socket_answers_one_line_with_one_line(listener: ControlSocket) -> None:
-    assert ask(listener.path, {"command": "ß"}) == {"ok": True, "echo": {"command": "ß"}}
+def test_the_socket_answers_one_line_with_one_line(listener: Path) -> None:
+    assert ask(listener, {"command": "ß"}) == {"ok": True, "echo": {"command": "ß"}}
 
 
 @pytest.mark.parametrize("sent", [b"", b"{", b"[]\n", b"null\n", b"\xff\xfe\n", b"{}" * 10 + b"\n"])
-def test_what_is_no_request_is_hung_up_on_and_the_next_one_answered(sent: bytes, listener: ControlSocket) -> None:
+def test_what_is_no_request_is_hung_up_on_and_the_next_one_answered(sent: bytes, listener: Path) -> None:
     with socket.socket(socket.AF_UNIX) as connection:
-        descriptor = os.open(listener.path.parent, os.O_PATH)
-        connection.connect(f"/proc/self/fd/{descriptor}/{listener.path.name}")
+        descriptor = os.open(listener.parent, os.O_PATH)
+        connection.connect(f"/proc/self/fd/{descriptor}/{listener.name}")
         os.close(descriptor)
         connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         assert connection.recv(100) == b""
-    assert ask(listener.path, {})["ok"] is True
+    assert ask(listener, {})["ok"] is True
 
 
-def test_another_user_gets_no_answer(listener: ControlSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_gets_no_answer(listener: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Even one who can reach the socket. The kernel says who asks; here, that is not who answers."""
     user = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: user + 1)
     with pytest.raises(NoAnswer):
-        ask(listener.path, {})
+        ask(listener, {})
 
 
 def test_nobody_and_somebody_silent_are_told_apart(folder: Path) -> None:
@@ -340,7 +340,7 @@ def test_nobody_and_somebody_silent_are_told_apart(folder: Path) -> None:
             ask(path, {}, seconds=0.1)
     with pytest.raises(NotRunning):  # its file is still there, as after a kill
         ask(path, {})
-    with ControlSocket(path, lambda request: {"ok": True}):
+    with answering(path, lambda request: {"ok": True}):
         assert ask(path, {}) == {"ok": True}
     assert not path.exists()
 

@@ -290,18 +290,16 @@ def choose_micro_batch(
 
 
 class BatchStep(Protocol):
-    """Computation of a piece of a batch; peer.trainer.MicroStep."""
+    """Computation of a piece of a batch, as peer.trainer.MicroStep does it.
+
+    Called, it counts the piece in; where memory runs out it raises, and nothing of it is counted in.
+    """
 
     device: Device
 
-    def __call__(self, batch: Batch) -> object:
-        """Compute it and count it in. Where memory runs out it raises, and nothing of it is counted in."""
-
-    def release(self) -> None:
-        """Give back what an interrupted piece left."""
-
-    def changed(self, size: int) -> None:
-        """Told how many examples a piece has from now on."""
+    def __call__(self, batch: Batch) -> object: ...
+    def release(self) -> None: ...
+    def changed(self, size: int) -> None: ...
 
 
 class MicroBatches:
@@ -314,7 +312,8 @@ class MicroBatches:
 
     def __call__(self, batch: Batch) -> None:
         """All examples of a batch. Raises TTError when not even one fits."""
-        self._grow()
+        if self.now < self.size and self._clock() > self._changed_at + CALM_SECONDS:
+            self._change(min(self.size, 2 * self.now), "an hour without running out of memory", "info")
         start = 0
         while start < len(batch.text):
             piece = batch[start : start + self.now]
@@ -331,15 +330,10 @@ class MicroBatches:
                 f"not one example fits any more: {why}: close programs that use its memory, or give --device cpu or a "
                 "smaller --memory"
             )
-        self.now, self._changed_at = self.now // 2, self._clock()
-        self._tell(f"{why}; up to {self.size} again after an hour of calm", "warning")
+        self._change(self.now // 2, f"{why}; up to {self.size} again after an hour of calm", "warning")
 
-    def _grow(self) -> None:
-        if self.now < self.size and self._clock() > self._changed_at + CALM_SECONDS:
-            self.now, self._changed_at = min(self.size, 2 * self.now), self._clock()
-            self._tell("an hour without running out of memory", "info")
-
-    def _tell(self, why: str, level: str) -> None:
+    def _change(self, size: int, why: str, level: str) -> None:
+        self.now, self._changed_at = size, self._clock()
         self._emit(Log(f"{why}: going on with {self.now} examples at a time", level))
         self._emit(Choice("micro-batch", str(self.now), why))
         self._step.changed(self.now)

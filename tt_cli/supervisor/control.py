@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.supervisor.control_socket import ControlSocket
+from tt_cli.supervisor.control_socket import answering
 from tt_cli.supervisor.events import Event, Phase
 from tt_cli.supervisor.household.limits import GO_ON, HouseholdLimits, Verdict, until_words
 from tt_cli.supervisor.peer_state import PeerState, read_status
@@ -37,7 +37,7 @@ class Control:
             status.step, status.saved_step = before.step, before.saved_step
             if not by_hand:
                 status.paused, status.paused_until, status.finish = before.paused, before.paused_until, before.finish
-        self._socket = ControlSocket(slot.socket, self.answer)
+        self._socket = answering(slot.socket, self.answer)
 
     def __enter__(self) -> Control:
         self._write()
@@ -49,7 +49,7 @@ class Control:
             if self.status.state != "ended":
                 self.status.enter("ended", f"failed: {error}" if error is not None else "", time.time())
             self._write()
-        self._socket.__exit__()
+        self._socket.__exit__(None, None, None)
 
     # ---------------------------------------------------------------- for the supervisor
 

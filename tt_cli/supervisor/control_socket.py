@@ -43,58 +43,48 @@ def _reachable(path: Path) -> Iterator[str]:
         os.close(folder)
 
 
-class ControlSocket:
-    """Answers requests at `path` from a thread of its own; a context manager.
+@contextlib.contextmanager
+def answering(path: Path, answer: Callable[[Answer], Answer]) -> Iterator[None]:
+    """Answer requests at `path`, from a thread of its own, until the end of the block. Raises TTError.
 
     answer: request → answer, called by that thread. Its errors of the kind TTError become {"ok": false, "words": …}.
-    What lies at `path` is replaced: whoever makes this holds the lock beside it.
+    What lies at `path` is replaced: whoever enters this holds the lock beside it.
     """
-
-    def __init__(self, path: Path, answer: Callable[[Answer], Answer]):
-        self.path, self._answer = path, answer
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._ended = False
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         try:
             path.unlink(missing_ok=True)
-            os.fchmod(self._socket.fileno(), 0o600)  # before it has a name that another could open
+            os.fchmod(listening.fileno(), 0o600)  # before it has a name that another could open
             with _reachable(path) as address:
-                self._socket.bind(address)
-            self._socket.listen(8)
+                listening.bind(address)
+            listening.listen(8)
         except OSError as error:
-            self._socket.close()
             raise TTError(f"cannot make the control socket {path}: {error.strerror or error}") from error
-        self._thread = threading.Thread(target=self._serve, name="control", daemon=True)
-
-    def __enter__(self) -> ControlSocket:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread up
-        self._socket.close()
-        with contextlib.suppress(OSError):
-            self.path.unlink(missing_ok=True)
-
-    def _serve(self) -> None:
-        while not self._ended:
-            try:
-                connection, _ = self._socket.accept()
-            except OSError:
-                return
-            with connection, contextlib.suppress(OSError, ValueError):
-                connection.settimeout(SECONDS)
-                if _user_of(connection) == os.getuid():
-                    self._respond(connection)
-
-    def _respond(self, connection: socket.socket) -> None:
-        request = _read_line(connection)
+        threading.Thread(target=_serve, args=(listening, answer), name="control", daemon=True).start()
         try:
-            answer = self._answer(request)
-        except TTError as error:
-            answer = {"ok": False, "words": str(error)}
-        connection.sendall(json.dumps(answer).encode() + b"\n")
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                listening.shutdown(socket.SHUT_RDWR)  # wakes the thread up, which ends
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _serve(listening: socket.socket, answer: Callable[[Answer], Answer]) -> None:
+    while True:
+        try:
+            connection, _ = listening.accept()
+        except OSError:
+            return
+        with connection, contextlib.suppress(OSError, ValueError):
+            connection.settimeout(SECONDS)
+            if _user_of(connection) != os.getuid():
+                continue
+            request = _read_line(connection)
+            try:
+                answered = answer(request)
+            except TTError as error:
+                answered = {"ok": False, "words": str(error)}
+            connection.sendall(json.dumps(answered).encode() + b"\n")
 
 
 def ask(path: Path, request: Answer, seconds: float = SECONDS) -> Answer:

@@ -62,9 +62,9 @@ class LocalSwarm:
             member.worker.kill()
             member.worker.wait(LEAVE_SECONDS)
 
-    def start_aux(self, name: str = "aux", *, port: int = 0, run: str | None = None) -> LocalPeer:
+    def start_aux(self, name: str = "aux", *, port: int = 0) -> LocalPeer:
         """Start an auxiliary peer and wait for its address, which later members join through."""
-        member = self.start(name, AUX_MODULE, {"port": port, "initial_peers": self.addresses}, run=run)
+        member = self.start(name, AUX_MODULE, {"port": port, "initial_peers": self.addresses})
         if not self.wait(lambda: bool(member.of(Listening)) or not member.running, START_SECONDS):
             raise TTError(f"{name} did not start within {START_SECONDS:.0f} s: see {member.worker.log}")
         if not member.of(Listening):
@@ -76,12 +76,8 @@ class LocalSwarm:
         self, name: str, *, module: str | None = None, run: str | None = None, **options: Any
     ) -> LocalPeer:
         """Start a training peer, again with the home of the one before it of that name. Does not wait."""
-        return self.start(
-            name,
-            module or self.trainer_module,
-            {"initial_peers": self.addresses, "user": name, "threads": 1, **options},
-            run=run,
-        )
+        options = {"initial_peers": self.addresses, "user": name, "threads": 1, **options}
+        return self.start(name, module or self.trainer_module, options, run)
 
     def start(self, name: str, module: str, options: dict[str, Any], run: str | None = None) -> LocalPeer:
         """Start any worker on loopback."""

@@ -160,8 +160,7 @@ class PeerState(BaseModel):
             case events.Snapshot():
                 self._snapshot(event.swarm)
             case events.Trouble():
-                before = self.troubles.get(event.what)
-                count = 1 if before is None else before.count + 1
+                count = 1 + (self.troubles[event.what].count if event.what in self.troubles else 0)
                 self.troubles[event.what] = Counted(count=count, words=event.words, remedy=event.remedy, at=now)
                 self._say(now, event.words)
             case events.Log():
@@ -208,8 +207,9 @@ class PeerState(BaseModel):
     def losses(self) -> list[tuple[int, float]]:
         """(step, loss) of the steps seen, and of the step now being made as far as it has come."""
         running = self._running_loss
-        newer = running is not None and (not self.curve or running[0] > self.curve[-1][0])
-        return [*self.curve, running] if newer and running is not None else self.curve
+        if running is None or (self.curve and running[0] <= self.curve[-1][0]):
+            return self.curve
+        return [*self.curve, running]
 
     def _progress(self, event: events.Progress, now: float) -> None:
         if event.samples > self.samples_seen:

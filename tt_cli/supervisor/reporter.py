@@ -82,19 +82,15 @@ def raise_file_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-class Reporter:
-    """Writes events to the supervisor's pipe, whole lines from any thread."""
+def reporter(descriptor: int) -> Emit:
+    """What writes events to the supervisor's pipe, whole lines from any thread."""
+    pipe, lock = os.fdopen(descriptor, "w", encoding="utf-8", buffering=1), threading.Lock()
 
-    def __init__(self, descriptor: int):
-        self._pipe = os.fdopen(descriptor, "w", encoding="utf-8", buffering=1)
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
+    def emit(event: Event) -> None:
+        with lock:
+            pipe.write(event.to_json() + "\n")
 
-    def __call__(self, event: Event, /) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("a forked process must not report events")
-        with self._lock:
-            self._pipe.write(event.to_json() + "\n")
+    return emit
 
 
 def run_worker(main: Main) -> int:
@@ -107,21 +103,21 @@ def run_worker(main: Main) -> int:
     die_with_parent()
     raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    emit, orders = Reporter(descriptor), Orders()
+    emit, orders = reporter(descriptor), Orders()
     signal.signal(signal.SIGTERM, lambda *_: orders.leave.set())
     threading.Thread(target=_follow_commands, args=(orders,), daemon=True).start()
     code = 0
     try:
         main(options, emit, orders)
     except TTError as error:
-        emit(Failure(str(error), error.exit_code))
         code = error.exit_code
+        emit(Failure(str(error), code))
     except BrokenPipeError:  # the supervisor is gone; nobody is left to tell
         code = 1
     except Exception as error:  # a bug: the traceback goes to the worker's log, one line to the person
         traceback.print_exc()
-        emit(Failure(f"{type(error).__name__}: {error}", BUG_EXIT_CODE))
         code = BUG_EXIT_CODE
+        emit(Failure(f"{type(error).__name__}: {error}", code))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # hivemind's threads and futures may block a normal exit
