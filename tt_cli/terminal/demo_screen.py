@@ -12,14 +12,7 @@ from rich.text import Text
 
 from tt_cli.supervisor import events
 from tt_cli.supervisor.peer_state import PeerState
-from tt_cli.terminal.format import (
-    NONE,
-    PHASE_STYLES,
-    clean,
-    percent,
-    rate,
-    short_digest,
-)
+from tt_cli.terminal.format import NONE, PHASE_STYLES, clean, percent, rate, short_digest
 from tt_cli.terminal.live_view import LiveScreen, clock, write_line
 from tt_cli.terminal.log_lines import LogLine, LogLines
 from tt_cli.terminal.swarm_lines import loss_line, next_step_bar, steps_bar

@@ -55,18 +55,19 @@ class LogLines:
         word, level = event.kind, "info"
         text: str | None = None
         match event:
-            case events.Log():
-                text = event.message
-                if event.level in ("warning", "error"):
-                    word = level = event.level
+            case events.Log(message=text, level="warning" | "error"):
+                word = level = event.level
+            case events.Log(message=text) | events.Finished(reason=text):
+                pass
+            case events.Failure(message=text):
+                level = "error"
             case events.Choice():
                 text = f"{event.what} {event.value}: {event.reason}"
             case events.Phase():
                 text = self._phase_words(event)
             case events.Listening():
-                where = "client mode, others cannot dial this peer"
-                if not event.client_mode:
-                    where = best_address(event.addresses) or "no address"
+                address = best_address(event.addresses) or "no address"
+                where = "client mode, others cannot dial this peer" if event.client_mode else address
                 text = f"peer {event.peer_id}, {where}"
             case events.Progress() if self._due(event.at, first=False):
                 text = _progress_words(event)
@@ -87,10 +88,6 @@ class LogLines:
                 word, text = "swarm", self._swarm_words(event.swarm)
             case events.Trouble():
                 text, level = event.words + (f": {event.remedy}" if event.remedy else ""), "warning"
-            case events.Failure():
-                text, level = event.message, "error"
-            case events.Finished():
-                text = event.reason
         return None if text is None else LogLine(event.at, word, clean(text), level)
 
     def _due(self, at: float, *, first: bool) -> bool:
@@ -123,14 +120,12 @@ class LogLines:
 
 def _progress_words(event: events.Progress) -> str:
     soon = f", in {duration(event.eta)}" if math.isfinite(event.eta) else ""
-    parts = [
-        f"{event.samples:,} of {event.target_samples:,} samples to step {event.epoch + 1:,}{soon}",
-        plural(event.peers, "peer"),
-        f"{rate(event.my_samples_per_second)} samples/s here ({percent(event.my_share)})",
-        f"loss {loss_value(event.loss)}",
-        f"sent {byte_count(event.bytes_sent)}, received {byte_count(event.bytes_received)}",
-    ]
-    return "; ".join(parts)
+    return (
+        f"{event.samples:,} of {event.target_samples:,} samples to step {event.epoch + 1:,}{soon}; "
+        f"{plural(event.peers, 'peer')}; {rate(event.my_samples_per_second)} samples/s here "
+        f"({percent(event.my_share)}); loss {loss_value(event.loss)}; "
+        f"sent {byte_count(event.bytes_sent)}, received {byte_count(event.bytes_received)}"
+    )
 
 
 def _round_words(event: events.Round) -> str | None:
@@ -141,33 +136,31 @@ def _round_words(event: events.Round) -> str | None:
 
 
 def _step_words(event: events.Step, state: PeerState) -> str:
-    parts = [f"{event.epoch:,} of {state.total_steps:,}", f"loss {loss_value(event.loss)}"]
-    made = state.round
-    if made is not None and made.epoch == event.epoch and made.outcome in events.STEPPED:
-        alone = made.outcome == "alone"
-        parts.append("alone" if alone else plural(len(made.members), "peer"))
-        parts.append(plural(made.samples, "sample"))
-        if made.received < 1.0 and not alone:
-            parts.append(f"{percent(made.received)} received")
-        if made.mended:
-            parts.append(f"{plural(made.mended, 'part')} from other members")
-    elif state.peers is not None:
-        parts.append(plural(state.peers, "peer"))
+    how = [] if state.peers is None else [plural(state.peers, "peer")]
+    result = state.round
+    if result is not None and result.epoch == event.epoch and result.outcome in events.STEPPED:
+        alone = result.outcome == "alone"
+        how = ["alone" if alone else plural(len(result.members), "peer"), plural(result.samples, "sample")]
+        if result.received < 1.0 and not alone:
+            how.append(f"{percent(result.received)} received")
+        if result.mended:
+            how.append(f"{plural(result.mended, 'part')} from other members")
     if state.step_took is not None:
-        parts.append(f"{state.step_took:.1f} s")
-    return ", ".join([*parts, f"digest {short_digest(event.digest)}"])
+        how.append(f"{state.step_took:.1f} s")
+    progress = f"{event.epoch:,} of {state.total_steps:,}, loss {loss_value(event.loss)}"
+    return ", ".join([progress, *how, f"digest {short_digest(event.digest)}"])
 
 
 def _synchronised_words(event: events.Synchronised) -> str:
-    digest = short_digest(event.digest)
     if event.source == "seed":
-        return f"fresh weights from the run's seed, digest {digest}"
-    if event.source == "backup":
-        return f"state of step {event.epoch:,} from this machine's backup, digest {digest}"
-    what = f"state of step {event.epoch:,}" if event.chunks else f"the average of step {event.epoch:,}"
-    names = f" ({', '.join(event.names)})" if event.names else ""
-    amount = f"{byte_count(event.bytes)} in {event.seconds:.1f} s"
-    return f"{what}{names} from peer {short_id(event.source)}, {amount}, digest {digest}"
+        what = "fresh weights from the run's seed"
+    elif event.source == "backup":
+        what = f"state of step {event.epoch:,} from this machine's backup"
+    else:
+        names = f" ({', '.join(event.names)})" if event.names else ""
+        taken = f"{'state' if event.chunks else 'the average'} of step {event.epoch:,}{names}"
+        what = f"{taken} from peer {short_id(event.source)}, {byte_count(event.bytes)} in {event.seconds:.1f} s"
+    return f"{what}, digest {short_digest(event.digest)}"
 
 
 def download_words(event: events.Download) -> str:

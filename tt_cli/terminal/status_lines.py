@@ -9,17 +9,7 @@ from rich.text import Text
 from tt_cli.supervisor.household.limits import Origin, until_words
 from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.slot import SeenSlot
-from tt_cli.terminal.format import (
-    PHASE_STYLES,
-    byte_count,
-    clean,
-    duration,
-    fit,
-    loss_value,
-    percent,
-    plural,
-    rate,
-)
+from tt_cli.terminal.format import PHASE_STYLES, byte_count, clean, duration, fit, loss_value, percent, plural, rate
 from tt_cli.terminal.live_view import clock
 
 UNITS = {"max_gpu_temp": " °C", "max_upload": " Mbit/s", "max_download": " Mbit/s"}
@@ -59,11 +49,12 @@ def trouble_counts(status: PeerState) -> str:
 def _work(status: PeerState) -> list[tuple[str, str]]:
     rows = []
     if status.step is not None:
-        loss = f" · loss {loss_value(status.loss)}" if status.loss is not None else ""
-        samples = ""
+        step = f"{status.step:,} of {status.total_steps:,}"
+        if status.loss is not None:
+            step += f" · loss {loss_value(status.loss)}"
         if status.samples is not None and status.target_samples is not None:
-            samples = f" · {status.samples:,} of {status.target_samples:,} samples to the next"
-        rows.append(("step", f"{status.step:,} of {status.total_steps:,}{loss}{samples}"))
+            step += f" · {status.samples:,} of {status.target_samples:,} samples to the next"
+        rows.append(("step", step))
     if status.download_received is not None and status.download_total:
         received, total = status.download_received, status.download_total
         rows.append(("state", f"{byte_count(received)} of {byte_count(total)} taken over, {percent(received / total)}"))
@@ -112,9 +103,8 @@ def _troubles(status: PeerState, now: float) -> list[tuple[str, str]]:
 def _gone(status: PeerState, now: float) -> list[Text]:
     """Lines about a peer whose processes are not there any more, though it never said that it ended."""
     step = f" at step {status.step:,}," if status.step is not None else ""
-    lines = [
-        Text(f"  its processes ended without a word: it was {status.state}{step} {duration(now - status.updated)} ago")
-    ]
+    was = f"{status.state}{step} {duration(now - status.updated)} ago"
+    lines = [Text(f"  its processes ended without a word: it was {was}")]
     if status.words:
         lines.append(Text("  its last words:"))
         lines += [Text(f"    {clock(said.at)}  {clean(said.text)}") for said in status.words[-3:]]

@@ -111,14 +111,12 @@ class Screen(LiveScreen):
 
 def page(head: list[Text], body: list[Text], log: list[LogLine], width: int, height: int) -> list[Text]:
     """Head, body, log and key hint, with empty lines between them as far as there is room."""
-    foot = [fit(Text(HINT, style="dim"), width)]
-    room = height - len(head) - len(body) - len(foot)
-    gap = [Text("")]
-    gaps = min(3, max(0, room))
-    last = [log_line(line, width) for line in log][max(0, len(log) - max(0, room - gaps)) :]
-    lines = [*head, *gap * (gaps > 0), *body, *gap * (gaps > 1), *last]
-    lines += [*gap * (gaps > 2 and bool(last)), *foot]
-    return lines if len(lines) <= height else [*lines[: height - 1], *foot]
+    foot = fit(Text(HINT, style="dim"), width)
+    room = height - len(head) - len(body) - 1
+    gaps = [[Text("")] * (room > number) for number in range(3)]
+    last = [log_line(line, width) for line in log][max(0, len(log) - max(0, room - 3)) :]
+    lines = [*head, *gaps[0], *body, *gaps[1], *last, *(gaps[2] if last else ())]
+    return [*lines[: height - 1], foot]
 
 
 def log_line(line: LogLine, width: int) -> Text:
@@ -158,23 +156,19 @@ def _rate(samples: float | None) -> str:
     return f"{rate(samples or 0.0)} samples/s"
 
 
-def _round_words(made: events.Round | None, room: int) -> list[str | tuple[str, str]]:
-    if made is None:
+def _round_words(result: events.Round | None, room: int) -> list[tuple[str, str]]:
+    if result is None:
         return [(NONE, "dim")]
-    bad = made.outcome not in events.STEPPED or bool(made.rejected)
-    words = clean(made.words) or clean(made.outcome)
-    parts = [f"{clean(part)} {value:.1f} s" for part, value in made.seconds.items() if part != "whole"]
-    whole = made.seconds.get("whole", math.fsum(made.seconds.values()))
-    seconds = f" · {whole:.1f} s" + (f": {', '.join(parts)}" if parts else "")
-    if len(words) + len(seconds) > room:
-        seconds = f" · {whole:.1f} s"
-    return [(words, "yellow" if bad else "green"), (seconds if made.seconds else "", "dim")]
+    words = clean(result.words) or clean(result.outcome)
+    style = "green" if result.outcome in events.STEPPED and not result.rejected else "yellow"
+    parts = dict(result.seconds)
+    whole = f" · {parts.pop('whole', math.fsum(parts.values())):.1f} s" if parts else ""
+    each = ", ".join(f"{clean(part)} {value:.1f} s" for part, value in parts.items())
+    fits = each and len(words) + len(f"{whole}: {each}") <= room
+    return [(words, style), (f"{whole}: {each}" if fits else whole, "dim")]
 
 
 def _weights_words(state: PeerState) -> str:
-    words = f"digest {short_digest(state.digest)}"
-    if state.saved_step is not None:
-        words += f" · step {state.saved_step:,} saved"
-    if state.peer_id:
-        words += f" · peer {short_id(state.peer_id)}" + (" (client mode)" if state.client_mode else "")
-    return words
+    saved = f" · step {state.saved_step:,} saved" if state.saved_step is not None else ""
+    peer = f" · peer {short_id(state.peer_id)}{' (client mode)' if state.client_mode else ''}" if state.peer_id else ""
+    return f"digest {short_digest(state.digest)}{saved}{peer}"
