@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tt_cli.cli.main import CommandGroup, app
-from tt_cli.cli.options import Force, argument, exclusive, option, switch
+from tt_cli.cli.options import Force, Run, argument, exclusive, option, switch
 from tt_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from tt_cli.auth.authority.organiser import Organiser
-    from tt_cli.run import RunConfig
 
 EXAMPLES = """\
 tt authority init my-run.toml --url https://passes.example.org
@@ -33,7 +32,6 @@ tt authority backup my-run.toml authority-2026-01-31.json
 authority = typer.Typer(cls=CommandGroup, epilog=EXAMPLES)
 app.add_typer(authority, name="authority")
 
-Run = Annotated[str, argument("RUN", "TOML file, ORGANISATION/REPOSITORY, or built-in name")]
 User = Annotated[str | None, argument("USER", "a user's name on the Hub: all peers of theirs")]
 Peer = Annotated[str | None, option("PEER_ID", "one peer", flag="--peer")]
 JsonLines = Annotated[bool, switch("--json", "one JSON object a line")]
@@ -81,21 +79,14 @@ def serve(
     from tt_cli.run import load_run
 
     config = load_run(run)
-    options = ServeOptions(
-        run=config.to_toml(),
-        host=host,
-        port=port,
-        trusted_proxy=trusted_proxy,
-        pass_seconds=pass_minutes * 60,
-        most_peers=most_peers,
-    )
+    options = ServeOptions(config.to_toml(), host, port, trusted_proxy, pass_minutes * 60, most_peers)
     server = AuthorityServer(options)
     facts = server.authority.facts()
     key = facts.authority_key
     print(f"The authority of {facts.run} listens on port {server.port}; its key: {key}", flush=True)
     if config.membership.authority_key != key:
-        fix = f'put authority_key = "{key}" into its [membership], and share it.'
-        print(f"The run file does not name this key: {fix}", flush=True)
+        fix = f'put authority_key = "{key}" into its [membership], and share it'
+        print(f"The run file does not name this key: {fix}.", flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
 
@@ -133,16 +124,13 @@ def bans(run: Run, json: JsonLines = False) -> None:
 @authority.command(help="List the peers that have had a pass.")
 def members(run: Run, json: JsonLines = False) -> None:
     """Print a line for each peer."""
-    now = time.time()
+
+    def line(member: dict[str, Any]) -> str:
+        held = f"pass until {_at(member['expires'])}" if member["expires"] > time.time() else "pass expired"
+        return f"{member['user']}  {member['peer_id']}  since {_at(member['joined'])} by {member['way']}  {held}"
+
     with _organiser(run) as organiser:
-        _list(
-            json,
-            [vars(member) for member in organiser.members()],
-            lambda member: (
-                f"{member['user']}  {member['peer_id']}  since {_at(member['joined'])} by {member['way']}  "
-                f"{'pass until ' + _at(member['expires']) if member['expires'] > now else 'pass expired'}"
-            ),
-        )
+        _list(json, [vars(member) for member in organiser.members()], line)
 
 
 @authority.command(help="List who joined, who was refused, and what the organiser did.")
@@ -189,10 +177,8 @@ def rollback(
     ] = "",
 ) -> None:
     """Give the order."""
-    from tt_cli.run import load_run
-
     with _organiser(run) as organiser:
-        order = organiser.roll_back(step, digest or _digest_here(load_run(run), step), source)
+        order = organiser.roll_back(step, digest or _digest_here(run, step), source)
     print(f"Order {order}: every peer goes back to step {step} within a minute.")
 
 
@@ -252,13 +238,13 @@ def _subject(user: str | None, peer: str | None) -> tuple[str, str]:
     return ("user", user) if user is not None else ("peer", peer or "")
 
 
-def _digest_here(run: RunConfig, step: int) -> str:
+def _digest_here(run: str, step: int) -> str:
     """Of the checkpoint that a peer on this host kept. Raises UsageError where there is none."""
     from tt_cli.checkpoint.checkpoint_files import load
     from tt_cli.checkpoint.training_state import CheckpointError
-    from tt_cli.run import folders
+    from tt_cli.run import folders, load_run
 
-    folder = folders.checkpoints(run)
+    folder = folders.checkpoints(load_run(run))
     try:
         return load(folder / f"step-{step:08d}.safetensors").digest()
     except CheckpointError as error:

@@ -6,7 +6,7 @@ import json as codec
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -89,7 +89,7 @@ def init(
     next_commands = next_steps(folder.absolute(), repository if published else "")
     if json:
         facts = {"folder": str(folder.absolute()), "published": published, "next": next_commands}
-        print(codec.dumps(facts | (_facts(recipe) if recipe is not None else {}), indent=1))
+        print(codec.dumps(facts | (recipe.to_json() if recipe is not None else {}), indent=1))
         return
     if published:
         print(f"Published: {published}. Volunteers type: tt join {repository}")
@@ -149,13 +149,3 @@ def _tell(recipe: Recipe) -> None:
         print("No --address was given: put the aux peer's multiaddr into [peers] initial once it is known.")
     if recipe.run.membership.kind == "organisation" and not recipe.run.membership.closed:
         print("No --authority was given: `tt join` asks who is a member, and nothing keeps others out.")
-
-
-def _facts(recipe: Recipe) -> dict[str, Any]:
-    return {
-        "identity": recipe.run.identity,
-        "peer_id": recipe.peer_id,
-        "address": recipe.address or None,
-        "takes": recipe.takes.to_json(),
-        "files": list(recipe.files),
-    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from tt_cli.memory import GIB, shown, trainer_need
 from tt_cli.memory.gpus import USABLE
@@ -61,19 +60,14 @@ class Takes:
 
     def in_words(self) -> str:
         """One line."""
-        counted = f"{_millions(self.parameters)} parameters"
-        if self.effective != self.parameters:
-            counted += f" ({_millions(self.effective)} with shared layers counted each)"
+        shared = f" ({_millions(self.effective)} with shared layers counted each)"
+        counted = f"{_millions(self.parameters)} parameters{shared if self.effective != self.parameters else ''}"
         return f"{counted}; {shown(self.gpu)} of GPU memory: {self.fits}; or {shown(self.cpu_ram)} of RAM on a CPU"
 
     def in_brief(self) -> str:
         """A row in a table of sizes on a narrow terminal."""
         memory = f"{shown(self.gpu):>8} of a GPU or {shown(self.cpu_ram):>8} of RAM"
         return f"{_millions(self.parameters):>7} parameters, {memory}"
-
-    def to_json(self) -> dict[str, Any]:
-        """The form of --json."""
-        return {**vars(self), "fits": self.fits}
 
 
 def takes(run: RunConfig) -> Takes:

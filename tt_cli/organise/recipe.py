@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority.authority_server import found
@@ -43,7 +44,17 @@ class Recipe:
     peer_id: str
     address: str
     takes: Takes
-    files: tuple[str, ...]
+    files: list[str]
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of --json."""
+        return {
+            "identity": self.run.identity,
+            "peer_id": self.peer_id,
+            "address": self.address or None,
+            "takes": {**vars(self.takes), "fits": self.takes.fits},
+            "files": self.files,
+        }
 
 
 def run_of(answers: RunAnswers) -> RunConfig:
@@ -96,7 +107,7 @@ def make(answers: RunAnswers, folder: Path) -> Recipe:
             aside.chmod(0o755)
             aside.rename(folder)
     files = sorted(str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file())
-    return Recipe(folder, run, peer_id, address, needs, tuple(files))
+    return Recipe(folder, run, peer_id, address, needs, files)
 
 
 def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig, str, str]:

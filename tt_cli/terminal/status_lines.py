@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 from rich.text import Text
 
-from tt_cli.supervisor.household.limits import Origin, until_words
+from tt_cli.supervisor.household.limits import until_words
 from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.slot import SeenSlot
 from tt_cli.terminal.format import PHASE_STYLES, byte_count, clean, duration, fit, loss_value, percent, plural, rate
@@ -30,7 +30,7 @@ def status_lines(seen: SeenSlot, now: float, width: int) -> list[Text]:
         lines.append(Text(words, style="yellow"))
     again = f" · started again {plural(status.restarts, 'time')}" if status.restarts else ""
     up = f"{duration(now - status.started)} · process {status.pid}{again}"
-    rows = [*_work(status), *_asked(status, now), *_limits(status.limits), *_troubles(status, now), ("up", up)]
+    rows = [*_work(status), *_wishes(status, now), ("up", up)]
     return [*lines, *(fit(Text.assemble((f"  {label:<10}", "dim"), clean(words)), width) for label, words in rows)]
 
 
@@ -46,58 +46,51 @@ def trouble_counts(status: PeerState) -> str:
     return ", ".join(f"{what} {trouble.count:,}" for what, trouble in sorted(status.troubles.items()))
 
 
-def _work(status: PeerState) -> list[tuple[str, str]]:
-    rows = []
+def _work(status: PeerState) -> Iterator[tuple[str, str]]:
     if status.step is not None:
         step = f"{status.step:,} of {status.total_steps:,}"
         if status.loss is not None:
             step += f" · loss {loss_value(status.loss)}"
         if status.samples is not None and status.target_samples is not None:
             step += f" · {status.samples:,} of {status.target_samples:,} samples to the next"
-        rows.append(("step", step))
+        yield "step", step
     if status.download_received is not None and status.download_total:
         received, total = status.download_received, status.download_total
-        rows.append(("state", f"{byte_count(received)} of {byte_count(total)} taken over, {percent(received / total)}"))
+        yield "state", f"{byte_count(received)} of {byte_count(total)} taken over, {percent(received / total)}"
     if status.samples_per_second is not None and status.share is not None:
         own = f"{rate(status.samples_per_second)} samples/s, {percent(status.share)} of the swarm's"
-        rows.append(("speed", f"{own} {rate(status.swarm_samples_per_second or 0.0)}"))
+        yield "speed", f"{own} {rate(status.swarm_samples_per_second or 0.0)}"
     if status.peers is not None:
-        rows.append(("swarm", plural(status.peers, "trainer")))
+        yield "swarm", plural(status.peers, "trainer")
     if status.state not in ("paused", "starting") and (batch := status.choices.get("micro-batch")) is not None:
-        rows.append(("batch", f"{batch.value}: {batch.reason}"))
+        yield "batch", f"{batch.value}: {batch.reason}"
     if status.last_round:
-        rows.append(("round", status.last_round))
+        yield "round", status.last_round
     if status.saved_step is not None:
-        rows.append(("backup", f"of step {status.saved_step:,}"))
+        yield "backup", f"of step {status.saved_step:,}"
     if status.bytes_sent or status.bytes_received:
-        rows.append(("traffic", f"sent {byte_count(status.bytes_sent)} · received {byte_count(status.bytes_received)}"))
-    return rows
+        yield "traffic", f"sent {byte_count(status.bytes_sent)} · received {byte_count(status.bytes_received)}"
 
 
-def _asked(status: PeerState, now: float) -> list[tuple[str, str]]:
+def _wishes(status: PeerState, now: float) -> Iterator[tuple[str, str]]:
+    """What was asked of it, within which limits, and what stood in the way."""
     if status.finish:
-        return [("asked", "to end after this step: `tt finish`")]
-    if status.paused and status.state != "paused":
-        return [("asked", f"to pause {until_words(status.paused_until, now)}".strip())]
-    return []
-
-
-def _limits(limits: Sequence[Origin]) -> list[tuple[str, str]]:
-    shown = []
-    for limit in limits:
+        yield "asked", "to end after this step: `tt finish`"
+    elif status.paused and status.state != "paused":
+        yield "asked", f"to pause {until_words(status.paused_until, now)}".strip()
+    limits = []
+    for limit in status.limits:
         value = f"{limit.value}{UNITS.get(limit.name, '')}"
         by_flag = limit.source.startswith("--")
-        shown.append(f"{limit.source} {value}" if by_flag else f"{limit.name} {value} ({limit.source})")
-    return [("limits", " · ".join(shown))] if shown else []
-
-
-def _troubles(status: PeerState, now: float) -> list[tuple[str, str]]:
-    if not status.troubles:
-        return []
-    name, newest = max(status.troubles.items(), key=lambda item: item[1].at)
-    remedy = f": {newest.remedy}" if newest.remedy else ""
-    said = f"{duration(now - newest.at)} ago: {newest.words}{remedy}"
-    return [("troubles", trouble_counts(status)), ("", said), ("", f"more: `tt explain {name}`")]
+        limits.append(f"{limit.source} {value}" if by_flag else f"{limit.name} {value} ({limit.source})")
+    if limits:
+        yield "limits", " · ".join(limits)
+    if status.troubles:
+        name, newest = max(status.troubles.items(), key=lambda item: item[1].at)
+        remedy = f": {newest.remedy}" if newest.remedy else ""
+        yield "troubles", trouble_counts(status)
+        yield "", f"{duration(now - newest.at)} ago: {newest.words}{remedy}"
+        yield "", f"more: `tt explain {name}`"
 
 
 def _gone(status: PeerState, now: float) -> list[Text]:
