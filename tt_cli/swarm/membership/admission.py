@@ -73,7 +73,7 @@ class Admission:
 
         peer_id: who shows it, as libp2p proved it. now: Unix seconds, the present without. Raises NotAdmitted.
         """
-        if self._banned_peer(peer_id):
+        if (notice := self.notice()) is not None and peer_id in notice.banned_peers:
             raise NotAdmitted(f"peer {peer_id} is banned from this run")
         if not self.closed:
             return ""
@@ -100,8 +100,9 @@ class Admission:
 
     def is_banned(self, peer_id: str) -> bool:
         """Tell whether the newest notice bans this peer, or the user whose pass it last showed."""
-        known = self._passes.get(peer_id)
-        return self._banned_peer(peer_id) or (known is not None and known[1].user.lower() in self._banned_users)
+        notice, known = self.notice(), self._passes.get(peer_id)
+        by_user = known is not None and known[1].user.lower() in self._banned_users
+        return by_user or (notice is not None and peer_id in notice.banned_peers)
 
     def notice(self) -> Notice | None:
         """The newest notice that this peer has seen, for the screens and for whoever follows its orders."""
@@ -122,10 +123,6 @@ class Admission:
             with contextlib.suppress(OSError):  # a full disk: the other processes of this peer do without
                 atomic_write(self._heard, text.encode(), mode=PRIVATE)
         return True
-
-    def _banned_peer(self, peer_id: str) -> bool:
-        self._look()
-        return self._notice is not None and peer_id in self._notice.banned_peers
 
     def _verified(self, text: str, peer_id: str, at: float) -> Pass:
         """The pass in `text`, which was issued to this peer; from memory where it can be."""

@@ -1,17 +1,14 @@
 """A cap on what this peer sends and what it receives: every stream of the averager's process is paced.
 
 Notable:
-- parts, averages, fetched parts and chunks of states all travel on libp2p streams of one process. The daemon's end of
-  each is a socket, so reading it slowly holds the sender back, whoever that is (backpressure), and nothing that uses
-  streams later can forget the cap;
-- what a byte costs on the line is more than a byte: headers of Ethernet, IP, TCP, TLS and libp2p, and in the other
-  direction the acknowledgements. Both are charged (`OVERHEAD`, `ACKNOWLEDGED`), so that the cap holds at the router;
-- no bursts: bytes go in small pieces, each after the time that it takes at the capped rate, so that a game or a call
-  on the same line does not wait behind a megabyte.
+- parts, averages, fetched parts and chunks of states travel on libp2p streams of one process. The daemon's end of each
+  is a socket: reading it slowly holds the sender back (backpressure), and nothing that uses streams can forget the cap;
+- a byte costs more than a byte on the line: headers, and acknowledgements in the other direction. Both are charged
+  (`OVERHEAD`, `ACKNOWLEDGED`), so that the cap holds at the router;
+- no bursts: bytes go in small pieces, so that a game or a call on the same line does not wait behind a megabyte.
 
-The cap is true over a round or a download. Within a second more may come in: the daemon reads ahead of us, 256 KiB for
-each open stream. The DHT's records, some kB/s, belong to another process and are not paced: `RESERVED` is kept free
-for them.
+The cap is true over a round or a download; within a second the daemon may read 256 KiB ahead for each open stream. The
+DHT's records, some kB/s, belong to another process: `RESERVED` is kept free for them.
 """
 
 from __future__ import annotations

@@ -8,11 +8,11 @@ for nodes brings nodes, there are no caches, and what was checked once is known.
 
 from __future__ import annotations
 
-import struct
 from collections import OrderedDict
 from collections.abc import Iterable
 from hashlib import blake2b
 
+import msgpack
 from hivemind.dht.validation import CompositeValidator, DHTRecord, RecordValidatorBase
 
 NO_CACHES = {"cache_locally": False, "cache_nearest": 0, "cache_on_store": False, "cache_refresh_before_expiry": 0}
@@ -47,8 +47,5 @@ class Checked(CompositeValidator):
 
 def digest_of(record: DHTRecord) -> bytes:
     """Of all that a signature covers, and of the signature. 16 bytes."""
-    hashed = blake2b(digest_size=16)
-    for part in (record.key, record.subkey, record.value, struct.pack("<d", record.expiration_time)):
-        hashed.update(struct.pack("<Q", len(part)))
-        hashed.update(part)
-    return hashed.digest()
+    parts = record.key, record.subkey, record.value, record.expiration_time
+    return blake2b(msgpack.packb(parts), digest_size=16).digest()

@@ -37,6 +37,8 @@ TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
 TELL_SECONDS = 60.0
 
+Tell = Callable[[BaseException], None]
+
 
 def read_records(dht: DHT, run: RunConfig) -> list[PeerRecord]:
     """Everybody's newest valid record. Empty when the DHT does not answer in time."""
@@ -107,18 +109,11 @@ async def _ping(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
 class PeerDirectory(threading.Thread):
     """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
 
-    A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, at
-    once when the epoch is new, and after `pace` seconds when something else is. tell: gets what
-    goes wrong with the DHT.
+    A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, at once
+    when the epoch is new, and after `pace` seconds when something else is. tell: gets what goes wrong with the DHT.
     """
 
-    def __init__(
-        self,
-        run: RunConfig,
-        dht: DHT,
-        identity: Identity,
-        tell: Callable[[BaseException], None] = lambda error: None,
-    ):
+    def __init__(self, run: RunConfig, dht: DHT, identity: Identity, tell: Tell = lambda error: None):
         super().__init__(name="board", daemon=True)
         self._tell, self._told = tell, -float("inf")
         self._run, self._dht = run, dht
@@ -169,20 +164,18 @@ class PeerDirectory(threading.Thread):
         They count for as long again as their records do: a DHT that loses sight of half a swarm must not make the other
         half think that it is the whole. Who said goodbye does not count.
         """
-        with self._lock:
-            return frozenset(self._heard)
+        return frozenset(self._heard)
 
     def parted(self) -> frozenset[str]:
         """Peer ids of those who said goodbye and have not come back."""
-        with self._lock:
-            return frozenset(self._parted)
+        return frozenset(self._parted)
 
     def met(self, peer_ids: Iterable[str]) -> None:
         """These were in a round with this peer."""
         until = time.monotonic() + self._run.swarm.statistics_expiration
         with self._lock:
             self._claims.met(peer_ids)
-            self._heard.update(dict.fromkeys(peer_ids, until))
+            self._heard = self._heard | dict.fromkeys(peer_ids, until)  # never changed: others read it without the lock
 
     def fresh_view(self, timeout: float = DHT_SECONDS) -> SwarmState:
         """The swarm as of a read that begins after this call; the last one known when none ends in time."""
@@ -264,10 +257,10 @@ class PeerDirectory(threading.Thread):
         gone = {record.peer_id for record, _ in self._known.values() if record.left or record.peer_id not in here}
         gone |= self._refused
         with self._lock:
-            self._parted -= {record.peer_id for record in view.records}
-            self._parted |= {record.peer_id for record, _ in self._known.values() if record.left}
-            self._heard |= dict.fromkeys(here, until)
-            self._heard = {peer: until for peer, until in self._heard.items() if until > now and peer not in gone}
+            left = {record.peer_id for record, _ in self._known.values() if record.left}
+            self._parted = self._parted - {record.peer_id for record in view.records} | left
+            heard = self._heard | dict.fromkeys(here, until)
+            self._heard = {peer: until for peer, until in heard.items() if until > now and peer not in gone}
 
     def _keep_in_touch(self) -> None:
         """Ping the other trainers now and then: who answered late once may have dropped out of the DHT's tables.

@@ -147,7 +147,7 @@ def take_snapshot(
         PeerView(
             **{name: vars(record)[name] for name in PeerFigures.model_fields},
             lag=max(0, epoch - record.epoch),
-            share=_share(record, per_second),
+            share=min(1.0, record.samples_per_second / per_second) if per_second and record.role == "trainer" else 0.0,
             in_agreement=bool(record.digest) and record.digest == majority.get(record.epoch),
             **{f"{name}_by": said[name][record.peer_id] for name in SAID},
             age_s=max(0.0, now - record.time),
@@ -176,23 +176,13 @@ def take_snapshot(
     )
 
 
-def _share(record: PeerRecord, of: float) -> float:
-    return min(1.0, record.samples_per_second / of) if record.role == "trainer" and of else 0.0
-
-
 def _possible(loss: float) -> bool:
     return 0.0 <= loss <= MAX_LOSS
 
 
 def _majorities(records: list[PeerRecord]) -> dict[int, str]:
     """The digest that most peers have, by step; steps where two digests have equally many are left out."""
-    votes: dict[int, Counter[str]] = defaultdict(Counter)
-    for record in records:
-        if record.digest:
-            votes[record.epoch][record.digest] += 1
-    majorities = {}
-    for epoch, counter in votes.items():
-        first, *others = counter.most_common(2)
-        if not others or first[1] > others[0][1]:
-            majorities[epoch] = first[0]
-    return majorities
+    foremost: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    for (epoch, digest), count in Counter(record.state for record in records if record.digest).most_common():
+        foremost[epoch].append((digest, count))
+    return {e: first[0] for e, (first, *others) in foremost.items() if not others or first[1] > others[0][1]}

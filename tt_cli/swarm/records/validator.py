@@ -17,7 +17,6 @@ from hivemind.dht.crypto import RSASignatureValidator
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer
-from pydantic import ValidationError
 
 from tt_cli.identity.passes import InvalidPass, read_notice
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
@@ -26,6 +25,7 @@ from tt_cli.swarm.membership.dht_auth import MAX_LIFE
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord, history_key, peers_key
 
+BROKEN = msgpack.UnpackException, ValueError, TypeError, RecursionError  # what reading bytes of others may raise
 MAX_RECORD = 2**14  # bytes of one record, with its signature
 MAX_OWNER = 2**11  # of the key in a subkey
 MAX_SPREAD_NOTICE = 2**16  # of a notice that passes from peer to peer
@@ -52,10 +52,7 @@ class RecordValidator(RecordValidatorBase):
                 return self._is_notice(record)
             model = self._models.get(record.key)
             return model is not None and self._is_owners(record, model)
-        except (
-            *(ValidationError, InvalidPass, NotAdmitted, UnsupportedAlgorithm),
-            *(msgpack.UnpackException, ValueError, TypeError, RecursionError),
-        ):
+        except (*BROKEN, InvalidPass, NotAdmitted, UnsupportedAlgorithm):
             return False
 
     def _is_owners(self, record: DHTRecord, model: type[PeerRecord] | type[HistoryRecord]) -> bool:

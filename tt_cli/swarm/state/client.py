@@ -13,7 +13,7 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -85,7 +85,8 @@ class DonorStream:
 async def stream_to(p2p: P2P, namespace: str, donor: str) -> AsyncIterator[DonorStream]:
     """A stream to a donor, by its peer id, through this libp2p node. namespace: the run's identity."""
     handler = StateServer._get_handle_name(namespace, StateServer.rpc_state_chunks.__name__)
-    _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(donor), handler)
+    async with asyncio.timeout(HEAD_SECONDS):
+        _, reader, writer = await p2p.call_binary_stream_handler(PeerID.from_base58(donor), handler)
     with closing(writer):
         yield DonorStream(reader, writer)
 
@@ -307,9 +308,8 @@ class StateClient:
 
     async def _take_from(self, donor: str) -> None:
         wanted = self._target.tree.digest if self._target is not None else self._signatures.view.digest
-        async with AsyncExitStack() as open_until_the_end:
+        async with self._connect(donor) as stream:
             async with asyncio.timeout(HEAD_SECONDS):
-                stream = await open_until_the_end.enter_async_context(self._connect(donor))
                 await stream.ask(request_of(wanted, []))
                 head = await stream.answer()
             tree = await self._manifest_in(head)

@@ -14,7 +14,7 @@ SIGNATURE_LOOKS, SIGNATURE_SECONDS = 6, 0.5
 
 
 class TrustedDigests:
-    """Digests that members signed, as of all looks at their records so far; they may step on while a state is taken.
+    """They may step on while a state is taken, so what was signed is remembered.
 
     read: the newest record of each peer; it may block. own: the peer id that does not count.
     """
