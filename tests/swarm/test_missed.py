@@ -152,7 +152,7 @@ def test_averages_are_kept_while_somebody_asks_for_them(monkeypatch: pytest.Monk
     round_of(2)
     assert kept.find("1_aa") is None  # nobody had asked
     second = kept.find("2_aa")
-    assert second is not None and second.get(0)[0] == 2 and len(second.encoded) == len(store.parts)
+    assert second is not None and second.get(0)[0] == 2 and len(second.parts) == len(store.parts)
     round_of(3)
     round_of(4)
     assert [kept.find(f"{number}_aa") is not None for number in (2, 3, 4)] == [False, True, True]

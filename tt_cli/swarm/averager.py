@@ -35,7 +35,7 @@ from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import centered_clip
 from tt_cli.swarm.allreduce.allreduce import AllReduce
-from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverage, KeptAverages
+from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
 from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, Signer
 from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole
@@ -383,7 +383,7 @@ class Averager(StateBridge, DecentralizedAverager):
     ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
         """Parts of an average, as they travelled: of a round that is being settled, or of one of the last steps."""
         key, parts = wire.PARTS_REQUEST.read(request)
-        average: AverageBuffer | KeptAverage | None = self.store
+        average: AverageBuffer | None = self.store
         if isinstance(key, str):
             average, holds = self._averages.find(key), lambda: True
         elif key in self._rounds and context.remote_id in self._rounds[key].members:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from tt_cli.errors import TTError
@@ -21,6 +20,7 @@ from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.network.failures import classify
 from tt_cli.swarm.records.publisher import SwarmState
+from tt_cli.swarm.reporting.throughput import Throughput
 from tt_cli.swarm.shared_state import LockedState, RolledBack, StateLoader, Tree
 from tt_cli.swarm.state.bridge import Chunks, NoState
 from tt_cli.swarm.step_replay import StepReplay
@@ -161,16 +161,12 @@ class DownloadProgress:
 
     def __init__(self, emit: Emit, give_up: threading.Event):
         self._emit, self._give_up = emit, give_up
-        self._seen: deque[tuple[float, int]] = deque([(time.monotonic(), 0)])
+        self._throughput = Throughput(time.monotonic, RATE_SECONDS)
 
     def __call__(self, received: int, total: int, donors: int) -> None:
         if self._give_up.is_set():
             raise NoState("nothing came for long: given up")
-        now = time.monotonic()
-        while len(self._seen) > 1 and self._seen[0][0] < now - RATE_SECONDS:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        self._seen.append((now, received))
-        rate = max(0, received - before) / max(now - then, 1e-3)
+        self._throughput.add(received - self._throughput.total)
+        rate = self._throughput.per_second()
         eta = (total - received) / rate if rate else None
         self._emit(Download(received, total, donors, bytes_per_second=rate, eta=eta))

@@ -57,9 +57,8 @@ IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on whi
 
 @dataclass(frozen=True)
 class NetworkAccess:
-    """The way of one peer to the swarm.
+    """The way of one peer to the swarm: its node, which stays the caller's, its key, and caps on its traffic.
 
-    dht: its node, which stays the caller's. identity: its key. line: caps on its traffic, if there are any.
     initial_peers: those it joined through.
     """
 

@@ -15,9 +15,7 @@ FIRST_LEAD_SECONDS, SPARE_SECONDS = 2.0, 1.0
 
 
 class Matchmaker:
-    """Seeks the groups of one trainer's rounds; for the thread that makes them.
-
-    longest: seconds that hivemind's matchmaking waits for members, the run's `matchmaking_time`.
+    """Seeks the groups of one trainer's rounds; for the thread that makes them. longest: the run's `matchmaking_time`.
 
     lead: seconds before a round from which its group is sought: what the last ones took, and some to spare.
     """

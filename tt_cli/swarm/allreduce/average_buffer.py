@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import time
-from dataclasses import dataclass
 
 from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, Partition, TensorPart
@@ -51,29 +51,13 @@ class AverageBuffer:
         return 1.0 - sum(self.parts[index].elements for index in self.missing()) / max(1, self.layout.size)
 
 
-@dataclass(frozen=True)
-class KeptAverage:
-    """A copy of a whole average: its parts, their hashes and bytes."""
-
-    parts: tuple[TensorPart, ...]
-    hashes: list[bytes]
-    encoded: list[bytes]
-
-    def get(self, index: int) -> bytes:
-        """The bytes of one part."""
-        return self.encoded[index]
-
-
 class KeptAverages:
-    """Copies of the newest averages that led to a step, made only while somebody catches up.
-
-    Who takes a state over on a slow line needs the average of a step longer than the next round leaves it in the store.
-    """
+    """Copies of the newest averages that led to a step, made only while somebody catches up: the store has the next."""
 
     def __init__(self, store: AverageBuffer):
-        self._store, self._asked = store, -float("inf")
+        self._store, self._asked = store, -math.inf
         self._newest: tuple[str, list[bytes]] = ("", [])
-        self._kept: dict[str, KeptAverage] = {}
+        self._kept: dict[str, AverageBuffer] = {}
 
     def committed(self, state_key: str) -> None:
         """The store holds the average with which members step from this state."""
@@ -83,7 +67,7 @@ class KeptAverages:
         else:
             self._kept.clear()
 
-    def find(self, state_key: str) -> KeptAverage | None:
+    def find(self, state_key: str) -> AverageBuffer | None:
         """The average with which members stepped from this state, if it is still here. More are kept from now on."""
         self._asked = time.monotonic()
         if state_key not in self._kept and state_key == self._newest[0]:
@@ -93,8 +77,9 @@ class KeptAverages:
     def _copy(self) -> None:
         key, hashes = self._newest
         if self._store.hashes is hashes:  # no other round has begun since
-            pieces = [self._store.get(index) for index in range(len(hashes))]
-            self._kept[key] = KeptAverage(self._store.parts, list(hashes), pieces)
+            self._kept[key] = average = AverageBuffer(self._store.layout, self._store.codec)
+            average.buffer.load(self._store.buffer.dump())
+            average.parts, average.hashes = self._store.parts, list(hashes)
             for old in list(self._kept)[:-KEPT_AVERAGES]:
                 del self._kept[old]
 

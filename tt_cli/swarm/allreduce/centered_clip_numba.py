@@ -66,33 +66,28 @@ def _median(rows, votes, pairs, out):  # type: ignore[no-untyped-def]
             out[start + k] = ((floats[0] + np.float32(0)) + (floats[1] + np.float32(0))) * np.float32(0.5)
 
 
-@njit(types.void(VALUES, VALUES, LANE), **OPTIONS)
-def _add_squares(row, centre, lanes):  # type: ignore[no-untyped-def]
+@njit(types.void(VALUES, VALUES, types.boolean, LANE), **OPTIONS)
+def _add(row, centre, squared, lanes):  # type: ignore[no-untyped-def]
     for start in range(0, len(row), LANES):
         size = min(LANES, len(row) - start)
         here, middle = row[start : start + size], centre[start : start + size]
-        for k in range(size):
-            difference = np.float64(here[k] - middle[k])
-            lanes[k] += difference * difference
-
-
-@njit(types.void(VALUES, VALUES, LANE), **OPTIONS)
-def _add_products(row, centre, lanes):  # type: ignore[no-untyped-def]
-    for start in range(0, len(row), LANES):
-        size = min(LANES, len(row) - start)
-        here, middle = row[start : start + size], centre[start : start + size]
-        for k in range(size):
-            lanes[k] += np.float64(here[k]) * np.float64(middle[k])
+        if squared:
+            for k in range(size):
+                difference = np.float64(here[k] - middle[k])
+                lanes[k] += difference * difference
+        else:
+            for k in range(size):
+                lanes[k] += np.float64(here[k]) * np.float64(middle[k])
 
 
 @njit(types.void(ROWS, VALUES, SUMS, SUMS), **OPTIONS)
 def _add_sums(rows, centre, squares, products):  # type: ignore[no-untyped-def]
     for i in range(len(rows)):
-        _add_squares(rows[i], centre, squares[i])
+        _add(rows[i], centre, True, squares[i])
         if len(products):
-            _add_products(rows[i], centre, products[i])
+            _add(rows[i], centre, False, products[i])
     if len(products):
-        _add_products(centre, centre, products[len(rows)])
+        _add(centre, centre, False, products[len(rows)])
 
 
 class NumbaClip:

@@ -16,7 +16,7 @@ from hivemind.proto import runtime_pb2
 from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, KeptAverage, part_hash
+from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, part_hash
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.compression.gradient_buffer import TensorPart
 
@@ -27,7 +27,7 @@ def request(key: bytes | str, parts: Iterable[int] | None) -> runtime_pb2.Expert
 
 
 async def answer(
-    store: AverageBuffer | KeptAverage, parts: Iterable[int] | None, holds: Callable[[], bool]
+    store: AverageBuffer, parts: Iterable[int] | None, holds: Callable[[], bool]
 ) -> AsyncIterator[runtime_pb2.ExpertInfo]:
     """The messages that a member sends. They end early when `holds` says that the store went on to another round."""
     hashes = store.hashes

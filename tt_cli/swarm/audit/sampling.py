@@ -46,33 +46,33 @@ class AuditSampler:
             return secrets.choice(doubtful)
         if secrets.randbelow(10**6) >= chance * 10**6:
             return None
-        return secrets.choice(
-            [(reducer, place) for reducer in others for place in range(len(allreduce.parts_of(reducer)))]
-        )
+        places = [(reducer, place) for reducer in others for place in range(len(allreduce.parts_of(reducer)))]
+        return secrets.choice(places)
 
 
 def _chance(allreduce: AllReduce) -> float:
-    cost = len(allreduce.members) * allreduce.store.buffer.nbytes / len(allreduce.parts)
-    return max(LEAST, SHARE * 2 * allreduce.store.buffer.nbytes / cost)
+    """An audit moves one part of each member, a round all parts both ways."""
+    return max(LEAST, SHARE * 2 * len(allreduce.parts) / len(allreduce.members))
 
 
 def unlike(allreduce: AllReduce, others: Sequence[PeerID]) -> list[Place]:
     """Suspicious parts: of one of each reducer, those less than half as like this peer's gradient as the middle one."""
     if allreduce.weight <= 0.0:
         return []
-    compared = list(others)
-    secrets.SystemRandom().shuffle(compared)
-    places = [(reducer, secrets.randbelow(len(allreduce.parts_of(reducer)))) for reducer in compared[:MOST_COMPARED]]
-    indexes = {(reducer, place): allreduce.parts_of(reducer)[place] for reducer, place in places}
-    places = [place for place in places if allreduce.parts[indexes[place]].elements >= LEAST_ELEMENTS]
-    if len(places) < FEWEST_COMPARED:
+    compared: dict[Place, int] = {}
+    for reducer in secrets.SystemRandom().sample(others, min(len(others), MOST_COMPARED)):
+        indexes = allreduce.parts_of(reducer)
+        place = secrets.randbelow(len(indexes))
+        if allreduce.parts[indexes[place]].elements >= LEAST_ELEMENTS:
+            compared[reducer, place] = indexes[place]
+    if len(compared) < FEWEST_COMPARED:
         return []
-    likeness = [_likeness(allreduce, indexes[place]) for place in places]
-    middle = statistics.median(likeness)
-    smallest = min(allreduce.parts[indexes[place]].elements for place in places)
+    likeness = {place: _likeness(allreduce, index) for place, index in compared.items()}
+    middle = statistics.median(likeness.values())
+    smallest = min(allreduce.parts[index].elements for index in compared.values())
     if middle < CLEAR / math.sqrt(smallest):  # this peer's own gradient cannot be made out
         return []
-    return [place for place, found in zip(places, likeness, strict=True) if found < middle / 2]
+    return [place for place, cosine in likeness.items() if cosine < middle / 2]
 
 
 def _likeness(allreduce: AllReduce, index: int) -> float:

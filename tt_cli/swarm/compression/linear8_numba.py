@@ -60,8 +60,8 @@ def _encode(values, out):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(types.void(RECEIVED, VALUES), **OPTIONS)
-def _decode(received, out):  # type: ignore[no-untyped-def]
+@njit(types.void(RECEIVED, VALUES, types.boolean, types.float32), **OPTIONS)
+def _decode(received, out, adding, weight):  # type: ignore[no-untyped-def]
     count = (out.size + BLOCK - 1) // BLOCK
     one = np.empty(1, np.int32)
     for block in range(count):
@@ -70,24 +70,13 @@ def _decode(received, out):  # type: ignore[no-untyped-def]
         one[0] = np.int32(received[2 * block]) << np.int32(16) | np.int32(received[2 * block + 1]) << np.int32(24)
         scale = one.view(np.float32)[0]
         coded = received[2 * count + start : 2 * count + start + size]
-        decoded = out[start : start + size]
-        for i in range(size):
-            decoded[i] = np.float32(np.int8(coded[i])) * scale
-
-
-@njit(types.void(RECEIVED, VALUES, types.float32), **OPTIONS)
-def _add(received, accumulator, weight):  # type: ignore[no-untyped-def]
-    count = (accumulator.size + BLOCK - 1) // BLOCK
-    one = np.empty(1, np.int32)
-    for block in range(count):
-        start = block * BLOCK
-        size = min(BLOCK, accumulator.size - start)
-        one[0] = np.int32(received[2 * block]) << np.int32(16) | np.int32(received[2 * block + 1]) << np.int32(24)
-        scale = one.view(np.float32)[0]
-        coded = received[2 * count + start : 2 * count + start + size]
-        total = accumulator[start : start + size]
-        for i in range(size):
-            total[i] = total[i] + (np.float32(np.int8(coded[i])) * scale) * weight
+        here = out[start : start + size]
+        if adding:
+            for i in range(size):
+                here[i] = here[i] + (np.float32(np.int8(coded[i])) * scale) * weight
+        else:
+            for i in range(size):
+                here[i] = np.float32(np.int8(coded[i])) * scale
 
 
 class NumbaLinear8:
@@ -97,7 +86,7 @@ class NumbaLinear8:
         return bool(_encode(values.numpy(), out))
 
     def decode(self, coded: np.ndarray, out: torch.Tensor) -> None:
-        _decode(coded, out.numpy())
+        _decode(coded, out.numpy(), False, np.float32(0))
 
     def add(self, coded: np.ndarray, accumulator: torch.Tensor, weight: np.float32) -> None:
-        _add(coded, accumulator.numpy(), weight)
+        _decode(coded, accumulator.numpy(), True, weight)

@@ -1,4 +1,4 @@
-"""Samples per second of this peer, over the last half minute."""
+"""What is done in a second, over a window of time."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ WINDOW_SECONDS = 30.0
 
 
 class Throughput:
-    """A moving mean that follows pauses: time without samples lowers it. For any thread. total: of all samples."""
+    """A moving mean of samples, or of bytes, that follows pauses. For any thread. total: of all that was counted."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, clock: Callable[[], float] = time.monotonic, window: float = WINDOW_SECONDS) -> None:
+        self._clock, self._window = clock, window
         self._lock = threading.Lock()
         self._counts: deque[tuple[float, int]] = deque()
         self._started = clock()
         self.total = 0
 
-    def add(self, samples: int) -> None:
-        """Count samples that have just been computed."""
+    def add(self, count: int) -> None:
+        """Count what has just been done."""
         with self._lock:
-            self._counts.append((self._clock(), samples))
-            self.total += samples
+            self._counts.append((self._clock(), count))
+            self.total += count
 
     def per_second(self) -> float:
-        """Samples per second over the window, or since the start when that is shorter."""
+        """Over the window, or since the start when that is shorter."""
         now = self._clock()
         with self._lock:
-            while self._counts and self._counts[0][0] < now - WINDOW_SECONDS:
+            while self._counts and self._counts[0][0] <= now - self._window:
                 self._counts.popleft()
-            samples = sum(count for _, count in self._counts)
-        seconds = min(WINDOW_SECONDS, now - self._started)
-        return samples / seconds if seconds > 0 else 0.0
+            done = sum(count for _, count in self._counts)
+        seconds = min(self._window, now - self._started)
+        return done / seconds if seconds > 0 else 0.0
