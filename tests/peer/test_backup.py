@@ -10,6 +10,7 @@ from peer.states import small_run, trained
 
 from tt_cli.checkpoint.checkpoint_files import load, save
 from tt_cli.checkpoint.training_state import TrainingState
+from tt_cli.identity.passes import RollBack
 from tt_cli.peer import backup as room
 from tt_cli.peer.backup import BACKUP_SECONDS, Backups
 from tt_cli.run import folders
@@ -161,7 +162,7 @@ def test_a_damaged_note_of_the_seed_is_no_great_loss(backups: Backups, damage: b
 def test_going_back_sets_later_backups_aside_and_writes_new_ones(backups: Backups, told: list[Event]) -> None:
     for step in (3, 5):
         backups.write(state(step), wait=True)
-    backups.go_back(3, 1)
+    backups.go_back(RollBack(3, "aa", "", order=1))
     assert [event.message for event in told if isinstance(event, Log)] == [
         "set aside as step-00000005.safetensors.before-order-1: the organiser took the run back to step 3"
     ]

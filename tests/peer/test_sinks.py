@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tt_cli.cli.main import main
 from tt_cli.errors import UsageError
-from tt_cli.peer.sinks import Logged, Sink, check_sink, open_sink
+from tt_cli.peer.sinks import Sink, check_sink, logged, open_sink
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Event, Log, Progress, Round, Step
 
@@ -37,12 +37,12 @@ def step(epoch: int, loss: float | None) -> Step:
 
 def test_each_step_is_in_tensorboards_files(tmp_path: Path) -> None:
     shown = Shown()
-    with Logged(shown.show, open_sink(f"tensorboard:{tmp_path / 'logs'}", load_run("emoji"))) as logged:
-        logged.show(step(1, 6.5))
-        logged.show(Progress(1, 8, 64, 3, 4, 10.0, 30.0, 0.33, 2.0, 6.4, 1000, 2000))
-        logged.show(Round(2, "committed", "made", ["a"], 1.0, 64, {"averaging": 1.5, "step": 0.5}))
-        logged.show(step(2, 6.25))
-        logged.show(step(3, None))
+    with logged(shown.show, open_sink(f"tensorboard:{tmp_path / 'logs'}", load_run("emoji"))) as show:
+        show(step(1, 6.5))
+        show(Progress(1, 8, 64, 3, 4, 10.0, 30.0, 0.33, 2.0, 6.4, 1000, 2000))
+        show(Round(2, "committed", "made", ["a"], 1.0, 64, {"averaging": 1.5, "step": 0.5}))
+        show(step(2, 6.25))
+        show(step(3, None))
     assert len(shown.events) == 5
     found = EventAccumulator(str(tmp_path / "logs")).Reload()
     assert [(one.step, one.value) for one in found.Scalars("loss")] == [(1, 6.5), (2, 6.25)]
@@ -52,8 +52,8 @@ def test_each_step_is_in_tensorboards_files(tmp_path: Path) -> None:
 
 def test_by_default_they_lie_in_the_runs_folder(tt_home: Path) -> None:
     run = load_run("emoji")
-    with Logged(Shown().show, open_sink("tensorboard", run)) as logged:
-        logged.show(step(1, 6.5))
+    with logged(Shown().show, open_sink("tensorboard", run)) as show:
+        show(step(1, 6.5))
     assert list((tt_home / "runs" / run.identity / "tensorboard").glob("events.out.*"))
 
 
@@ -70,11 +70,11 @@ def broken() -> Iterator[Sink]:
 
 def test_a_sink_that_fails_is_told_once_and_training_goes_on() -> None:
     shown = Shown()
-    with Logged(shown.show, broken) as logged:
-        logged.show(step(1, 6.5))
+    with logged(shown.show, broken) as show:
+        show(step(1, 6.5))
         assert shown.news.wait(240)
         for epoch in range(2, 3000):
-            logged.show(step(epoch, 6.5))
+            show(step(epoch, 6.5))
     told = [event.message for event in shown.events if isinstance(event, Log)]
     assert told == ["logging has ended, training goes on: [Errno 28] No space left on device"]
 
@@ -84,9 +84,9 @@ def test_a_sink_that_hangs_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> 
     never = threading.Event()
 
     shown = Shown()
-    with Logged(shown.show, lambda: nullcontext(lambda step, values: never.wait())) as logged:
+    with logged(shown.show, lambda: nullcontext(lambda step, values: never.wait())) as show:
         for epoch in range(3000):
-            logged.show(step(epoch, 6.5))
+            show(step(epoch, 6.5))
     assert len(shown.events) == 3000
     never.set()
 

@@ -102,7 +102,7 @@ def join(
     from tt_cli.errors import UsageError
     from tt_cli.memory import parse_size
     from tt_cli.peer.join_settings import JoinSettings, read_settings, settings_file
-    from tt_cli.peer.sinks import Logged, open_sink
+    from tt_cli.peer.sinks import logged, open_sink
     from tt_cli.run import folders, load_run
     from tt_cli.run.initial_peers import initial_peers
     from tt_cli.supervisor.control import Control
@@ -158,7 +158,7 @@ def join(
         Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
         Screen(f"tt join {run}", config.identity, config.schedule.total_steps, plain=plain, json=json) as screen,
         PeerAdmission(config, identity_name(slot), screen.tell, send_token=send_token) as admitted,
-        nullcontext(screen) if curves is None else Logged(screen.show, curves) as shown,
+        nullcontext(screen.show) if curves is None else logged(screen.show, curves) as show,
     ):
-        supervise(start, shown.show, control)
+        supervise(start, show, control)
         admitted.check()

@@ -15,6 +15,7 @@ from typing import Any
 from tt_cli.checkpoint.checkpoint_files import newest, save, set_aside_after, write
 from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.errors import TTError
+from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Log, Saved
 
@@ -60,13 +61,14 @@ class Backups:
         self._written_step = backup[1].step
         return backup[1]
 
-    def go_back(self, step: int, order: int) -> None:
+    def go_back(self, order: RollBack) -> None:
         """Later steps are no longer the run's: set their backups aside. Raises TTError."""
         if self._writer is not None:
             self._writer.join()
-        for path in set_aside_after(self._folder, step, f"before-order-{order}"):
-            self._emit(Log(f"set aside as {path.name}: the organiser took the run back to step {step}", "warning"))
-        self._written_step = min(self._written_step, step)
+        why = f"the organiser took the run back to step {order.step}"
+        for path in set_aside_after(self._folder, order.step, f"before-order-{order.order}"):
+            self._emit(Log(f"set aside as {path.name}: {why}", "warning"))
+        self._written_step = min(self._written_step, order.step)
 
     def due(self, step: int) -> bool:
         """True once a minute, when there is something new and the last one is written."""

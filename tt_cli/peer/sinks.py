@@ -1,7 +1,7 @@
 """Sinks for this peer's curves: TensorBoard, Weights & Biases, trackio. Off by default.
 
-    with Logged(screen.show, open_sink("tensorboard:logs", run)) as logged:
-        supervise(start, logged.show, …)
+    with logged(screen.show, open_sink("tensorboard:logs", run)) as show:
+        supervise(start, show, …)
 
 What goes wrong there never touches training: a thread of its own writes, what it cannot take
 is dropped, and the first failure is told and ends the logging.
@@ -16,10 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, redirect_stdout, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from tt_cli.errors import UsageError, first_line
 from tt_cli.run import RunConfig, folders
@@ -82,41 +82,35 @@ def _project(kind: str, project: str, run: RunConfig) -> Iterator[Sink]:
         library.finish()
 
 
-class Logged:
-    """Passes all events on to `emit`, and logs each global step. A context manager; `open` is called in its thread."""
+@contextmanager
+def logged(emit: events.Emit, open: Callable[[], AbstractContextManager[Sink]]) -> Iterator[events.Emit]:
+    """What passes all events on to `emit`, and logs each global step. It never waits for the sink, in whose own thread
+    `open` is called.
+    """
+    state, due = PeerState(run="", identity=""), queue.Queue[tuple[int, dict[str, float]] | None](MOST_DUE)
 
-    def __init__(self, emit: events.Emit, open: Callable[[], AbstractContextManager[Sink]]):
-        self._emit, self._open = emit, open
-        self._state = PeerState(run="", identity="")
-        self._due: queue.Queue[tuple[int, dict[str, float]] | None] = queue.Queue(MOST_DUE)
-        self._thread = threading.Thread(target=self._write, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def write() -> None:
         try:
-            self._due.put(None, timeout=CLOSE_SECONDS)
-        except queue.Full:
-            return
-        self._thread.join(CLOSE_SECONDS)
-
-    def show(self, event: events.Event) -> None:
-        """Take one event; never waits for the sink."""
-        self._emit(event)
-        self._state.apply(event)
-        if isinstance(event, events.Step) and self._thread.is_alive() and not self._due.full():
-            self._due.put_nowait((event.epoch, _figures(event, self._state)))
-
-    def _write(self) -> None:
-        try:
-            with self._open() as log:
-                while (figures := self._due.get()) is not None:
+            with open() as log:
+                while (figures := due.get()) is not None:
                     log(*figures)
         except Exception as error:  # three libraries, the disk and the network have no common error
-            words = f"logging has ended, training goes on: {first_line(error)}"
-            self._emit(events.Log(words, "warning"))
+            emit(events.Log(f"logging has ended, training goes on: {first_line(error)}", "warning"))
+
+    def show(event: events.Event) -> None:
+        emit(event)
+        state.apply(event)
+        if isinstance(event, events.Step) and writing.is_alive() and not due.full():
+            due.put_nowait((event.epoch, _figures(event, state)))
+
+    writing = threading.Thread(target=write, daemon=True)
+    writing.start()
+    try:
+        yield show
+    finally:
+        with suppress(queue.Full):
+            due.put(None, timeout=CLOSE_SECONDS)
+            writing.join(CLOSE_SECONDS)
 
 
 def _figures(step: events.Step, state: PeerState) -> dict[str, float]:

@@ -79,23 +79,15 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     with torch.no_grad():
         move_into_mapping(dict(model.named_parameters()))
     peer = SwarmPeer(run, opts, "trainer", model, emit)
-    backups, shared, about, folder = peer.backups, peer.shared, peer.about, peer.folder
+    backups, shared, folder = peer.backups, peer.shared, peer.folder
 
     release_freed_memory()
     emit(Phase("starting", "joining the DHT"))
-    dht, client_mode = start_reachable_dht(
-        run,
-        peer.identity,
-        emit,
-        initial_peers=opts.initial_peers,
-        listen=ListenOptions(opts.host, opts.port, opts.announce, opts.client_mode),
-    )
+    listen = ListenOptions(opts.host, opts.port, opts.announce, opts.client_mode)
+    dht, client_mode = start_reachable_dht(run, peer.identity, emit, initial_peers=opts.initial_peers, listen=listen)
     with ExitStack() as closing:
-        collaboration = closing.enter_context(
-            peer.taking_part(
-                dht, opts.initial_peers, client_mode, lambda order: backups.go_back(order.step, order.order)
-            )
-        )
+        taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back)
+        collaboration = closing.enter_context(taking_part)
         if words := collaboration.averager.slow_line():
             emit(Log(words, "warning"))
         stream = ExampleStream(
@@ -119,7 +111,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         memory = RoomMemory(run, device, room, model.activation_budget)
         size = _choose_size(run, opts, step, memory, stream, emit)
         emit(Choice("elementwise kernels", *fusion.reason()))
-        about.device, about.micro_batch = device.name, size
+        peer.about.device, peer.about.micro_batch = device.name, size
 
         emit(Phase("syncing", "looking for the swarm's state"))
 
@@ -130,13 +122,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         marker = folder / "restarted-when-stuck"
         watchdog = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, save))
         collaboration.synchronise()
-        memory_watch = MemoryWatch(
-            opts.memory,
-            memory.need(size).host,
-            folder / "restarted-for-memory",
-            emit,
-            lower=device.kind == "cpu",
-        )
+        marker, expected = folder / "restarted-for-memory", memory.need(size).host
+        memory_watch = MemoryWatch(opts.memory, expected, marker, emit, lower=device.kind == "cpu")
         try:
             with daemon_watched(dht), memory_watch:
                 _train(step, MicroBatches(step, size, emit), memory_watch, watchdog, stream, backups, orders)
