@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Event
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.supervisor.side_process import SideProcess
+from tt_cli.supervisor.worker_process import Worker
 
 HEARTBEAT_SECONDS = 30.0
 CHANGE_SECONDS = 3.0  # between two heartbeats that say different things
@@ -40,8 +42,8 @@ class Part:
         self, options: Mapping[str, Any], log: Path, show: Callable[[Event], None], database: str = ""
     ) -> SideProcess:
         """The process, to be entered. database: the history's URL, "" for the file in the run's folder."""
-        environment = {DATABASE: database, **self.environment}
-        return SideProcess(self.name, self.module, dict(options), log, show, needed=False, environment=environment)
+        start = partial(Worker, self.module, dict(options), log, {DATABASE: database, **self.environment})
+        return SideProcess(self.name, start, show, needed=False)
 
 
 WEB_PAGE = Part("the web page", "tt_cli.auxiliary.web_process")

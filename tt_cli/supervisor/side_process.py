@@ -5,11 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from tt_cli.errors import TTError
-from tt_cli.supervisor.events import Event, Failure, Log
+from tt_cli.supervisor.events import Emit, Failure, Log
 from tt_cli.supervisor.worker_process import Worker
 
 AGAIN_SECONDS = (1.0, 5.0, 30.0)
@@ -21,23 +20,11 @@ class SideProcess:
     """A context manager. name: begins what is told of it, as in "the authority ended".
 
     needed: entering waits until it works, or raises TTError that says why it does not; otherwise that is told, and it
-    is tried again for as long as the part lives. Later ends are told and mended in both cases. module, options, log,
-    environment: see Worker.
+    is tried again for as long as the part lives. Later ends are told and mended in both cases.
     """
 
-    def __init__(
-        self,
-        name: str,
-        module: str,
-        options: dict[str, Any],
-        log: Path,
-        show: Callable[[Event], None],
-        *,
-        needed: bool,
-        environment: dict[str, str] | None = None,
-    ):
-        self._name, self._module, self._options, self._log, self._show = name, module, options, log, show
-        self._needed, self._environment = needed, environment
+    def __init__(self, name: str, start: Callable[[], Worker], show: Emit, *, needed: bool):
+        self._name, self._start, self._show, self._needed = name, start, show, needed
         self._over, self._first = threading.Event(), threading.Event()
         self._failed: TTError | None = None
         self._worker: Worker | None = None
@@ -62,8 +49,8 @@ class SideProcess:
     def leave(self) -> None:
         """End for good, cleanly and soon; from any thread."""
         self._over.set()
-        if (worker := self._worker) is not None:
-            worker.leave()
+        if self._worker is not None:
+            self._worker.leave()
 
     def _keep(self) -> None:
         failures = 0
@@ -92,7 +79,7 @@ class SideProcess:
     def _run(self) -> tuple[str, int]:
         """Follow one worker to its end. Returns why it ended, and with which exit code."""
         try:
-            worker = self._worker = Worker(self._module, self._options, self._log, self._environment)
+            worker = self._worker = self._start()
         except TTError as error:
             return str(error), error.exit_code
         for event in worker.events():
