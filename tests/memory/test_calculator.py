@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture, tensors
-from tt_cli.memory.calculator import flops_per_example, reckon, smallest_change, state_bytes
+from tt_cli.memory.calculator import flops_per_example, gradient_bytes, reckon, smallest_change, state_bytes
 from tt_cli.memory.gpus import GPUS, device_room
-from tt_cli.memory.known_subject import Known
 from tt_cli.memory.options import CalculatorOptions
 from tt_cli.memory.question import CalculatorQuestion, largest_that_fits
 from tt_cli.memory.report import report
@@ -157,11 +156,11 @@ def test_passes_take_what_torch_allocates(name: str, precision: str, layers: str
 def test_network_and_compute() -> None:
     asked = CalculatorOptions()
     count = sum(tensor.count for tensor in tensors(GPT2))
-    subject = Known(GPT2, asked, {}, None)
-    assert subject.network(2) == pytest.approx(count, rel=0.01)
-    assert subject.network(16) == pytest.approx(2 * count * 15 / 16, rel=0.01)
-    assert replace(subject, options=replace(asked, compression="fp16")).network(2) == 2 * count
-    assert replace(subject, options=replace(asked, compression=None)).network(9) == subject.network(1) == 0
+    assert gradient_bytes(GPT2, asked) == pytest.approx(count, rel=0.01)
+    assert gradient_bytes(GPT2, replace(asked, compression="fp16")) == 2 * count
+    assert gradient_bytes(GPT2, replace(asked, compression=None)) == 0
+    sent = [report(CalculatorQuestion("gpt2-large", peers=n)).network["bytes_each_way"] for n in (1, 2, 16)]
+    assert sent == [0, gradient_bytes(GPT2, asked), 2 * gradient_bytes(GPT2, asked) * 15 // 16]
     flops = flops_per_example(GPT2, asked)
     # 6 per parameter and token (Kaplan et al. 2020), and 12 L n^2 d for attention
     assert flops == pytest.approx(6 * count * 1024 + 12 * 36 * 1024**2 * 1280, rel=0.01)

@@ -14,7 +14,8 @@ from tt_cli.memory.architectures import ARCHITECTURES
 from tt_cli.memory.byte_sizes import GIB, parse_size
 from tt_cli.memory.gpus import GPUS, USABLE, UTILISATION
 from tt_cli.memory.known_subject import Known
-from tt_cli.memory.question import CalculatorQuestion, Subject
+from tt_cli.memory.question import CalculatorQuestion
+from tt_cli.memory.report import Subject
 from tt_cli.memory.run_subject import OfRun
 from tt_cli.run import RunConfig
 

@@ -8,11 +8,11 @@ from typing import Any
 from tt_cli.memory.architectures import Architecture, architecture
 from tt_cli.memory.calculator import Answer, flops_per_example, gradient_bytes, reckon, smallest_change
 from tt_cli.memory.options import Attention, CalculatorOptions
-from tt_cli.memory.question import EXAMPLES, CalculatorQuestion, Subject
+from tt_cli.memory.question import EXAMPLES, CalculatorQuestion
 
 
 @dataclass
-class Known(Subject):
+class Known:
     """An architecture with the options that it is asked about."""
 
     model: Architecture
@@ -56,16 +56,19 @@ class Known(Subject):
 
     @property
     def title(self) -> str:
+        """The name for people."""
         return self.model.title
 
     def answer(self, micro_batch: int) -> Answer:
+        """The account with so many examples at a time."""
         return reckon(self.model, replace(self.options, micro_batch=micro_batch))
 
     def change(self, micro_batch: int, room: int) -> list[str] | None:
+        """The smallest change that makes it fit; None where none does."""
         change = smallest_change(self.model, replace(self.options, micro_batch=micro_batch), room)
         return None if change is None else change[0]
 
-    def compared(self) -> list[tuple[str, Subject]]:
+    def compared(self) -> list[tuple[str, Known]]:
         """One technique at a time, then those that cost no precision together."""
         plain = replace(self.options, bits=32, layers="kept", offload=False, groups=0, optimizer="adam")
         together: dict[str, Any] = {"bits": 8, "layers": "checkpointed"}
@@ -87,15 +90,19 @@ class Known(Subject):
         return [("as asked", self), *others]
 
     def gradient_bytes(self) -> int:
+        """One gradient as it travels; 0 without a swarm."""
         return gradient_bytes(self.model, self.options)
 
     def flops(self) -> int:
+        """Floating-point operations of one example."""
         return flops_per_example(self.model, self.options)
 
     def examples(self) -> tuple[int, str]:
+        """Examples of a global step, and why so many."""
         return (self.target, "as asked") if self.target else (EXAMPLES, f"{EXAMPLES}: --examples was not given")
 
     def described(self) -> dict[str, Any]:
+        """Its settings, for people and for --json."""
         options = self.options
         tied = self.model.tied if options.tied is None else options.tied
         return {

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from tt_cli.errors import UsageError
-from tt_cli.memory.calculator import Answer
 from tt_cli.memory.options import Attention, Compression, Layers, Optimizer, Precision
 from tt_cli.memory.trainer_account import Kind
 
@@ -61,53 +58,6 @@ class CalculatorQuestion:
             raise UsageError("--gpu and --cpu: training runs on one of both")
         if self.alone and self.compression is not None:
             raise UsageError("--alone leaves averaging out: --compression has no meaning with it")
-
-
-class Subject(ABC):
-    """The subject of a question: one of the architectures, or a run."""
-
-    reasons: dict[str, str]
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """The name for people."""
-
-    @abstractmethod
-    def answer(self, micro_batch: int) -> Answer:
-        """The account with so many examples at a time."""
-
-    @abstractmethod
-    def change(self, micro_batch: int, room: int) -> list[str] | None:
-        """The smallest change that makes it fit; None where none does."""
-
-    @abstractmethod
-    def compared(self) -> list[tuple[str, Subject]]:
-        """The same with other techniques, by name."""
-
-    @abstractmethod
-    def gradient_bytes(self) -> int:
-        """One gradient as it travels."""
-
-    @abstractmethod
-    def flops(self) -> int:
-        """Floating-point operations of one example."""
-
-    @abstractmethod
-    def examples(self) -> tuple[int, str]:
-        """Examples of a global step, and why so many."""
-
-    @abstractmethod
-    def described(self) -> dict[str, Any]:
-        """Its settings, for people and for --json."""
-
-    def largest(self, room: int | None) -> int | None:
-        """The most examples at a time within `room` bytes; None: of no room."""
-        return None if room is None else largest_that_fits(lambda size: self.answer(size).taken, room)
-
-    def network(self, peers: int) -> int:
-        """Bytes that a peer sends for a global step, and receives: 2 (n - 1) / n gradients (all-reduce)."""
-        return 2 * self.gradient_bytes() * (peers - 1) // peers
 
 
 def largest_that_fits(taken: Callable[[int], int], room: int) -> int:

@@ -10,10 +10,12 @@ from tt_cli.memory.byte_sizes import parse_size, shown
 from tt_cli.memory.calculator import Answer
 from tt_cli.memory.gpus import GPUS, TYPICAL, USABLE, UTILISATION, Gpu, device_room
 from tt_cli.memory.known_subject import Known
-from tt_cli.memory.question import CalculatorQuestion, Subject
+from tt_cli.memory.question import CalculatorQuestion, largest_that_fits
 from tt_cli.memory.run_subject import OfRun
 from tt_cli.memory.trainer_account import Kind
 from tt_cli.run.run_source import builtin_runs
+
+Subject = Known | OfRun
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryRepo
     question.check()
     subject = _subject(question)
     room, gpu, reasons = _room(question)
-    largest = subject.largest(room)
+    largest = _largest(subject, room)
     reasons = {**subject.reasons, **reasons}
     micro_batch = question.micro_batch or largest or 1
     if question.micro_batch is None:
@@ -85,14 +87,14 @@ def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryRepo
             "technique": name,
             "gpu_bytes": (its_answer := other.answer(micro_batch)).total("device"),
             "host_bytes": its_answer.total("host"),
-            "largest_micro_batch": other.largest(room),
+            "largest_micro_batch": _largest(other, room),
             "flops": other.flops(),
         }
         for name, other in (subject.compared() if compare else [])
     ]
     examples, reasons["examples"] = subject.examples()
     peers = 1 if question.alone else question.peers
-    size = subject.network(peers)
+    size = 2 * subject.gradient_bytes() * (peers - 1) // peers  # sent, and received (all-reduce)
     seconds = round(8 * size / (question.mbits * 1e6), 3)
     network = {"bytes_each_way": size, "peers": peers, "seconds": seconds, "mbits": question.mbits}
     compute: dict[str, Any] = {"examples": examples, "flops": subject.flops() * examples, "gpu": None, "seconds": None}
@@ -113,6 +115,10 @@ def _subject(question: CalculatorQuestion) -> Subject:
     name = question.model
     may_be_a_run = name in builtin_runs() or name.endswith(".toml") or "/" in name or name.startswith((".", "~"))
     return OfRun.asked(question) if may_be_a_run and known(name) is None else Known.asked(question)
+
+
+def _largest(subject: Subject, room: int | None) -> int | None:
+    return None if room is None else largest_that_fits(lambda size: subject.answer(size).taken, room)
 
 
 def _room(question: CalculatorQuestion) -> tuple[int | None, Gpu | None, dict[str, str]]:

@@ -7,15 +7,15 @@ from typing import Any
 
 from tt_cli.errors import UsageError
 from tt_cli.memory.calculator import Answer
-from tt_cli.memory.question import CalculatorQuestion, Subject
+from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.trainer_account import Kind, encoded_bytes, place_of, trainer_need
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig, load_run
 
 
 @dataclass
-class OfRun(Subject):
-    """A run, where it is trained and how wide its products are (bytes)."""
+class OfRun:
+    """A run, where it is trained and how wide its products are (bytes); asked as `Known` is."""
 
     run: RunConfig
     kind: Kind
@@ -84,10 +84,10 @@ class OfRun(Subject):
                 return [words]
         return None
 
-    def compared(self) -> list[tuple[str, Subject]]:
+    def compared(self) -> list[tuple[str, OfRun]]:
         """The run as it is, and without each of its techniques."""
         model, other = self.run.model, 2 if self.itemsize == 4 else 4
-        rows: list[tuple[str, Subject]] = [("as the run is", self)]
+        rows: list[tuple[str, OfRun]] = [("as the run is", self)]
         for name, key, value, differs in (
             ("no shared layers", "shared_layer_groups", model.depth, model.shared_layer_groups < model.depth - 1),
             ("not reversible (an estimate)", "reversible", False, model.reversible),

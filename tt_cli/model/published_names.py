@@ -28,6 +28,13 @@ _PREFIX = "model."
 _VAE = "vae."  # the public package saves the VQGAN along with the decoder
 _ANGLES = "transformer.pos_emb"
 _TIED = ("to_logits.1", "text_emb.linear", "image_emb.linear")
+_SHARED = {
+    "attention": {"out.weight": "to_out.0.weight", "out.bias": "to_out.0.bias", "qkv": "to_qkv.weight"},
+    "feed_forward": {
+        **{"expand.weight": "net.0.weight", "contract.weight": "net.3.weight"},
+        **{"expand.bias": "net.0.bias", "contract.bias": "net.3.bias"},
+    },
+}
 # 8192 radians times a frequency rounded to float32 is good to 5e-4; anything further off is another model.
 _ANGLE_TOLERANCE = 2e-3
 
@@ -43,26 +50,17 @@ def published_names(config: DalleConfig, *, later: bool = False) -> dict[str, li
         if not getattr(config, feature):
             raise UsageError(f"model: {feature} is false; published names exist only for models that have it")
     names: dict[str, list[str]] = {}
-    attention_path = "fn.fn.fn.fn.fn" if later else "fn.fn.fn"
-    feed_forward_path = "fn.fn.fn.fn" if later else "fn.fn.fn"
     for layer in range(config.depth):
         shared = config.weight_set(layer)
-        for index, branch in enumerate(("attention", "feed_forward")):
+        for index, (branch, wrappers) in enumerate((("attention", 5), ("feed_forward", 4))):
             if config.reversible:
                 root = f"transformer.layers.blocks.{layer}.{'fg'[index]}.net"
             else:
                 root = f"transformer.layers.layers.{layer}.{index}"
-            own = f"layers.{layer}.{branch}"
+            own, path = f"layers.{layer}.{branch}", f"{root}{'.fn' * (wrappers if later else 3)}"
             pairs = {f"{own}.scale": f"{root}.scale"}
-            for leaf in ("weight", "bias"):
-                pairs[f"{own}.norm.{leaf}"] = f"{root}.fn.norm.{leaf}"
-                if branch == "attention":
-                    pairs[f"attention.{shared}.out.{leaf}"] = f"{root}.{attention_path}.to_out.0.{leaf}"
-                else:
-                    pairs[f"feed_forward.{shared}.expand.{leaf}"] = f"{root}.{feed_forward_path}.net.0.{leaf}"
-                    pairs[f"feed_forward.{shared}.contract.{leaf}"] = f"{root}.{feed_forward_path}.net.3.{leaf}"
-            if branch == "attention":
-                pairs[f"attention.{shared}.qkv"] = f"{root}.{attention_path}.to_qkv.weight"
+            pairs |= {f"{own}.norm.{leaf}": f"{root}.fn.norm.{leaf}" for leaf in ("weight", "bias")}
+            pairs |= {f"{branch}.{shared}.{ours}": f"{path}.{theirs}" for ours, theirs in _SHARED[branch].items()}
             for ours, theirs in pairs.items():
                 names.setdefault(ours, []).append(theirs)
     for leaf in ("weight", "bias"):

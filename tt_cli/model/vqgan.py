@@ -245,16 +245,14 @@ class Encoder(nn.Module):
         widths = config.level_channels
         self.conv_in = _conv3(3, config.channels)
         self.down = nn.ModuleList()
-        before = config.channels
-        for level, width in enumerate(widths):
+        for level, before in enumerate((config.channels, *widths[:-1])):
             part = Level(config, level, before, config.num_res_blocks)
             if level < len(widths) - 1:
-                part.downsample = Downsample(width)
+                part.downsample = Downsample(widths[level])
             self.down.append(part)
-            before = width
-        self.mid = Mid(config, before)
-        self.norm_out = Norm(config, before)
-        self.conv_out = _conv3(before, config.z_channels)
+        self.mid = Mid(config, widths[-1])
+        self.norm_out = Norm(config, widths[-1])
+        self.conv_out = _conv3(widths[-1], config.z_channels)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.conv_in(x)
@@ -269,19 +267,17 @@ class Decoder(nn.Module):
     def __init__(self, config: VqganConfig) -> None:
         super().__init__()
         widths = config.level_channels
-        before = widths[-1]
-        self.conv_in = _conv3(config.z_channels, before)
-        self.mid = Mid(config, before)
-        parts: list[nn.Module] = []
-        for level in reversed(range(len(widths))):
+        self.conv_in = _conv3(config.z_channels, widths[-1])
+        self.mid = Mid(config, widths[-1])
+        parts: list[Level] = []
+        for level, before in reversed([*enumerate((*widths[1:], widths[-1]))]):
             part = Level(config, level, before, config.num_res_blocks + 1)
             if level > 0:
                 part.upsample = Upsample(widths[level])
             parts.insert(0, part)  # named by level; run from the last to the first
-            before = widths[level]
         self.up = nn.ModuleList(parts)
-        self.norm_out = Norm(config, before)
-        self.conv_out = _conv3(before, 3)
+        self.norm_out = Norm(config, widths[0])
+        self.conv_out = _conv3(widths[0], 3)
 
     def forward(self, z: Tensor) -> Tensor:
         x = self.mid(self.conv_in(z))

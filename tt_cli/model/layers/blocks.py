@@ -28,6 +28,8 @@ from tt_cli.model.layers.products import add_product_, add_sum_, linear, product
 from tt_cli.model.layers.rotary import RotaryTable, joined_heads, split_heads
 from tt_cli.model.layers.token_shift import shift_tokens, shifted, unshifted
 
+Tensors = Sequence[Tensor]
+
 _EPS = 1e-5
 
 
@@ -50,7 +52,7 @@ class AttentionBranch:
         self.rotary = rotary
 
     def __call__(
-        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, recorder: BranchRecorder | None = None
+        self, x: Tensor, weights: Tensors, dtype: torch.dtype, recorder: BranchRecorder | None = None
     ) -> Tensor:
         """x (b, n, dim); weights: norm weight and bias, scale, qkv, output weight and bias."""
         scale, qkv, out_weight, out_bias = weights[2:]
@@ -68,9 +70,7 @@ class AttentionBranch:
         """Size of what ``output`` gives to be kept."""
         return 3 * b * self.pattern.padded_length(n) * self.config.inner_dim * dtype.itemsize
 
-    def output(
-        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, *, keep: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
+    def output(self, x: Tensor, weights: Tensors, dtype: torch.dtype, *, keep: bool) -> tuple[Tensor, list[Tensor]]:
         """The branch without LayerScale, (b, n, dim) in ``dtype``; with ``keep`` what ``backward`` can use again."""
         qkv, out_weight, out_bias = weights[3:]
         rotated = self._project(_Normed.of(self.config, x, weights, dtype).h, qkv, x.shape[0])
@@ -79,14 +79,7 @@ class AttentionBranch:
         return linear(attended.flatten(0, 1), out_weight, out_bias).view(x.shape), [rotated] if keep else []
 
     def backward(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        grad: Tensor,
-        into: Sequence[Tensor],
-        kept: Sequence[Tensor] = (),
-        *,
-        want_output: bool,
+        self, x: Tensor, weights: Tensors, grad: Tensor, into: Tensors, kept: Tensors, *, want_output: bool
     ) -> tuple[Tensor, Tensor | None]:
         """d/dx from ``grad`` = d/dy; adds the weights' gradients to ``into``; the output again, if wanted.
 
@@ -136,7 +129,7 @@ class FeedForwardBranch:
         self.config = config
 
     def __call__(
-        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, recorder: BranchRecorder | None = None
+        self, x: Tensor, weights: Tensors, dtype: torch.dtype, recorder: BranchRecorder | None = None
     ) -> Tensor:
         """x (b, n, dim); weights: norm weight and bias, scale, then expansion and contraction likewise."""
         h = _norm_and_shift(self.config, x, weights, recorder)
@@ -147,9 +140,7 @@ class FeedForwardBranch:
         """Size of what ``output`` gives to be kept."""
         return 2 * b * n * self.config.ff_mult * self.config.dim * dtype.itemsize
 
-    def output(
-        self, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype, *, keep: bool = False
-    ) -> tuple[Tensor, list[Tensor]]:
+    def output(self, x: Tensor, weights: Tensors, dtype: torch.dtype, *, keep: bool) -> tuple[Tensor, list[Tensor]]:
         """The branch without LayerScale, (b, n, dim) in ``dtype``; with ``keep`` what ``backward`` can use again."""
         expand, expand_bias, contract, contract_bias = weights[3:]
         h = _Normed.of(self.config, x, weights, dtype).h
@@ -162,14 +153,7 @@ class FeedForwardBranch:
         return out.view(x.shape), kept
 
     def backward(
-        self,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        grad: Tensor,
-        into: Sequence[Tensor],
-        kept: Sequence[Tensor] = (),
-        *,
-        want_output: bool,
+        self, x: Tensor, weights: Tensors, grad: Tensor, into: Tensors, kept: Tensors, *, want_output: bool
     ) -> tuple[Tensor, Tensor | None]:
         """See AttentionBranch.backward."""
         expand, expand_bias, contract, contract_bias = weights[3:]
@@ -219,9 +203,7 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias, _EPS)
 
 
-def _norm_and_shift(
-    config: DalleConfig, x: Tensor, weights: Sequence[Tensor], recorder: BranchRecorder | None
-) -> Tensor:
+def _norm_and_shift(config: DalleConfig, x: Tensor, weights: Tensors, recorder: BranchRecorder | None) -> Tensor:
     h = layer_norm(x, weights[0], weights[1])
     if recorder is not None:
         recorder.normed(h)
@@ -236,18 +218,19 @@ class _Normed(NamedTuple):
     rstd: Tensor
 
     @classmethod
-    def of(cls, config: DalleConfig, x: Tensor, weights: Sequence[Tensor], dtype: torch.dtype) -> _Normed:
-        shift = (config.text_positions, config.image_size) if config.shift_tokens else None
-        return cls(*_normed(x, weights[0], weights[1], shift, dtype))
+    def of(cls, config: DalleConfig, x: Tensor, weights: Tensors, dtype: torch.dtype) -> _Normed:
+        return cls(
+            *_normed(
+                x,
+                weights[0],
+                weights[1],
+                (config.text_positions, config.image_size) if config.shift_tokens else None,
+                dtype,
+            )
+        )
 
     def backward(
-        self,
-        config: DalleConfig,
-        x: Tensor,
-        weights: Sequence[Tensor],
-        grad: Tensor,
-        unit: Tensor | None,
-        into: Sequence[Tensor],
+        self, config: DalleConfig, x: Tensor, weights: Tensors, grad: Tensor, unit: Tensor | None, into: Tensors
     ) -> Tensor:
         """d/dx from d/dh (b, n, dim) in units of ``unit``; adds the norm's gradients to ``into``."""
         sizes = config.text_positions, config.image_size
@@ -294,7 +277,7 @@ class _Incoming(NamedTuple):
         return cls((plain / units[0]).to(dtype), (scaled / units[1]).to(dtype), *units)
 
 
-def _add_output_gradients(into: Sequence[Tensor], grad: Tensor, own: Tensor, weights: Sequence[Tensor]) -> None:
+def _add_output_gradients(into: Tensors, grad: Tensor, own: Tensor, weights: Tensors) -> None:
     """Add the gradients of s, W and b of y = s * (W u + b), given own = (dL/dy)^T u; they are into[2], [-2], [-1]."""
     (scale, *_, weight, bias), total = weights[2:], grad.sum(dim=(0, 1))
     into[2].add_(torch.linalg.vecdot(own, weight.to(own.dtype))).add_(total * bias.to(own.dtype))

@@ -12,7 +12,6 @@ from tt_cli.model.sampling.kv_cache import Caches, slot_count
 
 if TYPE_CHECKING:
     from tt_cli.model.dalle import Dalle
-    from tt_cli.model.dalle_config import DalleConfig
 
 # float32 values that choosing a code holds for each entry of the vocabulary: the filters' sorts most of all.
 _SAMPLING_VALUES = 20
@@ -32,20 +31,10 @@ def drawing_bytes(dalle: Dalle, prompts: int, samples: int, dtype: torch.dtype) 
     kinds = {*config.attention_types, config.last_attention}
     seen = sum(config.text_positions + slot_count(config, kind) for kind in kinds)
     tables = config.image_positions * (seen * dtype.itemsize + 12 * config.dim_head + 64)
-    prefill = min(prompts, PROMPTS_AT_ONCE) * config.text_positions * _values_per_position(config) * 4
-    return caches + copies + tables + max(prefill, rows * _step_bytes(config))
-
-
-def _values_per_position(config: DalleConfig) -> int:
-    """Values that one position holds at once in a branch: residual streams and normed input, and the widest part."""
-    feed_forward = 4 * config.ff_mult * config.dim
-    attention = 9 * config.inner_dim
-    return 6 * config.dim + max(feed_forward, attention)
-
-
-def _step_bytes(config: DalleConfig) -> int:
-    """Bytes that one picture's step holds at once."""
+    # values of a position in a branch: residual streams and normed input, and the widest part
+    values = 6 * config.dim + max(4 * config.ff_mult * config.dim, 9 * config.inner_dim)
+    prefill = min(prompts, PROMPTS_AT_ONCE) * config.text_positions * values
     scores = 3 * config.heads * (config.text_positions + slot_count(config, "conv_like"))
     own_column = 2 * config.inner_dim * config.image_size
-    values = _values_per_position(config) + scores + own_column + _SAMPLING_VALUES * config.image_vocab
-    return 4 * values
+    step = rows * (values + scores + own_column + _SAMPLING_VALUES * config.image_vocab)
+    return caches + copies + tables + 4 * max(prefill, step)
