@@ -194,13 +194,7 @@ def swarm_average(
     store = AverageBuffer(layout, codec)
     store.open(layout.parts(len(order)))
 
-    def spread_of(member: int) -> float:
-        def read(index: int) -> bytes:
-            return buffers[member].read(store.parts[index].start, store.parts[index].stop)
-
-        return spread(codec, store.parts, read)
-
-    spreads = {str(member): spread_of(member) for member in order}
+    spreads = {str(member): spread(buffers[member], store.parts) for member in order}
 
     async def reduce(reducer: int) -> None:
         me = order[reducer]

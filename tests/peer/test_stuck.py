@@ -267,16 +267,16 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         peer_id="a",
         client_mode=False,
         about=About(role="trainer"),
-        paused="",
+        orders=SimpleNamespace(paused=""),
         board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab"), read_at=math.inf),
         contacts=Contacts(),
         tell=RoundLog("a", heard, lambda: view),
         averager=SimpleNamespace(pulse=[1000.0]),
         missing=lambda: [],
         rematched=[],
-        take_over=SimpleNamespace(ask_anew=lambda: None),
+        take_over=SimpleNamespace(ask_anew=threading.Event()),
     )
-    collaboration.seek_anew = lambda: collaboration.rematched.append(clock.now)
+    collaboration.seek_anew = SimpleNamespace(set=lambda: collaboration.rematched.append(clock.now))
     watch = ProgressWatchdog(load_run("emoji"), collaboration, heard, Orders(), tmp_path / "marker", lambda: None)  # type: ignore[arg-type]
 
     def look(seconds: float = 1.0) -> None:

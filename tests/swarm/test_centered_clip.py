@@ -26,7 +26,7 @@ from tt_cli.swarm.allreduce.centered_clip import (
 )
 from tt_cli.swarm.allreduce.clip_kernels import LANES, PortableClip
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import TensorPart
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, Partition
 
 ELEMENTS = 3000
 BLOCKWISE = codec_of(load_run("emoji").replaced({"swarm.compression": "blockwise8"}))
@@ -228,11 +228,13 @@ def test_the_bound_of_a_norm_is_above_it_and_near(seed: int, elements: int, larg
 
 
 def test_a_spread_is_that_of_all_parts_from_a_piece_of_each() -> None:
-    parts = [TensorPart(0, 2**16, True, 0), TensorPart(2**16, 2**16 + 500, False, 0)]
-    values = [normal(1, 2**16, scale=2.0), normal(2, 500, scale=30.0)]
-    encoded = [CODEC.encode_part(each, part.large) for each, part in zip(values, parts, strict=True)]
-    exact = float(torch.cat(values).double().square().mean().sqrt())
-    assert clipping.spread(CODEC, parts, encoded.__getitem__) == pytest.approx(exact, rel=0.02)
+    values = {"large": normal(1, 2**16, scale=2.0), "small": normal(2, 500, scale=30.0)}
+    layout = Partition({name: value.shape for name, value in values.items()}, 2**16, CODEC.block)
+    buffer = GradientBuffer(layout, CODEC)
+    for name, value in values.items():
+        buffer.encode(name, value)
+    exact = float(torch.cat([*values.values()]).double().square().mean().sqrt())
+    assert clipping.spread(buffer, layout.parts(1)) == pytest.approx(exact, rel=0.02)
 
 
 def test_two_members_and_mean_runs_take_the_mean() -> None:

@@ -52,7 +52,7 @@ def test_a_step_says_with_whom() -> None:
     tell.committed(5, result("p0", "p1", "p2", "p3", "p4"), 96, SECONDS)
     assert words_of(told) == "step 5 made with ben, cleo and 2 others, 96 samples"
     tell, told = teller()
-    tell.committed(5, None, 96, SECONDS)
+    tell.committed(5, result("p0"), 96, SECONDS)
     assert words_of(told) == "step 5 made alone, 96 samples"
 
 
@@ -135,7 +135,7 @@ def test_a_member_that_is_clipped_again_and_again_is_named_and_published() -> No
     (trouble,) = [event for event in told if isinstance(event, Trouble)]
     assert "ben spoiled 3 of the last 3 rounds" in trouble.words and "clipped" in trouble.words
     assert "the organiser" in trouble.remedy
-    assert tell.published()["clipped"] == ["p1"], "cleo was clipped in few parts"
+    assert tell.clipped == ["p1"], "cleo was clipped in few parts"
     rounds = [event for event in told if isinstance(event, Round)]
     assert rounds[-1].clipped == {"p1": 0.8, "p2": 0.4}
 
@@ -144,7 +144,7 @@ def test_who_is_clipped_itself_hears_so_and_names_nobody() -> None:
     tell, told = teller("ben")
     clipped_rounds(tell, OFTEN, "p0")
     (trouble,) = [event for event in told if isinstance(event, Trouble)]
-    assert trouble.words.startswith("this peer's gradient is unlike") and tell.published()["clipped"] == []
+    assert trouble.words.startswith("this peer's gradient is unlike") and tell.clipped == []
 
 
 def test_who_is_proven_guilty_is_told_once_and_published() -> None:
@@ -153,7 +153,7 @@ def test_who_is_proven_guilty_is_told_once_and_published() -> None:
         tell.committed(epoch, result("p0", "p1", guilty=frozenset({"p1"})), 96, SECONDS)
     (trouble,) = [event for event in told if isinstance(event, Trouble)]
     assert "ben (p1) made a wrong average" in trouble.words and "accusations/" in trouble.remedy
-    assert tell.published()["accused"] == ["p1"]
+    assert tell.accused == ["p1"]
 
 
 def test_who_leaves_audits_without_answers_is_named_when_no_busy_machine_explains_it() -> None:

@@ -73,7 +73,7 @@ def test_nobody_waits_for_ever_for_one_that_stays_a_step_behind() -> None:
         behind = SwarmState.of([record("me"), record("b", epoch=4, time=1000.0 + number)])
         if late := mine.late(behind, 5):
             waits += 1
-            mine.waited_for(late)
+            mine.no_shows.strike(record.peer_id for record in late)
         mine.ended(RoundResult(complete=True, members={"me": {}}), (), behind.records, 5)
     assert waits <= 6
 
@@ -91,7 +91,7 @@ def test_who_holds_the_others_up_is_named_for_some_steps(monkeypatch: pytest.Mon
         found = mine.stepped(epoch, result, computing=10.0)
         assert bool(found) == (epoch == stragglers.OFTEN)
     assert set(found) == {"slow"} == set(mine.slow)
-    mine.stepped(epoch + stragglers.FIRST_STEPS + 1, None)
+    mine.stepped(epoch + stragglers.FIRST_STEPS + 1, RoundResult.alone("me", 80, 1.0))
     assert not mine.slow, "it may come again"
 
 

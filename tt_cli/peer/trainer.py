@@ -229,7 +229,7 @@ def _train(
     last: int | None = None  # the step to finish with
     for batch in watchdog.over(stream.batches(batches.size)):
         memory_watch.relieve(batches)
-        if orders.hold or collaboration.paused:
+        if orders.hold or collaboration.orders.paused:
             collaboration.stand_by()
             orders.leave.wait(REPORT_SECONDS)
         else:

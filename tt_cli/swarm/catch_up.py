@@ -46,11 +46,7 @@ class CatchUp:
         self._look, self._ways_back = look, ways_back
         self._peer_id, self._averager, self._state, self._emit = peer_id, averager, state, emit
         self._published, self._looked = published, -math.inf
-        self._anew = threading.Event()
-
-    def ask_anew(self) -> None:
-        """Give up the state that is on its way, if there is one, and ask for it again."""
-        self._anew.set()
+        self.ask_anew = threading.Event()  # set, to give up the state that is on its way, and ask for it again
 
     def catch_up(self, view: SwarmState, tell: Callable[[str, str], None]) -> bool:
         """One attempt to come to the view's state; False when it failed, which is told. tell: phase and reason."""
@@ -103,9 +99,9 @@ class CatchUp:
 
     def _take_state(self, wanted: Callable[[Tree], bool] = lambda tree: True) -> bool:
         started = time.monotonic()
-        self._anew.clear()
+        self.ask_anew.clear()
         try:
-            progress = DownloadProgress(self._emit, self._anew)
+            progress = DownloadProgress(self._emit, self.ask_anew)
             with StepReplay(self._averager, self._look, self._peer_id) as replay:
                 taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress)
                 with taken.chunks:

@@ -76,7 +76,8 @@ class Collaboration:
     of the run, if it publishes any.
 
     state: copy parameters and write checkpoints while it is in `use`. board: all members' records. tell: what this peer
-    does, in words. take_over: how it comes to the others' state. contacts: whom it reaches.
+    does, in words. take_over: how it comes to the others' state. contacts: whom it reaches. seek_anew: set, to give up
+    the group that is sought, and try those again who did not come or spoiled a round.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Collaboration:
         dht, identity = network.dht, network.identity
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, dht.client_mode
-        self._orders, self.state = orders, LockedState(shared)
+        self.orders, self.state = orders, LockedState(shared)
         self._target, self._delayed = run.swarm.target_batch_size, run.optimizer.delayed
 
         self._throughput = Throughput()
@@ -103,7 +104,7 @@ class Collaboration:
         self._changed = threading.Condition()
         self._closing = False
         self._broken: BaseException | None = None
-        self._seek_anew = threading.Event()
+        self.seek_anew = threading.Event()
 
         shapes = shared.shapes()
         self._accumulator = Accumulator(list(shapes))
@@ -140,7 +141,7 @@ class Collaboration:
         self._publish()  # before looking: of two peers that start together at least one sees the other
         self.board.start()
         view = self.board.fresh_view()
-        while (order := self._orders.due) and not self._closing:
+        while (order := self.orders.due) and not self._closing:
             self._go_back(order)
         if self.take_over.begin(view, self.tell.phase):
             self._publish()
@@ -186,15 +187,10 @@ class Collaboration:
         """
         if self._broken is not None:
             raise self._broken
-        if self.paused:
+        if self.orders.paused:
             self._stood_by = True
-            self.tell.phase("waiting", self.paused)
+            self.tell.phase("waiting", self.orders.paused)
         self._publish()
-
-    @property
-    def paused(self) -> str:
-        """Words about why the organiser has paused the run; "" while it goes on."""
-        return self._orders.paused
 
     def report(self) -> None:
         """Emit the progress towards the next step; the training loop calls it about once a second."""
@@ -227,10 +223,6 @@ class Collaboration:
         here = {record.peer_id for record in self.board.view.members(*self.state.position)}
         return sorted(map(self.tell.name, self._selector.other_trainers(self.epoch) - here))
 
-    def seek_anew(self) -> None:
-        """Give up the group that is sought, and try those again who did not come or spoiled a round."""
-        self._seek_anew.set()
-
     def close(self) -> None:
         """Leave: withdraw the record, end the averager's process. The others do not wait for this peer."""
         self._closing = True
@@ -258,12 +250,14 @@ class Collaboration:
                 micro_batch=self.about.micro_batch,
                 loss=shown.mean_loss(),
                 figures=shown.mean_figures(),
-                **self.tell.published(),
+                round=self.tell.last_round[:80],
+                clipped=self.tell.clipped,
+                accused=self.tell.accused,
                 slow=list(self._selector.slow)[:PUBLISHED],
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 resynced_chunks=self.state.resynced,
-                era=self._orders.era,
+                era=self.orders.era,
                 time=get_dht_time(),
             )
         )
@@ -283,17 +277,19 @@ class Collaboration:
 
     def _overtaken(self) -> bool:
         """True when what this peer is about to do is in vain: others did it, or the organiser takes the run back."""
-        return self._behind(self.board.view) or self._orders.due is not None
+        return self._behind(self.board.view) or self.orders.due is not None
 
     def _plan(self, view: SwarmState) -> RoundPlan:
-        if self._seek_anew.is_set():
-            self._seek_anew.clear()
+        if self.seek_anew.is_set():
+            self.seek_anew.clear()
             self._matchmaker.drop()
             self._selector.forgive()
         return self._selector.plan(view, *self.state.position)
 
-    def _wait(self, seconds: float = LOOK_SECONDS) -> None:
-        """Until something changed, or for so long."""
+    def _wait(self, seconds: float = LOOK_SECONDS, missing: str = "") -> None:
+        """Until something changed, or for so long. missing: words about what is waited for."""
+        if missing:
+            self.tell.phase("waiting", missing)
         with self._changed:
             self._changed.wait(seconds)
 
@@ -308,7 +304,7 @@ class Collaboration:
         try:
             while not self._closing:
                 view = self.board.view
-                if order := self._orders.due:
+                if order := self.orders.due:
                     self._go_back(order)
                 elif self._behind(view):
                     self._catch_up(self.board.fresh_view())
@@ -330,39 +326,36 @@ class Collaboration:
         """Average what was accumulated and step; repeat until committed, or until the others are ahead."""
         started = time.monotonic()
         self._hold()
-        held = time.monotonic() - started
+        encoding = time.monotonic() - started
         view = self.board.view if self._matchmaker.standing else self._wait_for_late(started)
-        while not self._closing and self._orders.due is None:
+        while not self._closing and self.orders.due is None:
             if self._behind(view):
                 self._matchmaker.drop()
                 self.tell.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
                 self._accumulator.give_back(self.averager.local)
                 return
-            plan = self._plan(view)
+            plan, held = self._plan(view), self._accumulator.held
             if plan.lacking:  # the missing live as far as anyone knows: until their records expire
                 self._selector.forgive()
-                self.tell.phase("waiting", plan.lacking)
-                self._wait()
+                self._wait(missing=plan.lacking)
             elif len(plan.members) > 1:
                 self.contacts.accompanied(plan.members - {self.peer_id})
                 self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(plan.members) - 1} others")
-                mine = self._accumulator.held
-                result, missed = self._matchmaker.average(plan, mine.samples, mine.loss, self._overtaken)
+                result, missed = self._matchmaker.average(plan, held.samples, held.loss, self._overtaken)
                 self._selector.ended(result, missed, view.records, self.epoch)
                 if result.complete:
                     self.board.met(result.members)
-                    result.seconds["encode"] = held
+                    result.seconds["encode"] = encoding
                     self._commit(started, result)
                     return
-                self.tell.failed(self.epoch, result, missed, mine.samples, started)
-            elif not self._accumulator.held.samples:
+                self.tell.failed(self.epoch, result, missed, held.samples, started)
+            elif not held.samples:
                 self._hold()
             elif why := self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted()):
-                self.tell.phase("waiting", why)
-                self._wait()
+                self._wait(missing=why)
             else:
                 self._matchmaker.drop()
-                self._commit(started, None)
+                self._commit(started, RoundResult.alone(self.peer_id, held.samples, held.loss))
                 return
             view = self.board.fresh_view()
 
@@ -378,15 +371,14 @@ class Collaboration:
         view = self.board.fresh_view()
         while late := self._selector.late(view, self.epoch):
             if self._closing or time.monotonic() > started + self.run.swarm.matchmaking_time:
-                self._selector.waited_for(late)
+                self._selector.no_shows.strike(record.peer_id for record in late)
                 break
             view = self.board.fresh_view()
         return view
 
-    def _commit(self, started: float, result: RoundResult | None) -> None:
+    def _commit(self, started: float, result: RoundResult) -> None:
         """Step the shared state with the whole average, or with this peer's gradient where it is alone."""
-        phases = {} if result is None else {phase: result.seconds[phase] for phase in PHASES}
-        average = self.averager.local if result is None else self.averager.store.buffer
+        average = self.averager.store.buffer if len(result.members) > 1 else self.averager.local
         before = time.monotonic()
         try:
             facts = self.state.step(DecodedGradients(average))
@@ -399,9 +391,9 @@ class Collaboration:
         self.board.stepped(*self.state.position)
         computing = self._target / max(self.board.view.samples_per_second(), 1e-9) if self._delayed else 0.0
         self.tell.left_out(self._selector.stepped(self.epoch, result, computing))
-        held = self._accumulator.held
-        samples, loss = (held.samples, held.mean_loss()) if result is None else result.samples_and_loss()
+        samples, loss = result.samples_and_loss()
         self._last_loss = self._accumulator.release()
+        phases = {phase: result.seconds[phase] for phase in PHASES if phase in result.seconds}
         self.tell.committed(
             self.epoch, result, samples, {**phases, "apply": stepped - before, "whole": stepped - started}
         )
@@ -419,7 +411,7 @@ class Collaboration:
         self._accumulator.forget()
         self.tell.phase("syncing", f"the organiser takes the run back to step {order.step}")
         if self.take_over.go_back(order, self.board.fresh_view()):
-            self._orders.done(order)
+            self.orders.done(order)
             self._publish()
             self._trains()
         else:

@@ -144,7 +144,7 @@ class ProgressWatchdog:
             samples_per_second=state.swarm_samples_per_second or 0.0,
             since_growth=now - state.samples_grew_at,
             reading=self._reading,
-            held=bool(self._orders.hold or self._collaboration.paused),
+            held=bool(self._orders.hold or self._collaboration.orders.paused),
             since_batch=now - self._batch_at if self._batch_at else 0.0,
             usual_batch=statistics.median(self._batches) if self._batches else FIRST_BATCH,
             since_read=now - collaboration.board.read_at,
@@ -197,9 +197,9 @@ class ProgressWatchdog:
                 self._ask(anew=True)
                 self._lost = self._lost and diagnosis.what != "alone"  # that is told, and tried
             case Remedy.REMATCH:
-                self._collaboration.seek_anew()
+                self._collaboration.seek_anew.set()
             case Remedy.RESYNC:
-                self._collaboration.take_over.ask_anew()
+                self._collaboration.take_over.ask_anew.set()
             case Remedy.RESTART:
                 self._end(diagnosis.words)
 

@@ -109,7 +109,7 @@ class AllReduce:
         """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised."""
         self.store.open(self.parts)
         self._round = self.store.hashes
-        self._spread = spread(self.codec, self.parts, self.encoded)
+        self._spread = spread(self._local, self.parts)
         self.reducer.spreads[str(self.me)] = self._spread
         others = [reducer for reducer in self.reducers if reducer != self.me and self.parts_of(reducer)]
         watch = asyncio.create_task(self._miss_senders()) if self._own else None

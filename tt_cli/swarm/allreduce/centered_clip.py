@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -32,9 +32,9 @@ import numpy as np
 import torch
 
 from tt_cli.kernel_choice import Implementation, choose
-from tt_cli.swarm.allreduce.clip_kernels import LANES, ClipKernels, PortableClip
+from tt_cli.swarm.allreduce.clip_kernels import LANES, PortableClip
 from tt_cli.swarm.compression.codec import GradientCodec
-from tt_cli.swarm.compression.gradient_buffer import TensorPart
+from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, TensorPart
 
 RADIUS = 2.0  # of the noise; of honest members none was beyond 1.6 (scripts/bench clipping)
 LEFT_OUT = 3.0  # radii
@@ -144,17 +144,15 @@ def weighted_mean(
     return _moved(codec, contributions, torch.zeros(elements), np.ones(len(contributions)), large)
 
 
-def spread(codec: GradientCodec, parts: Sequence[TensorPart], read: Callable[[int], bytes]) -> float:
-    """Root mean square of all parts, from the first PIECE elements of each. read: the encoded part of an index."""
-    total, elements = 0.0, 0
-    for index, part in enumerate(parts):
+def spread(gradient: GradientBuffer, parts: Sequence[TensorPart]) -> float:
+    """Root mean square of all parts, from the first PIECE elements of each."""
+    total = 0.0
+    for part in parts:
         looked_at = min(PIECE, part.elements)
-        encoded = codec.cut(read(index), part.elements, part.large, 0, looked_at)
-        first = [ReceivedPart("", encoded, 1.0, 0.0)]
-        squares, _ = _look(codec, first, torch.zeros(looked_at), part.large)
+        first = ReceivedPart("", gradient.read(part.start, part.start + looked_at), 1.0, 0.0)
+        squares, _ = _look(gradient.codec, [first], torch.zeros(looked_at), part.large)
         total += float(squares[0]) * (part.elements / looked_at)
-        elements += part.elements
-    return math.sqrt(total / max(1, elements))
+    return math.sqrt(total / max(1, sum(part.elements for part in parts)))
 
 
 def add_up(values: np.ndarray) -> float:
@@ -275,18 +273,18 @@ def _moved(
 
 
 @functools.cache
-def implementation() -> Implementation[ClipKernels]:
+def implementation() -> Implementation[PortableClip]:
     """The kernels of this machine. Call it once before any fork: loading or compiling them later delays a round."""
     return choose(PortableClip(), _compiled, _differences)
 
 
-def _compiled() -> ClipKernels:
+def _compiled() -> PortableClip:
     from tt_cli.swarm.allreduce.centered_clip_numba import NumbaClip
 
     return NumbaClip()
 
 
-def _differences(compiled: ClipKernels) -> list[str]:
+def _differences(compiled: PortableClip) -> list[str]:
     draws, differing = np.random.Generator(np.random.PCG64(9)), set[str]()
     for members in (3, 4, 10):
         rows = (draws.standard_t(3, (members, 2 * LANES + 77)) * 10.0 ** draws.uniform(-38, 37)).astype(np.float32)

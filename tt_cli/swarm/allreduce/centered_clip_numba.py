@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numba import njit, types
 
-from tt_cli.swarm.allreduce.clip_kernels import LANES, exchanges
+from tt_cli.swarm.allreduce.clip_kernels import LANES, PortableClip, exchanges
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 ROWS = types.Array(types.float32, 2, "C")
@@ -90,8 +90,8 @@ def _add_sums(rows, centre, squares, products):  # type: ignore[no-untyped-def]
         _add(centre, centre, False, products[len(rows)])
 
 
-class NumbaClip:
-    """`ClipKernels` with numba."""
+class NumbaClip(PortableClip):
+    """The same with numba."""
 
     def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
         pairs = np.array(exchanges(len(rows)), np.int64).reshape(-1, 2)

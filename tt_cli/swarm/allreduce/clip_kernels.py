@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Protocol
 
 import numpy as np
 
@@ -11,24 +10,11 @@ COLUMNS = 2048  # that numpy sorts at a time: they stay in the cache
 LANES = 1024  # sums at a time, of every so many elements each, that are added by halves in the end
 
 
-class ClipKernels(Protocol):
-    """The arithmetic on contiguous rows (members, elements) fp32, all finite."""
+class PortableClip:
+    """The arithmetic on contiguous rows (members, elements) fp32, all finite, with numpy, for every machine."""
 
     def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
         """out (elements,) = the weighted median of each column; where votes are even, half way between two."""
-
-    def add_sums(self, rows: np.ndarray, centre: np.ndarray, squares: np.ndarray, products: np.ndarray) -> None:
-        """squares, float64 (members, LANES), += the squared distance of each row from `centre`.
-
-        products, float64 (members + 1, LANES), += the product of each row, and of the centre, with it; none if empty.
-        What element k adds goes into lane k % LANES.
-        """
-
-
-class PortableClip:
-    """`ClipKernels` with numpy, for every machine."""
-
-    def median(self, rows: np.ndarray, votes: np.ndarray, out: np.ndarray) -> None:
         for start in range(0, rows.shape[1], COLUMNS):
             self._median(rows[:, start : start + COLUMNS], votes, out[start : start + COLUMNS])
 
@@ -53,6 +39,11 @@ class PortableClip:
         out[:] = (_floats(middle[0]) + _floats(middle[1])) * np.float32(0.5)
 
     def add_sums(self, rows: np.ndarray, centre: np.ndarray, squares: np.ndarray, products: np.ndarray) -> None:
+        """squares, float64 (members, LANES), += the squared distance of each row from `centre`.
+
+        products, float64 (members + 1, LANES), += the product of each row, and of the centre, with it; none if empty.
+        What element k adds goes into lane k % LANES.
+        """
         for i, row in enumerate(rows):
             difference = (row - centre).astype(np.float64)
             self._add(difference * difference, squares[i])

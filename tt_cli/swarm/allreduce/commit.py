@@ -200,10 +200,6 @@ class CommitProtocol:
             self._hashes[index] = MISSING  # what this member has there instead is not the average
         if self.agreement.reached:
             await self._repair()
-        self._decide()
-
-    def _decide(self) -> None:
-        """Step with what is in the store, or drop the round."""
         few = too_few(self.allreduce.used, len(self.members))  # so say all others, whom it told
         self.dropped = few or not self.agreement.reached or bool(self.store.missing())
         if not self.dropped:

@@ -43,6 +43,11 @@ class RoundResult:
     late: dict[str, float] = field(default_factory=dict)
     waited: dict[str, dict[str, float]] = field(default_factory=dict)
 
+    @classmethod
+    def alone(cls, peer_id: str, samples: int, loss: float) -> RoundResult:
+        """Of a peer without others. loss: summed over its samples."""
+        return cls(complete=True, members={peer_id: {"samples": samples, "loss": loss}}, received=1.0)
+
     def samples_and_loss(self) -> tuple[int, float | None]:
         """Samples of all members and their mean loss, from what they said."""
         said = [words for words in self.members.values() if words.get("samples")]

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from tt_cli.kernel_choice import Implementation, choose
-from tt_cli.swarm.compression.linear8_kernels import BLOCK, HIGHEST, LOWEST, Linear8Kernels, PortableLinear8, blocks_in
+from tt_cli.swarm.compression.linear8_kernels import BLOCK, HIGHEST, LOWEST, PortableLinear8, blocks_in
 
 Buffer = bytes | bytearray | memoryview
 
@@ -70,18 +70,18 @@ def encoded_bytes(elements: int) -> int:
 
 
 @functools.cache
-def implementation() -> Implementation[Linear8Kernels]:
+def implementation() -> Implementation[PortableLinear8]:
     """The kernels of this machine. Call it once before any fork: loading or compiling them later delays a round."""
     return choose(PortableLinear8(), _compiled, _differences)
 
 
-def _compiled() -> Linear8Kernels:
+def _compiled() -> PortableLinear8:
     from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 
     return NumbaLinear8()
 
 
-def _differences(compiled: Linear8Kernels) -> list[str]:
+def _differences(compiled: PortableLinear8) -> list[str]:
     """Names of what differs for blocks of unlike scales, denormal numbers and halves among them, the last one short."""
     elements = 20 * BLOCK + 99
     draws = np.random.Generator(np.random.PCG64(8))
@@ -91,7 +91,7 @@ def _differences(compiled: Linear8Kernels) -> list[str]:
     spoiled = tensor.repeat(3, 1)
     spoiled[:, -1] = torch.tensor([float("nan"), -float("inf"), 1e38])
 
-    def results(kernels: Linear8Kernels) -> dict[str, object]:
+    def results(kernels: PortableLinear8) -> dict[str, object]:
         coded, decoded, added = np.zeros(encoded_bytes(elements), np.uint8), torch.zeros(elements), torch.ones(elements)
         encoded = kernels.encode(tensor, coded), coded.tobytes()
         kernels.decode(coded, decoded)

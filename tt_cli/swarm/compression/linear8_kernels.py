@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import numpy as np
 import torch
 
@@ -13,23 +11,14 @@ LARGEST = np.float32(2.0**126)  # magnitude; 127 times its scale is below the la
 SMALLEST = np.float32(2.0**-100)  # of a block counts as much; products and scales are then never denormal
 
 
-class Linear8Kernels(Protocol):
-    """The arithmetic on flat contiguous fp32 CPU tensors (n,) and uint8 arrays (encoded_bytes(n),), both checked."""
+class PortableLinear8:
+    """The arithmetic with torch and numpy, for every machine, on what was checked before.
+
+    Flat contiguous fp32 CPU tensors (n,) and uint8 arrays (encoded_bytes(n),).
+    """
 
     def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:
         """Fill `out`. False when values are not finite or beyond `LARGEST`; `out` is undefined then."""
-
-    def decode(self, coded: np.ndarray, out: torch.Tensor) -> None:
-        """out = byte * scale."""
-
-    def add(self, coded: np.ndarray, accumulator: torch.Tensor, weight: np.float32) -> None:
-        """accumulator = accumulator + (byte * scale) * weight."""
-
-
-class PortableLinear8:
-    """`Linear8Kernels` with torch and numpy, for every machine."""
-
-    def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:
         elements, count = values.numel(), blocks_in(values.numel())
         if elements % BLOCK:
             values = torch.nn.functional.pad(values, (0, count * BLOCK - elements))
@@ -44,6 +33,7 @@ class PortableLinear8:
         return True
 
     def decode(self, coded: np.ndarray, out: torch.Tensor) -> None:
+        """out = byte * scale."""
         whole, count = out.numel() // BLOCK, blocks_in(out.numel())
         scales = torch.from_numpy(_widened(coded[: 2 * count].view("<u2").astype(np.uint32)))
         out.numpy()[:] = coded[2 * count :].view(np.int8)
@@ -51,6 +41,7 @@ class PortableLinear8:
         out[whole * BLOCK :].mul_(scales[whole:])
 
     def add(self, coded: np.ndarray, accumulator: torch.Tensor, weight: np.float32) -> None:
+        """accumulator = accumulator + (byte * scale) * weight."""
         decoded = torch.empty_like(accumulator)
         self.decode(coded, decoded)
         accumulator.add_(decoded.mul_(float(weight)))

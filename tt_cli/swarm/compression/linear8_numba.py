@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numba import njit, types
 
-from tt_cli.swarm.compression.linear8_kernels import BLOCK, LARGEST, SMALLEST
+from tt_cli.swarm.compression.linear8_kernels import BLOCK, LARGEST, SMALLEST, PortableLinear8
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 VALUES = types.Array(types.float32, 1, "C")
@@ -79,8 +79,8 @@ def _decode(received, out, adding, weight):  # type: ignore[no-untyped-def]
                 here[i] = np.float32(np.int8(coded[i])) * scale
 
 
-class NumbaLinear8:
-    """`Linear8Kernels` with numba. It holds nothing: any number of threads may use it at once."""
+class NumbaLinear8(PortableLinear8):
+    """The same with numba. It holds nothing: any number of threads may use it at once."""
 
     def encode(self, values: torch.Tensor, out: np.ndarray) -> bool:
         return bool(_encode(values.numpy(), out))

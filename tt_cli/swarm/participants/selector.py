@@ -42,7 +42,7 @@ class ParticipantSelector:
         self._showed_at = -SHOW_SECONDS
         self.avoided, self.slow = dict[str, int](), dict[str, int]()
         self._left_out: frozenset[str] = frozenset()  # of whom most say so
-        self._no_shows, self._stragglers = NoShows(), StragglerDetector(patience)
+        self.no_shows, self._stragglers = NoShows(), StragglerDetector(patience)
         self._stepped_at = time.monotonic()
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
 
@@ -64,7 +64,7 @@ class ParticipantSelector:
         others = [
             record
             for record in view.members(epoch, digest)
-            if record.peer_id not in {self._me, *self.shunned} and self._no_shows.expects(record)
+            if record.peer_id not in {self._me, *self.shunned} and self.no_shows.expects(record)
         ]
         # others would take the places of those who should come; records may be read late
         welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
@@ -93,11 +93,7 @@ class ParticipantSelector:
 
     def late(self, view: SwarmState, epoch: int) -> list[PeerRecord]:
         """Members that are about to finish the step that others have finished, and may come to the next round."""
-        return [record for record in view.late(epoch) if self._no_shows.expects(record)]
-
-    def waited_for(self, late: Iterable[PeerRecord]) -> None:
-        """These did not finish it in the time that they were given."""
-        self._no_shows.strike(record.peer_id for record in late)
+        return [record for record in view.late(epoch) if self.no_shows.expects(record)]
 
     def other_trainers(self, epoch: int) -> frozenset[str]:
         """Trainers that may be training, but for this peer and those against whom there is a proof.
@@ -113,7 +109,7 @@ class ParticipantSelector:
         Who sent what must be refused stays out for longer. Who is at fault where two disagree is not known: they try
         once more.
         """
-        self._no_shows.ended(missed, result.members, records)
+        self.no_shows.ended(missed, result.members, records)
         spoilers = set() if result.complete else result.failed.keys() | result.rejected.keys()
         if 2 * len(spoilers) >= len(result.members):  # then it is rather this peer's own line
             spoilers = set()
@@ -126,7 +122,7 @@ class ParticipantSelector:
         self.avoided |= dict.fromkeys(result.rejected, epoch + AVOIDED_STEPS)
         self.avoided.pop(self._me, None)
 
-    def stepped(self, epoch: int, result: RoundResult | None, computing: float = 0.0) -> dict[str, Straggler]:
+    def stepped(self, epoch: int, result: RoundResult, computing: float = 0.0) -> dict[str, Straggler]:
         """This peer came to `epoch`: those who spoiled rounds before may come again.
 
         computing: seconds in which the swarm computes the samples of a step, where it does so while it averages.
@@ -136,8 +132,7 @@ class ParticipantSelector:
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= epoch}
         now = time.monotonic()
         whole, self._stepped_at = now - self._stepped_at, now
-        members = result.members if result is not None else {}
-        samples = {peer: said.get("samples") or 0 for peer, said in members.items()}
+        samples = {peer: said.get("samples") or 0 for peer, said in result.members.items()}
         stragglers = self._stragglers.stepped(epoch, whole, max(0.0, whole - computing), samples)
         stragglers.pop(self._me, None)
         self.slow = {peer_id: until for peer_id, until in self.slow.items() if until >= epoch}
@@ -146,6 +141,6 @@ class ParticipantSelector:
 
     def forgive(self) -> None:
         """Try those again who did not come or spoiled a round, but for those against whom there is a proof."""
-        self._no_shows.forgive()
+        self.no_shows.forgive()
         self.slow = {}
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= FOREVER}

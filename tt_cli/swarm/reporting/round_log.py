@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from tt_cli.supervisor.events import Emit, Log, Phase, Round, Step, Trouble
 from tt_cli.swarm.allreduce.result import RoundResult
@@ -56,10 +55,6 @@ class RoundLog:
         self.clipped: list[str] = []
         self.accused: list[str] = []
 
-    def published(self) -> dict[str, Any]:
-        """The part of this peer's record that speaks of its rounds."""
-        return {"round": self.last_round[:80], "clipped": self.clipped, "accused": self.accused}
-
     def phase(self, phase: str, reason: str) -> None:
         """Say what this peer does now, when it is something else than before; later, while it is stuck."""
         if (self.now.phase, self.now.reason) != (phase, reason):
@@ -78,13 +73,12 @@ class RoundLog:
         known = classify(failure, kind)
         self._emit(Trouble(known.what, f"{subject}: {known.words}", known.remedy))
 
-    def committed(self, epoch: int, result: RoundResult | None, samples: int, seconds: Mapping[str, float]) -> None:
-        """A round ended with the step `epoch`; result: None when this peer was alone."""
-        if result is None:
-            alone = RoundResult(members={self._peer_id: {}}, received=1.0)
-            self._ended(epoch, "alone", f"step {epoch} made alone, {samples} samples", alone, samples, seconds)
+    def committed(self, epoch: int, result: RoundResult, samples: int, seconds: Mapping[str, float]) -> None:
+        """A round ended with the step `epoch`."""
+        if not (others := result.members.keys() - {self._peer_id}):
+            self._ended(epoch, "alone", f"step {epoch} made alone, {samples} samples", result, samples, seconds)
             return self._note({})
-        words = f"step {epoch} made with {self._names(result.members.keys() - {self._peer_id})}, {samples} samples"
+        words = f"step {epoch} made with {self._names(others)}, {samples} samples"
         if result.repaired:
             words += f", {result.repaired} parts fetched from others than their reducers"
         self._ended(epoch, "committed", words, result, samples, seconds)
