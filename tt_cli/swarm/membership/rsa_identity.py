@@ -56,10 +56,7 @@ def claim_identity(folder: Path, role: str, name: str = "") -> Identity:
             raise TTError(f"another peer of this machine uses {folder / name}.key: stop it first")
     else:
         name, lock = claim_name(folder, role)
-    return _load(folder / f"{name}.key", lock)
-
-
-def _load(path: Path, lock: IO[str]) -> Identity:
+    path = folder / f"{name}.key"
     with os_errors(f"cannot keep this peer's identity in {path}"):
         if not path.exists():
             peer_key.make_key_file(path)

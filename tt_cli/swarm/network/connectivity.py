@@ -104,8 +104,9 @@ async def _ping(_: DHT, node: DHTNode, known: Mapping[str, Sequence[str]], anew:
 
 
 class ConnectivityMonitor:
-    """Whom this peer knows, and by which addresses. initial_peers: multiaddrs that it joined through; none for a first
-    peer. May be used from any thread.
+    """Whom this peer knows, and by which addresses. For any thread.
+
+    initial_peers: multiaddrs that it joined through; none for a first peer.
     """
 
     def __init__(self, dht: DHT, initial_peers: Sequence[str] = ()):
@@ -173,13 +174,10 @@ class ConnectivityMonitor:
                 unanswered = self.newest.unanswered + 1
                 self.newest = Connectivity(frozenset(known), initial=self._initial, unanswered=unanswered)
             else:
-                self._remember({peer_id: connected[peer_id] for peer_id in ahead if peer_id in connected})
+                self._known |= {p: connected[p] for p in ahead if p in connected and p not in self._initial}
+                while len(self._known) > MOST_KNOWN:
+                    self._known.pop(next(peer for peer in self._known if peer not in self._initial))
                 clock = statistics.median(ahead.values()) if ahead else None
                 self.newest = Connectivity(frozenset(known), frozenset(ahead), self._initial, clock)
             self._asked_at = time.monotonic()
             return self.newest
-
-    def _remember(self, addresses: Mapping[str, list[str]]) -> None:
-        self._known.update((peer_id, known) for peer_id, known in addresses.items() if peer_id not in self._initial)
-        while len(self._known) > MOST_KNOWN:
-            self._known.pop(next(peer for peer in self._known if peer not in self._initial))

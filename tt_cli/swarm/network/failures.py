@@ -17,52 +17,38 @@ class SwarmFailure:
     remedy: str
 
 
+_REMEDIES = {
+    "clock": "set it by the network's time: sudo timedatectl set-ntp true",
+    "matchmaking": "the group is sought again",
+    "transfer": "the round is repeated, with the gradients kept",
+    "state": "it is asked for again; what came is kept",
+    "connection": "it is made again",
+    "p2p daemon": "it is started again if it has ended",
+    "DHT": "it is asked again; `tt doctor` says more if it lasts",
+}
 # The first that matches counts. Words: None for the text itself, where it is in plain words already.
-_KINDS: tuple[tuple[str, str, str | None, str], ...] = (
-    (
-        r"local time must be within",
-        "clock",
-        "this machine's clock differs from the others' by more than 3 s",
-        "set it by the network's time: sudo timedatectl set-ntp true",
-    ),
-    (r"only \d+ of \d+ trainers came|the group includes", "matchmaking", None, "the group is sought again"),
-    (
-        r"unlike bytes of \d+ parts|of the average arrived",
-        "transfer",
-        None,
-        "the round is repeated, with the gradients kept",
-    ),
-    (
-        r"no peer handed over|hand over a state|nothing came for|the averager process",
-        "state",
-        None,
-        "it is asked for again; what came is kept",
-    ),
+_KINDS: tuple[tuple[str, str, str | None], ...] = (
+    (r"local time must be within", "clock", "this machine's clock differs from the others' by more than 3 s"),
+    (r"only \d+ of \d+ trainers came|the group includes", "matchmaking", None),
+    (r"unlike bytes of \d+ parts|of the average arrived", "transfer", None),
+    (r"no peer handed over|hand over a state|nothing came for|the averager process", "state", None),
     (
         r"failed to dial|no addresses|[Cc]onnection ?(refused|reset)|Connection\w*Error|stream reset|BrokenPipe|EOF",
         "connection",
         "a connection to another peer broke",
-        "it is made again",
     ),
     (
         r"p2pd|p2p daemon|P2PDaemonError|ControlFailure|DispatchFailure",
         "p2p daemon",
         "the p2p daemon of this peer does not answer",
-        "it is started again if it has ended",
     ),
     (
         r"could not find a group|[Mm]atchmaking|join_group|looking for group|disband|no group",
         "matchmaking",
         "no group formed in time",
-        "it is sought again",
     ),
-    (
-        r"[Aa]ll-?[Rr]educe|aggregate_part|BAD_GROUP|the round failed",
-        "transfer",
-        "the transfer broke",
-        "the round is repeated, with the gradients kept",
-    ),
-    (r"\bdht\b|DHT", "DHT", "the DHT does not answer", "it is asked again; `tt doctor` says more if it lasts"),
+    (r"[Aa]ll-?[Rr]educe|aggregate_part|BAD_GROUP|the round failed", "transfer", "the transfer broke"),
+    (r"\bdht\b|DHT", "DHT", "the DHT does not answer"),
 )
 
 
@@ -71,9 +57,9 @@ def classify(failure: BaseException | str, otherwise: str = "hivemind") -> Swarm
     said = printable(" ".join(str(failure).split()))
     name = type(failure).__name__ if isinstance(failure, BaseException) else ""
     text = ": ".join(filter(None, (name, said)))
-    for pattern, what, words, remedy in _KINDS:
+    for pattern, what, words in _KINDS:
         if re.search(pattern, text):
-            return SwarmFailure(what, (words or said.removeprefix("the round failed: "))[:LONGEST], remedy)
+            return SwarmFailure(what, (words or said.removeprefix("the round failed: "))[:LONGEST], _REMEDIES[what])
     if re.search(r"^$|^(TimeoutError|CancelledError|InvalidStateError)\b|[Tt]imed? ?out", text):
         text = "there was no answer in time"
     return SwarmFailure(otherwise, text[:LONGEST], "it is tried again")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -108,13 +107,10 @@ class SwarmSnapshot(SwarmNow):
         return self.model_dump(mode="json")
 
 
-def _meanings(model: type[BaseModel]) -> Mapping[str, str]:
-    return {name: field.description or "" for name, field in model.model_fields.items()}
-
-
 SAID = "clipped", "accused", "slow"  # of others, by their peer ids
-PEER_FIELDS = _meanings(PeerView)
-SNAPSHOT_FIELDS = _meanings(SwarmSnapshot)
+PEER_FIELDS, SNAPSHOT_FIELDS = (
+    {name: field.description or "" for name, field in model.model_fields.items()} for model in (PeerView, SwarmSnapshot)
+)
 
 
 def take_snapshot(
