@@ -98,9 +98,7 @@ class LazyGroup(CommandGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Load the command's module, then find the command as any group does."""
-        for entry in COMMANDS:
-            if entry.name == args[0]:
-                self.commands[entry.name] = _for_rich(loaded(entry))
+        self.commands.update({entry.name: _for_rich(loaded(entry)) for entry in COMMANDS if entry.name == args[0]})
         return super().resolve_command(ctx, args)
 
     def main(self, args: Sequence[str] | None = None, *unused: Any, **settings: Any) -> NoReturn:
@@ -180,19 +178,17 @@ def loaded(entry: CommandEntry) -> Any:
 
 def _for_rich(command: Any) -> Any:
     """The command with its examples under a heading, and no [text] in it that Rich takes for markup of its own."""
+    from rich.markup import escape
+
     children = getattr(command, "commands", {})
     for name, child in children.items():
         lines = [line for line in command.epilog.splitlines() if line.startswith(f"tt {command.name} {name} ")]
         child.epilog = "\n".join(lines)
     for each in (command, *children.values()):
-        each.epilog = each.epilog and _escaped(f"Examples:\n\n{each.epilog}")
+        each.epilog = each.epilog and escape(f"Examples:\n\n{each.epilog}")
         for part in (each, *each.params):
-            part.help = part.help and _escaped(part.help)
+            part.help = part.help and escape(part.help)
     return command
-
-
-def _escaped(text: str) -> str:
-    return re.sub(r"\[(?=[a-z#/@])", r"\[", text, flags=re.IGNORECASE)
 
 
 def error_line(error: Any) -> str:

@@ -81,31 +81,33 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class RunPart(Section):
-    """The run's name."""
+    """Name, seed and every field below that is not marked with * are the run's identity: peers whose identities
+    differ never meet, so change them before the first peer joins.
+    """
 
     name: Annotated[str, AfterValidator(_run_name)]
-    description: str = Untrained("")
-    seed: int = Field(0, ge=0, lt=2**63)  # of the first weights
+    description: str = Untrained("", description="for people")
+    seed: int = Field(0, ge=0, lt=2**63, description="of the first weights")
 
 
 class ModelPart(Section):
-    """The decoder, in the terms of Ramesh et al. 2021 and of this project's DalleConfig."""
+    """The decoder, as in Ramesh et al. 2021. `tt check` says what a change takes in memory."""
 
     dim: int = Field(ge=4)
-    depth: int = Field(ge=1)
+    depth: int = Field(ge=1, description="layers; a GPU's time grows with it")
     heads: int = Field(ge=1)
     dim_head: int = Field(ge=1)
-    text_length: int = Field(ge=1)  # tokens; a caption is padded or cut to this
-    reversible: bool = True
+    text_length: int = Field(ge=1, description="tokens of a caption; longer ones are cut")
+    reversible: bool = Field(True, description="activations are computed again on the way back instead of kept")
     ff_mult: int = Field(4, ge=1)
     rotary: bool = True
     shift_tokens: bool = True
-    shared_layer_groups: int = Field(4, ge=1)  # distinct weight sets, cycled over the first depth - 1 layers
+    shared_layer_groups: int = Field(4, ge=1, description="so many sets of weights, cycled over the layers")
     attention_types: list[AttentionType] = Field(["axial_row", "axial_col", "axial_row", "axial_row"], min_length=1)
     last_attention: AttentionType = "conv_like"
     conv_kernel: Annotated[int, AfterValidator(_odd)] = Field(5, ge=1)
     tied_embeddings: bool = True
-    loss_image_weight: float = Field(7.0, gt=0)
+    loss_image_weight: float = Field(7.0, gt=0, description="of the picture's codes against the caption's tokens")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -124,11 +126,11 @@ class ModelPart(Section):
 
 
 class TokenizerPart(Section):
-    """The text tokenizer: ids 0 … vocab_size - 1, without the model's reserved padding ids."""
+    """Captions to ids, 0 … vocab_size - 1. From the Hub: a repository with a tokenizer.json."""
 
     source: Literal["builtin", "hub"]
     name: Text
-    revision: Text | None = None
+    revision: Text | None = Field(None, examples=["main"])
     vocab_size: int = Field(ge=2)
     pad_id: int = Field(1, ge=0)
 
@@ -140,14 +142,14 @@ class TokenizerPart(Section):
 
 
 class VqganPart(Section):
-    """The VQGAN whose codes are learned: pictures of pixels x pixels are grid x grid codes."""
+    """The VQGAN whose codes are learned; its weights are needed for drawing alone."""
 
     source: Literal["builtin", "hub"]
     name: Text
-    revision: Text | None = None
-    filename: Text | None = None  # of the weights in the Hub repository
+    revision: Text | None = Field(None, examples=["main"])
+    filename: Text | None = Field(None, examples=["model.safetensors"])  # of the weights in the Hub repository
     codebook_size: int = Field(ge=2, le=2**15)  # codes are stored as int16
-    grid: int = Field(ge=1)
+    grid: int = Field(ge=1, description="grid * grid codes a picture")
     pixels: int = Field(ge=1)
 
     @model_validator(mode="after")
@@ -163,23 +165,29 @@ class VqganPart(Section):
 
 
 class DataPart(Section):
-    """The examples. The filters apply to all but the built-in data, which were filtered when built.
+    """The examples. source = "hub" takes a data set on the Hub, or a folder of shards that every peer has; "files"
+    what lies at location, a folder or an http(s) address of shards with an index.
+    Columns: caption (text) and code (grid * grid little-endian int16), or code13 (the same, packed).
 
-    source = "files" is a data set that lies at `location` alone: a folder, or an http(s) address of shards with an
-    index. One from the Hub may have a copy there, with the same names of shards; each peer may have its own.
+    The filters apply to all but the built-in data, which were filtered when built. A data set on the Hub may have a
+    copy at location, with the same names of shards; each peer may have its own.
     """
 
     source: Literal["builtin", "hub", "files"]
     name: Text
-    revision: Text | None = None
-    location: Annotated[str, AfterValidator(_location)] | None = Untrained(None)
-    code_column: Literal["code", "code13"] = Untrained("code")  # that is written; both are read
-    subset: int = Field(0, ge=0)  # 0: all; else the first so many of the training split, shuffled by seed
-    shuffle_buffer: int = Field(2048, ge=1)  # examples
-    min_caption_length: int = Field(3, ge=0)  # characters
+    revision: Text | None = Field(None, examples=["main"])
+    location: Annotated[str, AfterValidator(_location)] | None = Untrained(
+        None, description="a copy nearby: a folder or an address", examples=["https://data.example.org/codes"]
+    )
+    code_column: Literal["code", "code13"] = Untrained(
+        "code", description="that `tt data encode` writes; both are read"
+    )
+    subset: int = Field(0, ge=0, description="0: all; else the first so many, shuffled by the seed")
+    shuffle_buffer: int = Field(2048, ge=1, description="examples")
+    min_caption_length: int = Field(3, ge=0, description="characters")
     max_aspect_ratio: float = Field(2.0, ge=1)
     nsfw_allowed: list[Text] = ["UNLIKELY"]
-    cache_mb: int = Untrained(1024, ge=0)  # 10^6 bytes of downloaded shards that a peer keeps on its disk
+    cache_mb: int = Untrained(1024, ge=0, description="10^6 bytes of downloaded shards that a peer keeps on its disk")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -204,30 +212,33 @@ class OptimizerPart(Section):
     trust_clamp: float = Field(1e4, gt=0)  # upper limit of a tensor's norm in the trust ratio
     block_size: int = Field(4096, ge=64)  # elements that share one scale
     min_8bit_size: int = Field(65536, ge=0)  # tensors with fewer elements keep 32-bit moments
-    delayed: bool = True  # the step runs beside the next accumulation
+    delayed: bool = Field(True, description="the step runs beside the next accumulation")
 
 
 class SchedulePart(Section):
-    """Linear warm-up to peak_lr, then linear decay to 0 at total_steps (global steps)."""
+    """Linear warm-up to peak_lr, then linear decay to 0 at total_steps."""
 
-    total_steps: int = Field(ge=1)
-    warmup_fraction: float = Field(0.1, ge=0, le=1)
+    total_steps: int = Field(ge=1, description="global steps of all peers together")
+    warmup_fraction: float = Field(0.1, ge=0, le=1, description="of total_steps")
     peak_lr: float = Field(gt=0)
 
 
 class SwarmPart(Section):
     """The averaging of peers. Times are in seconds."""
 
-    target_batch_size: int = Field(ge=1)  # examples of all peers for one global step
-    compression: Literal["linear8", "blockwise8"] = "linear8"  # of large gradients
-    # of three members and more; "centered_clip": a minority of them cannot move it far
-    aggregation: Literal["centered_clip", "mean"] = "centered_clip"
-    large_tensor: int = Field(65536, ge=1)  # elements from which gradients travel in 8 bits, fp16 below
-    matchmaking_time: float = Untrained(15.0, gt=0, le=600)
+    target_batch_size: int = Field(ge=1, description="examples of all peers for one step")
+    compression: Literal["linear8", "blockwise8"] = Field(
+        "linear8", description="linear8, or blockwise8 as in the paper"
+    )
+    aggregation: Literal["centered_clip", "mean"] = Field(
+        "centered_clip", description="centered_clip: a minority cannot move it far; or mean"
+    )
+    large_tensor: int = Field(65536, ge=1, description="elements from which gradients travel in 8 bits")
+    matchmaking_time: float = Untrained(15.0, gt=0, le=600, description="longer for peers far apart")
     averaging_timeout: float = Untrained(120.0, gt=0, le=3600)
     # Peers a few seconds out of phase ban each other when this is as short as matchmaking.
-    next_chunk_timeout: float = Untrained(20.0, gt=0, le=600)
-    statistics_expiration: float = Untrained(600.0, gt=0, le=86400)  # of a peer's published record
+    next_chunk_timeout: float = Untrained(20.0, gt=0, le=600, description="not shorter than matchmaking_time by much")
+    statistics_expiration: float = Untrained(600.0, gt=0, le=86400, description="of a peer's published record")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -238,17 +249,23 @@ class SwarmPart(Section):
 
 
 class MembershipPart(Section):
-    """Membership: anyone, or the members of one Hugging Face organisation.
+    """Membership: anyone, or one organisation on the Hub. `tt authority` issues passes, bans and orders.
 
     The authority issues the passes that a closed run asks for at every door, and signs bans and orders, which hold in
     an open run too. Without one, only `tt join` itself looks whether its user is a member.
     """
 
-    kind: Literal["open", "organisation"] = Untrained("open")
-    organisation: Text | None = Untrained(None)
-    authority: Annotated[str, AfterValidator(_address)] | None = Untrained(None)
-    authority_key: Annotated[str, AfterValidator(_authority_key)] | None = Untrained(None)  # see tt_cli.identity.passes
-    oauth_client_id: Text | None = Untrained(None)  # of the organiser's OAuth app on the Hub, for the device flow
+    kind: Literal["open", "organisation"] = Untrained("open", description="open, or organisation")
+    organisation: Text | None = Untrained(None, examples=["your-organisation"])
+    authority: Annotated[str, AfterValidator(_address)] | None = Untrained(
+        None, examples=["https://passes.example.org"]
+    )
+    authority_key: Annotated[str, AfterValidator(_authority_key)] | None = Untrained(
+        None, description="`tt authority init` prints both", examples=["ed25519:…"]
+    )
+    oauth_client_id: Text | None = Untrained(
+        None, description="of your OAuth app on the Hub, for logins without a token", examples=["…"]
+    )
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -271,13 +288,15 @@ class MembershipPart(Section):
 
 
 class CheckpointsPart(Section):
-    """The organiser's published checkpoints, for those who start when no peer can hand a state over."""
+    """The organiser's published checkpoints, for those who come when no peer is there."""
 
-    repository: Annotated[str, AfterValidator(_repository)] | None = Untrained(None)  # a model repository on the Hub
+    repository: Annotated[str, AfterValidator(_repository)] | None = Untrained(
+        None, description="a model repository on the Hub", examples=["your-organisation/your-run"]
+    )
 
 
 class PeersPart(Section):
-    """The first addresses of the swarm."""
+    """The swarm's first addresses: of the aux peers. The id at the end is that of an aux peer's key."""
 
     initial: list[Multiaddr] = Untrained(default_factory=list)
-    coordinator_port: int = Untrained(31337, ge=1, le=65535)  # of an aux peer of this run
+    coordinator_port: int = Untrained(31337, ge=1, le=65535, description="of an aux peer of this run")
