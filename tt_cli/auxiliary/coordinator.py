@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,17 +26,8 @@ from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
-from tt_cli.swarm.network.dht_node import (
-    DHT,
-    NobodyAnswered,
-    addresses_here,
-    addresses_of,
-    daemon_pid,
-    daemon_watched,
-    dht_time,
-    start_dht,
-    stop_dht,
-)
+from tt_cli.swarm.network import dht_node
+from tt_cli.swarm.network.dht_node import DHT, dht_time
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 from tt_cli.swarm.records.snapshot import take_snapshot
@@ -83,23 +75,23 @@ class Coordinator:
         closing.callback(self._recorder.close)
         emit(Phase("starting", "joining the DHT"))
         dht = _join(run, identity, opts, emit)
-        closing.callback(stop_dht, dht)
-        closing.enter_context(daemon_watched(dht))
+        closing.callback(dht_node.stop_dht, dht)
+        closing.enter_context(dht_node.daemon_watched(dht))
         hand_over, read_tree = keeper.hand_over, keeper.read_tree
         self._averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree)
         self._directory = PeerDirectory(run, dht, identity)
         closing.callback(_close, self._directory, self._averager)
         self._directory.expect(AUX_LOOK_SECONDS)
-        addresses = addresses_of(dht)
+        addresses = dht_node.addresses_of(dht)
         closing.callback(remove_quietly, folder / "address")
         emit(Listening(identity.peer_id, addresses, False))
-        _write_addresses(folder / "address", addresses_here(dht), emit)
+        _write_addresses(folder / "address", dht_node.addresses_here(dht), emit)
         self._orders = OrganiserOrders(membership_at(dht), identity.path.with_suffix(".era"), leave=self._leave)
         named = [address.rpartition("/p2p/")[2] for address in run.peers.initial if "/p2p/" in address]
         self._lease = Lease(identity.peer_id, named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
         self._lease_file = LeaseFile(folder)
         closing.callback(remove_quietly, self._lease_file.path)
-        self._daemon = daemon_pid(dht)
+        self._daemon = dht_node.daemon_pid(dht)
         # When the snapshot, the history and the database's snapshot were due last.
         self._told_at = self._remembered_at = self._written_at = -float("inf")
         self._leader = self._failed = ""
@@ -200,11 +192,14 @@ class Coordinator:
 def _join(run: RunConfig, identity: Identity, opts: CoordinatorOptions, emit: Emit) -> DHT:
     """The DHT through the other aux peers; alone when none of them answers: somebody must be the first."""
     others = [address for address in opts.initial_peers if not address.endswith(f"/p2p/{identity.peer_id}")]
+    start = partial(dht_node.start_dht, run, identity, host=opts.host, port=opts.port, announce=opts.announce)
     try:
-        return start_dht(run, identity, initial_peers=others, host=opts.host, port=opts.port, announce=opts.announce)
-    except NobodyAnswered as error:
+        return start(
+            initial_peers=[peer for peer in opts.initial_peers if not peer.endswith(f"/p2p/{identity.peer_id}")]
+        )
+    except dht_node.NobodyAnswered as error:
         emit(Log(f"{error}; starting without them", "warning"))
-        return start_dht(run, identity, initial_peers=[], host=opts.host, port=opts.port, announce=opts.announce)
+        return start(initial_peers=[])
 
 
 def _write_addresses(file: Path, addresses: list[str], emit: Emit) -> None:
@@ -212,23 +207,20 @@ def _write_addresses(file: Path, addresses: list[str], emit: Emit) -> None:
     try:
         file.write_text("".join(f"{address}\n" for address in addresses), encoding="utf-8")
     except OSError as error:
-        words = f"cannot write {file}: {error.strerror or error}; on this machine too, others need --peer"
-        emit(Log(words, "error"))
+        trouble = f"cannot write {file}: {error.strerror or error}"
+        emit(Log(f"{trouble}; on this machine too, others need --peer", "error"))
 
 
-def phase_of(records: Iterable[PeerRecord]) -> tuple[str, str]:
+def phase_of(records: Sequence[PeerRecord]) -> tuple[str, str]:
     """Name the phase of this peer and its reason; say so where nobody can make a step."""
-    records = list(records)
     trainers = sum(record.role == "trainer" for record in records)
     if not trainers:
         return "waiting", "for trainers"
-    words = f"{trainers} trainer{'' if trainers == 1 else 's'}"
+    who = f"{trainers} trainer{'' if trainers == 1 else 's'}"
     if any(record.averages and not record.client_mode for record in records):
-        return "serving", words
-    return (
-        "waiting",
-        f"for one who accepts connections: {words} in client mode, so no step is made; the assistant helps (--assist)",
-    )
+        return "serving", who
+    obstacle = f"{who} in client mode, so no step is made; the assistant helps (--assist)"
+    return "waiting", f"for one who accepts connections: {obstacle}"
 
 
 def _close(directory: PeerDirectory, averager: Averager) -> None:
