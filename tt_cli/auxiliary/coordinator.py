@@ -194,9 +194,7 @@ def _join(run: RunConfig, identity: Identity, opts: CoordinatorOptions, emit: Em
     others = [address for address in opts.initial_peers if not address.endswith(f"/p2p/{identity.peer_id}")]
     start = partial(dht_node.start_dht, run, identity, host=opts.host, port=opts.port, announce=opts.announce)
     try:
-        return start(
-            initial_peers=[peer for peer in opts.initial_peers if not peer.endswith(f"/p2p/{identity.peer_id}")]
-        )
+        return start(initial_peers=others)
     except dht_node.NobodyAnswered as error:
         emit(Log(f"{error}; starting without them", "warning"))
         return start(initial_peers=[])

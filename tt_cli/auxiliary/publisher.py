@@ -85,15 +85,12 @@ class Publisher:
         self._lease = LeaseFile(folders.run_folder(run))
         self._reader = HistoryReader(database)
         self._history_error = ""
-        self._heartbeat = Heartbeat(
-            lambda activity: self._history(lambda store: store.tell_part("publisher", activity))
-        )
+        self._heartbeat = Heartbeat(lambda state: self._history(lambda store: store.tell_part("publisher", state)))
         self._watched: tuple[int, float] | None = None  # the newest step there, and when it is looked at next
         self._there: frozenset[int] | None = None  # the steps in the repository, None before it was looked into
         self._due_at = self._retry_at = self._ask_at = -float("inf")
-        self._failures = 0
+        self._failures, self._told = 0, ""
         self._asked_with: tuple[str | None] | None = None  # the token, where another one is worth a new try
-        self._told = ""
         self._unusable: set[str] = set()
 
     def look(self) -> None:
@@ -173,9 +170,8 @@ class Publisher:
         if order is not None and not gone:
             self._order_done(order[0])
         newest, local = max(there - gone, default=-1), max(self._local(), default=-1)
-        at_once = local >= self._run.schedule.total_steps or not there
-        due = local > newest and (at_once or time.monotonic() >= self._due_at)
-        checkpoint = self._candidate(newest) if due else None
+        due = not there or local >= self._run.schedule.total_steps or time.monotonic() >= self._due_at
+        checkpoint = self._candidate(newest) if local > newest and due else None
         return PublishingPlan(checkpoint, gone, order) if checkpoint is not None or gone else None
 
     def _candidate(self, after: int) -> tuple[Path, Head] | None:

@@ -147,8 +147,7 @@ class PeerTable(ScrollView, Generic[Row], can_focus=True):
         self.falling = not self.falling if turn else self._columns[column].falls
         self.sorted_by = column
         self.show(self.rows)
-        self._into_view()
-        self.post_message(Moved())
+        self._go_to(self.cursor)
 
     def _go_to(self, row: int) -> None:
         self.cursor = max(0, min(row, len(self.rows) - 1))
