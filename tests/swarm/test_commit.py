@@ -18,7 +18,7 @@ from swarm.rounds import CODEC, GROUP, LAYOUT, Member, run_round
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING, AverageBuffer, part_hash
 from tt_cli.swarm.allreduce.commit import PartStatus, agree, group_of, read_status
-from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole, request
+from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts, request
 from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS
 
 A, B = part_hash(b"a"), part_hash(b"b")
@@ -181,7 +181,7 @@ def sent_by(store: AverageBuffer) -> list[runtime_pb2.ExpertInfo]:
 
 def take(messages: list[runtime_pb2.ExpertInfo]) -> tuple[bool, AverageBuffer, int]:
     store, traffic = AverageBuffer(LAYOUT, CODEC), torch.zeros(2, dtype=torch.int64)
-    whole = asyncio.run(fetch_whole(donor_stub(messages), "key", store, 5.0, traffic))
+    whole = asyncio.run(fetch_parts(donor_stub(messages), "key", store, None, 5.0, traffic))
     return whole, store, int(traffic[1])
 
 

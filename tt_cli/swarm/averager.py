@@ -38,7 +38,7 @@ from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
 from tt_cli.swarm.allreduce.commit import CommitProtocol, group_of
 from tt_cli.swarm.allreduce.messages import RoundName, RoundRules, Signer
-from tt_cli.swarm.allreduce.part_fetch import answer, fetch_whole
+from tt_cli.swarm.allreduce.part_fetch import answer, fetch_parts
 from tt_cli.swarm.allreduce.result import RoundResult, outcome_of
 from tt_cli.swarm.allreduce.round_plan import (
     KEPT_GROUPS,
@@ -84,11 +84,9 @@ class Averager(StateBridge, DecentralizedAverager):
         line: BandwidthLimiter | None = None,
     ):
         rules = RoundRules.of(run, shapes)
-        codec = rules.codec
         self._line = line or BandwidthLimiter(None, None)
-        self.layout = rules.layout
-        self.local = GradientBuffer(self.layout, codec)
-        self.store = AverageBuffer(self.layout, codec)
+        self.local = GradientBuffer(rules.layout, rules.codec)
+        self.store = AverageBuffer(rules.layout, rules.codec)
         self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
         self.max_weight = float(MAX_WEIGHT_IN_TARGETS * run.swarm.target_batch_size)
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
@@ -405,7 +403,7 @@ class Averager(StateBridge, DecentralizedAverager):
             for donor in donors:
                 try:
                     stub = self._stub(PeerID.from_base58(donor))
-                    if await fetch_whole(stub, state_key, self.store, self.next_chunk_timeout, self.traffic):
+                    if await fetch_parts(stub, state_key, self.store, None, self.next_chunk_timeout, self.traffic):
                         giver = donor
                         break
                 except Exception as error:  # a donor may fail in any way; the next one is asked

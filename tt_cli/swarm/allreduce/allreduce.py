@@ -23,7 +23,7 @@ from hivemind.utils.asyncio import aiter_with_timeout
 
 from tt_cli.swarm.allreduce.average_buffer import MISSING, AverageBuffer
 from tt_cli.swarm.allreduce.centered_clip import FEWEST, Aggregation, spread
-from tt_cli.swarm.allreduce.lateness import beyond_most
+from tt_cli.swarm.allreduce.lateness import beyond_most, longer_of
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, NotProven, Opening, Signer, input_hash
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
@@ -128,9 +128,7 @@ class AllReduce:
         """Sign what this peer reduced."""
         self._openings[str(self.me)] = (await self._opening(self.me)).sign(self._signer)
         senders = [str(member) for member in self.members if self.reducer.used(str(member))]
-        inputs = Inputs(
-            tuple(self._openings[sender] for sender in senders), tuple(self.reducer.used(sender) for sender in senders)
-        )
+        inputs = Inputs(tuple(map(self._openings.__getitem__, senders)), tuple(map(self.reducer.used, senders)))
         self.inputs, self.used = inputs.pack(), inputs.used.count(len(self._own))
         commitment = Commitment(
             self.name,
@@ -150,9 +148,7 @@ class AllReduce:
 
     def waits(self) -> dict[str, float]:
         """Member → seconds for which this one waited for it, as reducer and for its averages, longer than for most."""
-        sent, answered = self.reducer.waited, beyond_most(self._ended)
-        members = sent.keys() | answered.keys()
-        return {member: max(sent.get(member, 0.0), answered.get(member, 0.0)) for member in members}
+        return longer_of(self.reducer.waited, beyond_most(self._ended))
 
     def show(self, asker: str, reducer: str, index: int | None) -> bytes:
         """What this peer sent, or as a reducer received, for another member's audit. Raises ValueError.

@@ -79,23 +79,17 @@ def average_part(
 
     Zeros when nobody has samples. CenteredClip begins at three members; below, nobody knows which one is wrong.
     """
-    taking = [part for part in contributions if part.weight > 0.0]
-    average, clipped = _aggregated(codec, aggregation, taking, elements, large)
     huge: list[str] = []
-    if not average.abs().max() <= LARGEST:
+    for again in (False, True):
+        taking = [part for part in contributions if part.weight > 0.0 and part.sender not in huge]
+        if aggregation == "mean" or len(taking) < FEWEST:
+            average, factors = weighted_mean(codec, taking, elements, large), dict[str, float]()
+        else:
+            average, factors = centered_clip(codec, taking, elements, large)
+        if again or average.abs().max() <= LARGEST:
+            break
         huge = [part.sender for part in taking if _magnitude(codec, part, elements, large) > LARGEST]
-        taking = [part for part in taking if part.sender not in huge]
-        average, clipped = _aggregated(codec, aggregation, taking, elements, large)
-    return AveragedPart(codec.encode_part(average, large), clipped, huge)
-
-
-def _aggregated(
-    codec: GradientCodec, aggregation: Aggregation, taking: Sequence[ReceivedPart], elements: int, large: bool
-) -> tuple[torch.Tensor, frozenset[str]]:
-    if aggregation == "mean" or len(taking) < FEWEST:
-        return weighted_mean(codec, taking, elements, large), frozenset()
-    average, factors = centered_clip(codec, taking, elements, large)
-    return average, frozenset(factors)
+    return AveragedPart(codec.encode_part(average, large), frozenset(factors), huge)
 
 
 def _magnitude(codec: GradientCodec, part: ReceivedPart, elements: int, large: bool) -> float:

@@ -18,6 +18,11 @@ def beyond_most(ended: Mapping[str, float]) -> dict[str, float]:
     return late
 
 
+def longer_of(waits: Mapping[str, float], others: Mapping[str, float]) -> dict[str, float]:
+    """Member → the longer one of two waits for it."""
+    return {member: max(waits.get(member, 0.0), others.get(member, 0.0)) for member in {**waits, **others}}
+
+
 def waits_to_report(mine: Mapping[str, float]) -> dict[str, float]:
     """The longest waits, for the others."""
     longest = sorted(mine.items(), key=lambda item: -item[1])[:REPORTED]

@@ -7,6 +7,7 @@ travelled in the round. What does not fit its hash or is no part of this run is 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -40,32 +41,37 @@ async def answer(
 
 
 async def fetch_parts(
-    stub: Any, key: bytes, store: AverageBuffer, wanted: Mapping[int, bytes], patience: float, traffic: torch.Tensor
-) -> None:
-    """Put the parts `wanted` (index → hash) into the store. traffic: see `RoundGroup`.
+    stub: Any,
+    key: bytes | str,
+    store: AverageBuffer,
+    wanted: Mapping[int, bytes] | None,
+    patience: float,
+    traffic: torch.Tensor,
+) -> bool:
+    """Put the parts `wanted` (index → hash) into the store, or instead of what is in it, None, a whole average.
 
-    Raises ValueError for what does not fit, and whatever the connection raises.
+    False when this member does not have it all. traffic: see `RoundGroup`. Raises ValueError for what does not fit, and
+    whatever the connection raises.
     """
-    async with aclosing(await stub.rpc_fetch_average(request(key, sorted(wanted)))) as answers:
+    indexes = None if wanted is None else sorted(wanted)
+    async with aclosing(await stub.rpc_fetch_average(request(key, indexes))) as answers:
         stream = aiter_with_timeout(answers, patience)
-        await anext(stream)  # the cut is known
-        await _put(stream, store, wanted, traffic)
-
-
-async def fetch_whole(stub: Any, key: str, store: AverageBuffer, patience: float, traffic: torch.Tensor) -> bool:
-    """Replace what is in the store by the average of a committed round; False when this member does not have it.
-
-    Raises ValueError for what does not fit, and whatever the connection raises.
-    """
-    async with aclosing(await stub.rpc_fetch_average(request(key, None))) as answers:
-        stream = aiter_with_timeout(answers, patience)
-        try:
-            parts, hashes = _read_header(await anext(stream), store)
-        except StopAsyncIteration:
-            return False
-        store.open(parts)
-        await _put(stream, store, dict(enumerate(hashes)), traffic)
-    return not store.missing()
+        with contextlib.suppress(StopAsyncIteration):
+            header = await anext(stream)
+            if wanted is None:
+                parts, hashes = _read_header(header, store)
+                store.open(parts)
+                wanted = dict(enumerate(hashes))
+            for index in sorted(wanted):
+                encoded = (await anext(stream)).serialized_info
+                traffic[1] += len(encoded)
+                if part_hash(encoded) != wanted[index]:
+                    raise MalformedPart(f"part {index} with another hash than was said")
+                part = store.parts[index]
+                store.codec.check_part(encoded, part.elements, part.large)
+                store.put(index, encoded)
+            return True
+    return False
 
 
 def _read_header(header: runtime_pb2.ExpertInfo, store: AverageBuffer) -> tuple[tuple[TensorPart, ...], list[bytes]]:
@@ -74,23 +80,3 @@ def _read_header(header: runtime_pb2.ExpertInfo, store: AverageBuffer) -> tuple[
     if len(joined) != HASH_BYTES * len(parts):
         raise ValueError("hashes of another cut")
     return parts, [joined[start : start + HASH_BYTES] for start in range(0, len(joined), HASH_BYTES)]
-
-
-async def _put(
-    stream: AsyncIterator[runtime_pb2.ExpertInfo],
-    store: AverageBuffer,
-    wanted: Mapping[int, bytes],
-    traffic: torch.Tensor,
-) -> None:
-    """Parts come in the order of their indexes."""
-    for index in sorted(wanted):
-        try:
-            encoded = (await anext(stream)).serialized_info
-        except StopAsyncIteration:
-            return
-        traffic[1] += len(encoded)
-        if part_hash(encoded) != wanted[index]:
-            raise MalformedPart(f"part {index} with another hash than was said")
-        part = store.parts[index]
-        store.codec.check_part(encoded, part.elements, part.large)
-        store.put(index, encoded)

@@ -9,7 +9,7 @@ from typing import Any
 
 from tt_cli.swarm.allreduce.allreduce import too_few
 from tt_cli.swarm.allreduce.commit import CommitProtocol
-from tt_cli.swarm.allreduce.lateness import beyond_most, read_waits
+from tt_cli.swarm.allreduce.lateness import beyond_most, longer_of, read_waits
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,8 @@ def _clipped(commit: CommitProtocol) -> dict[str, float]:
 
 def late_of(commit: CommitProtocol) -> dict[str, float]:
     """Members that held the round up as this peer saw it, in the transfer and after it."""
-    waits, answered = commit.allreduce.waits(), beyond_most(commit.heard_at)
-    others = [str(peer) for peer in commit.members if peer != commit.me]
-    late = {peer: max(waits.get(peer, 0.0), answered.get(peer, 0.0)) for peer in others}
-    return {peer: seconds for peer, seconds in late.items() if seconds > 0.0}
+    late = longer_of(commit.allreduce.waits(), beyond_most(commit.heard_at))
+    return {peer: seconds for peer, seconds in late.items() if seconds > 0.0 and peer != str(commit.me)}
 
 
 def _waited_for(commit: CommitProtocol) -> dict[str, dict[str, float]]:
