@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tt_cli.identity.passes import Notice, Pass, public_text, sign_notice, sign_pass
+from tt_cli.identity.passes import Notice, Pass, public_text, sign
 from tt_cli.identity.peer_key import make_key_file, peer_id, private_key, public_der
 from tt_cli.run import RunConfig
 
@@ -44,14 +44,14 @@ class Issuer:
         owner = peer_id(public_der(private_key(key.read_bytes()).public_key()))
         expires = time.time() + lasts
         issued = Pass(user, owner, run.identity, min(time.time(), expires) - HOUR, expires)
-        key.with_suffix(".pass").write_text(sign_pass(issued, self._key), encoding="ascii")
+        key.with_suffix(".pass").write_text(sign(issued, self._key), encoding="ascii")
         return owner
 
     def ban(self, homes: list[Path], run: RunConfig, users: list[str]) -> str:
         """Tell these peers that nobody of these users may take part; returns the notice."""
         self._number += 1
         notice = Notice(run.identity, self._number, time.time(), frozenset(users), frozenset(), "", None)
-        text = sign_notice(notice, self._key)
+        text = sign(notice, self._key)
         for home in homes:
             folder = home / "runs" / run.identity
             folder.mkdir(parents=True, exist_ok=True)

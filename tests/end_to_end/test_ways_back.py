@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from end_to_end.conftest import WAIT, assert_agreed, last_step, tiny_run, wait_for_step
 
 from tt_cli.checkpoint.checkpoint_files import load
-from tt_cli.identity.passes import Notice, RollBack, public_text, sign_notice
+from tt_cli.identity.passes import Notice, RollBack, public_text, sign
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Event, Phase, Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
@@ -35,7 +35,7 @@ def test_the_organiser_pauses_a_run_and_takes_it_back(start_swarm: Callable[[Run
     def order(number: int, paused: str = "", rollback: RollBack | None = None) -> None:
         """Only the auxiliary peer hears it from the authority; the others hear it from the swarm."""
         notice = Notice(run.identity, number, time.time(), NOBODY, NOBODY, paused, rollback)
-        (checkpoints.parent / "notice").write_text(sign_notice(notice, KEY) + "\n")
+        (checkpoints.parent / "notice").write_text(sign(notice, KEY) + "\n")
 
     # Paused, all wait with the organiser's reason, and no step is made.
     order(1, paused="new data are coming")

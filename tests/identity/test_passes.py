@@ -22,8 +22,7 @@ from tt_cli.identity.passes import (
     public_text,
     read_notice,
     read_pass,
-    sign_notice,
-    sign_pass,
+    sign,
 )
 
 KEY, OTHER = (Ed25519PrivateKey.from_private_bytes(bytes([number] * 32)) for number in (1, 2))
@@ -51,19 +50,19 @@ CALM = Notice("emoji-0123abcd", 7, NOW, frozenset(), frozenset(), "", None)
 
 @given(passes)
 def test_what_is_signed_is_read_again(what: Pass) -> None:
-    text = sign_pass(what, KEY)
+    text = sign(what, KEY)
     assert read_pass(text, PUBLIC, what.run, what.issued) == what
-    assert len(sign_pass(ADA, KEY)) < MAX_PASS / 8
+    assert len(sign(ADA, KEY)) < MAX_PASS / 8
 
 
 @given(notices)
 def test_a_notice_is_read_again(what: Notice) -> None:
-    assert read_notice(sign_notice(what, KEY), PUBLIC, what.run, what.issued) == what
+    assert read_notice(sign(what, KEY), PUBLIC, what.run, what.issued) == what
 
 
 @given(st.data())
 def test_any_changed_character_is_refused(data: st.DataObject) -> None:
-    for text, read in ((sign_pass(ADA, KEY), read_pass), (sign_notice(CALM, KEY), read_notice)):
+    for text, read in ((sign(ADA, KEY), read_pass), (sign(CALM, KEY), read_notice)):
         at = data.draw(st.integers(0, len(text) - 1))
         other = data.draw(st.characters(exclude_characters=text[at]))
         with pytest.raises(InvalidPass):
@@ -72,7 +71,7 @@ def test_any_changed_character_is_refused(data: st.DataObject) -> None:
 
 @given(st.data())
 def test_any_cut_or_longer_text_is_refused(data: st.DataObject) -> None:
-    text = sign_pass(ADA, KEY)
+    text = sign(ADA, KEY)
     cut = text[: data.draw(st.integers(0, len(text) - 1))]
     longer = text + data.draw(st.text(min_size=1, max_size=8))
     for one in (cut, longer):
@@ -96,10 +95,10 @@ def test_the_edges_of_its_time(offset: float, leeway: float) -> None:
     now = ADA.issued + offset
     counts = ADA.issued <= now + leeway and now < ADA.expires + leeway
     if counts:
-        assert read_pass(sign_pass(ADA, KEY), PUBLIC, ADA.run, now, leeway=leeway) == ADA
+        assert read_pass(sign(ADA, KEY), PUBLIC, ADA.run, now, leeway=leeway) == ADA
     else:
         with pytest.raises(InvalidPass, match="expired|not yet valid"):
-            read_pass(sign_pass(ADA, KEY), PUBLIC, ADA.run, now, leeway=leeway)
+            read_pass(sign(ADA, KEY), PUBLIC, ADA.run, now, leeway=leeway)
 
 
 @pytest.mark.parametrize(
@@ -114,24 +113,24 @@ def test_the_edges_of_its_time(offset: float, leeway: float) -> None:
 def test_honest_clocks_may_differ_a_little(now: float, words: str) -> None:
     if words:
         with pytest.raises(InvalidPass, match=words):
-            read_pass(sign_pass(ADA, KEY), PUBLIC, ADA.run, now)
+            read_pass(sign(ADA, KEY), PUBLIC, ADA.run, now)
     else:
-        assert read_pass(sign_pass(ADA, KEY), PUBLIC, ADA.run, now) == ADA
+        assert read_pass(sign(ADA, KEY), PUBLIC, ADA.run, now) == ADA
 
 
 def test_a_pass_of_another_key_or_run_is_refused() -> None:
     with pytest.raises(InvalidPass, match="forged pass"):
-        read_pass(sign_pass(ADA, OTHER), PUBLIC, ADA.run, NOW)
+        read_pass(sign(ADA, OTHER), PUBLIC, ADA.run, NOW)
     with pytest.raises(InvalidPass, match="pass of another run: it is for emoji-0123abcd, this run is dalle-1"):
-        read_pass(sign_pass(ADA, KEY), PUBLIC, "dalle-1", NOW)
+        read_pass(sign(ADA, KEY), PUBLIC, "dalle-1", NOW)
     with pytest.raises(InvalidPass, match="notice of another run"):
-        read_notice(sign_notice(CALM, KEY), PUBLIC, "dalle-1", NOW)
+        read_notice(sign(CALM, KEY), PUBLIC, "dalle-1", NOW)
 
 
 def test_a_notice_is_no_pass_and_a_pass_no_notice() -> None:
     with pytest.raises(InvalidPass, match="does not begin with tt-notice-1"):
-        read_notice(sign_pass(ADA, KEY), PUBLIC, ADA.run, NOW)
-    renamed = "tt-notice-1." + sign_pass(ADA, KEY).partition(".")[2]
+        read_notice(sign(ADA, KEY), PUBLIC, ADA.run, NOW)
+    renamed = "tt-notice-1." + sign(ADA, KEY).partition(".")[2]
     with pytest.raises(InvalidPass, match="forged notice"):
         read_notice(renamed, PUBLIC, ADA.run, NOW)
 
@@ -147,7 +146,7 @@ def test_signed_nonsense_is_refused() -> None:
         replace(ADA, user=3),  # type: ignore[arg-type] # that is what is tested
     ):
         with pytest.raises((InvalidPass, ValueError)):
-            read_pass(sign_pass(wrong, KEY), PUBLIC, ADA.run, NOW)
+            read_pass(sign(wrong, KEY), PUBLIC, ADA.run, NOW)
     for notice in (
         replace(CALM, number=-1),
         replace(CALM, number=True),
@@ -155,7 +154,7 @@ def test_signed_nonsense_is_refused() -> None:
         replace(CALM, rollback=RollBack(-1, "d", "s", 1)),
     ):
         with pytest.raises(InvalidPass):
-            read_notice(sign_notice(notice, KEY), PUBLIC, CALM.run, NOW)
+            read_notice(sign(notice, KEY), PUBLIC, CALM.run, NOW)
 
 
 def test_the_old_key_counts_until_its_day() -> None:
@@ -163,10 +162,10 @@ def test_the_old_key_counts_until_its_day() -> None:
     assert [until for _, until in authority_keys(both)] == [math.inf, 1_799_971_200.0]
     for key in (KEY, OTHER):
         early = replace(ADA, issued=1_799_971_000.0)
-        assert read_pass(sign_pass(early, key), both, ADA.run, 1_799_971_199.0) == early
-    assert read_pass(sign_pass(early, OTHER), both, ADA.run, 1_799_971_200.0) == early
+        assert read_pass(sign(early, key), both, ADA.run, 1_799_971_199.0) == early
+    assert read_pass(sign(early, OTHER), both, ADA.run, 1_799_971_200.0) == early
     with pytest.raises(InvalidPass, match="forged"):
-        read_pass(sign_pass(early, KEY), both, ADA.run, 1_799_971_200.0)
+        read_pass(sign(early, KEY), both, ADA.run, 1_799_971_200.0)
 
 
 def test_who_is_banned_is_refused() -> None:

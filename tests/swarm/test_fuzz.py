@@ -27,7 +27,7 @@ from swarm.made import record
 from swarm.rounds import CODEC, LAYOUT
 
 from scripts.lab.passes import Issuer
-from tt_cli.identity.passes import InvalidPass, Notice, Pass, read_notice, read_pass, sign_notice, sign_pass
+from tt_cli.identity.passes import InvalidPass, Notice, Pass, read_notice, read_pass, sign
 from tt_cli.run import load_run
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
@@ -50,8 +50,8 @@ AUTHORITY = RUN.membership.authority_key or ""
 CLOSED = Admission(RUN)
 SIGNER = RSASignatureValidator(RSAPrivateKey())
 PEER = peer_id_of(SIGNER._private_key.get_public_key().to_bytes())
-PASS = sign_pass(Pass("anna", PEER, RUN.identity, 900.0, 1e10), ISSUER._key)
-NOTICE = sign_notice(Notice(RUN.identity, 7, 900.0, frozenset({"ben"}), frozenset(), "", None), ISSUER._key)
+PASS = sign(Pass("anna", PEER, RUN.identity, 900.0, 1e10), ISSUER._key)
+NOTICE = sign(Notice(RUN.identity, 7, 900.0, frozenset({"ben"}), frozenset(), "", None), ISSUER._key)
 SIGNED = Signer(SIGNER._private_key)
 OPENING = Opening(RoundName(RUN.identity, "5_ab", b"group"), PEER, PEER, 4.0, 0.1, (bytes(32),))
 MOST_BYTES = 2**25  # of memory: what an answer is checked against may be large, such as the tree of a state

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tt_cli.identity.passes import Notice, Pass, public_text, sign_notice, sign_pass
+from tt_cli.identity.passes import Notice, Pass, public_text, sign
 from tt_cli.run import load_run
 from tt_cli.swarm.membership import admission as room
 from tt_cli.swarm.membership.admission import (
@@ -37,12 +37,12 @@ def look_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pass_of(peer_id: str = "anna's", user: str = "Anna", run: str = RUN.identity, **changes: float) -> str:
     times = {"issued": NOW - HOUR, "expires": NOW + HOUR} | changes
-    return sign_pass(Pass(user, peer_id, run, **times), KEY)
+    return sign(Pass(user, peer_id, run, **times), KEY)
 
 
 def notice(number: int, users: str = "", peers: str = "", key: Ed25519PrivateKey = KEY, run: str = RUN.identity) -> str:
     banned = frozenset(users.split()), frozenset(peers.split())
-    return sign_notice(Notice(run, number, NOW, *banned, "", None), key)
+    return sign(Notice(run, number, NOW, *banned, "", None), key)
 
 
 def refused(membership: Admission, text: str, peer_id: str, now: float | None = None) -> str:
@@ -66,7 +66,7 @@ def test_a_pass_admits_the_peer_that_it_was_issued_to() -> None:
         (pass_of(run="emoji-00000000"), "another run"),
         (pass_of(expires=NOW - 60), "expired"),
         (pass_of(issued=NOW + 600), "not yet valid"),
-        (sign_pass(Pass("Anna", "anna's", RUN.identity, NOW - HOUR, NOW + HOUR), OTHER_KEY), "forged"),
+        (sign(Pass("Anna", "anna's", RUN.identity, NOW - HOUR, NOW + HOUR), OTHER_KEY), "forged"),
     ],
 )
 def test_what_is_no_valid_pass_admits_nobody(text: str, words: str) -> None:

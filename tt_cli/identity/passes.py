@@ -115,9 +115,10 @@ def authority_keys(text: str) -> list[tuple[Ed25519PublicKey, float]]:
     return keys
 
 
-def sign_pass(what: Pass, key: Ed25519PrivateKey) -> str:
-    """The pass as text, of at most MAX_PASS characters."""
-    return _sign(what, key)
+def sign(what: Pass | Notice, key: Ed25519PrivateKey) -> str:
+    """The pass, or the notice, as text of at most MAX_PASS or MAX_NOTICE characters."""
+    kind, payload = _FORMS[type(what)][0], _canonical(dataclasses.asdict(what))
+    return f"{kind}.{encode(payload)}.{encode(key.sign(kind.encode() + b'.' + payload))}"
 
 
 def read_pass(text: str, authority_key: str, run: str, now: float, *, leeway: float = CLOCK_LEEWAY) -> Pass:
@@ -129,11 +130,6 @@ def read_pass(text: str, authority_key: str, run: str, now: float, *, leeway: fl
     if read.expires + leeway <= now or read.expires <= read.issued:
         raise InvalidPass(f"pass expired {now - read.expires:.0f} s ago")
     return read
-
-
-def sign_notice(what: Notice, key: Ed25519PrivateKey) -> str:
-    """The notice as text, of at most MAX_NOTICE characters."""
-    return _sign(what, key)
 
 
 def read_notice(text: str, authority_key: str, run: str, now: float) -> Notice:
@@ -152,11 +148,6 @@ def allowed(p: Pass, notice: Notice | None) -> None:
         raise InvalidPass(f"user {p.user} is banned from this run")
     if p.peer_id in notice.banned_peers:
         raise InvalidPass(f"peer {p.peer_id} of user {p.user} is banned from this run")
-
-
-def _sign(what: Pass | Notice, key: Ed25519PrivateKey) -> str:
-    kind, payload = _FORMS[type(what)][0], _canonical(dataclasses.asdict(what))
-    return f"{kind}.{encode(payload)}.{encode(key.sign(kind.encode() + b'.' + payload))}"
 
 
 def _open(form: type[Signed], text: str, authority_key: str, run: str, now: float, leeway: float) -> Signed:

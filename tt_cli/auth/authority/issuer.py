@@ -37,8 +37,7 @@ from tt_cli.identity.passes import (
     decode,
     encode,
     read_pass,
-    sign_notice,
-    sign_pass,
+    sign,
 )
 from tt_cli.run import RunConfig
 
@@ -173,7 +172,7 @@ class Authority:
             now, key = time.monotonic(), self._key()
             if self._notice is None or now > self._notice[0] + NOTICE_SECONDS or self._notice[1] != key.text:
                 held = self.store.notice(self.run.identity)
-                self._notice = (now, key.text, (held.number, sign_notice(held, key.private)))
+                self._notice = (now, key.text, (held.number, sign(held, key.private)))
             return self._notice[2]
 
     # ---------------------------------------------------------------- passes
@@ -423,7 +422,7 @@ class Authority:
             self.store.admit(RegisteredMember(peer_id, user, way, joined, proven, issued.expires), now, self.most_peers)
         except TooManyPeers:
             raise RequestRefused(403, f"{user} has {self.most_peers} peers in this run already") from None
-        return sign_pass(issued, self._key().private)
+        return sign(issued, self._key().private)
 
     def _note(self, who: str, what: str, peer_id: str = "", detail: str = "") -> None:
         self.store.write_down(self.clock(), who, what, peer_id, detail)
