@@ -21,7 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import IntegrityError
 
 from tt_cli.database import Database, DatabaseDamaged, DatabaseDown
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.history import schema
 from tt_cli.history.schema import (
     about,
@@ -137,12 +137,10 @@ class HistoryWriter:
         assert file is not None, "only a SQLite file is found damaged"
         self._database.close()
         aside = file.with_name(f"{file.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}")
-        try:
+        with os_errors(f"{WHOSE} is damaged and cannot be set aside", kind=DatabaseDown):
             for suffix in ("", "-wal", "-shm"):
                 if (part := Path(f"{file}{suffix}")).exists():
                     part.rename(f"{aside}{suffix}")
-        except OSError as error:
-            raise DatabaseDown(f"{WHOSE} is damaged and cannot be set aside: {error.strerror or error}") from error
         self._found()
         for table, rows in readable(aside):
             for first in range(0, len(rows), 500):

@@ -59,7 +59,7 @@ class SwarmWatch:
         self._begin(self.look_here, HERE_SECONDS)
         if self._page is not None:
             self._begin(self.look_back, PAST_SECONDS)
-        threading.Thread(target=self._learn_flops, daemon=True).start()
+        threading.Thread(target=lambda: self._learn(flops_per_sample=self._ask_flops()), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -151,9 +151,6 @@ class SwarmWatch:
         except OSError:  # the folder is not readable: nothing is known of peers here
             mine = []
         self._learn(mine=sorted(mine, key=lambda seen: (not seen.running, seen.slot.name)))
-
-    def _learn_flops(self) -> None:
-        self._learn(flops_per_sample=self._ask_flops())
 
 
 def _reason(error: Exception) -> str:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, os_errors
 
 SECONDS = 5.0
 LONGEST = 1 << 20  # bytes of a line
@@ -51,14 +51,12 @@ def answering(path: Path, answer: Callable[[Answer], Answer]) -> Iterator[None]:
     What lies at `path` is replaced: whoever enters this holds the lock beside it.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
-        try:
+        with os_errors(f"cannot make the control socket {path}"):
             path.unlink(missing_ok=True)
             os.fchmod(listening.fileno(), 0o600)  # before it has a name that another could open
             with _reachable(path) as address:
                 listening.bind(address)
             listening.listen(8)
-        except OSError as error:
-            raise TTError(f"cannot make the control socket {path}: {error.strerror or error}") from error
         threading.Thread(target=_serve, args=(listening, answer), name="control", daemon=True).start()
         try:
             yield

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tt_cli.data.build.journal import PROGRESS, SETTINGS, SHARDS, SUMS, ShareState, sums_of
 from tt_cli.data.shard_format import ShardFacts
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.hub.repository import CARD, RepositoryChanged, commit, open_repository, read_text, sending
 
@@ -74,11 +74,8 @@ def finished_folder(folder: Path) -> EncodedFolder:
         raise UsageError(f"there is not one row in {folder}: all {counts['seen']:,} pictures were left out")
     for facts in shards:
         path = folder / SHARDS / facts.name
-        try:
-            with path.open("rb") as file:
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise TTError(f"cannot read the shard {path}: {error.strerror or error}; copy it here again") from error
+        with os_errors(f"cannot read the shard {path}", "copy it here again"), path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != facts.sha256:
             raise TTError(f"the shard {path} is damaged: its SHA-256 is not the one that was written down; encode again")
     return EncodedFolder(folder, settings, counts, shards)
