@@ -270,7 +270,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         orders=SimpleNamespace(paused=""),
         board=SimpleNamespace(view=view, trainers=lambda: frozenset("ab"), read_at=math.inf),
         contacts=Contacts(),
-        tell=RoundLog("a", heard, lambda: view),
+        round_log=RoundLog("a", heard, lambda: view),
         averager=SimpleNamespace(pulse=[1000.0]),
         missing=lambda: [],
         rematched=[],
@@ -291,7 +291,7 @@ def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_a_peer_that_is_cut_off_tries_to_come_back_and_says_when_it_goes_on(watched: Any) -> None:
-    watched.swarm.tell.phase("training", "towards step 6")
+    watched.swarm.round_log.phase("training", "towards step 6")
     watched.look()
     assert [type(event) for event in watched.told] == [Phase]
     watched.swarm.contacts.answer = Connectivity(C, frozenset(), A)
@@ -301,7 +301,7 @@ def test_a_peer_that_is_cut_off_tries_to_come_back_and_says_when_it_goes_on(watc
     assert isinstance(trouble, Trouble) and trouble.what == "connection" and "connects to all" in trouble.remedy
     assert isinstance(phase, Phase) and (phase.phase, phase.reason) == ("waiting", trouble.words)
     assert watched.swarm.contacts.asked[-1], "over new connections"
-    watched.swarm.tell.phase("averaging", "for step 6")
+    watched.swarm.round_log.phase("averaging", "for step 6")
     assert watched.told[-1] is phase, "what it would do is not shown while it cannot"
     watched.swarm.contacts.answer = WELL
     watched.look(11.0)

@@ -48,23 +48,23 @@ class CatchUp:
         self._published, self._looked = published, -math.inf
         self.ask_anew = threading.Event()  # set, to give up the state that is on its way, and ask for it again
 
-    def catch_up(self, view: SwarmState, tell: Callable[[str, str], None]) -> bool:
-        """One attempt to come to the view's state; False when it failed, which is told. tell: phase and reason."""
+    def catch_up(self, view: SwarmState, show: Callable[[str, str], None]) -> bool:
+        """One attempt to come to the view's state; False when it failed, which is told. show: phase and reason."""
         # who held another state before has no average for this one
         if self._state.epoch > 0 and view.epoch == self._state.epoch + 1:
-            tell("syncing", f"taking over the average of step {view.epoch}")
+            show("syncing", f"taking over the average of step {view.epoch}")
             if self._repeat_step(view):
                 return True
-        tell("syncing", f"taking over step {view.epoch}")
+        show("syncing", f"taking over step {view.epoch}")
         return self._take_state() or self._take_published(
             lambda step, digest: (step, digest) == (view.epoch, view.digest)
         )
 
-    def begin(self, view: SwarmState, tell: Callable[[str, str], None]) -> bool:
+    def begin(self, view: SwarmState, show: Callable[[str, str], None]) -> bool:
         """As the first peer of a swarm: with the published checkpoint, if it is newer than what this peer holds."""
         if self._published is None or any(r.digest for r in view.records if r.peer_id != self._peer_id):
             return False
-        tell("syncing", "looking for a published checkpoint: nobody else is here")
+        show("syncing", "looking for a published checkpoint: nobody else is here")
         return self._take_published(lambda step, digest: step > self._state.epoch)
 
     def go_back(self, order: RollBack, view: SwarmState) -> bool:

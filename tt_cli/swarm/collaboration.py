@@ -7,11 +7,8 @@ The way of one gradient, between `backward` and the next `forward`:
    as this peer's mean gradient, and averages it with every peer that holds the same state.
 3. An average that all members hold alike goes through the optimizer on the CPU: same bytes in, same bytes out.
    Otherwise the round is dropped, and repeated with the gradient still held.
-4. The training loop copies the new parameters into the model before its next micro-batch. With delayed updates
-   (the paper, section 3.1) the device kept computing meanwhile, on parameters one step old.
-
-Parameters are never averaged: equal state and equal averages give equal state. Who missed a round takes the
-others' state over, checked against the digest that its holders signed.
+4. The training loop copies the new parameters into the model. With delayed updates (the paper, section 3.1) the device
+   kept computing meanwhile.
 """
 
 from __future__ import annotations
@@ -75,9 +72,9 @@ class Collaboration:
     once, `step` after every micro-batch, and `close`. orders: the organiser's. published: loads the newest checkpoint
     of the run, if it publishes any.
 
-    state: copy parameters and write checkpoints while it is in `use`. board: all members' records. tell: what this peer
-    does, in words. take_over: how it comes to the others' state. contacts: whom it reaches. seek_anew: set, to give up
-    the group that is sought, and try those again who did not come or spoiled a round.
+    state: copy parameters and write checkpoints while it is in `use`. board: all members' records. round_log: what this
+    peer does, in words. take_over: how it comes to the others' state. contacts: whom it reaches. seek_anew: set, to
+    give up the group that is sought, and try those again who did not come or spoiled a round.
     """
 
     def __init__(
@@ -116,9 +113,9 @@ class Collaboration:
             self.peer_id, self.averager, self.state, emit, published, lambda: self.board.view, orders.ways_back
         )
         self.contacts = ConnectivityMonitor(dht, network.initial_peers)
-        self.tell = RoundLog(self.peer_id, emit, lambda: self.board.view)
+        self.round_log = RoundLog(self.peer_id, emit, lambda: self.board.view)
         self.board = PeerDirectory(
-            run, dht, identity, lambda error: self.tell.trouble(error, "DHT", "records on the DHT")
+            run, dht, identity, lambda error: self.round_log.trouble(error, "DHT", "records on the DHT")
         )
         guilty, late = self.averager.audits.proofs.guilty, BLAMELESS * run.swarm.next_chunk_timeout
         self._selector = ParticipantSelector(self.peer_id, self.board, guilty, self.averager.show_proofs, late)
@@ -143,7 +140,7 @@ class Collaboration:
         view = self.board.fresh_view()
         while (order := self.orders.due) and not self._closing:
             self._go_back(order)
-        if self.take_over.begin(view, self.tell.phase):
+        if self.take_over.begin(view, self.round_log.phase):
             self._publish()
         self._catch_up(view)
         self._worker.start()
@@ -189,7 +186,7 @@ class Collaboration:
             raise self._broken
         if self.orders.paused:
             self._stood_by = True
-            self.tell.phase("waiting", self.orders.paused)
+            self.round_log.phase("waiting", self.orders.paused)
         self._publish()
 
     def report(self) -> None:
@@ -221,7 +218,7 @@ class Collaboration:
     def missing(self) -> list[str]:
         """Names of trainers that count as part of the swarm and hold another state, or are not seen."""
         here = {record.peer_id for record in self.board.view.members(*self.state.position)}
-        return sorted(map(self.tell.name, self._selector.other_trainers(self.epoch) - here))
+        return sorted(map(self.round_log.name, self._selector.other_trainers(self.epoch) - here))
 
     def close(self) -> None:
         """Leave: withdraw the record, end the averager's process. The others do not wait for this peer."""
@@ -250,9 +247,9 @@ class Collaboration:
                 micro_batch=self.about.micro_batch,
                 loss=shown.mean_loss(),
                 figures=shown.mean_figures(),
-                round=self.tell.last_round[:80],
-                clipped=self.tell.clipped,
-                accused=self.tell.accused,
+                round=self.round_log.last_round[:80],
+                clipped=self.round_log.clipped,
+                accused=self.round_log.accused,
                 slow=list(self._selector.slow)[:PUBLISHED],
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
@@ -289,7 +286,7 @@ class Collaboration:
     def _wait(self, seconds: float = LOOK_SECONDS, missing: str = "") -> None:
         """Until something changed, or for so long. missing: words about what is waited for."""
         if missing:
-            self.tell.phase("waiting", missing)
+            self.round_log.phase("waiting", missing)
         with self._changed:
             self._changed.wait(seconds)
 
@@ -298,7 +295,7 @@ class Collaboration:
             self._changed.notify_all()
 
     def _trains(self) -> None:
-        self.tell.phase("training", f"towards step {self.epoch + 1}")
+        self.round_log.phase("training", f"towards step {self.epoch + 1}")
 
     def _work(self) -> None:
         try:
@@ -331,7 +328,7 @@ class Collaboration:
         while not self._closing and self.orders.due is None:
             if self._behind(view):
                 self._matchmaker.drop()
-                self.tell.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
+                self.round_log.dropped(self.epoch, view.epoch, self._accumulator.held.samples, started)
                 self._accumulator.give_back(self.averager.local)
                 return
             plan, held = self._plan(view), self._accumulator.held
@@ -340,7 +337,7 @@ class Collaboration:
                 self._wait(missing=plan.lacking)
             elif len(plan.members) > 1:
                 self.contacts.accompanied(plan.members - {self.peer_id})
-                self.tell.phase("averaging", f"for step {self.epoch + 1} with {len(plan.members) - 1} others")
+                self.round_log.phase("averaging", f"for step {self.epoch + 1} with {len(plan.members) - 1} others")
                 result, missed = self._matchmaker.average(plan, held.samples, held.loss, self._overtaken)
                 self._selector.ended(result, missed, view.records, self.epoch)
                 if result.complete:
@@ -348,7 +345,7 @@ class Collaboration:
                     result.seconds["encode"] = encoding
                     self._commit(started, result)
                     return
-                self.tell.failed(self.epoch, result, missed, held.samples, started)
+                self.round_log.failed(self.epoch, result, missed, held.samples, started)
             elif not held.samples:
                 self._hold()
             elif why := self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted()):
@@ -383,22 +380,22 @@ class Collaboration:
         try:
             facts = self.state.step(DecodedGradients(average))
         except RolledBack as error:
-            self.tell.rolled_back(str(error), self.epoch)
+            self.round_log.rolled_back(str(error), self.epoch)
             self._accumulator.release()
             self._publish()
             return
         stepped = time.monotonic()
         self.board.stepped(*self.state.position)
         computing = self._target / max(self.board.view.samples_per_second(), 1e-9) if self._delayed else 0.0
-        self.tell.left_out(self._selector.stepped(self.epoch, result, computing))
+        self.round_log.left_out(self._selector.stepped(self.epoch, result, computing))
         samples, loss = result.samples_and_loss()
         self._last_loss = self._accumulator.release()
         phases = {phase: result.seconds[phase] for phase in PHASES if phase in result.seconds}
-        self.tell.committed(
+        self.round_log.committed(
             self.epoch, result, samples, {**phases, "apply": stepped - before, "whole": stepped - started}
         )
         self._publish()
-        self.tell.step(self.epoch, loss, facts, self.state.digest)
+        self.round_log.step(self.epoch, loss, facts, self.state.digest)
         if self._last_loss.samples and not self._contributed:
             self._contributed = True
             self.emit(Contribution(self.epoch, self._last_loss.samples))
@@ -409,7 +406,7 @@ class Collaboration:
         """Come to the state that the organiser ordered; what was computed since belongs to another one."""
         self._matchmaker.drop()
         self._accumulator.forget()
-        self.tell.phase("syncing", f"the organiser takes the run back to step {order.step}")
+        self.round_log.phase("syncing", f"the organiser takes the run back to step {order.step}")
         if self.take_over.go_back(order, self.board.fresh_view()):
             self.orders.done(order)
             self._publish()
@@ -423,7 +420,7 @@ class Collaboration:
         self._matchmaker.drop()
         while self._behind(view) and not self._closing:
             attempts += 1
-            if self.take_over.catch_up(view, self.tell.phase):
+            if self.take_over.catch_up(view, self.round_log.phase):
                 self._publish()
             else:
                 self._wait(min(5.0, 0.5 * attempts))

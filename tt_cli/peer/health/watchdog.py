@@ -128,7 +128,7 @@ class ProgressWatchdog:
         state, collaboration, now = self._observed.state, self._collaboration, time.monotonic()
         view = collaboration.board.view
         trainers = [record for record in view.records if record.averages]
-        state.enter((phase := collaboration.tell.now).phase, phase.reason, now)
+        state.enter((phase := collaboration.round_log.now).phase, phase.reason, now)
         others = sum(record.peer_id != collaboration.peer_id for record in trainers)
         self._count_others(others)
         download = state.download
@@ -179,7 +179,7 @@ class ProgressWatchdog:
         before, began = self._treatment.cause, self._treatment.began
         remedy = self._treatment.next(diagnosis, time.monotonic())
         if before is not None and before.stuck and (diagnosis is None or not diagnosis.stuck):
-            self._collaboration.tell.stuck("")
+            self._collaboration.round_log.stuck("")
             self._observed(Log(f"goes on after {seconds(time.monotonic() - began)}; it was: {before.words}"))
         if diagnosis is None or remedy is None:
             return
@@ -191,7 +191,7 @@ class ProgressWatchdog:
         remedies = "; ".join(filter(None, (f"it {remedy}", diagnosis.advice)))
         self._observed(Trouble(diagnosis.what, diagnosis.words, remedies))
         if diagnosis.stuck:
-            self._collaboration.tell.stuck(diagnosis.words)
+            self._collaboration.round_log.stuck(diagnosis.words)
         match remedy:
             case Remedy.REJOIN:
                 self._ask(anew=True)

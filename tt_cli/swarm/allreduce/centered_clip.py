@@ -7,11 +7,10 @@ far from the centre it is shortened to a radius.
 
 - The centre begins at the weighted median of each element. When nobody is clipped there, the result is the mean over
   the samples, to the last bit: honest members lose nothing.
-- The radius follows from the part itself, so that whoever has the members' bytes comes to the same one. A mean over w
-  samples is off by the noise of one sample over sqrt(w), and so is the centre: distances are divided by what is to be
-  expected of them. The median of the quotients is this part's noise, and RADIUS of it is the radius.
-- No one member has more than MAX_VOTE of the votes in these medians, however many samples it has. In the average it has
-  the weight of its samples: with many samples it must be near the centre.
+- The radius follows from the part itself. A mean over w samples is off by the noise of one sample over sqrt(w), and so
+  is the centre: distances are divided by what is to be expected of them. The median of the quotients is this part's
+  noise, and RADIUS of it is the radius.
+- No one member has more than MAX_VOTE of the votes in these medians. In the average it has the weight of its samples.
 - Parts in which most gradients vanish have no noise to go by: the members say how large their whole gradient is.
 - Who is LEFT_OUT radii away or more is no honest member and has no part in the average. Nor has who points against the
   others: whose product with the centre, but for its own share in it, is negative, and further from the usual than

@@ -1,9 +1,8 @@
 """The reducer: averages of the parts that this peer is responsible for.
 
-The members' parts are kept as they came, a byte for each element, until all members that are still there have sent the
-same part. Then they are averaged (`average_part`), in the order of the members, so that the same contributions give the
-same bytes; and the average is encoded once, for all. It lies in the store, of which the answers are read: nothing of a
-round stays here.
+The members' parts are kept as they came until all members that are still there have sent the same part. Then they are
+averaged (`average_part`) in the order of the members, so that the same contributions give the same bytes, and encoded
+once, for all.
 """
 
 from __future__ import annotations

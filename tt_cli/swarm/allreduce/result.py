@@ -50,9 +50,9 @@ class RoundResult:
 
     def samples_and_loss(self) -> tuple[int, float | None]:
         """Samples of all members and their mean loss, from what they said."""
-        said = [words for words in self.members.values() if words.get("samples")]
-        samples = sum(words["samples"] for words in said)
-        return samples, sum(words["loss"] for words in said) / samples if samples else None
+        accounts = [said for said in self.members.values() if said.get("samples")]
+        samples = sum(said["samples"] for said in accounts)
+        return samples, sum(said["loss"] for said in accounts) / samples if samples else None
 
 
 def outcome_of(

@@ -141,19 +141,18 @@ class Audits(ServicerBase):
         if list(self._rounds)[-1:] == [allreduce.group_id]:  # else what was sent may be gone
             self._doubts |= finding.doubts
         if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
-            others = [peer for peer in allreduce.members if peer != allreduce.me and str(peer) != finding.guilty]
-            await pass_on(finding.proven, finding.guilty, others, self._stub_of, self._patience)
+            others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {finding.guilty}
+            await self._pass_on({finding.guilty: sorted(others)})
 
     def show(self, lacking: Mapping[str, list[str]]) -> None:
         """Show the proofs against the guilty to peers that do not have them (ids), unless that is being done."""
-
-        async def showing() -> None:
-            for guilty, peers in lacking.items():
-                if proof := self.proofs.read(guilty):
-                    await pass_on(proof, guilty, map(PeerID.from_base58, peers), self._stub_of, self._patience)
-
         if self._showing is None or self._showing.done():
-            self._showing = asyncio.create_task(showing())
+            self._showing = asyncio.create_task(self._pass_on(lacking))
+
+    async def _pass_on(self, lacking: Mapping[str, list[str]]) -> None:
+        for guilty, peers in lacking.items():
+            if proof := self.proofs.read(guilty):
+                await pass_on(proof, guilty, map(PeerID.from_base58, peers), self._stub_of, self._patience)
 
     async def rpc_audit(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
         """A member of a round is shown what this peer sent, or the list of what it reduced."""

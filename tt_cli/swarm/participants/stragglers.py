@@ -7,11 +7,10 @@ of them together, the swarm learns more without it. A member says so in its reco
 many each time again; who is named by more than half is left out. Unlike measurements so never part the members. Only
 time counts in which the samples of the next step lay ready: the rest is free (delayed updates).
 
-A member that is late for all others may have waited for one that is slow with it alone, and says so; or it lies. Nobody
-else can tell, and without either of the two it ends. So only one of them is charged: the one that has trouble with more
-others; between two that have it with each other alone it takes turns, whoever is named first. So neither who slows down
-another one each time that the last one is left out, nor who is slow by itself and blames another one each time, costs
-the swarm much more than itself; and as many as lie about one member have one left out.
+A member that is late for all others may have waited for one that is slow with it alone, and says so; or it lies. So
+only one of them is charged: the one that has trouble with more others; between two that have it with each other alone
+it takes turns, whoever is named first. Neither a slow member nor one that blames others costs the swarm much more than
+itself.
 """
 
 from __future__ import annotations

@@ -120,12 +120,13 @@ class RoundLog:
         self.last_round = f"rolled back to step {epoch}"
         self._emit(Trouble("state", why, f"going on from step {epoch}, or from where the others are"))
 
-    def left_out(self, burdens: Mapping[str, Straggler]) -> None:
+    def left_out(self, stragglers: Mapping[str, Straggler]) -> None:
         """Members without which the swarm would be faster."""
-        for peer_id, burden in burdens.items():
+        for peer_id, straggler in stragglers.items():
             words = (
-                f"{self.name(peer_id)} held up the last steps by {burden.cost:.0f} of {burden.whole:.0f} s each, with "
-                f"{100 * burden.share:.0f} % of the samples: it is left out for {burden.steps} steps if most say so"
+                f"{self.name(peer_id)} held up the last steps by {straggler.cost:.0f} of {straggler.whole:.0f} s each, "
+                f"with {100 * straggler.share:.0f} % of the samples: it is left out for {straggler.steps} steps if "
+                "most say so"
             )
             self._emit(Trouble("member", words, REMEDIES[SLOW]))
 
