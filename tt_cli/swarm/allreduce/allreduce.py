@@ -291,9 +291,6 @@ class AllReduce:
 
     async def _made_or_refused(self, position: int, taking: asyncio.Task[None]) -> None:
         """Wait for an average; raises MalformedPart when this sender sent what must be refused meanwhile."""
-        if taking.done():
-            taking.result()
-            return await self.reducer.wait_for(position)
         waiting = asyncio.ensure_future(self.reducer.wait_for(position))
         await asyncio.wait({waiting, taking}, return_when=asyncio.FIRST_COMPLETED)
         if taking.done() and taking.exception() is not None:

@@ -293,27 +293,21 @@ def unsigned_by(
     is true.
     """
     faults = {}
-    for reducer in allreduce.reducers:
-        peer = str(reducer)
-        if reducer == allreduce.me or not allreduce.parts_of(reducer):
+    for position, reducer in enumerate(allreduce.reducers):
+        peer, indexes = str(reducer), allreduce.parts_of(reducer)
+        if reducer == allreduce.me or not indexes:
             continue
+        place = (allreduce.name, peer, len(allreduce.reducers), position)
         for envelope in [commitments[peer]] if peer in commitments else passed_on.get(peer, ()):
             try:
-                complete = _commitment(allreduce, reducer, envelope).complete
+                signed = Commitment.read(envelope)
+                if (signed.name, signed.reducer, signed.reducers, signed.position) != place:
+                    raise NotProven("signed for another round or by somebody else")
+                if signed.outputs != tuple(allreduce.store.hashes[index] for index in indexes):
+                    raise NotProven("signed other averages")
+                if too_few(signed.complete, len(allreduce.members)):
+                    faults[peer] = f"used what {signed.complete} of {len(allreduce.members)} members sent"
             except NotProven as error:
                 if peer in commitments:
                     faults[peer] = f"did not sign its averages ({error})"
-            else:
-                if too_few(complete, len(allreduce.members)):
-                    faults[peer] = f"used what {complete} of {len(allreduce.members)} members sent"
     return faults
-
-
-def _commitment(allreduce: AllReduce, reducer: PeerID, envelope: bytes) -> Commitment:
-    commitment = Commitment.read(envelope)
-    place = (allreduce.name, str(reducer), len(allreduce.reducers), allreduce.reducers.index(reducer))
-    if (commitment.name, commitment.reducer, commitment.reducers, commitment.position) != place:
-        raise NotProven("signed for another round or by somebody else")
-    if commitment.outputs != tuple(allreduce.store.hashes[index] for index in allreduce.parts_of(reducer)):
-        raise NotProven("signed other averages")
-    return commitment

@@ -137,10 +137,6 @@ class RoundGroup:
     longest: float
     limits: Mapping[str, float]
 
-    def __post_init__(self) -> None:
-        if not self.reducers:
-            raise ValueError("a group in which nobody accepts connections")
-
 
 def member_in(gathered: bytes, peer: PeerID, membership: Admission) -> AveragingMode:
     """The mode of a member of a group, by what it told the leader: its bandwidth, its mode and its pass.
