@@ -38,6 +38,7 @@ Exit code: 0, also where it does not fit; 2 for a wrong name, flag or value. Wha
 BAR = 24
 Say = Callable[..., None]
 COUNTED = {"sequence": "{} tokens", "state_bits": "{}-bit state", "shared_groups": "{} shared groups"}
+COUNTED |= dict.fromkeys(("precision", "optimizer"), "{}")
 
 where = partial(option, panel="Where")
 how, how_switch = partial(option, panel="How"), partial(switch, panel="How")
@@ -112,11 +113,8 @@ def _list_architectures(json: bool) -> None:
     from tt_cli.memory.architectures import ARCHITECTURES, tensors
 
     counts = {model.name: sum(tensor.count for tensor in tensors(model)) for model in ARCHITECTURES.values()}
-    if json:
-        print(codec.dumps(counts, indent=1))
-        return
-    for name, count in counts.items():
-        print(f"{name:<12} {ARCHITECTURES[name].title:<14} {count:>15,} parameters")
+    lines = [f"{name:<12} {ARCHITECTURES[name].title:<14} {count:>15,} parameters" for name, count in counts.items()]
+    print(codec.dumps(counts, indent=1) if json else "\n".join(lines))
 
 
 def _show_memory(say: Say, memory: MemoryReport) -> None:
@@ -150,11 +148,7 @@ def _bar(cells: float) -> Text:
 
 def _setting(key: str, value: Any) -> str:
     words = key.replace("_", " ")
-    if value is True:
-        return words
-    if key in COUNTED:
-        return COUNTED[key].format(value)
-    return str(value) if key in ("precision", "optimizer") else f"{words} {value}"
+    return words if value is True else COUNTED.get(key, f"{words} {{}}").format(value)
 
 
 def _show_answers(say: Say, memory: MemoryReport) -> None:

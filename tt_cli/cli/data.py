@@ -189,7 +189,7 @@ def _writing(path: Path) -> Iterator[None]:
 
 def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
     """A display of progress: JSON lines, a line that is renewed on a terminal, or a line now and then."""
-    terminal = sys.stderr.isatty() and not as_json
+    begin, end = ("\r\x1b[K", "") if sys.stderr.isatty() else ("", "\n")
     if not as_json:
         print(f"Encoding on {how}.", file=sys.stderr)
 
@@ -197,13 +197,13 @@ def _teller(as_json: bool, how: str) -> Callable[[str, EncodingProgress], None]:
         if as_json:
             print(codec.dumps({"event": event, **progress.to_json()}), flush=True)
         elif event == "done":
-            print("\r\x1b[K" if terminal else "", end="", file=sys.stderr)
+            print(begin, end="", file=sys.stderr)
             print(_summary(progress))
         else:
             seen, kept = (progress.counts.get(name, 0) for name in ("seen", "kept"))
             left = "" if progress.eta is None else f", {duration(progress.eta)} left"
             line = f"{seen:,} seen, {kept:,} kept, {progress.per_second:,.1f}/s{left}"
-            print(f"\r\x1b[K{line}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+            print(f"{begin}{line}", end=end, file=sys.stderr, flush=True)
 
     return tell
 

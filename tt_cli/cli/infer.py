@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tt_cli.draw import WeightsSource
-    from tt_cli.draw.clip_ranking import Clip
 
 INFER_EXAMPLES = """\
 tt infer "a red apple"                       four pictures with the newest checkpoint of the run emoji
@@ -130,7 +129,11 @@ def infer(
     step = "unknown step" if source.step is None else f"step {source.step}"
     say(f"Checkpoint: {step} of run {source.run.identity} ({source.reason})\n            {source.origin}")
     models = draw.load_models(source, device)
-    ranker = _clip(keep, clip, next(models.decoder.parameters()).device)
+    ranker = None
+    if keep is not None or clip is not None:  # loaded before anything is drawn in vain
+        from tt_cli.draw import clip_ranking
+
+        ranker = clip_ranking.load_clip(clip or clip_ranking.DEFAULT, next(models.decoder.parameters()).device)
     for text, read in draw.cut_prompts(models.tokenizer, prompts).items():
         length = models.tokenizer.text_length
         warn(f'of "{text}" the model reads only the first {length} tokens: "{read}"')
@@ -151,10 +154,8 @@ def infer(
         drawn, tokens = len(drawings), sum(len(drawing.codes) for drawing in drawings)
         similarities = None
         if ranker is not None:
-            from tt_cli.draw.clip_ranking import keep_best
-
             with progress("Ranking", "pictures") as on_progress:
-                ranked = keep_best(ranker, drawings, keep, on_progress=on_progress)
+                ranked = clip_ranking.keep_best(ranker, drawings, keep, on_progress=on_progress)
             drawings, similarities = [pick.drawing for pick in ranked], [pick.similarity for pick in ranked]
         about = {**facts, "checkpoint": source.origin, "software": f"tt {__version__}"}
         chunks = {name: str(value) for name, value in about.items() if value is not None}
@@ -199,15 +200,6 @@ def _source(
         ):
             return fetch_from_swarm(config, peers, on_bytes)
     return find_checkpoint(config, checkpoint, revision=revision, on_message=warn)
-
-
-def _clip(keep: int | None, name: str | None, device: Any) -> Clip | None:
-    """The model that ranks, before anything is drawn in vain; None where nothing is to be ranked."""
-    if keep is None and name is None:
-        return None
-    from tt_cli.draw.clip_ranking import DEFAULT, load_clip
-
-    return load_clip(name or DEFAULT, device)
 
 
 def _prompts(given: list[str], file: str | None) -> list[str]:

@@ -126,20 +126,13 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
     from tt_cli.auth.peer_admission import observing
     from tt_cli.swarm.records.snapshot import take_snapshot
 
-    def tell(line: str, level: str) -> None:
-        print(f"tt: {line}", file=sys.stderr)
-
-    with observing(config, tell):
+    with observing(config, lambda line, level: print(f"tt: {line}", file=sys.stderr)):
         from tt_cli.swarm.observer import Observer
 
         if log is not None:
             print(f"asking {len(peers)} peer(s) of {config.identity} …", file=sys.stderr)
         with standard_error_in(log) if log else contextlib.nullcontext(), Observer(config, peers) as observer:
-
-            def look() -> SwarmSnapshot:
-                return take_snapshot(config, observer.records(), observer.history(), time.time())
-
-            yield look
+            yield lambda: take_snapshot(config, observer.records(), observer.history(), time.time())
 
 
 site = typer.Typer(cls=CommandGroup, epilog=SITE_EXAMPLES)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, argument, option
@@ -138,9 +139,6 @@ def _print(peers: list[SeenSlot]) -> None:
     from tt_cli.terminal.status_lines import status_lines
 
     live = output_mode(sys.stdout) == "live"
-    console = Console(highlight=False, color_system="auto" if live else None)
-    for number, seen in enumerate(peers):
-        if number:
-            console.print()
-        for line in status_lines(seen, time.time(), console.width if live else 500):
-            console.print(line, soft_wrap=True)
+    console = Console(highlight=False, color_system="auto" if live else None, soft_wrap=True)
+    blocks = [status_lines(seen, time.time(), console.width if live else 500) for seen in peers]
+    console.print(Text("\n\n").join(Text("\n").join(lines) for lines in blocks))

@@ -52,11 +52,9 @@ def line_chart(points: Points, width: int, height: int, *, log: bool = False, st
 
     window = len(points) // SMOOTH
     curve, cloud = _Grid(columns // 2, rows), _Grid(columns // 2, rows)
-    before: tuple[int, int] | None = None
-    for column, values in _columns(smoothed(points, window), columns):
-        at = (column, dot_of(math.fsum(values) / len(values)))
-        curve.line(before or at, at)
-        before = at
+    means = [(column, dot_of(statistics.fmean(ys))) for column, ys in _columns(smoothed(points, window), columns)]
+    for start, end in itertools.pairwise([means[0], *means]):
+        curve.line(start, end)
     for column, values in _columns(points, columns) if window > 1 else ():
         cloud.line((column, dot_of(max(values))), (column, dot_of(min(values))))
     labels = {dot_of(value) // 4: name for value, name in ticks or [(low, figure(low))]}
@@ -86,10 +84,10 @@ def area_chart(points: Points, width: int, height: int, *, style: str = "cyan") 
     first, last = points[0][0], points[-1][0]
     shown = max(1, min(6, (width - LABEL) // 14))
     times = [first + (last - first) * i / shown for i in range(shown + 1)]
-    labels = {0: figure(high), rows - 1: "0"} if rows > 1 else {0: figure(high)}
+    labels = {rows - 1: "0", 0: figure(high)}
     form = "%H:%M:%S" if last - first < 600 else "%H:%M" if last - first < 86400 else "%d %b"
     clock = [(at, time.strftime(form, time.localtime(at))) for at in times]
-    return [*_with_axis(grid, None, labels, style), _x_axis(clock, first, last, width)]
+    return [*_with_axis(grid, _Grid(columns // 2, rows), labels, style), _x_axis(clock, first, last, width)]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
@@ -171,19 +169,18 @@ class _Grid:
 def _columns(points: Points, columns: int) -> list[tuple[int, list[float]]]:
     """The values of each dot column that has any, in their order."""
     first, span = points[0][0], (points[-1][0] - points[0][0]) or 1.0
-    found: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for x, y in points:
-        found.setdefault(min(columns - 1, int((x - first) * (columns - 1) / span)), []).append(y)
-    return sorted(found.items())
+        values.setdefault(min(columns - 1, int((x - first) * (columns - 1) / span)), []).append(y)
+    return sorted(values.items())
 
 
-def _with_axis(curve: _Grid, behind: _Grid | None, labels: dict[int, str], style: str) -> list[Text]:
+def _with_axis(curve: _Grid, behind: _Grid, labels: dict[int, str], style: str) -> list[Text]:
     rows = []
     for row, cells in enumerate(curve.cells):
         label = labels.get(row, "")
         line = Text(f"{label[: LABEL - 1]:>{LABEL - 1}} {'┤' if label else '│'}", style="bright_black")
-        dim = behind.cells[row] if behind is not None else [0] * len(cells)
-        pairs = zip(cells, dim, strict=True)
+        pairs = zip(cells, behind.cells[row], strict=True)
         for bright, run in itertools.groupby(pairs, key=lambda pair: bool(pair[0])):  # a style of each cell is slow
             dots = "".join(chr(0x2800 + (cell or other)) if cell or other else " " for cell, other in run)
             line.append(dots, style if bright else f"dim {style}")
@@ -198,8 +195,7 @@ def _x_axis(ticks: Ticks, first: float, last: float, width: int) -> Text:
     for x, label in [*ends, *ticks]:
         at = LABEL + round((width - LABEL - 1) * (x - first) / ((last - first) or 1.0))
         start = min(max(at - len(label) // 2, LABEL), width - len(label))
-        if len(label) <= width - LABEL and all(
-            cell == " " for cell in line[max(0, start - 2) : start + len(label) + 2]
-        ):
+        around = line[max(0, start - 2) : start + len(label) + 2]
+        if len(label) <= width - LABEL and set(around) == {" "}:
             line[start : start + len(label)] = label
     return Text("".join(line).rstrip(), style="bright_black")

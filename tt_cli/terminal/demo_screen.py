@@ -67,19 +67,15 @@ class DemoScreen(LiveScreen):
 
     def frame(self, width: int, height: int, now: float) -> list[Text]:
         """The live view."""
-        front = self._front()
+        # the leader; before there is one, any worker that tells its progress
+        telling = (state for state in self.states.values() if state.samples is not None)
+        front = self.states[self._leader] if self._leader is not None else next(telling, self._new_state())
         body = [loss_line(self._curve or front.losses(), width)]
         if front.samples is not None and front.target_samples is not None:
             body.append(next_step_bar(front.samples, front.target_samples, front.seconds_to_step(now), width))
         body += [steps_bar(front.step or 0, self._total_steps, front.steps_seconds_left(), width), Text("")]
         body += table(COLUMNS, list(self.states.items()), width)
         return page([self.top_line(width)], body, list(self._log), width, height)
-
-    def _front(self) -> PeerState:
-        """The leader's state; before there is a leader, that of any worker that tells its progress."""
-        if self._leader is not None:
-            return self.states[self._leader]
-        return next((state for state in self.states.values() if state.samples is not None), self._new_state())
 
     def _new_state(self) -> PeerState:
         return PeerState(run="", identity="", total_steps=self._total_steps)

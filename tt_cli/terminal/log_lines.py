@@ -187,9 +187,6 @@ def _reach(address: str) -> int:
 
 
 def join_line(run: str, addresses: list[str]) -> str | None:
-    """The line that another person types to join through this peer, None where nobody can dial it.
-
-    run: the run as that person would name it (built-in name, file or Hub repository).
-    """
+    """The line that another person, who calls it `run`, types to join through this peer; None: nobody can dial it."""
     address = best_address(addresses)
     return f"tt join {shlex.quote(run)} --peer {shlex.quote(address)}" if address else None

@@ -114,14 +114,11 @@ def page(head: list[Text], body: list[Text], log: list[LogLine], width: int, hei
     foot = fit(Text(HINT, style="dim"), width)
     room = height - len(head) - len(body) - 1
     gaps = [[Text("")] * (room > number) for number in range(3)]
-    last = [log_line(line, width) for line in log][max(0, len(log) - max(0, room - 3)) :]
+    newest = log[max(0, len(log) - max(0, room - 3)) :]
+    styled = (((f"{clock(line.at)}  ", "dim"), (line.text, LEVEL_STYLES[line.level])) for line in newest)
+    last = [fit(Text.assemble(*parts), width) for parts in styled]
     lines = [*head, *gaps[0], *body, *gaps[1], *last, *(gaps[2] if last else ())]
     return [*lines[: height - 1], foot]
-
-
-def log_line(line: LogLine, width: int) -> Text:
-    """One line of the log as the live view shows it."""
-    return fit(Text.assemble((f"{clock(line.at)}  ", "dim"), (line.text, LEVEL_STYLES[line.level])), width)
 
 
 def _peer_lines(state: PeerState, now: float, width: int) -> list[Text]:
