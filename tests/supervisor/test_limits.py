@@ -84,7 +84,7 @@ def test_the_strictest_limit_counts() -> None:
     for limits, action in (([hot, night], "pause"), ([night, hot], "pause"), ([hot], "hold"), ([], "go on")):
         watched = HouseholdLimits(limits, clock=lambda: NOON)
         watched.begin(told.append)
-        assert watched.verdict().action == action
+        assert watched.verdict.action == action
         watched.end()
     assert [event.what for event in told if isinstance(event, Choice)][:2] == ["GPU temperature", "hours"]
 

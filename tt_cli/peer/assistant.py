@@ -11,7 +11,6 @@ import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from tt_cli.errors import TTError
@@ -20,6 +19,7 @@ from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.peer.health.watchdog import ObservedEmit, ProgressWatchdog
 from tt_cli.peer.swarm_peer import PeerOptions, SwarmPeer, prepare_arithmetic
 from tt_cli.run import RunConfig
+from tt_cli.run.initial_peers import peers_here
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Round, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.reporter import Orders, run_worker
@@ -42,7 +42,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     prepare_arithmetic(run, emit)
     peer = SwarmPeer(run, opts, ROLE, task_of(run).new_model(), emit)  # its backups are written by the coordinator
     release_freed_memory()
-    beside = _coordinator(peer.folder / "address", orders)
+    beside = _coordinator(run, orders)
     if not beside:
         return
     dht = start_dht(run, peer.identity, initial_peers=beside, host=opts.host, port=opts.port, announce=opts.announce)
@@ -62,18 +62,17 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             report.look(collaboration)
 
 
-def _coordinator(file: Path, orders: Orders) -> list[str]:
+def _coordinator(run: RunConfig, orders: Orders) -> list[str]:
     """The addresses that the coordinator on this machine has written; none when it is asked to leave meanwhile."""
     deadline = time.monotonic() + ADDRESS_SECONDS
     while time.monotonic() < deadline:
-        try:
-            if found := file.read_text(encoding="utf-8").split():
-                return found
-        except OSError:
-            pass  # it does not listen yet
+        if addresses := peers_here(run):
+            return addresses
         if orders.leave.wait(LOOK_SECONDS):
             return []
-    raise TTError(f"the coordinator on this machine has not written its addresses to {file}")
+    raise TTError(
+        "the coordinator on this machine has not written its addresses to {folders.run_folder(run) / 'address'}"
+    )
 
 
 class AssistReport:

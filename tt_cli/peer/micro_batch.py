@@ -166,13 +166,12 @@ class MicroBatchSearch:
                 expected = size / self._rate(size if size in self._seconds else best)
                 if not self._may_go_on(expected, PROBE_SECONDS):
                     return
-                if size not in self._seconds:
-                    if not self._try(size):
-                        finalists.remove(size)
-                    continue
-                # the first tries touched memory for the first time: they count no more
-                again[size].append(self._timed(size))
-                self._seconds[size] = again[size]
+                if size in self._seconds:
+                    # the first tries touched memory for the first time: they count no more
+                    again[size].append(self._timed(size))
+                    self._seconds[size] = again[size]
+                elif not self._try(size):
+                    finalists.remove(size)
             highest = max(map(self._rate, finalists))
             finalists = [size for size in finalists if self._rate(size) >= SLOWER * highest]
 

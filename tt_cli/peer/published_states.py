@@ -18,11 +18,14 @@ from tt_cli.run.checkpoint_names import name_of, step_in
 from tt_cli.swarm.shared_state import StateLoader, TreeReader
 from tt_cli.swarm.state.bridge import StateBuffer
 
+PublishedState = tuple[StateTree, StateBuffer, str]
+"""Its tree, its bytes, and where it lies."""
+
 _REPOSITORY = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]{1,100}))?")
 
 
-def newest_published(run: RunConfig, read_tree: TreeReader) -> tuple[StateTree, StateBuffer, str]:
-    """Its tree, its bytes, and where it lies. Raises TTError when there is none, or none to train on.
+def newest_published(run: RunConfig, read_tree: TreeReader) -> PublishedState:
+    """The newest checkpoint of the run's repository. Raises TTError when there is none, or none to train on.
 
     It is checked as any checkpoint (digest, finite numbers), and must be of this run and have its tensors.
     """
@@ -50,14 +53,12 @@ def ways_back(run: RunConfig, read_tree: TreeReader, order: RollBack) -> Iterato
 
 def _from_hub(
     run: RunConfig, read_tree: TreeReader, repository: str, name: str, revision: str | None
-) -> tuple[StateTree, StateBuffer, str]:
+) -> PublishedState:
     place = f"{repository}/{name} at {(revision or 'main')[:12]}"
     return _as_state(run, read_tree, load(download(repository, name, revision)), place)
 
 
-def _as_state(
-    run: RunConfig, read_tree: TreeReader, state: TrainingState, place: str
-) -> tuple[StateTree, StateBuffer, str]:
+def _as_state(run: RunConfig, read_tree: TreeReader, state: TrainingState, place: str) -> PublishedState:
     if state.identity != run.identity:
         raise TTError(f"{place} belongs to run {state.identity}, not {run.identity}: the organiser must replace it")
     if not state.optimizer:

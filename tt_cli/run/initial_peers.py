@@ -10,7 +10,7 @@ from tt_cli.run.run_config import RunConfig
 
 def initial_peers(config: RunConfig, flags: list[str]) -> list[str]:
     """Addresses from --peer, else from the run file, else of an auxiliary peer on this machine."""
-    return checked_peers(flags) or list(config.peers.initial) or _peers_here(config)
+    return checked_peers(flags) or list(config.peers.initial) or peers_here(config)
 
 
 def peers_to_ask(config: RunConfig, flags: list[str], name: str) -> list[str]:
@@ -34,7 +34,7 @@ def checked_peers(flags: list[str]) -> list[str]:
     return flags
 
 
-def _peers_here(config: RunConfig) -> list[str]:
+def peers_here(config: RunConfig) -> list[str]:
     """Addresses that an auxiliary peer on this machine left in its file; nothing where that is damaged."""
     try:
         words = (folders.run_folder(config) / "address").read_text(encoding="utf-8").split()

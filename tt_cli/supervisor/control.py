@@ -118,7 +118,7 @@ class Control:
         stopped = self.status.state == "paused"
         self.status.paused, self.status.paused_until, self.status.finish = False, None, False
         self.resumed.set()
-        verdict = self.limits.verdict()
+        verdict = self.limits.verdict
         if verdict.action == "pause":
             return f"stays paused: {verdict.reason}"
         if stopped:

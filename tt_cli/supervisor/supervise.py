@@ -98,7 +98,7 @@ class _Supervision:
             if time.time() < (verdict.until or 0.0):
                 return verdict
             self._gave_up, self._failures = None, MAX_FAILURES - 1
-        return self._control.limits.verdict()
+        return self._control.limits.verdict
 
     # ---------------------------------------------------------------- with one
 

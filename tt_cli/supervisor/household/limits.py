@@ -126,11 +126,14 @@ class IdleLimit:
 
 
 class HouseholdLimits:
-    """All limits of one peer, looked at in the background; a context manager. Without any, it may always go on."""
+    """All limits of one peer, looked at in the background. Without any, it may always go on.
+
+    verdict: the strictest of the last look.
+    """
 
     def __init__(self, limits: Sequence[HouseholdLimit] = (), clock: Callable[[], float] = time.time):
         self._limits, self._clock = limits, clock
-        self._verdict = GO_ON
+        self.verdict = GO_ON
         self._ended = threading.Event()
         self._watch = threading.Thread(target=self._look_on, name="limits", daemon=True)
 
@@ -146,14 +149,10 @@ class HouseholdLimits:
         """No more looks. Does not wait for the one that is being made."""
         self._ended.set()
 
-    def verdict(self) -> Verdict:
-        """The strictest of the last look."""
-        return self._verdict
-
     def _look(self) -> None:
         now = self._clock()
         verdicts = [limit.look(now) for limit in self._limits]
-        self._verdict = max(verdicts, key=lambda verdict: _BY_STRICTNESS.index(verdict.action), default=GO_ON)
+        self.verdict = max(verdicts, key=lambda verdict: _BY_STRICTNESS.index(verdict.action), default=GO_ON)
 
     def _look_on(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
