@@ -18,7 +18,7 @@ from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.peer.health.watchdog import ObservedEmit, ProgressWatchdog
 from tt_cli.peer.swarm_peer import PeerOptions, SwarmPeer, prepare_arithmetic
-from tt_cli.run import RunConfig
+from tt_cli.run import RunConfig, folders
 from tt_cli.run.initial_peers import peers_here
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Round, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
@@ -70,9 +70,8 @@ def _coordinator(run: RunConfig, orders: Orders) -> list[str]:
             return addresses
         if orders.leave.wait(LOOK_SECONDS):
             return []
-    raise TTError(
-        "the coordinator on this machine has not written its addresses to {folders.run_folder(run) / 'address'}"
-    )
+    file = folders.run_folder(run) / "address"
+    raise TTError(f"the coordinator on this machine has not written its addresses to {file}")
 
 
 class AssistReport:
