@@ -200,7 +200,6 @@ class Averager(StateBridge, DecentralizedAverager):
         self.audits.show(lacking)
 
     def end(self) -> None:
-        """End its process, within a bound."""
         self.shutdown()
         if self.is_alive():
             self.kill()

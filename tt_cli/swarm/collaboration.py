@@ -125,12 +125,10 @@ class Collaboration:
 
     @property
     def epoch(self) -> int:
-        """Global steps that the shared state has seen."""
         return self.state.epoch
 
     @property
     def finished(self) -> bool:
-        """True when the run's last step is made."""
         return self.epoch >= self.run.schedule.total_steps
 
     def synchronise(self) -> None:

@@ -1,8 +1,7 @@
 """Steps that the others make while this peer takes a state over: their averages are kept, and the steps made here too.
 
-A state is six times as large as an average, and every step changes all of it: on a line on which it takes longer than a
-step, whoever took only states would never arrive. With the averages of the steps made meanwhile, the state that came is
-brought to where the others are.
+A state is six times as large as an average: where it takes longer than a step, whoever took only states would never
+arrive.
 """
 
 from __future__ import annotations

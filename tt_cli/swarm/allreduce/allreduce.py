@@ -83,16 +83,10 @@ class AllReduce:
         self.failed: dict[str, str] = {}
         self._started: set[PeerID] = set()
         self._ended: dict[str, float] = {}  # reducer → when the exchange with it ended
-        self._own = own = self.parts_of(self.me)
+        self._own = self.parts_of(self.me)
+        parts = [self.parts[index] for index in self._own]
         self.reducer = Reducer(
-            store.codec,
-            [self.parts[index] for index in own],
-            local,
-            weight,
-            str(self.me),
-            group.limits,
-            lambda position, encoded: store.put(own[position], encoded),
-            aggregation,
+            store.codec, parts, local, weight, str(self.me), group.limits, self._put_own, aggregation
         )
         self._norms: dict[int, float] = {}  # of the averages
         self._openings: dict[str, bytes] = {}  # of the senders to this peer: envelopes
@@ -100,6 +94,9 @@ class AllReduce:
         self.inputs = self.commitment = b""
         self.used = len(self.members)
         self._round: list[bytes] | None = None  # the store's hashes while it holds this round's average
+
+    def _put_own(self, place: int, encoded: bytes) -> None:
+        self.store.put(self._own[place], encoded)
 
     def parts_of(self, reducer: PeerID) -> list[int]:
         """The indexes of its parts, none for who is no reducer."""
@@ -125,20 +122,13 @@ class AllReduce:
             await self._commit()
 
     async def _commit(self) -> None:
-        """Sign what this peer reduced."""
         self._openings[str(self.me)] = (await self._opening(self.me)).sign(self._signer)
         senders = [str(member) for member in self.members if self.reducer.used(str(member))]
         inputs = Inputs(tuple(map(self._openings.__getitem__, senders)), tuple(map(self.reducer.used, senders)))
         self.inputs, self.used = inputs.pack(), inputs.used.count(len(self._own))
-        commitment = Commitment(
-            self.name,
-            str(self.me),
-            len(self.reducers),
-            self.reducers.index(self.me),
-            self.used,
-            hashlib.sha256(self.inputs).digest(),
-            tuple(self.store.hashes[index] for index in self._own),
-        )
+        place, outputs = self.reducers.index(self.me), tuple(self.store.hashes[index] for index in self._own)
+        digest = hashlib.sha256(self.inputs).digest()
+        commitment = Commitment(self.name, str(self.me), len(self.reducers), place, self.used, digest, outputs)
         self.commitment = commitment.sign(self._signer)
 
     def gone(self) -> set[str]:

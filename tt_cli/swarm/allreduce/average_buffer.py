@@ -38,11 +38,9 @@ class AverageBuffer:
         self.hashes[index] = part_hash(encoded)
 
     def get(self, index: int) -> bytes:
-        """The bytes of one part."""
         return self.buffer.read(self.parts[index].start, self.parts[index].stop)
 
     def missing(self) -> list[int]:
-        """Parts that are not there."""
         return [index for index, digest in enumerate(self.hashes) if digest == MISSING]
 
     @property

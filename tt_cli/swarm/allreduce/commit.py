@@ -162,7 +162,6 @@ class CommitProtocol:
 
     @property
     def commitments(self) -> dict[str, bytes]:
-        """Member → what it signed, of those that were heard."""
         return {peer: status.commitment for peer, status in self.statuses.items()}
 
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
@@ -213,7 +212,6 @@ class CommitProtocol:
         return PartStatus(hashes, self._said, signed, clipped, others or {}, self.dropped, self._waited)
 
     def _left(self, until: float, patience: float = math.inf) -> float:
-        """Seconds to wait for an answer."""
         return max(0.0, min(self.patience, patience, until - time.monotonic()))
 
     async def _hear(self, peer: str, status: PartStatus) -> None:

@@ -178,7 +178,6 @@ class Accusation:
     parts: tuple[bytes, ...] = field(repr=False)
 
     def pack(self) -> bytes:
-        """The bytes that are kept and sent."""
         return wire.ACCUSATION.pack(("tt-accusation-1", self.commitment, self.inputs, self.index, self.parts))
 
     @classmethod

@@ -56,11 +56,7 @@ class RoundResult:
 
 
 def outcome_of(
-    commit: CommitProtocol,
-    received: float,
-    doubts: dict[str, str],
-    guilty: frozenset[str],
-    seconds: dict[str, float],
+    commit: CommitProtocol, received: float, doubts: dict[str, str], guilty: frozenset[str], seconds: dict[str, float]
 ) -> RoundResult:
     """The result of a round that this peer has committed or dropped. received: before parts were repaired."""
     transfer, agreement = commit.allreduce, commit.agreement

@@ -51,19 +51,12 @@ class RoundPlan:
     allowed: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(
-        cls,
-        state_key: str,
-        records: Sequence[PeerRecord],
-        swarm: int = 0,
-        avoided: frozenset[str] = frozenset(),
-        welcome: frozenset[str] | None = None,
-    ) -> RoundPlan:
+    def of(cls, state_key: str, records: Sequence[PeerRecord], swarm: int = 0) -> RoundPlan:
         """A round of the peers of these records; the smallest peer id that accepts connections leads."""
         members = frozenset(record.peer_id for record in records)
         leader = min((record.peer_id for record in records if not record.client_mode), default="")
         allowed = claim_limits(records, get_dht_time())
-        return cls(state_key, members, leader, max(swarm, len(members)), avoided, welcome, allowed)
+        return cls(state_key, members, leader, max(swarm, len(members)), allowed=allowed)
 
     @property
     def enough(self) -> bool:
@@ -95,7 +88,7 @@ class RoundPlan:
 def claim_limits(records: Iterable[PeerRecord], now: float) -> dict[str, float]:
     """Peer id → samples that it may claim in a round: those in its record, and what it can have computed since.
 
-    now: DHT time. Who has published none yet, or no speed, is not in it: see `ReductionRules`.
+    now: DHT time. Who has published none yet, or no speed, is not in it.
     """
     return {
         record.peer_id: SPARE

@@ -120,7 +120,6 @@ class GradientCodec:
         return self.of(large).encode(tensor)
 
     def message(self, encoded: bytes, elements: int, large: bool) -> runtime_pb2.Tensor:
-        """The message that carries a part."""
         return runtime_pb2.Tensor(buffer=encoded, size=[elements], dtype="float32", compression=self.of(large).tag)
 
     def take_apart(self, encoded: bytes, elements: int, large: bool) -> tuple[memoryview, memoryview]:
@@ -130,7 +129,6 @@ class GradientCodec:
         return view[begin : begin + blocks * codec.scale_bytes], view[len(view) - elements * codec.code_bytes :]
 
     def put_together(self, scales: memoryview, codes: memoryview, large: bool) -> bytes:
-        """The part that has these scales and codes."""
         codec = self.of(large)
         return b"".join((codec.head(len(scales) // max(1, codec.scale_bytes)), scales, codec.table, codes))
 
@@ -182,7 +180,6 @@ class GradientCodec:
 
 
 def codec_of(run: RunConfig) -> GradientCodec:
-    """The run's codec."""
     return GradientCodec(Linear8() if run.swarm.compression == "linear8" else Blockwise8())
 
 

@@ -36,7 +36,6 @@ class TensorPart:
 
     @property
     def elements(self) -> int:
-        """Count of its elements."""
         return self.stop - self.start
 
 
@@ -106,7 +105,6 @@ class GradientBuffer:
         self._scales, self._codes = self._memory[:scales], self._memory[scales:]
 
     def dump(self) -> bytes:
-        """A copy of all of it."""
         return bytes(self._memory)
 
     def load(self, dumped: bytes) -> None:

@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import RoundPlan
@@ -69,8 +70,8 @@ class ParticipantSelector:
         # others would take the places of those who should come; records may be read late
         welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
         swarm = len(self.other_trainers(epoch)) + 1
-        members, key = [*own, *others], state_key(epoch, digest)
-        return RoundPlan.of(key, members, swarm, self.shunned, welcome)
+        plan = RoundPlan.of(state_key(epoch, digest), [*own, *others], swarm)
+        return replace(plan, avoided=self.shunned, welcome=welcome)
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""

@@ -21,7 +21,6 @@ class Throughput:
         self.total = 0
 
     def add(self, count: int) -> None:
-        """Count what has just been done."""
         with self._lock:
             self._counts.append((self._clock(), count))
             self.total += count
