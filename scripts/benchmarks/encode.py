@@ -76,7 +76,7 @@ def ours(folder: Path, out: Path, vqgan: Vqgan, run: RunConfig, device: torch.de
     workers = 1 if device.type == "cpu" else max(1, len(os.sched_getaffinity(0)) - 1)
     encoder = encoding.PictureEncoder(vqgan.to(device), device)
     batch, _ = encoding.choose_batch(device, run.vqgan.pixels)
-    fields = encoding.fields_of(encoding.first_picture(source))
+    fields = encoding.fields_of(source)
     job = encoding.EncodingJob(source, run, fields=fields, batch=batch, workers=workers)
     done = encoding.encode(job, encoder, journal)
     journal.close()

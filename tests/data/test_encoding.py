@@ -19,7 +19,7 @@ from data.rows import read_rows, row, run_on
 
 from tt_cli.data.build import decoder_pool
 from tt_cli.data.build import encoder as encoding
-from tt_cli.data.build.encoder import EncodingJob, WorkShare, encode, fields_of, first_picture, reason_against
+from tt_cli.data.build.encoder import EncodingJob, WorkShare, encode, fields_of, reason_against
 from tt_cli.data.build.journal import Journal, agree_on
 from tt_cli.data.build.picture_decoding import Decoded, Undecodable
 from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit
@@ -102,7 +102,7 @@ def do(
     **how: Any,
 ) -> encoding.EncodingProgress:
     """What the command does."""
-    job = EncodingJob(source, run, part, fields=fields_of(first_picture(source)), **how)
+    job = EncodingJob(source, run, part, fields=fields_of(source), **how)
     agree_on(out, job.settings(container))
     journal = Journal(out, part.index, container, target)
     try:
@@ -220,7 +220,7 @@ def test_two_at_once_are_refused(tmp_path: Path, run: RunConfig) -> None:
 def test_an_empty_source_is_refused(run: RunConfig) -> None:
     for source in (Units([]), Units([None], [])):
         with pytest.raises(UsageError, match="the source has no picture at all"):
-            first_picture(source)
+            fields_of(source)
 
 
 # ---------------------------------------------------------------- killed at any instant

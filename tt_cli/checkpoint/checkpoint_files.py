@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -33,9 +33,8 @@ _CHUNK = 1 << 24
 def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = False) -> Path:
     """Write `state` into `folder`, remove all but the `keep` newest checkpoints, return the new file's path.
 
-    spread: keep older ones too, ever fewer the older they are, to which a run can go back: see `outdated`.
-    The file appears under its name only when all of it is on the disk. Raises CheckpointError when it cannot
-    be written; checkpoints already there are then untouched.
+    spread: keep older ones too, see `outdated`. The file appears only when all of it is on the disk. Raises
+    CheckpointError when it cannot be written; checkpoints already there are then untouched.
     """
     path = folder / name_of(state.step)
     pieces = serialised(state)
@@ -127,15 +126,12 @@ def newest(
     for path in checkpoints_in(folder):
         try:
             state = load(path)
-        except CorruptCheckpoint as error:
-            aside = path.with_name(path.name + ".corrupt")
-            try:
-                os.replace(path, aside)
-                on_message(f"{error}; set aside as {aside.name}, using the one before it")
-            except OSError:
-                on_message(f"{error}; using the one before it")
         except CheckpointError as error:
-            on_message(f"{error}; using the one before it")
+            aside = ""
+            if isinstance(error, CorruptCheckpoint):
+                with suppress(OSError):
+                    aside = f" set aside as {path.rename(f'{path}.corrupt').name},"
+            on_message(f"{error};{aside} using the one before it")
         else:
             if identity is not None and state.identity != identity:
                 on_message(f"{path} belongs to the run {state.identity}, not {identity}; passed over")

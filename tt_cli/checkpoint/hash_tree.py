@@ -74,17 +74,16 @@ class Spec:
 
     def view(self, data: memoryview, offset: int) -> Tensor:
         """The tensor whose bytes begin at `offset` of `data`, in that memory."""
-        count = math.prod(self.shape)
+        count, dtype = math.prod(self.shape), self.torch_dtype
         if not count:
-            return torch.empty(self.shape, dtype=self.torch_dtype)
-        return torch.frombuffer(data, dtype=self.torch_dtype, count=count, offset=offset).reshape(self.shape)
+            return torch.empty(self.shape, dtype=dtype)
+        return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).reshape(self.shape)
 
 
 class StateTree:
     """The hash tree of one state. Chunks are numbered through: parameters by name, then the optimizer's tensors.
 
-    identity: of the run. step: global steps. parameters, optimizer: specs in the order of names; layout: both.
-    leaves: the chunks' digests, 32 bytes each.
+    parameters, optimizer: specs in the order of names; layout: both. leaves: the chunks' digests, 32 bytes each.
     """
 
     def __init__(
@@ -183,9 +182,9 @@ class StateTree:
         """Raise ValueError, naming the first, when one of these chunks is not what its leaf says."""
         with ThreadPoolExecutor(HASH_THREADS) as pool:
             held = pool.map(lambda index: self.holds(index, chunks[index]), indexes)
-            for index, good in zip(indexes, held, strict=True):
-                if not good:
-                    raise ValueError(f"chunk {self.name_of(index)} is not what its hash says")
+            wrong = [index for index, good in zip(indexes, held, strict=True) if not good]
+        if wrong:
+            raise ValueError(f"chunk {self.name_of(wrong[0])} is not what its hash says")
 
     def find(self, index: int) -> tuple[int, int]:
         """The tensor that a chunk belongs to, by its place in `layout`, and which of its chunks it is."""
@@ -202,8 +201,7 @@ class StateTree:
     def place(self, index: int) -> tuple[int, int]:
         """The place of a chunk in a buffer for the whole state: (offset, bytes). Tensors begin at multiples of 64."""
         tensor, number = self.find(index)
-        start = number * CHUNK
-        return self._offset[tensor] + start, min(CHUNK, self.layout[tensor].nbytes - start)
+        return self._offset[tensor] + number * CHUNK, min(CHUNK, self.layout[tensor].nbytes - number * CHUNK)
 
     def places(self) -> Iterator[tuple[str, Spec, int]]:
         """("parameters" or "optimizer", spec, offset in a buffer) of each tensor."""

@@ -37,10 +37,9 @@ _DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 def read_published(path: Path) -> dict[str, Tensor]:
     """The named tensors (CPU) of a .pt, .pth, .ckpt, .bin or .safetensors file, names as they stand in it.
 
-    A state dict may stand alone or below `state_dict`, `model` or `weights`, up to three deep; what stands
-    beside it (optimizer, step, settings) is left out. Aliases share their storage. The tensors may be views of
-    the file: copy what has to outlive it. Raises UsageError for a file that is not there or is a checkpoint of
-    tt, CheckpointError for one that cannot be read, holds more than tensors, or tensors that are no plain numbers.
+    A state dict may stand alone or below WRAPPERS, up to three deep; what stands beside it is left out. Aliases share
+    their storage. The tensors may be views of the file: copy what has to outlive it. Raises UsageError for a file that
+    is not there or is a checkpoint of tt, CheckpointError for one that holds anything but plain tensors.
     """
     with os_errors(f"cannot read the weights {path}", kind=UsageError), path.open("rb") as file:
         start = file.read(9)
@@ -51,15 +50,19 @@ def read_published(path: Path) -> dict[str, Tensor]:
     else:
         raise CheckpointError(f"{path} is neither a torch nor a safetensors file; fetch it again")
     for name, tensor in tensors.items():
-        _check_plain(path, name, tensor)
+        if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
+            message = "holds no plain numbers; have its maker save it as a dense tensor"
+            raise CheckpointError(f"{path}: {name[:80]} {message}")
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype not in _DTYPES:
+            message = "weights are float64, float32, float16 or bfloat16"
+            raise CheckpointError(f"{path}: {name[:80]} is {tensor.dtype}; {message}")
     return tensors
 
 
 def write_published(path: Path, state: Mapping[str, Tensor], on_bytes: Callable[[int], None] | None = None) -> None:
     """Write named tensors (CPU) to `path`: safetensors if it is called so, else a state dict for `torch.load`.
 
-    Aliases are stored once. The file appears whole or not at all and may replace one; `on_bytes` is told of bytes
-    as they are written, not for `torch.load`'s format, which torch writes at once. Raises CheckpointError.
+    Aliases are stored once. See `write`; torch writes its own format at once, of which `on_bytes` is not told.
     """
     if path.suffix == ".safetensors":
         write(path, _as_safetensors(state), on_bytes)
@@ -154,17 +157,6 @@ def _state_dict(content: Any, path: Path) -> dict[str, Tensor]:
             break
         content = content[inside[0]]
     raise CheckpointError(f"{path} holds no weights: no named tensors, alone or as {', '.join(WRAPPERS)}")
-
-
-def _check_plain(path: Path, name: str, tensor: Tensor) -> None:
-    """A published tensor is numbers in memory: no meta, sparse or quantised tensor, and of a usual type."""
-    if tensor.is_meta or tensor.layout != torch.strided or tensor.is_quantized:
-        raise CheckpointError(f"{path}: {name[:80]} holds no plain numbers; have its maker save it as a dense tensor")
-    integers = not (tensor.is_floating_point() or tensor.is_complex())
-    if tensor.dtype not in _DTYPES and not integers:
-        raise CheckpointError(
-            f"{path}: {name[:80]} is {tensor.dtype}; weights are float64, float32, float16 or bfloat16"
-        )
 
 
 def _line(error: Exception) -> str:

@@ -1,8 +1,7 @@
 """TrainingState: all that members of a run hold in common, its digest, and its form as bytes.
 
 Notable:
-- the digest covers every bit, so two peers with equal digests hold the same state; it is the root of a hash tree
-  (`tree.py`), so that two peers with unlike digests can tell which chunks differ;
+- the digest covers every bit; it is the root of a hash tree, which tells which chunks of two states differ;
 - what comes in, from a file or a peer, is checked before it is returned: format, digest, finite numbers;
 - no tensor is copied more than once on its way in or out. The library's own writer copies twice, so this
   room writes the (simple) safetensors format itself; reading goes through the library.
@@ -37,10 +36,9 @@ class CorruptCheckpoint(CheckpointError):
 
 @dataclass
 class TrainingState:
-    """The state after `step` global steps.
+    """The state after `step` global steps. parameters, optimizer: name -> tensor (8-bit moments are uint8).
 
-    parameters: name -> tensor, optimizer: name -> tensor (8-bit moments are uint8). Tensors on a GPU are
-    copied to the CPU when written; tensors that come from `load` are on the CPU and contiguous.
+    Tensors on a GPU are copied to the CPU when written; those that come from `load` are on the CPU and contiguous.
     """
 
     step: int
@@ -83,26 +81,17 @@ def received_state(tree: StateTree, data: memoryview, run_toml: str, *, paramete
 
 
 def serialised(state: TrainingState) -> list[bytes | memoryview]:
-    """Return the pieces that, one after the other, are the safetensors file of `state`.
-
-    Pieces of tensors on the CPU are views: write them before the tensors change.
-    """
+    """The pieces of the safetensors file of `state`. Those of tensors on the CPU are views: write them at once."""
     named = {PARAMETERS + name: tensor for name, tensor in state.parameters.items()}
     named |= {OPTIMIZER + name: tensor for name, tensor in state.optimizer.items()}
     tree = state.tree()
-    metadata = {
-        "format": FORMAT,
-        "step": str(state.step),
-        "identity": state.identity,
-        "digest": tree.digest,
-        "parameters_digest": tree.parameters_digest,
-        "run": state.run_toml,
-    }
+    metadata = {"format": FORMAT, "step": str(state.step), "identity": state.identity, "run": state.run_toml}
+    metadata |= {"digest": tree.digest, "parameters_digest": tree.parameters_digest}
     return file_pieces(named, {**metadata, "metadata_digest": metadata_digest(metadata)})
 
 
 def file_pieces(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> list[bytes | memoryview]:
-    """Return the pieces of the safetensors file of `tensors`, in which no two share memory, and `metadata`."""
+    """The pieces of the safetensors file of `tensors`, no two of which share memory."""
     named = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))  # wide first: all aligned
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0

@@ -85,7 +85,7 @@ def encode(
     config = load_run(run)
     chosen = torch_device(device)
     pictures = open_source(source, split=split, revision=revision)
-    fields = encoding.fields_of(encoding.first_picture(pictures))
+    fields = encoding.fields_of(pictures)
     column = column or config.data.code_column
     job = encoding.EncodingJob(pictures, config, encoding.WorkShare(*shard), column, fields)
     journal.agree_on(out, job.settings(container))

@@ -6,8 +6,7 @@ Notable:
   1664 bytes for 32 x 32 of them. A smaller codebook has fewer bits in a column of the same name;
 - bit k of code i is bit `bits * i + k` of the string, and bit j of a string is bit j % 8 of its byte j // 8: the
   lowest first everywhere. Bits after the last code are 0;
-- eight codes fill whole bytes, so they are unpacked by some shifts of whole columns of eight: no loop over rows or
-  codes, for that is done for every row of training; packing is done once.
+- eight codes fill whole bytes, so they are unpacked by shifts of whole columns of eight: no loop over rows or codes.
 """
 
 from __future__ import annotations

@@ -152,12 +152,10 @@ def text_or_bytes(value: bytes, encoding: str = "utf-8") -> str | bytes:
 
 def unescaped(text: str) -> str | bytes:
     """Text that was decoded with "surrogateescape" as the bytes that it was, where those are not UTF-8."""
-    if text.isascii():
+    try:
+        return text_or_bytes(text.encode("utf-8", "surrogateescape"))
+    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
         return text
-    strange = [character for character in text if "\ud800" <= character <= "\udfff"]
-    if not strange or not all("\udc80" <= character <= "\udcff" for character in strange):
-        return text
-    return text_or_bytes(text.encode("utf-8", "surrogateescape"))
 
 
 def json_object(text: str) -> Row:

@@ -39,8 +39,8 @@ class RowRules:
         """The field of `Counts` that tells why a caption is no good, None if it is."""
         if not isinstance(caption, str) or not caption.strip():
             return "no_caption" if caption is None or isinstance(caption, str) else "not_utf8"
-        if not caption.isascii() and not _is_utf8(caption):
-            return "not_utf8"
+        if not caption.isascii() and any("\ud800" <= character <= "\udfff" for character in caption):
+            return "not_utf8"  # half of a surrogate pair, which JSON can spell
         return "short_caption" if self.filtered and len(caption) < self.min_caption_length else None
 
     def against_shape(self, width: Any, height: Any) -> str | None:
@@ -49,11 +49,3 @@ class RowRules:
         if not all(isinstance(side, (int, float)) for side in sides):
             return "wrong_type"
         return None if min(sides) > 0 and max(sides) <= self.max_aspect_ratio * min(sides) else "aspect_ratio"
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:  # half of a surrogate pair, which JSON can spell
-        return False
-    return True

@@ -65,7 +65,7 @@ class ShardFacts:
 
 
 def container_of(name: str) -> str | None:
-    """The entry of CONTAINERS that this file name ends in, None for other files."""
+    """The entry of CONTAINERS that this file name ends in."""
     return next((container for container in CONTAINERS if name.endswith(container)), None)
 
 
@@ -256,7 +256,7 @@ def tar_samples(
     """
     with _damage(name):
         archive: Any = tarfile.open(fileobj=file, mode="r|", tarinfo=_StrictHeader)  # noqa: SIM115 - not ours to close
-    key, sample = "", dict[str, bytes]()
+    sample: dict[str, bytes] = {}
     while True:
         with _damage(name):
             member = archive.next()
@@ -264,24 +264,17 @@ def tar_samples(
                 break
             if not member.isreg():
                 continue
-            stem, kind = _split(member.name)
-            if key != stem and sample:
+            folder, slash, file_name = member.name.rpartition("/")
+            stem, _, kind = file_name.partition(".")
+            key = (folder + slash + stem).encode("utf-8", "surrogateescape")
+            if sample and sample[""] != key:
                 yield sample
-            if key != stem:
-                key, sample = stem, {"": stem.encode("utf-8", "surrogateescape")}
-            fits = wanted(kind) and member.size <= most
-            opened = archive.extractfile(member) if fits else None
-            sample[kind] = opened.read() if opened else b""
+                sample = {}
+            opened = archive.extractfile(member) if wanted(kind.lower()) and member.size <= most else None
+            sample |= {kind.lower(): opened.read() if opened else b"", "": key}
         archive.members = []  # it would remember every one
     if sample:
         yield sample
-
-
-def _split(path: str) -> tuple[str, str]:
-    """The key and the kind of a member: the folder and the name up to its first dot; what follows, in small letters."""
-    folder, slash, file = path.rpartition("/")
-    stem, _, kind = file.partition(".")
-    return folder + slash + stem, kind.lower()
 
 
 class _StrictHeader(tarfile.TarInfo):

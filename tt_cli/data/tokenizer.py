@@ -60,8 +60,7 @@ class Tokenizer:
 def load_tokenizer(run: RunConfig) -> Tokenizer:
     """The tokenizer that the run file names.
 
-    Raises UsageError for an unknown name or a vocabulary that does not fit, TTError when the file is damaged or
-    the Hub does not answer.
+    Raises UsageError for an unknown name or a vocabulary that does not fit, TTError when it cannot be read.
     """
     part = run.tokenizer
     if part.source == "builtin":

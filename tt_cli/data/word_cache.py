@@ -36,16 +36,14 @@ class Words:
 
     def ids(self, caption: str) -> list[int]:
         """As the tokenizer's own for the whole caption."""
-        if not self.apart or not caption.isascii() or not caption.isprintable() or self._odd(caption):
+        words = caption.split(" ")
+        plain = self.apart and caption.isascii() and caption.isprintable() and all(words)
+        if not plain or any(mark in caption for mark in self._marks):
             return self._whole(caption)
         ids: list[int] = []
-        for word in caption.split(" "):
+        for word in words:
             ids += self._remembered(word) if len(word) <= MOST_LETTERS else self._whole(word)
         return ids
-
-    def _odd(self, caption: str) -> bool:
-        spaced = not caption or "  " in caption or caption[0] == " " or caption[-1] == " "
-        return spaced or any(mark in caption for mark in self._marks)
 
     def _whole(self, text: str) -> list[int]:
         ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids

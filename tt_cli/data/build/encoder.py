@@ -17,6 +17,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -107,21 +108,16 @@ def _sizes(picture: CaptionedPicture) -> tuple[int, int]:
     return (width, height) if width > 0 and height > 0 else (0, 0)
 
 
-def first_picture(source: PictureSource) -> CaptionedPicture:
-    """The first of the source that can be read, whoever it belongs to. Raises UsageError where there is none."""
+def fields_of(source: PictureSource) -> tuple[str, ...]:
+    """The columns of the rows beside caption and codes: a label only where the first picture that can be read has one.
+
+    Raises UsageError where there is none.
+    """
     for unit in range(len(source.units)):
-        try:
-            picture = next(source.read(unit, 0), None)
-        except DamagedUnit:
-            continue
-        if picture is not None:
-            return picture
+        with suppress(DamagedUnit):
+            for picture in source.read(unit, 0):
+                return FIELDS if LABEL in picture.fields else FIELDS[1:]
     raise UsageError("the source has no picture at all; give a folder, tars, a table or a data set that has")
-
-
-def fields_of(first: CaptionedPicture) -> tuple[str, ...]:
-    """The columns of the rows beside caption and codes: a label only where the source has labels."""
-    return FIELDS if "NSFW" in first.fields else FIELDS[1:]
 
 
 @dataclass(frozen=True)
@@ -203,10 +199,8 @@ def choose_batch(device: torch.device, pixels: int) -> tuple[int, str]:
     free, _ = torch.cuda.mem_get_info(device)
     bytes_each = GPU_PICTURE_BYTES * pixels**2 / 256**2
     batch = 1 << max(0, min(6, int(free / 2 / bytes_each).bit_length() - 1))
-    return (
-        batch,
-        f"{batch} pictures at a time: {free / 1e9:.1f} GB of the GPU's memory are free, {bytes_each / 1e6:.0f} MB each",
-    )
+    room = f"{free / 1e9:.1f} GB of the GPU's memory are free, {bytes_each / 1e6:.0f} MB each"
+    return batch, f"{batch} pictures at a time: {room}"
 
 
 class PictureEncoder:

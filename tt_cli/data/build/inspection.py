@@ -80,8 +80,9 @@ def shard_files(path: Path) -> list[Path]:
     if path.is_file() and container_of(path.name):
         return [path]
     for folder in (path / SHARDS, path):
-        if folder.is_dir() and (shards := sorted(file for file in folder.iterdir() if container_of(file.name))):
-            return [file for file in shards if not file.name.startswith(".")]
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+        if shards := [file for file in files if container_of(file.name) and not file.name.startswith(".")]:
+            return shards
     raise UsageError(f"there are no shards in {path}: their names end in {', '.join(CONTAINERS)}")
 
 

@@ -87,14 +87,12 @@ def sums_of(shards: Iterable[ShardFacts]) -> str:
     return "".join(f"{facts.sha256}  {SHARDS}/{facts.name}\n" for facts in shards)
 
 
-def write_sums(out: Path, shares: int) -> bool:
+def write_sums(out: Path, shares: int) -> None:
     """Write SHA256SUMS if every share is finished in this folder. Raises TTError."""
     states = [ShareState.read(out, share) for share in range(shares)]
-    if not all(state.done for state in states):
-        return False
-    with writing(out / SUMS):
-        atomic_write(out / SUMS, sums_of(facts for state in states for facts in state.shards))
-    return True
+    if all(state.done for state in states):
+        with writing(out / SUMS):
+            atomic_write(out / SUMS, sums_of(facts for state in states for facts in state.shards))
 
 
 def agree_on(out: Path, settings: Mapping[str, Any]) -> None:

@@ -47,17 +47,15 @@ class Undecodable:
 
 def decode(content: bytes | Path, side: int) -> Decoded | Undecodable:
     """The square of `side` pixels in a picture file or its content. Never raises for what is in it."""
-    if isinstance(content, Path):
-        read = _read(content)
-        if isinstance(read, Undecodable):
-            return read
-        content = read
     from PIL import UnidentifiedImageError
 
-    if not content:
+    picture = _read(content) if isinstance(content, Path) else content
+    if isinstance(picture, Undecodable):
+        return picture
+    if not picture:
         return Undecodable("missing", "there are no bytes")
     try:
-        return _decode(content, side)
+        return _decode(picture, side)
     except MemoryError:
         return Undecodable("too_large", "there is not enough memory to decode it")
     except UnidentifiedImageError:
@@ -83,7 +81,7 @@ def _read(path: Path) -> bytes | Undecodable:
 
 
 def _decode(content: bytes, side: int) -> Decoded | Undecodable:
-    from PIL import Image
+    from PIL import Image, ImageOps
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata; sizes are looked at here
@@ -99,7 +97,9 @@ def _decode(content: bytes, side: int) -> Decoded | Undecodable:
                 return Undecodable("broken", "it has no pixels")
             orientation = picture.getexif().get(_ORIENTATION, 1)
             picture.draft("RGB", (2 * side, 2 * side))  # JPEG only: at half the size where that is still plenty
-            square = _turned(_square(_as_rgb(picture), side), orientation)
+            square = _square(_as_rgb(picture), side)
+            square.getexif()[_ORIENTATION] = orientation  # which converting and resizing may have lost
+            square = ImageOps.exif_transpose(square)
     if orientation in (5, 6, 7, 8):
         width, height = height, width
     return Decoded(np.asarray(square), width, height)
@@ -126,11 +126,3 @@ def _square(picture: Image.Image, side: int) -> Image.Image:
     left, top = (picture.width - shorter) / 2, (picture.height - shorter) / 2
     box = (left, top, left + shorter, top + shorter)
     return picture.resize((side, side), Image.Resampling.LANCZOS, box=box, reducing_gap=3.0)
-
-
-def _turned(picture: Image.Image, orientation: int) -> Image.Image:
-    """As EXIF says that it is to be looked at."""
-    from PIL import ImageOps
-
-    picture.getexif()[_ORIENTATION] = orientation  # which converting and resizing may have lost
-    return ImageOps.exif_transpose(picture)

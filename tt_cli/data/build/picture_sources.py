@@ -1,14 +1,7 @@
 """Sources of pictures with captions: a folder, a table of captions, WebDataset tars, a data set on the Hub.
 
 A source is a list of units (files, shards), each of which gives its pictures in the same order every time; so a place
-in it is a unit and a number, and work goes on from there. Names of columns are taken in any case:
-
-| meaning         | columns                                                                                      |
-|-----------------|----------------------------------------------------------------------------------------------|
-| caption         | caption, text                                                                                |
-| picture         | image, picture, jpg, jpeg, png, webp (bytes), file_name, file, path, filename (beside the table) |
-| label           | NSFW                                                                                         |
-| sizes           | original_width or width, original_height or height                                           |
+in it is a unit and a number, and work goes on from there. Names of columns are taken in any case.
 
 Notable:
 - a damaged unit gives the pictures before the damage, then raises DamagedUnit; a bad row is a Picture all the same;
@@ -18,12 +11,12 @@ Notable:
 from __future__ import annotations
 
 import csv
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from tt_cli.data.columns import column_batches, json_object, text_or_bytes, unescaped
 from tt_cli.data.folder_walk import files_below
@@ -37,7 +30,7 @@ CAPTION = ("caption", "text")
 EMBEDDED = ("image", "picture", "jpg", "jpeg", "png", "webp")
 NO_DATA_SET = "the Hub has no such data set, or it is private; check the name"
 MOST_IN_TAR = 1 << 28  # bytes of one file in a tar
-BESIDE = ("file_name", "file", "path", "filename")
+BESIDE = ("file_name", "file", "path", "filename")  # paths from the table's folder
 FIELDS = {  # of a row, by the columns that may hold them
     "NSFW": ("nsfw",),
     "original_width": ("original_width", "width"),
@@ -59,15 +52,16 @@ class DamagedUnit(TTError):
     """A file of a source cannot be read further; the others can."""
 
 
-class PictureSource(Protocol):
-    """units: their names. total: pictures in all, where that is known without reading them."""
+@dataclass(frozen=True)
+class PictureSource:
+    """Units, by their names, and the way to read one: its pictures from a number on. Raises DamagedUnit, TTError.
+
+    total: pictures in all, where that is known without reading them.
+    """
 
     units: Sequence[str]
-    total: int | None
-
-    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
-        """The pictures of a unit from number `skip` on. Raises DamagedUnit, TTError."""
-        ...
+    read: Callable[[int, int], Iterator[CaptionedPicture]]
+    total: int | None = None
 
 
 def open_source(name: str, *, split: str = "train", revision: str | None = None) -> PictureSource:
@@ -83,12 +77,12 @@ def open_source(name: str, *, split: str = "train", revision: str | None = None)
         return _folder(path)
     if path.is_file():
         if path.suffix.lower() == ".tar":
-            return FileSource([path], _tar_pictures)
+            return _files([path], _tar_pictures)
         if path.suffix.lower() in TABLES:
-            return FileSource([path], _table_pictures)
+            return _files([path], _table_pictures)
         raise UsageError(f"cannot encode {name}: it is no folder and ends in none of .tar, {', '.join(TABLES)}")
     if HUB_NAME.fullmatch(name) and not name.startswith("."):
-        return HubSource(name, split, revision)
+        return _hub(name, split, revision)
     raise UsageError(f"cannot encode {name}: there is no such folder or file, and no data set on the Hub is called so")
 
 
@@ -99,27 +93,19 @@ def _folder(path: Path) -> PictureSource:
 
     files = files_below(path, on_unreadable)
     if tars := [file for file in files if file.suffix.lower() == ".tar"]:
-        return FileSource(tars, _tar_pictures)
+        return _files(tars, _tar_pictures)
     for ending in TABLES:
         if tables := [file for file in files if file.parent == path and file.suffix.lower() == ending]:
-            return FileSource(tables, _table_pictures)
+            return _files(tables, _table_pictures)
     pictures = [file for file in files if file.suffix.lower() in PICTURES]
     if not pictures:
         raise UsageError(f"there is nothing to encode in {path}: no tars, no {', '.join(TABLES)}, no pictures")
-    return FolderSource(path, pictures)
 
+    def read(unit: int, skip: int) -> Iterator[CaptionedPicture]:
+        for picture in pictures[skip:]:
+            yield CaptionedPicture(str(picture.relative_to(path)), _caption_beside(picture), picture)
 
-class FolderSource:
-    """Pictures with their captions in a .txt file of the same name beside them."""
-
-    def __init__(self, folder: Path, pictures: Sequence[Path]):
-        self._folder, self._pictures = folder, pictures
-        self.units: Sequence[str] = [folder.name]
-        self.total: int | None = len(pictures)
-
-    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
-        for path in self._pictures[skip:]:
-            yield CaptionedPicture(str(path.relative_to(self._folder)), _caption_beside(path), path)
+    return PictureSource([path.name], read, len(pictures))
 
 
 def _caption_beside(path: Path) -> str | bytes | None:
@@ -130,22 +116,18 @@ def _caption_beside(path: Path) -> str | bytes | None:
         return None
 
 
-class FileSource:
-    """Files with many pictures in each: WebDataset tars, or tables. pictures: of a file, from a number on."""
+def _files(files: Sequence[Path], pictures: Callable[[Path, int], Iterator[CaptionedPicture]]) -> PictureSource:
+    """Files with many pictures in each. pictures: of a file, from a number on."""
 
-    def __init__(self, files: Sequence[Path], pictures: Callable[[Path, int], Iterator[CaptionedPicture]]):
-        self._files, self._pictures = files, pictures
-        self.units: Sequence[str] = [path.name for path in files]
-        self.total: int | None = None
-
-    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
+    def read(unit: int, skip: int) -> Iterator[CaptionedPicture]:
         import pyarrow
 
-        path = self._files[unit]
         try:
-            yield from self._pictures(path, skip)
+            yield from pictures(files[unit], skip)
         except (TTError, pyarrow.ArrowException, csv.Error, OSError, UnicodeDecodeError) as error:
-            raise DamagedUnit(f"{path} cannot be read to its end: {first_line(error)}") from error
+            raise DamagedUnit(f"{files[unit]} cannot be read to its end: {first_line(error)}") from error
+
+    return PictureSource([path.name for path in files], read)
 
 
 def _tar_pictures(path: Path, skip: int) -> Iterator[CaptionedPicture]:
@@ -172,7 +154,13 @@ def _table_pictures(path: Path, skip: int) -> Iterator[CaptionedPicture]:
 
 def _rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
     if path.suffix.lower() == ".parquet":
-        yield from _parquet_rows(path, skip)
+        import pyarrow.parquet
+
+        with pyarrow.parquet.ParquetFile(path) as table:
+            wanted = {*CAPTION, *EMBEDDED, *BESIDE, *(name for names in FIELDS.values() for name in names)}
+            columns = [name for name in table.schema_arrow.names if name.lower() in wanted]
+            for batch in column_batches(table, columns, 64, skip):
+                yield from batch
         return
     with path.open("rb") as file:
         lines = (line.decode("utf-8", "surrogateescape") for line in file)
@@ -183,16 +171,6 @@ def _rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
             rows = map(json_object, lines)
         for row in itertools.islice(rows, skip, None):
             yield {str(key): unescaped(value) if isinstance(value, str) else value for key, value in row.items()}
-
-
-def _parquet_rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as table:
-        wanted = {*CAPTION, *EMBEDDED, *BESIDE, *(name for names in FIELDS.values() for name in names)}
-        columns = [name for name in table.schema_arrow.names if name.lower() in wanted]
-        for batch in column_batches(table, columns, 64, skip):
-            yield from batch
 
 
 def picture_of(name: str, row: Mapping[str, Any], folder: Path | None) -> CaptionedPicture:
@@ -229,44 +207,38 @@ def _whole(value: Any) -> int:
         return 0
 
 
-class HubSource:
+def _hub(name: str, split: str, revision: str | None) -> PictureSource:
     """A data set on the Hub, streamed by `datasets`: nothing of it is kept on this machine. Its units are its shards.
 
     Raises UsageError without pictures or captions.
     """
+    import datasets
 
-    def __init__(self, name: str, split: str, revision: str | None):
-        import datasets
+    reading = functools.partial(dataset_errors, f"cannot read the data set {name}", NO_DATA_SET, DamagedUnit)
+    with reading():
+        data_set = datasets.load_dataset(name, revision=revision, split=split, streaming=True)
+        columns = data_set.column_names or list(next(iter(data_set), {}))
+    pictures = [column for column in columns if column.lower() in EMBEDDED]
+    if not (pictures and any(column.lower() in CAPTION for column in columns)):
+        raise UsageError(
+            f"cannot encode {name}: it needs a column of pictures ({', '.join(EMBEDDED)}) and one of captions "
+            f"({', '.join(CAPTION)}); it has {', '.join(columns) or 'no row'}"
+        )
+    features = data_set.features or {}
+    for column in pictures:
+        if isinstance(features.get(column), datasets.Image):
+            data_set = data_set.cast_column(column, datasets.Image(decode=False))
+    units = [f"{name} shard {number}" for number in range(data_set.num_shards)]
 
-        self._name = name
-        with self._reading():
-            self._set = datasets.load_dataset(name, revision=revision, split=split, streaming=True)
-            columns = self._set.column_names or list(next(iter(self._set), {}))
-        pictures = [column for column in columns if column.lower() in EMBEDDED]
-        captions = [column for column in columns if column.lower() in CAPTION]
-        if not (pictures and captions):
-            raise UsageError(
-                f"cannot encode {name}: it needs a column of pictures ({', '.join(EMBEDDED)}) and one of captions "
-                f"({', '.join(CAPTION)}); it has {', '.join(columns) or 'no row'}"
-            )
-        features = self._set.features or {}
-        for column in pictures:
-            if isinstance(features.get(column), datasets.Image):
-                self._set = self._set.cast_column(column, datasets.Image(decode=False))
-        self.units: Sequence[str] = [f"{name} shard {number}" for number in range(self._set.num_shards)]
-        self.total: int | None = None
-
-    def read(self, unit: int, skip: int) -> Iterator[CaptionedPicture]:
-        """See PictureSource."""
-        with self._reading():
-            shard = self._set.shard(num_shards=len(self.units), index=unit)
+    def read(unit: int, skip: int) -> Iterator[CaptionedPicture]:
+        with reading():
+            shard = data_set.shard(num_shards=len(units), index=unit)
             rows: Iterator[Any] = iter(shard.skip(skip) if skip else shard)
         for number in itertools.count(skip):
-            with self._reading():
+            with reading():
                 row = next(rows, None)
             if row is None:
                 return
-            yield picture_of(f"{self.units[unit]}:{number}", row, None)
+            yield picture_of(f"{units[unit]}:{number}", row, None)
 
-    def _reading(self) -> AbstractContextManager[None]:
-        return dataset_errors(f"cannot read the data set {self._name}", NO_DATA_SET, DamagedUnit)
+    return PictureSource(units, read)

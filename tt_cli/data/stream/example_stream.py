@@ -7,8 +7,7 @@ Notable:
 - where it is in that order is written down after every batch, so that a peer that comes back goes on there, with
   shards that are still on its disk;
 - every epoch (pass over the data) is shuffled anew, so that no two peers are in step;
-- the built-in data, and a subset (`data.subset`), are small: those are shuffled here. A subset is drawn by the run's
-  seed, not the peer's: all peers train on the same examples.
+- the built-in data, and a subset (`data.subset`), are small: those are shuffled here.
 """
 
 from __future__ import annotations
@@ -36,13 +35,10 @@ SHARDS = "shards"  # the folder of downloaded ones, in the run's
 
 
 class ExampleStream:
-    """The run's examples as batches without end.
+    """The run's examples as batches without end. `counts` says what became of the rows so far.
 
-    `seed` is the peer's: equal seeds give equal batches. `counts` says what became of the rows so far.
-
-    peer: its identity, which makes its order its own even where peers were given one seed. folder: the run's folder;
-    shards are kept and shared there, and where this peer is in its order, under `name`. tell: hears of troubles that
-    the stream lives with, words and a remedy.
+    seed, peer: equal ones give equal batches. folder: the run's folder; shards are kept and shared there, and where
+    this peer is in its order, under `name`. tell: hears of troubles that the stream lives with, words and a remedy.
     """
 
     def __init__(
@@ -76,8 +72,7 @@ class ExampleStream:
         """Batches of exactly `batch_size` examples; an epoch's last examples share a batch with the next's first.
 
         Of data that are read ahead, all iterators together give every example once; of the others, each begins anew.
-        Raises UsageError if the data set has no such split or columns, TTError if it cannot be read or has no
-        usable row.
+        Raises UsageError if the data set has no such split or columns, TTError if it has no row that can be used.
         """
         if self._elsewhere:
             self._started()

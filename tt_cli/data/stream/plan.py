@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ class ReadPlan:
     seed: int
     shuffle_buffer: int  # rows that are shuffled together
     rules: RowRules
-    cache: str | None = None  # a folder for shards, None to keep none
+    cache: Path | None = None  # a folder for shards, None to keep none
     cache_bytes: int = 0
     state: dict[str, Any] | None = None  # where an earlier reader was
     patience: float = PATIENCE  # seconds that a transfer may stand still
@@ -48,19 +48,9 @@ def plan_of(
         kind, place = "files", data.location
     elif place.startswith(("/", "./", "../", "~")) or Path(place).is_dir():
         kind = "files"
-    return ReadPlan(
-        kind=kind,
-        place=place,
-        revision=data.revision,
-        split=split,
-        seed=seed,
-        shuffle_buffer=data.shuffle_buffer,
-        rules=RowRules.of(run),
-        cache=None if cache is None else str(cache),
-        cache_bytes=data.cache_mb * 10**6,
-        state=state,
-        strict=strict,
-    )
+    rules, cache_bytes = RowRules.of(run), data.cache_mb * 10**6
+    where = ReadPlan(kind, place, data.revision, split, seed, data.shuffle_buffer, rules)
+    return replace(where, cache=cache, cache_bytes=cache_bytes, state=state, strict=strict)
 
 
 def session_seed(seed: int, peer: str) -> int:

@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import BinaryIO
 
 ROWS = 256  # of a message
 
@@ -75,24 +74,20 @@ def main(parent: int, bound: int) -> None:
     os.dup2(2, 1)  # whatever a library prints goes to the log
     messages = MessageQueue(connection, bound, lambda: os._exit(0))
     try:
-        stream(sys.stdin.buffer, messages)
+        import pyarrow
+
+        from tt_cli.data.stream.row_reader import RowReader
+
+        pyarrow.set_cpu_count(1)
+        pyarrow.set_io_thread_count(1)
+        plan = pickle.load(sys.stdin.buffer)
+        reader = RowReader(plan, lambda trouble, remedy: messages.put((trouble, remedy), urgent=True))
+        for block in reader.blocks():
+            for part in block.parts(ROWS):
+                messages.put(part)
     except Exception as error:
         messages.put(error if isinstance(error, TTError) else traceback.format_exc())
     messages.drain()
-
-
-def stream(plan: BinaryIO, messages: MessageQueue) -> None:
-    """Send what a reader reads. Ends with an error alone."""
-    import pyarrow
-
-    from tt_cli.data.stream.row_reader import RowReader
-
-    pyarrow.set_cpu_count(1)
-    pyarrow.set_io_thread_count(1)
-    reader = RowReader(pickle.load(plan), lambda trouble, remedy: messages.put((trouble, remedy), urgent=True))
-    for block in reader.blocks():
-        for part in block.parts(ROWS):
-            messages.put(part)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from tt_cli.data.columns import Row
 from tt_cli.data.examples import RowFilter, missing_columns
 from tt_cli.data.shard_format import DamagedShard, read_batches
 from tt_cli.data.stream.plan import ReadPlan
-from tt_cli.data.stream.shard_order import Position, Walk, block_order, block_rows
+from tt_cli.data.stream.shard_order import Position, Walk, block_rows, drawn_order
 from tt_cli.data.stream.shard_source import ShardSource
 from tt_cli.data.stream.transfer import ShardProblem
 from tt_cli.errors import TTError, UsageError
@@ -86,7 +86,7 @@ class _Piece:
 class RowReader:
     """Reads by a plan, without end. on_trouble: hears a trouble and a remedy. wait: sleeps.
 
-    The constructor lists the shards. It raises UsageError for what will not work, TTError where nobody answers.
+    Raises UsageError for what will not work, TTError where nobody answers.
     """
 
     def __init__(
@@ -99,6 +99,7 @@ class RowReader:
         self._problem, self._missing = "", ""
         self._reported: dict[str, int] = {}
         self._skip: dict[int, int] = {}  # of shards that were begun before they were put off
+        self._note = lambda trouble: on_trouble(trouble, "")
         self.source = ShardSource(plan, self._note)
         while not self.source.shards:
             try:
@@ -106,7 +107,8 @@ class RowReader:
             except ShardProblem as problem:
                 self._failed(problem, "")
         self.shards = self.source.shards
-        self.fingerprint = self._fingerprint()
+        facts = [[shard.name for shard in self.shards], plan.split, plan.shuffle_buffer, asdict(plan.rules)]
+        self.fingerprint = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]  # of what a position refers to
         self.seed, self._start = self._resumed()
 
     def blocks(self) -> Iterator[Block]:
@@ -135,11 +137,11 @@ class RowReader:
     def _block(self, held: list[_Piece], at: Position, taken: int) -> Block:
         captions = [caption for piece in held for caption in piece.captions]
         codes = np.concatenate([piece.codes for piece in held])
-        order = block_order(self.seed, at.epoch, at.block, len(captions))[taken:]
+        order = drawn_order(len(captions), self.seed, at.epoch, at.block)[taken:]
         now = asdict(self.filter.counts)
         counts = {name: count - self._reported.get(name, 0) for name, count in now.items() if name != "kept"}
         self._reported = now
-        position = replace(at, taken=taken).as_json()
+        position = asdict(replace(at, taken=taken))
         state = {"version": 1, "data": self.fingerprint, "seed": self.seed, "position": position}
         return Block([captions[i] for i in order], codes[order], state, counts)
 
@@ -187,7 +189,7 @@ class RowReader:
                     nothing = False
                     yield self._good(number, batch, row, walk)
                     row += len(batch)
-                    self.source.look_ahead(walk.upcoming(1))
+                    self.source.look_ahead(walk.upcoming())
             except DamagedShard as error:
                 damage = damage or str(error)
                 further = _next_group(file, name, row)
@@ -229,9 +231,6 @@ class RowReader:
         self._on_trouble(trouble, remedy)
         self._wait(pause)
 
-    def _note(self, trouble: str) -> None:
-        self._on_trouble(trouble, "")
-
     def _nothing(self) -> TTError:
         """The error to raise when nothing of the data set can be used."""
         name, counts = self.plan.rules.name, self.filter.counts
@@ -241,14 +240,6 @@ class RowReader:
             return self.filter.unusable()
         advice = "check the network, the login (`tt login`) and [data] in the run file"
         return TTError(f"cannot read the data set {name}: {self._problem}; {advice}")
-
-    # ------------------------------------------------------------ going on
-
-    def _fingerprint(self) -> str:
-        """Of all that a position refers to."""
-        plan = self.plan
-        facts = [[shard.name for shard in self.shards], plan.split, plan.shuffle_buffer, asdict(plan.rules)]
-        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
 
     def _resumed(self) -> tuple[int, Position]:
         """The seed and the place of the plan's state, where it is about these data; else a beginning."""

@@ -108,7 +108,7 @@ class ShardCache:
             files = [entry for entry in sorted(self._files()) if entry[-1] != part]
             total = sum(taken for *_, taken, _ in files)
             for is_shard, _, taken, path in files:
-                if total + size > self.cap if is_shard else not _is_alive(path):
+                if total + size > self.cap if is_shard else not Path("/proc", path.name.split(".")[1]).exists():
                     path.unlink(missing_ok=True)
                     total -= taken
             if total + size > self.cap:  # others are fetching as much
@@ -136,10 +136,3 @@ class _TooLarge(Exception):
 
 def _key(content: str) -> str:
     return hashlib.sha256(content.encode()).hexdigest()[:32]
-
-
-def _is_alive(part: Path) -> bool:
-    try:
-        return Path(f"/proc/{int(part.name.split('.')[1])}").exists()
-    except (ValueError, IndexError):
-        return False

@@ -104,9 +104,8 @@ def _fail(error: OSError) -> None:
 class Address:
     """An http(s) address: that of an index, or of a folder with one; a web server's own list of files will do.
 
-    An index is SHA256SUMS as `sha256sum` and `tt data` write it, a text with one name a line, or JSON (a list, or an
-    object with "shards": names, or objects with "name" and what is known of "bytes" and "sha256"). Names are relative
-    to it.
+    An index is SHA256SUMS as `sha256sum` writes it, a text with one name a line, or JSON: a list, or {"shards": list},
+    of names, or of objects with "name" and what is known of "bytes" and "sha256". Names are relative to it.
     """
 
     def __init__(self, place: str, patience: float = PATIENCE) -> None:

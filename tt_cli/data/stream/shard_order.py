@@ -11,7 +11,7 @@ Notable:
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -32,13 +32,9 @@ class Position:
     block: int = 0  # its number since the first epoch
     taken: int = 0  # rows of that block
 
-    def as_json(self) -> dict[str, Any]:
-        """The value that `of_json` reads."""
-        return {**asdict(self), "again": [list(pair) for pair in self.again]}
-
     @classmethod
     def of_json(cls, known: Any, shards: int) -> Position | None:
-        """The position that `as_json` wrote about a data set of so many shards; None for anything else."""
+        """The position that `asdict` made a dict, in a data set of so many shards; None for anything else."""
         try:
             position = cls(**{**known, "again": tuple((shard, tries) for shard, tries in known["again"])})
         except (TypeError, ValueError, KeyError):
@@ -57,25 +53,22 @@ class Walk:
     def __init__(self, seed: int, shards: int, at: Position = Position()) -> None:
         self.seed, self.shards = seed, shards
         self.at = replace(at, shard=None, row=0, taken=0)
-        self._order = epoch_order(seed, at.epoch, shards)
+        self._order = drawn_order(shards, seed, at.epoch)
         self._tries: dict[int, int] = dict(at.again)
 
-    def upcoming(self, count: int) -> list[int]:
-        """The next shards, as far as this epoch has them."""
-        rest = [int(shard) for shard in self._order[self.at.index : self.at.index + count]]
-        return (rest + [shard for shard, _ in self.at.again])[:count]
+    def upcoming(self) -> int | None:
+        """The next shard, as far as this epoch has one."""
+        if self.at.index < self.shards:
+            return int(self._order[self.at.index])
+        return self.at.again[0][0] if self.at.again else None
 
     def take(self) -> int | None:
         """The next shard, which is no more among those to come; None at the end of the epoch."""
-        at = self.at
-        if at.index < self.shards:
-            self.at = replace(at, index=at.index + 1)
-            return int(self._order[at.index])
-        if not at.again:
-            return None
-        (shard, tries), *again = at.again
-        self._tries[shard] = tries
-        self.at = replace(at, again=tuple(again))
+        shard = self.upcoming()
+        if self.at.index < self.shards:
+            self.at = replace(self.at, index=self.at.index + 1)
+        else:
+            self.at = replace(self.at, again=self.at.again[1:])
         return shard
 
     def put_off(self, shard: int) -> bool:
@@ -89,18 +82,13 @@ class Walk:
     def end_epoch(self) -> None:
         """Begin the next pass, in another order."""
         self.at = replace(self.at, epoch=self.at.epoch + 1, index=0, again=())
-        self._order = epoch_order(self.seed, self.at.epoch, self.shards)
+        self._order = drawn_order(self.shards, self.seed, self.at.epoch)
         self._tries = {}
 
 
-def epoch_order(seed: int, epoch: int, shards: int) -> np.ndarray:
-    """A permutation of the shards' numbers."""
-    return np.random.default_rng(np.random.SeedSequence((seed, epoch))).permutation(shards)
-
-
-def block_order(seed: int, epoch: int, block: int, rows: int) -> np.ndarray:
-    """A permutation of a block's rows."""
-    return np.random.default_rng(np.random.SeedSequence((seed, epoch, block))).permutation(rows)
+def drawn_order(count: int, *seed: int) -> np.ndarray:
+    """A permutation of so many shards (seed: the peer's, epoch) or rows of a block (seed: the peer's, epoch, block)."""
+    return np.random.default_rng(np.random.SeedSequence(seed)).permutation(count)
 
 
 def block_rows(shuffle_buffer: int, block: int) -> int:

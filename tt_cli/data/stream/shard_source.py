@@ -22,20 +22,19 @@ from tt_cli.data.stream.transfer import ShardProblem, fetch
 
 
 class ShardSource:
-    """The shards of one split of a data set, by a plan. note: hears what a person may want to know.
-
-    may_look_ahead: whether `look_ahead` fetches.
-    """
+    """The shards of one split of a data set, by a plan. note: hears what a person may want to know."""
 
     def __init__(self, plan: ReadPlan, note: Callable[[str], None]) -> None:
         self._plan, self._note = plan, note
         self._location = location_of(plan.kind, plan.place, plan.revision, plan.patience)
-        self._folder = None if plan.cache is None or self.local else Path(plan.cache)
+        self._folder = None if self.local else plan.cache
         self._cache = ShardCache(self._folder or Path(os.devnull), plan.cache_bytes if self._folder else 0, note)
+        names = f"{plan.kind} {plan.place} {plan.revision} {plan.split}"
+        self._list_name = f"list-{hashlib.sha256(names.encode()).hexdigest()[:16]}.json"
         self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="shards")
         self._ahead: dict[int, Future[BinaryIO]] = {}
         self.shards: list[Shard] = []
-        self.may_look_ahead = False
+        self.may_look_ahead = False  # or `look_ahead` does nothing
 
     def find(self) -> None:
         """Fill `shards`. Raises ShardProblem where nobody answered and no earlier list is here, UsageError."""
@@ -62,11 +61,10 @@ class ShardSource:
         ahead = self._ahead.pop(number, None)
         return ahead.result() if ahead else self._brought(number)
 
-    def look_ahead(self, numbers: list[int]) -> None:
-        """Have these shards fetched meanwhile."""
-        for number in numbers if self.may_look_ahead and not self.local else []:
-            if number not in self._ahead:
-                self._ahead[number] = self._fetcher.submit(self._brought, number)
+    def look_ahead(self, number: int | None) -> None:
+        """Have this shard fetched meanwhile."""
+        if number is not None and number not in self._ahead and self.may_look_ahead and not self.local:
+            self._ahead[number] = self._fetcher.submit(self._brought, number)
 
     def forget(self, number: int) -> None:
         """A shard is of no use: it is to be fetched anew the next time."""
@@ -88,26 +86,20 @@ class ShardSource:
 
     # ------------------------------------------------------------ the list of the last time
 
-    def _list_path(self) -> Path:
-        plan = self._plan
-        asked = f"{plan.kind} {plan.place} {plan.revision} {plan.split}"
-        return Path(plan.cache or "") / f"list-{hashlib.sha256(asked.encode()).hexdigest()[:16]}.json"
-
     def _remember(self) -> None:
         if self._folder is None:
             return
         content = {"resolved": self._location.resolved, "shards": [astuple(shard) for shard in self.shards]}
         with contextlib.suppress(OSError):  # it is fetched again the next time
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            atomic_write(self._list_path(), json.dumps(content), durable=False)
+            atomic_write(self._folder / self._list_name, json.dumps(content), durable=False)
 
     def _recalled(self) -> list[Shard]:
         if self._folder is None:
             return []
         try:
-            known = json.loads(self._list_path().read_text(encoding="utf-8"))
-            shards = [Shard(str(name), size, digest) for name, size, digest in known["shards"]]
-            self._location.resolved = str(known["resolved"])
+            known = json.loads((self._folder / self._list_name).read_text(encoding="utf-8"))
+            self._location.resolved, shards = str(known["resolved"]), known["shards"]
+            return [Shard(str(name), size, digest) for name, size, digest in shards]
         except (OSError, ValueError, KeyError, TypeError):
             return []
-        return shards

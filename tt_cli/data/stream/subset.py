@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any
 
 import numpy as np
@@ -83,28 +83,17 @@ def heldout_examples(run: RunConfig, most: int) -> list[Example]:
 
 def _first_of(plan: ReadPlan, wanted: int) -> list[Example]:
     """Up to `wanted` of what is read by a plan, none twice."""
-    reader = RowReader(plan, lambda words, remedy: None)
-    examples: list[Example] = []
-    try:
-        for block in reader.blocks():
-            if block.epoch:  # all were seen
-                break
-            examples += [Example(*pair) for pair in zip(block.captions, block.codes, strict=True)]
-            if len(examples) >= wanted:
-                break
-    finally:
-        reader.close()
-    return examples[:wanted]
+    with closing(RowReader(plan, lambda trouble, remedy: None)) as reader:
+        blocks = takewhile(lambda block: not block.epoch, reader.blocks())  # then all were seen
+        rows = (row for block in blocks for row in zip(block.captions, block.codes, strict=True))
+        return [Example(*row) for row in islice(rows, wanted)]
 
 
 def rows_in_order(run: RunConfig, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
     """One pass over the data in the order that `seed` gives."""
     with _reading(run):
-        rows = iter(
-            _open(run, split).shuffle(
-                seed=seed, buffer_size=run.data.shuffle_buffer, max_buffer_input_shards=SHARDS_AT_ONCE
-            )
-        )
+        how = {"buffer_size": run.data.shuffle_buffer, "max_buffer_input_shards": SHARDS_AT_ONCE}
+        rows = iter(_open(run, split).shuffle(seed=seed, **how))
         first = next(rows, None)
     if first is None:
         return

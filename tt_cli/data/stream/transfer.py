@@ -6,9 +6,8 @@ Notable:
   shard from the same place than for waiting on one that will never come;
 - what is not the announced length or SHA-256 is not kept.
 
-Why not by huggingface_hub or fsspec: `hf_hub_download` (2.4) asks a server that stands still five times more, waits for
-a Retry-After by itself, goes on after a cut without asking whether it is still the same file, and keeps without bound;
-fsspec was not tried: its `http` needs aiohttp, one more dependency.
+`hf_hub_download` (2.4) asks a server that stands still five times more, waits for a Retry-After by itself, goes on
+after a cut without asking whether it is still the same file, and keeps without bound.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import io
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, BinaryIO
@@ -86,24 +86,18 @@ def problem_of(answer: Any) -> ShardProblem:
     if status in (408, 429) or status >= 500:
         what = "asks to come back later" if status == 429 else "answered"
         return ShardProblem(f"the server {what} ({status})", wait=seconds_to_wait(answer.headers.get("Retry-After")))
-    if status in (401, 403):
-        return ShardProblem(f"the server refuses access ({status})", lasting=True)
-    if status in (404, 410):
-        return ShardProblem(f"it is not there ({status})", lasting=True)
-    return ShardProblem(f"the server answered {status}", lasting=True)
+    refusals = dict.fromkeys((401, 403), f"the server refuses access ({status})")
+    missing = dict.fromkeys((404, 410), f"it is not there ({status})")
+    return ShardProblem((refusals | missing).get(status, f"the server answered {status}"), lasting=True)
 
 
 def seconds_to_wait(retry_after: str | None) -> float | None:
     """A Retry-After header, in seconds or as a date; at most LONGEST_WAIT."""
-    if retry_after is None:
-        return None
-    try:
-        seconds = float(retry_after)
-    except ValueError:
-        try:
-            seconds = parsedate_to_datetime(retry_after).timestamp() - time.time()
-        except ValueError:
-            return None
+    seconds = math.nan
+    with suppress(ValueError):
+        seconds = parsedate_to_datetime(retry_after or "").timestamp() - time.time()
+    with suppress(ValueError):
+        seconds = float(retry_after or "")
     return None if math.isnan(seconds) else min(max(seconds, 0.0), LONGEST_WAIT)
 
 
