@@ -34,7 +34,7 @@ from tt_cli.swarm.allreduce.messages import (
     verify,
 )
 from tt_cli.swarm.allreduce.reducer import Reducer
-from tt_cli.swarm.audit import audits, evidence
+from tt_cli.swarm.audit import evidence
 from tt_cli.swarm.audit.audits import Audits, Finding
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore
 
@@ -98,7 +98,8 @@ def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int
             return runtime_pb2.ExpertInfo(serialized_info=transfers[self.peer].show(str(PEERS[0]), asked, part))
 
     place = PEERS[reducer], index
-    return asyncio.run(audits.audit(transfers[PEERS[0]], place, commitments(outcomes[0]), RULES, Stub, 5.0))
+    audits = Audits(load_run("emoji"), RULES, {}, Stub)
+    return asyncio.run(audits.audit(transfers[PEERS[0]], place, commitments(outcomes[0])))
 
 
 def test_an_honest_round_stands_every_audit() -> None:

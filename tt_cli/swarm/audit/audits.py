@@ -43,63 +43,6 @@ class Finding:
     doubts: dict[str, str] = field(default_factory=dict)
 
 
-async def audit(
-    allreduce: AllReduce,
-    place: Place,
-    commitments: Mapping[str, bytes],
-    rules: RoundRules,
-    stub_of: Callable[[PeerID], Any],
-    patience: float,
-) -> Finding:
-    """Compute one part again. Never raises for what others do. commitments: peer id → envelope, valid."""
-    reducer, index = place
-    envelope, finding = commitments.get(str(reducer)), Finding()
-    if envelope is None:
-        return finding
-
-    async def ask(peer: PeerID, part: int | None, signed: bytes) -> bytes:
-        if peer == allreduce.me:
-            answer = allreduce.encoded(allreduce.parts_of(reducer)[index])
-        else:
-            request = wire.AUDIT_REQUEST.message((allreduce.name.group_id, str(reducer), part))
-            answer = bytes((await stub_of(peer).rpc_audit(request, timeout=patience)).serialized_info)
-        if hashlib.sha256(answer).digest() != signed:
-            raise ValueError("it showed something else than it signed")
-        return answer
-
-    commitment = Commitment.read(envelope)
-    try:
-        packed = await ask(reducer, None, commitment.inputs)
-    except Exception as error:  # P2P errors of many types
-        finding.doubts[str(reducer)] = f"did not show its inputs ({str(error) or type(error).__name__})"
-        return finding
-    try:
-        inputs = Inputs.read(packed)
-        openings = read_openings(inputs, commitment)
-    except NotProven:
-        return _proven(finding, Accusation(envelope, packed, index, ()), rules)
-    used = {opening.sender: count for opening, count in zip(openings, inputs.used, strict=True)}
-    if used.get(str(allreduce.me), 0) <= index and allreduce.weight > 0.0 and str(reducer) not in allreduce.failed:
-        finding.doubts[str(reducer)] = "left out what this peer sent"
-    parts = []
-    for opening in openings:
-        try:
-            sender = PeerID.from_base58(opening.sender)
-            parts.append(await ask(sender, index, opening.hashes[index]) if used[opening.sender] > index else b"")
-        except Exception as error:  # P2P errors of many types
-            logger.info(f"an audit of {reducer} came to no end: {opening.sender}: {error!r}")
-            finding.doubts[opening.sender] = "did not show what it sent"
-            return finding
-    return await asyncio.to_thread(_proven, finding, Accusation(envelope, packed, index, tuple(parts)), rules)
-
-
-def _proven(finding: Finding, accusation: Accusation, rules: RoundRules) -> Finding:
-    with contextlib.suppress(NotProven):
-        finding.guilty = verify(accusation, rules)
-        finding.proven = accusation.pack()
-    return finding
-
-
 class Audits(ServicerBase):
     """A peer's audits: its own, and those of others; in client mode over the connections on which it sent its parts.
 
@@ -137,12 +80,60 @@ class Audits(ServicerBase):
         place = await asyncio.to_thread(self._sampler.pick, allreduce)
         if place is None:
             return
-        finding = await audit(allreduce, place, commitments, self.rules, self._stub_of, self._patience)
+        finding = await self.audit(allreduce, place, commitments)
         if list(self._rounds)[-1:] == [allreduce.group_id]:  # else what was sent may be gone
             self._doubts |= finding.doubts
         if finding.proven and self.proofs.keep(finding.guilty, finding.proven):
             others = {str(peer) for peer in allreduce.members if peer != allreduce.me} - {finding.guilty}
             await self._pass_on({finding.guilty: sorted(others)})
+
+    async def audit(self, allreduce: AllReduce, place: Place, commitments: Mapping[str, bytes]) -> Finding:
+        """Compute one part again. Never raises for what others do. commitments: peer id → envelope, valid."""
+        reducer, index = place
+        envelope, finding = commitments.get(str(reducer)), Finding()
+        if envelope is None:
+            return finding
+
+        async def ask(peer: PeerID, part: int | None, signed: bytes) -> bytes:
+            if peer == allreduce.me:
+                answer = allreduce.encoded(allreduce.parts_of(reducer)[index])
+            else:
+                request = wire.AUDIT_REQUEST.message((allreduce.name.group_id, str(reducer), part))
+                answer = bytes((await self._stub_of(peer).rpc_audit(request, timeout=self._patience)).serialized_info)
+            if hashlib.sha256(answer).digest() != signed:
+                raise ValueError("it showed something else than it signed")
+            return answer
+
+        commitment = Commitment.read(envelope)
+        try:
+            packed = await ask(reducer, None, commitment.inputs)
+        except Exception as error:  # P2P errors of many types
+            finding.doubts[str(reducer)] = f"did not show its inputs ({str(error) or type(error).__name__})"
+            return finding
+        try:
+            inputs = Inputs.read(packed)
+            openings = read_openings(inputs, commitment)
+        except NotProven:
+            return self._proven(finding, Accusation(envelope, packed, index, ()))
+        used = {opening.sender: count for opening, count in zip(openings, inputs.used, strict=True)}
+        if used.get(str(allreduce.me), 0) <= index and allreduce.weight > 0.0 and str(reducer) not in allreduce.failed:
+            finding.doubts[str(reducer)] = "left out what this peer sent"
+        parts = []
+        for opening in openings:
+            try:
+                sender = PeerID.from_base58(opening.sender)
+                parts.append(await ask(sender, index, opening.hashes[index]) if used[opening.sender] > index else b"")
+            except Exception as error:  # P2P errors of many types
+                logger.info(f"an audit of {reducer} came to no end: {opening.sender}: {error!r}")
+                finding.doubts[opening.sender] = "did not show what it sent"
+                return finding
+        return await asyncio.to_thread(self._proven, finding, Accusation(envelope, packed, index, tuple(parts)))
+
+    def _proven(self, finding: Finding, accusation: Accusation) -> Finding:
+        with contextlib.suppress(NotProven):
+            finding.guilty = verify(accusation, self.rules)
+            finding.proven = accusation.pack()
+        return finding
 
     def show(self, lacking: Mapping[str, list[str]]) -> None:
         """Show the proofs against the guilty to peers that do not have them (ids), unless that is being done."""
