@@ -30,10 +30,6 @@ def main() -> int:
     names = [flag for flag in flags if not flag.startswith("--")]
     over = threading.Event()
 
-    class Worker:
-        def leave(self) -> None:
-            over.set()
-
     def follow() -> None:
         sys.stdin.read()
         over.set()
@@ -49,7 +45,7 @@ def main() -> int:
         with admission as admitted:
             text = admitted.key_file.with_suffix(".pass")
             say("admitted", user=admitted.user, text=text.read_text().strip() if text.exists() else "")
-            admitted.attach(Worker())
+            admitted.attach(over.set)
             threading.Thread(target=follow, daemon=True).start()
             over.wait()
             admitted.check()

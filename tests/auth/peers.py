@@ -15,8 +15,8 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 
-from tt_cli.auth.authority.issuer import Authority
-from tt_cli.auth.join_proof import Purpose, signed_message
+from tt_cli.auth.authority.issuer import Authority, Challenge
+from tt_cli.auth.authority_requests import Purpose, RenewRequest, signed_message
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import encode
 from tt_cli.run import RunConfig, load_run
@@ -64,9 +64,11 @@ class Peer:
 
     def renewal(self, authority: Authority, held: str) -> str:
         """The whole of it."""
-        made = authority.challenge(self.peer_id, "renew")
-        signature = self.signature("renew", made.key, authority.run.identity, made.nonce, {"pass": held})
-        return authority.renew(self.public, made.nonce, signature, held)
+        return authority.renew(self.renew_request(authority.challenge(self.peer_id, "renew"), authority.run, held))
+
+    def renew_request(self, challenge: Challenge, run: RunConfig, held: str) -> RenewRequest:
+        """As it is sent."""
+        return RenewRequest(**self.body("renew", vars(challenge), run.identity, {"pass": held}))
 
     def body(self, purpose: Purpose, challenge: dict[str, Any], run: str, said: dict[str, Any]) -> dict[str, Any]:
         """A request's JSON."""

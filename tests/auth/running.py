@@ -69,7 +69,7 @@ def key_file(run: RunConfig) -> Path:
 def begun(running: Running, told: Told, run: RunConfig | None = None) -> PassRenewer:
     """A keeper whose peer has a pass from before: this machine has no Hub to prove anything on."""
     run = run or running.run
-    client = AuthorityClient(run, key_file(run), lambda line: told(line, "warning"))
+    client = AuthorityClient(run, key_file(run), told)
     if run.membership.closed:
         text = running.authority.issue_here(client.peer_id, "ada")
         key_file(run).with_suffix(".pass").write_text(text)

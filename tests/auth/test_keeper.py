@@ -15,7 +15,8 @@ from auth.running import LIFE, MOST, Running, Told, begun, key_file
 from tt_cli.auth import pass_renewer as room
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.organiser import Organiser
-from tt_cli.auth.authority_client import AuthorityClient, PassRefused
+from tt_cli.auth.authority_client import AuthorityClient
+from tt_cli.auth.authority_requests import PassRefused
 from tt_cli.auth.identities import free_identity
 from tt_cli.auth.pass_renewer import OnThisHost, PassRenewer
 from tt_cli.auth.peer_admission import UNGUARDED, PeerAdmission, is_here
@@ -181,7 +182,7 @@ def test_the_organisers_own_peer_needs_no_hub(running: Running, told: Told) -> N
         text = aux.with_suffix(".pass").read_text().strip()
         assert read_pass(text, running.key, running.run.identity, time.time()).user == "organiser"
         with Organiser.at_work(running.run) as organiser:
-            assert [one.way for one in organiser.members()] == ["organiser"]
+            assert [one.way for one in organiser.store.members()] == ["organiser"]
     # An authority here whose key is not the run file's is another one.
     run = pointed(running.run, running.run.membership.authority or "", "ed25519:" + "A" * 43)
     assert is_here(running.run) and not is_here(run)

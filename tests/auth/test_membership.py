@@ -22,7 +22,7 @@ from tt_cli.run import load_run
 for path in sys.argv[1:]:
     try:
         member = auth.require_member(load_run(path))
-        answer = [0, member and member.name, auth.current_user(load_run(path))]
+        answer = [0, member and member.name, auth.current_user()]
     except TTError as error:
         answer = [error.exit_code, str(error)]
     print(json.dumps(answer))

@@ -14,7 +14,6 @@ import pytest
 from auth.peers import closed_run
 
 from tt_cli.auth.authority import authority_server
-from tt_cli.auth.authority.authority_process import AuthorityPart
 from tt_cli.auth.authority.authority_server import ServeOptions
 from tt_cli.errors import TTError
 from tt_cli.supervisor import side_process as room
@@ -53,7 +52,8 @@ def test_it_serves_and_is_started_again(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(room, "AGAIN_SECONDS", (0.05,))
     run, shown = closed_run(), Shown()
     authority_server.found(run)
-    with AuthorityPart(ServeOptions(run.to_toml(), "127.0.0.1", 0), tmp_path / "authority.log", shown) as part:
+    options = ServeOptions(run.to_toml(), "127.0.0.1", 0)
+    with options.side_process(tmp_path / "authority.log", shown) as part:
         first = port_in(shown.wait("the authority listens on port"))
         with httpx2.Client(trust_env=False) as http:
             assert http.get(f"http://127.0.0.1:{first}/v1/facts").json()["run"] == run.identity
@@ -74,5 +74,5 @@ def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options = ServeOptions(run.to_toml(), "127.0.0.1", taken.getsockname()[1])
         with pytest.raises(TTError, match="the authority does not start: cannot listen on 127.0.0.1 port") as caught:
-            AuthorityPart(options, tmp_path / "authority.log", Shown()).__enter__()
+            options.side_process(tmp_path / "authority.log", Shown()).__enter__()
     assert "\n" not in str(caught.value)

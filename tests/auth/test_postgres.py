@@ -14,8 +14,9 @@ from tt_cli.auth.authority import authority_server
 from tt_cli.auth.authority.authority_backup import back_up, restore
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.issuer import Authority, RequestRefused
-from tt_cli.auth.authority.member_store import DatabaseDown, MemberStore, metadata
+from tt_cli.auth.authority.member_store import MemberStore, metadata
 from tt_cli.auth.authority.organiser import Organiser
+from tt_cli.database import DatabaseDown
 
 pytestmark = pytest.mark.debian
 
@@ -40,8 +41,8 @@ def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> 
         organiser.ban("user", "Mallory", "poison")
         organiser.pause("why")
         organiser.roll_back(3, "d" * 64, "s")
-        assert [one.user for one in organiser.members()] == ["ada"]
-        assert len(organiser.audit(10)) == 3
+        assert [one.user for one in organiser.store.members()] == ["ada"]
+        assert len(organiser.store.trail(10)) == 3
     assert authority.notice()[0] > before
     file = tmp_path / "backup.json"
     back_up(run, file, clock.now)

@@ -21,7 +21,8 @@ from tt_cli.auth.authority import proof_judge
 from tt_cli.auth.authority.issuer import CONVICTED, MOST_WRONG
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, NoProof, judged
-from tt_cli.auth.authority_client import AuthorityClient, Rejected
+from tt_cli.auth.authority_client import AuthorityClient
+from tt_cli.auth.authority_requests import Rejected
 from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import RunConfig, folders
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
@@ -117,7 +118,7 @@ def test_who_is_proven_guilty_is_banned(running: Running) -> None:
     kept = running.authority.folder.path / "proofs" / f"{signer(1).peer_id}.accusation"
     assert kept.read_bytes() == proof_of(folder, 1) and kept.stat().st_mode & 0o777 == 0o600
     with Organiser.at_work(running.run) as organiser:
-        proved = [entry["peer_id"] for entry in organiser.audit(10) if entry["what"] == "proved"]
+        proved = [entry["peer_id"] for entry in organiser.store.trail(10) if entry["what"] == "proved"]
     assert proved == [signer(1).peer_id, signer(2).peer_id, signer(2).peer_id]  # the last is for the user
 
 
@@ -126,7 +127,7 @@ def proof_of(folder: Path, number: int) -> bytes:
 
 
 def test_what_proves_nothing_bans_nobody(running: Running, tmp_path: Path) -> None:
-    client = AuthorityClient(running.run, tmp_path / "trainer.key", lambda line: None)
+    client = AuthorityClient(running.run, tmp_path / "trainer.key", lambda line, level: None)
     held = running.authority.issue_here(client.peer_id, "ada")
     running.authority.issue_here(signer(1).peer_id, "bob")
     with pytest.raises(Rejected, match="that proves nothing: the average is right"):

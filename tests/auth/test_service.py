@@ -17,12 +17,15 @@ from tt_cli.auth.authority import authority_folder, authority_server, issuer
 from tt_cli.auth.authority.authority_backup import back_up, restore
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.issuer import Authority, RequestRefused
-from tt_cli.auth.authority.member_store import DatabaseDown, MemberStore
+from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.auth.authority.organiser import Organiser
+from tt_cli.auth.authority_requests import JoinRequest
+from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError, UsageError
-from tt_cli.identity.passes import InvalidPass, read_notice, read_pass
+from tt_cli.identity.passes import InvalidPass, encode, read_notice, read_pass
 
 HOUR = 3600.0
+HUB_PROOF = {"proof": {"way": "hub", "user": "ada"}}
 
 
 @pytest.fixture
@@ -67,11 +70,10 @@ def test_renewing_takes_the_peers_own_key(authority: Authority) -> None:
     text = authority.issue_here(peer.peer_id, "ada")
     refused(401, "belongs to another peer", lambda: thief.renewal(authority, text))
     made = authority.challenge(peer.peer_id, "renew")
-    run = authority.run.identity
-    forged = thief.signature("renew", made.key, run, made.nonce, {"pass": text})
-    refused(401, "signature is not", lambda: authority.renew(peer.public, made.nonce, forged, text))
-    other_run = peer.signature("renew", made.key, "other-1", made.nonce, {"pass": text})
-    refused(401, "signature is not", lambda: authority.renew(peer.public, made.nonce, other_run, text))
+    forged = thief.renew_request(made, authority.run, text).model_copy(update={"key": encode(peer.public)})
+    refused(401, "signature is not", lambda: authority.renew(forged))
+    other_run = peer.renew_request(made, authority.run.replaced({"run.name": "other"}), text)
+    refused(401, "signature is not", lambda: authority.renew(other_run))
     refused(401, "no pass of this authority|malformed", lambda: peer.renewal(authority, "nonsense"))
 
 
@@ -79,16 +81,15 @@ def test_a_nonce_counts_once_for_one_peer_and_purpose(authority: Authority, cloc
     peer = Peer()
     text = authority.issue_here(peer.peer_id, "ada")
     made = authority.challenge(peer.peer_id, "renew")
-    signature = peer.signature("renew", made.key, authority.run.identity, made.nonce, {"pass": text})
-    assert authority.renew(peer.public, made.nonce, signature, text)
-    refused(401, "used already", lambda: authority.renew(peer.public, made.nonce, signature, text))
+    request = peer.renew_request(made, authority.run, text)
+    assert authority.renew(request)
+    refused(401, "used already", lambda: authority.renew(request))
     for other in (authority.challenge(Peer(1).peer_id, "renew"), authority.challenge(peer.peer_id, "join")):
-        signed = peer.signature("renew", other.key, authority.run.identity, other.nonce, {"pass": text})
-        refused(401, "nonce is not one", lambda o=other, s=signed: authority.renew(peer.public, o.nonce, s, text))
-    late = authority.challenge(peer.peer_id, "renew")
-    signed = peer.signature("renew", late.key, authority.run.identity, late.nonce, {"pass": text})
+        wrong = peer.renew_request(other, authority.run, text)
+        refused(401, "nonce is not one", lambda wrong=wrong: authority.renew(wrong))
+    late = peer.renew_request(authority.challenge(peer.peer_id, "renew"), authority.run, text)
     clock.now += issuer.NONCE_SECONDS
-    refused(401, "too old", lambda: authority.renew(peer.public, late.nonce, signed, text))
+    refused(401, "too old", lambda: authority.renew(late))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
@@ -161,7 +162,7 @@ def test_a_ban_takes_effect_at_once_and_reaches_the_notice(authority: Authority,
         organiser.unban("user", "Ada")
         with pytest.raises(UsageError, match="user ada is not banned"):
             organiser.unban("user", "ada")
-        assert [one["name"] for one in organiser.bans()] == [bob.peer_id]
+        assert [one["name"] for one in organiser.store.bans()] == [bob.peer_id]
     assert ada.renewal(authority, texts[ada])
 
 
@@ -182,7 +183,7 @@ def test_orders_are_numbered_and_read_by_peers(authority: Authority) -> None:
     authority._notice = None
     with Organiser.at_work(authority.run) as organiser:
         organiser.resume()
-        assert [entry["what"] for entry in organiser.audit(10)] == ["pause", "rollback", "rollback", "resume"]
+        assert [entry["what"] for entry in organiser.store.trail(10)] == ["pause", "rollback", "rollback", "resume"]
     later = read_notice(authority.notice()[1], authority.folder.settings().line(), authority.run.identity, 4e9)
     assert later.paused == "" and later.number > notice.number and later.rollback == notice.rollback
 
@@ -208,14 +209,14 @@ def test_of_many_at_the_same_time_one_gets_the_nonce(authority: Authority) -> No
         clock=authority.clock,
     )
     made = authority.challenge(peer.peer_id, "renew")
-    signature = peer.signature("renew", made.key, authority.run.identity, made.nonce, {"pass": text})
+    request = peer.renew_request(made, authority.run, text)
     answers: list[str] = []
     gate = threading.Barrier(12, timeout=240)
 
     def ask(one: Authority) -> None:
         gate.wait()
         try:
-            answers.append(one.renew(peer.public, made.nonce, signature, text))
+            answers.append(one.renew(request))
         except RequestRefused as error:
             answers.append(str(error))
 
@@ -234,8 +235,9 @@ def test_an_open_run_needs_no_pass(clock: Clock) -> None:
     authority_server.found(run)
     folder = AuthorityFolder(run)
     open_one = Authority(run, folder, authority_server.open_store(folder), clock=clock)
-    proof = issuer.HubProof(way="hub", user="a")
-    refused(403, "is open: it needs no pass", lambda: open_one.join(Peer().public, "n", b"s", proof))
+    peer = Peer()
+    body = peer.body("join", vars(open_one.challenge(peer.peer_id, "join")), run.identity, HUB_PROOF)
+    refused(403, "is open: it needs no pass", lambda: open_one.join(JoinRequest(**body)))
     assert open_one.facts().ways == []
     assert open_one.notice()[1].startswith("tt-notice-1.")
     open_one.store.close()

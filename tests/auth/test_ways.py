@@ -16,7 +16,7 @@ import pytest
 from auth.peers import Member, Peer, Served, closed_run, member, pointed, served
 from hub_standin import HubStandin
 
-from tt_cli.auth.join_proof import PROOF_REPOSITORY, proof_content, proof_path
+from tt_cli.auth.authority_requests import PROOF_REPOSITORY, proof_content, proof_path
 from tt_cli.identity.passes import read_pass
 from tt_cli.run import RunConfig
 

@@ -66,14 +66,14 @@ def test_the_best_of_each_prompt_are_kept_best_first(clip: Clip, batch: int) -> 
     candidates = [*drawings("red apple", 7, 1), *drawings("sailboat", 5, 2)]
     seen: list[tuple[int, int]] = []
     ranked = keep_best(clip, candidates, 3, batch=batch, on_progress=lambda *numbers: seen.append(numbers))
-    assert [one.drawing.prompt for one in ranked] == ["red apple"] * 3 + ["sailboat"] * 3
+    assert [one.prompt for one in ranked] == ["red apple"] * 3 + ["sailboat"] * 3
     for prompt, group in (("red apple", candidates[:7]), ("sailboat", candidates[7:])):
         own = {drawing.index: float(clip.similarity(prompt, drawing.picture[None])[0]) for drawing in group}
         best = sorted(own, key=lambda index: -own[index])[:3]
-        assert [one.drawing.index for one in ranked if one.drawing.prompt == prompt] == best
+        assert [one.index for one in ranked if one.prompt == prompt] == best
         for one in ranked:
-            if one.drawing.prompt == prompt:
-                assert one.similarity == pytest.approx(own[one.drawing.index], abs=1e-5)
+            if one.prompt == prompt:
+                assert one.similarity == pytest.approx(own[one.index], abs=1e-5)
     assert seen[-1] == (12, 12) and [done for done, _ in seen] == sorted({done for done, _ in seen})
     assert len(keep_best(clip, candidates)) == 12
 
@@ -81,7 +81,7 @@ def test_the_best_of_each_prompt_are_kept_best_first(clip: Clip, batch: int) -> 
 def test_equal_pictures_keep_their_order(clip: Clip) -> None:
     same = pictures(1)[0]
     ranked = keep_best(clip, [Drawing("owl", n, np.zeros(4, np.int64), same) for n in range(4)], 4)
-    assert [one.drawing.index for one in ranked] == [0, 1, 2, 3]
+    assert [one.index for one in ranked] == [0, 1, 2, 3]
 
 
 def torch_form(folder: Path, into: Path, **more: object) -> Path:

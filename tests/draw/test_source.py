@@ -159,7 +159,7 @@ def test_checkpoints_and_clip_from_the_hub(here: Path, tiny: Tiny, hub: HubStand
         (
             ["--checkpoint", "acme/tiny", "--clip", "acme/tiny"],
             2,
-            "--clip acme/tiny: no CLIP model: it has no",
+            "--clip acme/tiny: it is no CLIP model: it needs",
         ),
     ]
     answers = call([[*arguments, "--json"] for arguments, _ in good] + [arguments for arguments, _, _ in bad], online)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
@@ -113,7 +113,7 @@ def whoami() -> User:
     with quiet_and_bounded(), hub_errors(action), _refused_token(action):
         try:
             return User.model_validate(huggingface_hub.whoami(cache=True))
-        except (ValidationError, ValueError) as error:
+        except ValueError as error:
             raise TTError(f"{action}: its answer makes no sense; try again later") from error
 
 
@@ -125,11 +125,8 @@ def _refused_token(action: str) -> Iterator[None]:
         yield
     except HfHubHTTPError as error:
         if error.response.status_code == 401:
-            hint = (
-                "HF_TOKEN is set: correct or unset it"
-                if token_source() == "environment"
-                else "run `tt login` with a valid one"
-            )
+            by_variable = token_source() == "environment"
+            hint = "HF_TOKEN is set: correct or unset it" if by_variable else "run `tt login` with a valid one"
             raise UsageError(f"{action}: the Hub refuses the token; {hint}") from error
         if error.response.status_code == 429:
             raise TTError(f"{action}: the Hub limits how often that is asked; wait a few minutes") from error

@@ -25,7 +25,7 @@ def require_member(run: RunConfig) -> User | None:
     if token_source() is None:
         raise UsageError(f"{admits}, and nobody is logged in here: run `tt login`")
     user = whoami()
-    if organisation.casefold() not in {one.name.casefold() for one in user.organisations}:
+    if organisation.casefold() not in {own.name.casefold() for own in user.organisations}:
         raise UsageError(
             f"{admits}, and {user.name} is none: ask the organisation to add you, "
             f"or run `tt login` with another account"
@@ -33,17 +33,11 @@ def require_member(run: RunConfig) -> User | None:
     return user
 
 
-def current_user(required_for: RunConfig | None = None) -> str | None:
-    """Return the name of the user logged in here, or None.
-
-    For a run of an organisation as `require_member`, with its errors. Else a name is welcome, not needed:
-    None too when the Hub cannot be asked or refuses the token.
-    """
-    if required_for is not None and (member := require_member(required_for)) is not None:
-        return member.name
+def current_user() -> str | None:
+    """The name of the user logged in here, which is welcome and not needed; None too when the Hub does not tell it."""
     if token_source() is None:
         return None
     try:
         return whoami().name
-    except TTError:  # no answer, or a token that has expired: an open run takes this machine all the same
+    except TTError:  # no answer, or a token that has expired
         return None

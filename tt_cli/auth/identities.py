@@ -6,43 +6,43 @@ import base64
 import fcntl
 import json
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
+from pydantic import Base64Bytes, BaseModel, Field, ValidationError
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.identity import peer_key
 from tt_cli.run import RunConfig, folders
 
-FORMAT = "tt-identity-1"
-
 
 def identities(run: RunConfig) -> dict[str, str]:
     """Peer ids by the name of the key, "trainer" or "aux". Raises TTError for a damaged file."""
-    found = {}
-    for path in sorted(folders.run_folder(run).glob("*.key")):
-        found[path.stem] = _peer_id(path, _bytes(path))
-    return found
+    paths = sorted(folders.run_folder(run).glob("*.key"))
+    return {path.stem: _peer_id(path, _bytes(path)) for path in paths}
 
 
 def export_identities(run: RunConfig, file: Path, *, force: bool = False) -> dict[str, str]:
     """Write all keys to `file`, mode 0600. Returns them as `identities` does. Raises UsageError, TTError."""
-    found = identities(run)
-    if not found:
+    peer_ids = identities(run)
+    if not peer_ids:
         raise UsageError(f"there is no identity of run {run.run.name} here yet: join it first")
     if file.exists() and not force:
         raise UsageError(f"{file} exists: choose another name, or --force")
     folder = folders.run_folder(run)
-    keys = {name: base64.b64encode(_bytes(folder / f"{name}.key")).decode() for name in found}
-    content = {"format": FORMAT, "run": run.identity, "keys": keys}
-    _write(file, json.dumps(content, indent=1).encode())
-    return found
+    keys = {name: base64.b64encode(_bytes(folder / f"{name}.key")).decode() for name in peer_ids}
+    content = {"format": "tt-identity-1", "run": run.identity, "keys": keys}
+    with os_errors(f"cannot write {file}", "free space"):
+        atomic_write(file, json.dumps(content, indent=1), mode=PRIVATE)
+    return peer_ids
 
 
 def import_identities(run: RunConfig, file: Path, *, force: bool = False) -> dict[str, str]:
     """Put an exported file's keys in place. Raises UsageError where others are there and not `force`, or in use."""
     folder = folders.run_folder(run)
     keys = _exported(run, file)
-    found = {name: _peer_id(file, data) for name, data in keys.items()}
+    peer_ids = {name: _peer_id(file, data) for name, data in keys.items()}
     for name, data in keys.items():
         path = folder / f"{name}.key"
         if path.exists() and _bytes(path) != data:
@@ -50,9 +50,10 @@ def import_identities(run: RunConfig, file: Path, *, force: bool = False) -> dic
                 raise UsageError(f"{path} is another identity: it would be lost; say --force for that")
             if _in_use(path):
                 raise UsageError(f"a peer on this machine uses {path}: stop it first")
-    for name, data in keys.items():
-        _write(folder / f"{name}.key", data)
-    return found
+    with os_errors(f"cannot write into {folder}", "free space"):
+        for name, data in keys.items():
+            atomic_write(folder / f"{name}.key", data, mode=PRIVATE)
+    return peer_ids
 
 
 def free_identity(run: RunConfig, role: str) -> str:
@@ -63,21 +64,24 @@ def free_identity(run: RunConfig, role: str) -> str:
     return name
 
 
+class Exported(BaseModel):
+    """An exported file. keys: by their names."""
+
+    format: Literal["tt-identity-1"]
+    run: str
+    keys: dict[Annotated[str, Field(pattern=r"^[\w-]+$")], Base64Bytes]
+
+
 def _exported(run: RunConfig, file: Path) -> dict[str, bytes]:
+    with os_errors(f"cannot read {file}", kind=UsageError):
+        data = file.read_bytes()
     try:
-        content: Any = json.loads(file.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError("another format")
-        of, keys = content["run"], {str(name): base64.b64decode(data) for name, data in content["keys"].items()}
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UsageError(f"{file} is no exported identity ({error})") from None
-    if of != run.identity:
-        raise UsageError(f"{file} holds identities of run {of}, not of {run.identity}")
-    if any(not name.replace("-", "").isalnum() for name in keys):
-        raise UsageError(f"{file} is no exported identity (a name that is none)")
-    return keys
+        exported = Exported.model_validate_json(data)
+    except ValidationError as error:
+        raise UsageError(f"{file} is no exported identity ({error.errors()[0]['msg']})") from None
+    if exported.run != run.identity:
+        raise UsageError(f"{file} holds identities of run {exported.run}, not of {run.identity}")
+    return exported.keys
 
 
 def _in_use(path: Path) -> bool:
@@ -91,9 +95,21 @@ def _in_use(path: Path) -> bool:
     return False
 
 
+def made_key(path: Path) -> RSAPrivateKey:
+    """The key in a peer's key file, which is made where it is missing. Raises TTError."""
+    with os_errors(f"cannot keep this peer's identity in {path}"):
+        if not path.exists():
+            peer_key.make_key_file(path)
+    return _key(path, _bytes(path))
+
+
 def _peer_id(path: Path, data: bytes) -> str:
+    return peer_key.peer_id(peer_key.public_der(_key(path, data).public_key()))
+
+
+def _key(path: Path, data: bytes) -> RSAPrivateKey:
     try:
-        return peer_key.peer_id(peer_key.public_der(peer_key.private_key(data).public_key()))
+        return peer_key.private_key(data)
     except ValueError as error:
         raise TTError(f"{path} is no identity file ({error}): move it away to get a new identity") from error
 
@@ -101,8 +117,3 @@ def _peer_id(path: Path, data: bytes) -> str:
 def _bytes(path: Path) -> bytes:
     with os_errors(f"cannot read {path}"):
         return path.read_bytes()
-
-
-def _write(path: Path, data: bytes) -> None:
-    with os_errors(f"cannot write {path}"):
-        atomic_write(path, data, mode=PRIVATE)

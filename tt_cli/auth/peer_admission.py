@@ -1,23 +1,23 @@
 """Admission of one peer of this machine to a run, for as long as it takes part: what `tt join` and others enter first.
 
 with Admission(run, "trainer", tell) as admitted:     a closed run: there is a pass, and it stays good
-    worker = …; admitted.attach(worker)               told to leave when the pass is taken away
+    worker = …; admitted.attach(worker.leave)         told to leave when the pass is taken away
 admitted.check()                                      … which is an error then, in one line
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
-from tt_cli.auth.authority_client import AuthorityClient, PassRefused
+from tt_cli.auth.authority_client import AuthorityClient, Tell
+from tt_cli.auth.authority_requests import PassRefused
 from tt_cli.auth.eligibility import UNGUARDED, current_user, require_member
 from tt_cli.auth.identities import free_identity
-from tt_cli.auth.pass_renewer import OnThisHost, PassRenewer, PassSource, Tell
+from tt_cli.auth.pass_renewer import OnThisHost, PassRenewer
 from tt_cli.errors import UsageError
 from tt_cli.identity.passes import authority_keys, public_text
 from tt_cli.run import RunConfig, folders
@@ -29,7 +29,7 @@ OBSERVER = "observer"
 def observing(run: RunConfig, tell: Tell) -> Iterator[None]:
     """Permission for this machine to look at a closed run (tt_cli.swarm.observer): a pass for the observer's key.
 
-    In an open run there is nothing to do. Raises Refused, TTError.
+    In an open run there is nothing to do. Raises PassRefused, TTError.
     """
     if not run.membership.closed:
         yield
@@ -38,17 +38,11 @@ def observing(run: RunConfig, tell: Tell) -> Iterator[None]:
         yield
 
 
-class Leaves(Protocol):
-    """A worker process that can be asked to leave."""
-
-    def leave(self) -> None: ...
-
-
 class PeerAdmission:
     """name: of the peer's key file in the run's folder, "trainer", "trainer-2", "aux" …. tell: lines for a person.
 
     here: whether an authority in this machine's own run folder may issue the pass, for the organiser's own peers.
-    user: who takes part, "" where nobody is logged in. Entering raises Refused, TTError.
+    user: who takes part, "" where nobody is logged in. Entering raises PassRefused, TTError.
     """
 
     def __init__(self, run: RunConfig, name: str, tell: Tell, *, send_token: bool = False, here: bool = False):
@@ -56,9 +50,8 @@ class PeerAdmission:
             raise UsageError("--send-token: this run asks for no pass, so nothing needs to be sent")
         self._run, self._tell = run, tell
         self._send_token, self._here = send_token, here
-        self._worker: Leaves | None = None
-        self._keeper: PassRenewer | None = None
-        self._lock = threading.Lock()
+        self._leave: Callable[[], None] = lambda: None
+        self._renewer: PassRenewer | None = None
         self.user = ""
         self.key_file: Path = folders.run_folder(run) / f"{name}.key"
 
@@ -75,42 +68,35 @@ class PeerAdmission:
             member = require_member(self._run)
             self.user = member.name if member is not None else ""
         if membership.authority is not None:
-            self._keeper = PassRenewer(
-                self._run, self.key_file, self._source(here), self._tell, self._refused
-            ).__enter__()
-            self.user = self._keeper.user or self.user
+            source: AuthorityClient | OnThisHost
+            if here:
+                source = OnThisHost(self._run, self.key_file, self.user)
+            else:
+                source = AuthorityClient(self._run, self.key_file, self._tell, send_token=self._send_token)
+            self._renewer = PassRenewer(self._run, self.key_file, source, self._tell, self._refused)
+            self._renewer.__enter__()
+            self.user = self._renewer.user or self.user
         return self
 
     def __exit__(self, *exception: object) -> None:
-        if self._keeper is not None:
-            self._keeper.__exit__(*exception)
+        if self._renewer is not None:
+            self._renewer.__exit__(*exception)
 
-    def attach(self, worker: Leaves) -> None:
-        """Have this worker leave when the pass is taken away."""
-        with self._lock:
-            self._worker = worker
-        if self._keeper is not None and self._keeper.refusal:
-            worker.leave()
+    def attach(self, leave: Callable[[], None]) -> None:
+        """Have `leave` called, which asks a worker to, when the pass is taken away; twice is possible."""
+        self._leave = leave
+        if self._renewer is not None and self._renewer.refusal:
+            leave()
 
     def check(self) -> None:
-        """Raises Refused when the pass has been taken away."""
-        if self._keeper is not None and self._keeper.refusal:
-            raise PassRefused(self._keeper.refusal)
+        """Raises PassRefused when the pass has been taken away."""
+        if self._renewer is not None and self._renewer.refusal:
+            raise PassRefused(self._renewer.refusal)
 
     def _refused(self) -> None:
-        assert self._keeper is not None
-        self._tell(self._keeper.refusal, "error")
-        with self._lock:
-            worker = self._worker
-        if worker is not None:
-            worker.leave()
-
-    def _source(self, here: bool) -> PassSource:
-        if here:
-            return OnThisHost(self._run, self.key_file, self.user)
-        return AuthorityClient(
-            self._run, self.key_file, lambda line: self._tell(line, "warning"), send_token=self._send_token
-        )
+        assert self._renewer is not None
+        self._tell(self._renewer.refusal, "error")
+        self._leave()
 
 
 def is_here(run: RunConfig) -> bool:

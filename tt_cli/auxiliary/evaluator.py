@@ -24,7 +24,7 @@ from tt_cli.checkpoint.training_state import CheckpointError
 from tt_cli.data.examples import Example
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
 from tt_cli.data.tokenizer import Tokenizer, load_tokenizer
-from tt_cli.draw import Drawing, DrawingModels, DrawingSettings, cut_prompts, draw, load_parameters, text_chunks
+from tt_cli.draw import Drawing, DrawingModels, DrawingSettings, cut_prompts, draw, text_chunks
 from tt_cli.errors import TTError, os_errors
 from tt_cli.history.reader import HistoryReader, Row
 from tt_cli.history.writer import PICTURES, HistoryWriter
@@ -122,9 +122,7 @@ class Evaluator:
             raise CheckpointError(f"{path} is of step {state.step} of the run {state.identity}")
         digest, parameters = state.digest(), state.parameters
         del state  # the optimizer's part is not needed
-        model = task_of(self._run).unfilled_model()
-        load_parameters(model, parameters, str(path))
-        model.eval().requires_grad_(False)
+        model = task_of(self._run).filled_model(parameters, str(path)).eval().requires_grad_(False)
         loss = self._heldout_loss(model, tokenizer)
         drawings = self._draw(model, tokenizer, step)
         if not any(step_of(other) >= step for other in checkpoints_in(self._checkpoints)):

@@ -118,7 +118,9 @@ def unban(run: Run, user: User = None, peer: Peer = None) -> None:
 def bans(run: Run, json: JsonLines = False) -> None:
     """Print a line for each ban."""
     with _organiser(run) as organiser:
-        _list(json, organiser.bans(), lambda ban: f"{_at(ban['at'])}  {ban['kind']}  {ban['name']}  {ban['reason']}")
+        _list(
+            json, organiser.store.bans(), lambda ban: f"{_at(ban['at'])}  {ban['kind']}  {ban['name']}  {ban['reason']}"
+        )
 
 
 @authority.command(help="List the peers that have had a pass.")
@@ -130,7 +132,7 @@ def members(run: Run, json: JsonLines = False) -> None:
         return f"{member['user']}  {member['peer_id']}  since {_at(member['joined'])} by {member['way']}  {held}"
 
     with _organiser(run) as organiser:
-        _list(json, [vars(member) for member in organiser.members()], line)
+        _list(json, [vars(member) for member in organiser.store.members()], line)
 
 
 @authority.command(help="List who joined, who was refused, and what the organiser did.")
@@ -141,7 +143,7 @@ def audit(
 ) -> None:
     """Print a line for each entry, the newest last."""
     with _organiser(run) as organiser:
-        entries = [{name: entry[name] for name in entry if name != "id"} for entry in organiser.audit(last)]
+        entries = [{name: entry[name] for name in entry if name != "id"} for entry in organiser.store.trail(last)]
     _list(
         json,
         entries,

@@ -117,7 +117,6 @@ def aux_peer(
 ) -> None:
     """Supervise an auxiliary peer's process until the user ends it."""
     from tt_cli import __version__
-    from tt_cli.auth.authority.authority_process import AuthorityPart
     from tt_cli.auth.authority.authority_server import ServeOptions
     from tt_cli.auth.peer_admission import PeerAdmission
     from tt_cli.auxiliary.evaluator_process import SamplesOptions, checked_prompts
@@ -178,7 +177,7 @@ def aux_peer(
         admitted.check()
         options["user"] = admitted.user
         worker = Worker("tt_cli.auxiliary", options, slot.log, {DATABASE: history})
-        admitted.attach(worker)
+        admitted.attach(worker.leave)
         return worker
 
     def beside(part: Part, log: str, opts: object) -> AbstractContextManager[object]:
@@ -201,7 +200,7 @@ def aux_peer(
         beside(WEB_PAGE, "web.log", None if no_web else page),
         beside(EVALUATOR, "evaluator.log", drawing),
         beside(PUBLISHER, "publisher.log", publishing),
-        AuthorityPart(serving, slot.folder / "authority.log", screen.show) if authority else nullcontext(),
+        serving.side_process(slot.folder / "authority.log", screen.show) if authority else nullcontext(),
         PeerAdmission(config, identity_name(slot), screen.tell, here=True) as admitted,
         assistant() if assist else nullcontext(),
         Standby(config, screen.show, assistant) as standby,
@@ -249,7 +248,7 @@ def _assistant(
         PeerAdmission(config, parts.ASSISTANT_KEY, tell, here=True) as admitted,
         parts.ASSISTANT.watched({**options, "user": admitted.user}, log, screen.show) as part,
     ):
-        admitted.attach(part)
+        admitted.attach(part.leave)
         yield
 
 

@@ -152,22 +152,18 @@ def infer(
             )
         seconds = time.monotonic() - started
         drawn, tokens = len(drawings), sum(len(drawing.codes) for drawing in drawings)
-        similarities = None
         if ranker is not None:
             with progress("Ranking", "pictures") as on_progress:
-                ranked = clip_ranking.keep_best(ranker, drawings, keep, on_progress=on_progress)
-            drawings, similarities = [pick.drawing for pick in ranked], [pick.similarity for pick in ranked]
+                drawings = clip_ranking.keep_best(ranker, drawings, keep, on_progress=on_progress)
         about = {**facts, "checkpoint": source.origin, "software": f"tt {__version__}"}
         chunks = {name: str(value) for name, value in about.items() if value is not None}
-        paths, sheet = draw.save_drawings(drawings, folder, chunks, similarities)
+        paths, sheet = draw.save_drawings(drawings, folder, chunks)
     rate = tokens / max(seconds, 1e-3)
     if json:
-        listed: list[dict[str, Any]] = [
-            {"prompt": drawing.prompt, "index": drawing.index, "path": str(path)}
-            for drawing, path in zip(drawings, paths, strict=True)
-        ]
-        for entry, similarity in zip(listed, similarities or [], strict=False):
-            entry["clip_similarity"] = round(similarity, 4)
+        listed: list[dict[str, Any]] = []
+        for drawing, path in zip(drawings, paths, strict=True):
+            ranked = {} if drawing.similarity is None else {"clip_similarity": round(drawing.similarity, 4)}
+            listed.append({"prompt": drawing.prompt, "index": drawing.index, "path": str(path), **ranked})
         where = {"checkpoint": source.origin, "contact_sheet": str(sheet)}
         cost = {"tokens": tokens, "seconds": round(seconds, 3), "tokens_per_s": round(rate, 1)}
         print(codec.dumps({**facts, **where, **cost, "drawings": listed}))

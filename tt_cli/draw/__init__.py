@@ -8,7 +8,7 @@ from tt_cli.draw.drawing import Drawing, DrawingModels, DrawingSettings, cut_pro
 from tt_cli.draw.picture_files import output_folder, save_drawings, text_chunks
 from tt_cli.draw.preview import preview, way_to_show
 from tt_cli.draw.recall import NeighbourScore, nearest_neighbour_score, recall
-from tt_cli.draw.weights_source import WeightsSource, fetch_from_swarm, find_checkpoint, load_models, load_parameters
+from tt_cli.draw.weights_source import WeightsSource, fetch_from_swarm, find_checkpoint, load_models
 
 __all__ = [
     "Drawing",
@@ -22,7 +22,6 @@ __all__ = [
     "fetch_from_swarm",
     "find_checkpoint",
     "load_models",
-    "load_parameters",
     "nearest_neighbour_score",
     "output_folder",
     "preview",

@@ -11,7 +11,8 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -35,14 +36,6 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 DEVIATION = (0.26862954, 0.26130258, 0.27577711)
 
 
-@dataclass(frozen=True)
-class Ranked:
-    """A drawing and the cosine similarity, -1 to 1, of its picture and its prompt."""
-
-    drawing: Drawing
-    similarity: float
-
-
 class Clip:
     """A CLIP model with its tokenizer. name: where it came from, with the commit or as a folder."""
 
@@ -57,11 +50,8 @@ class Clip:
             prompt, truncation=True, max_length=config.text_config.max_position_embeddings, return_tensors="pt"
         )
         pixels = prepare(pictures, config.vision_config.image_size)
-        output = self._model(
-            input_ids=text["input_ids"].to(device),
-            attention_mask=text["attention_mask"].to(device),
-            pixel_values=pixels.to(device),
-        )
+        text = {name: text[name].to(device) for name in ("input_ids", "attention_mask")}
+        output = self._model(**text, pixel_values=pixels.to(device))
         cosines = torch.nn.functional.cosine_similarity(output.image_embeds, output.text_embeds, dim=-1)
         return cosines.float().cpu().numpy()
 
@@ -80,24 +70,25 @@ def keep_best(
     *,
     batch: int = BATCH,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
-) -> list[Ranked]:
+) -> list[Drawing]:
     """Select of each prompt the `keep` drawings (None: all) that CLIP finds most like it, best first.
 
     Prompts keep their order; drawings of one follow one another, as `draw` returns them. on_progress gets the
     numbers of pictures looked at and to look at.
     """
-    kept: list[Ranked] = []
+    kept: list[Drawing] = []
     done = 0
     for prompt, group in groupby(drawings, key=lambda drawing: drawing.prompt):
-        ranked: list[Ranked] = []
+        ranked: list[tuple[float, Drawing]] = []
         together = list(group)
         for start in range(0, len(together), batch):
             chunk = together[start : start + batch]
             cosines = clip.similarity(prompt, np.stack([drawing.picture for drawing in chunk]))
-            ranked += [Ranked(drawing, cosine) for drawing, cosine in zip(chunk, cosines.tolist(), strict=True)]
+            ranked += zip(cosines.tolist(), chunk, strict=True)
             done += len(chunk)
             on_progress(done, len(drawings))
-        kept += sorted(ranked, key=lambda candidate: (-candidate.similarity, candidate.drawing.index))[:keep]
+        best = sorted(ranked, key=lambda candidate: (-candidate[0], candidate[1].index))[:keep]
+        kept += [replace(drawing, similarity=cosine) for cosine, drawing in best]
     return kept
 
 
@@ -108,15 +99,26 @@ def load_clip(place: str = DEFAULT, device: torch.device | str = "cpu") -> Clip:
     """
     if importlib.util.find_spec("transformers") is None:
         raise UsageError("ranking candidates needs CLIP's code: pip install 'tt-cli[clip]'")
-    if Path(place).expanduser().is_dir():
-        folder, name = Path(place).expanduser(), place
+    folder, name = Path(place).expanduser(), place
+    if folder.is_dir():
+        names = [file for file in (*WEIGHTS, "config.json") if (folder / file).is_file()]
+        fetch = folder.joinpath
     else:
-        folder, name = _from_hub(place)
-    weights = next((folder / file for file in WEIGHTS if (folder / file).is_file()), None)
-    if weights is None or not (folder / "config.json").is_file():
-        raise UsageError(f"--clip {place}: {folder} is no CLIP model: it needs config.json and {' or '.join(WEIGHTS)}")
+        repository, _, revision = place.partition("@")
+        if repository.startswith((".", "/", "~")) or repository.count("/") != 1:
+            raise UsageError(
+                f"--clip {place}: no such folder; else name one on the Hub as OWNER/NAME or OWNER/NAME@REVISION"
+            )
+        commit, names = repository_files(repository, revision or None)
+        fetch, name = partial(download, repository, revision=commit), f"{repository}@{commit}"
+    file = next((file for file in WEIGHTS if file in names), None)
+    if file is None or "config.json" not in names:
+        raise UsageError(f"--clip {place}: it is no CLIP model: it needs config.json and {' or '.join(WEIGHTS)}")
+    for other in ("config.json", *(other for other in TOKENIZER if other in names)):
+        fetch(other)
+    weights = fetch(file)
     try:
-        return Clip(name, *_load(folder, weights, place, device))
+        return Clip(name, *_load(weights.parent, weights, place, device))
     except ImportError as error:  # another version of what it builds on
         raise TTError(f"transformers cannot be loaded ({error}): pip install --upgrade 'tt-cli[clip]'") from error
 
@@ -145,22 +147,6 @@ def _load(folder: Path, weights: Path, place: str, device: torch.device | str) -
     if missing := sorted(report["missing_keys"]):
         raise TTError(f"--clip {place}: {weights} lacks {len(missing)} tensors, such as {missing[0]}")
     return model.to(device).eval(), tokenizer
-
-
-def _from_hub(place: str) -> tuple[Path, str]:
-    """The folder in the cache that holds the model, and its name with the commit."""
-    repository, _, revision = place.partition("@")
-    if repository.startswith((".", "/", "~")) or repository.count("/") != 1:
-        raise UsageError(
-            f"--clip {place}: no such folder; else name one on the Hub as OWNER/NAME or OWNER/NAME@REVISION"
-        )
-    commit, names = repository_files(repository, revision or None)
-    weights = next((name for name in WEIGHTS if name in names), None)
-    if weights is None or "config.json" not in names:
-        raise UsageError(f"--clip {place}: no CLIP model: it has no {' or '.join(WEIGHTS)} with a config.json")
-    for name in ("config.json", *(name for name in TOKENIZER if name in names)):
-        download(repository, name, commit)
-    return download(repository, weights, commit).parent, f"{repository}@{commit}"
 
 
 @contextmanager

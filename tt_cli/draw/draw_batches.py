@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,10 +59,7 @@ def next_batch(waiting: deque[PromptSlice], fits: Callable[[int, int], bool]) ->
         while waiting and waiting[0].count == part.count and fits(len(parts) + 1, part.count):
             parts.append(waiting.popleft())
         return parts
-    most, too_many = 1, part.count
-    while too_many - most > 1:
-        middle = (most + too_many) // 2
-        most, too_many = (middle, too_many) if fits(1, middle) else (most, middle)
+    most = 1 + bisect_left(range(2, part.count), True, key=lambda samples: not fits(1, samples))
     pieces = -(-part.count // most)
     count = -(-part.count // pieces)
     if part.count > count:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from tt_cli.draw.draw_batches import MOST_ROWS, BatchLimit, PromptSlice, memory_limit, next_batch
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.memory import shown
 from tt_cli.model.allocator import is_out_of_memory
 from tt_cli.model.layers.projection import drawing_dtype
@@ -40,6 +40,7 @@ class Drawing:
     index: int  # 0, 1, … among the samples of its prompt
     codes: np.ndarray  # (n,) int64, raster order
     picture: np.ndarray  # (H, W, 3) uint8
+    similarity: float | None = None  # cosine, -1 to 1, of picture and prompt, as CLIP sees it; None: not ranked
 
 
 @dataclass(frozen=True)
@@ -93,15 +94,8 @@ def draw(
     device = next(model.parameters()).device
     limit = memory_limit(device, settings.memory)
     text = models.tokenizer.encode(prompts).to(device)
-    drawer = _Drawer(model, text, settings.sampling, limit, on_progress, on_message)
-
-    def noise(part: PromptSlice) -> list[np.ndarray]:
-        return [
-            candidate_noise(settings.seed, prompts[part.place], index, models.run.vqgan.grid**2)
-            for index in range(part.first, part.first + part.count)
-        ]
-
-    codes = drawer.draw(samples, noise, settings.batch).reshape(len(prompts) * samples, -1)
+    drawer = _Drawer(model, text, limit, on_progress, on_message)
+    codes = drawer.draw(prompts, settings).reshape(len(prompts) * samples, -1)
     del drawer  # its caches' memory is free for decoding
     candidates = [(prompt, index) for prompt in prompts for index in range(samples)]
     pictures = _decode(models.vqgan, codes, limit)
@@ -123,42 +117,49 @@ def candidate_noise(seed: int, prompt: str, index: int, codes: int) -> np.ndarra
 
 
 class _Drawer:
-    """Draws the codes of all candidates, batch after batch."""
+    """Draws the codes of all candidates, batch after batch. text (prompts, length): the prompts' tokens."""
 
     def __init__(
         self,
         model: Dalle,
         text: torch.Tensor,
-        sampling: Sampling,
         limit: BatchLimit,
         on_progress: Callable[[int, int], None],
         on_message: Callable[[str], None],
     ) -> None:
-        self.model, self.text, self.sampling, self.limit = model, text, sampling, limit
+        self.model, self.text, self.limit = model, text, limit
         self.on_progress, self.on_message = on_progress, on_message
         self.dtype, self.dtype_reason = drawing_dtype(text.device)
         self.needed = cache(lambda prompts, samples: drawing_bytes(model, prompts, samples, self.dtype))
         self.decoder: StepDecoder | None = None
 
-    def draw(self, samples: int, noise: Callable[[PromptSlice], list[np.ndarray]], batch: int | None) -> np.ndarray:
+    def draw(self, prompts: Sequence[str], settings: DrawingSettings) -> np.ndarray:
         """Codes (prompts, samples, n) int64."""
         if self.limit.asked and self.needed(1, 1) > self.limit.nbytes:
             raise UsageError(
                 f"drawing one picture takes {shown(self.needed(1, 1))}, more than the "
                 f"{shown(self.limit.nbytes)} it may take; allow more memory"
             )
-        codes = np.empty((len(self.text), samples, self.model.config.image_positions), dtype=np.int64)
-        waiting = deque(PromptSlice(place, 0, samples) for place in range(len(self.text)))
-        most, done = min(batch or MOST_ROWS, MOST_ROWS), 0
+        codes = np.empty((len(prompts), settings.samples, self.model.config.image_positions), dtype=np.int64)
+        waiting = deque(PromptSlice(place, 0, settings.samples) for place in range(len(prompts)))
+        most, done = min(settings.batch or MOST_ROWS, MOST_ROWS), 0
         while waiting:
             parts = next_batch(waiting, partial(self._fits, most))
             rows = len(parts) * parts[0].count
+            noise = [
+                candidate_noise(settings.seed, prompts[part.place], index, codes.shape[2])
+                for part in parts
+                for index in range(part.first, part.first + part.count)
+            ]
 
             def on_token(known: int, rows: int = rows, done: int = done) -> None:
                 self.on_progress(done + known * rows, codes.size)
 
-            drawn, refusal = self._try(parts, np.concatenate([noise(part) for part in parts]), on_token)
+            batch = partial(self._draw_batch, parts, np.stack(noise), settings.sampling, on_token)
+            drawn, refusal = _attempt(batch)
             if drawn is None:
+                self.decoder = None
+                _give_back()
                 if rows == 1:
                     where = "memory" if self.text.device.type == "cpu" else f"memory on {self.text.device}"
                     raise TTError(f"there is not enough {where} to draw even one picture at a time: {refusal}")
@@ -174,24 +175,14 @@ class _Drawer:
     def _fits(self, most: int, prompts: int, samples: int) -> bool:
         return prompts * samples <= most and self.needed(prompts, samples) <= self.limit.nbytes
 
-    def _try(
-        self, parts: list[PromptSlice], noise: np.ndarray, on_token: Callable[[int], None]
-    ) -> tuple[np.ndarray | None, str]:
-        """Codes (rows, n) of these parts; None and the allocator's words where memory runs out."""
-        try:
-            decoder = self._decoder(len(parts), parts[0].count)
-            text = self.text[[part.place for part in parts]]
-            chance = torch.from_numpy(noise).to(text.device)
-            return draw_codes(decoder, text, chance, self.sampling, on_token=on_token).cpu().numpy(), ""
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            reason = str(error).strip().split("\n")[0]
-        # Only now, when the error no longer holds the tensors of where it was raised, can they be given back.
-        self.decoder = None
-        if self.text.device.type == "cuda":
-            torch.cuda.empty_cache()
-        return None, reason
+    def _draw_batch(
+        self, parts: list[PromptSlice], noise: np.ndarray, sampling: Sampling, on_token: Callable[[int], None]
+    ) -> np.ndarray:
+        """Codes (rows, n) of these parts."""
+        decoder = self._decoder(len(parts), parts[0].count)
+        text = self.text[[part.place for part in parts]]
+        chance = torch.from_numpy(noise).to(text.device)
+        return draw_codes(decoder, text, chance, sampling, on_token=on_token).cpu().numpy()
 
     def _decoder(self, prompts: int, samples: int) -> StepDecoder:
         """The last batch's decoder if it has this size, else a new one; the old one's memory is free by then."""
@@ -214,14 +205,28 @@ def _decode(vqgan: Vqgan, codes: np.ndarray, limit: BatchLimit) -> np.ndarray:
     pictures: list[np.ndarray] = []
     start = 0
     while start < len(codes):
-        try:
-            pictures.append(decode_pictures(vqgan, codes[start : start + size], batch=size))
+        decoded, refusal = _attempt(partial(decode_pictures, vqgan, codes[start : start + size], batch=size))
+        if decoded is not None:
+            pictures.append(decoded)
             start += size
             continue
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or size == 1:
-                raise
+        _give_back()
+        if size == 1:
+            raise TTError(f"there is not enough memory to decode even one picture at a time: {refusal}")
         size //= 2
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
     return np.concatenate(pictures)
+
+
+def _attempt(work: Callable[[], np.ndarray]) -> tuple[np.ndarray | None, str]:
+    """The result of `work`; None and the allocator's words where memory runs out. What it held is free by then."""
+    try:
+        return work(), ""
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return None, first_line(error)
+
+
+def _give_back() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -8,21 +8,22 @@ import os
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from tt_cli.draw.contact_sheet import contact_sheet
-from tt_cli.errors import TTError
+from tt_cli.errors import os_errors
 
 if TYPE_CHECKING:
     from tt_cli.draw.drawing import Drawing
 
 LONGEST_SLUG = 60
+Made = TypeVar("Made")
 
 
 def slug(text: str) -> str:
@@ -38,7 +39,13 @@ def output_folder(named: Path | None, stem: str) -> Iterator[Path]:
     It is made at once, so that a place that cannot be written is found before the work, and removed again if
     nothing came into it. Raises TTError.
     """
-    folder = _make(named) if named is not None else _make_new(Path("drawings"), stem)
+    parent = named or Path("drawings")
+    with _writing(parent):
+        parent.mkdir(parents=True, exist_ok=True)
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        numbered = (parent / f"{stem}-{number:03}" for number in itertools.count(1))
+        folder = named or _first_free(numbered, Path.mkdir)[0]
     try:
         yield folder
     finally:
@@ -46,57 +53,26 @@ def output_folder(named: Path | None, stem: str) -> Iterator[Path]:
             folder.rmdir()
 
 
-def _make(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise _cannot_write(folder, PermissionError(errno.EACCES, os.strerror(errno.EACCES)))
-    return folder
-
-
-def _make_new(parent: Path, stem: str) -> Path:
-    _make(parent)
-    for number in itertools.count(1):
-        folder = parent / f"{stem}-{number:03}"
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise _cannot_write(parent, error) from error
-        return folder
-    raise AssertionError("numbers do not run out")
-
-
-def save_drawings(
-    drawings: Sequence[Drawing],
-    folder: Path,
-    facts: Mapping[str, str],
-    similarities: Sequence[float] | None = None,
-) -> tuple[list[Path], Path]:
+def save_drawings(drawings: Sequence[Drawing], folder: Path, facts: Mapping[str, str]) -> tuple[list[Path], Path]:
     """Write each drawing, and the contact sheet of all, into `folder`; returns their paths.
 
     `facts` (settings, seed, run, step, …) become text chunks of every file, beside the prompt, the drawing's index
-    among its candidates and, where given, its similarity. Files of one prompt are numbered in the order given. A
-    file that is already there keeps its name, the new one gets a number. Raises TTError.
+    among its candidates and, where it was ranked, its similarity. Files of one prompt are numbered in the order
+    given. A file that is already there keeps its name, the new one gets a number. Raises TTError.
     """
-    _make(folder)
     numbers: Counter[str] = Counter()
-    try:
-        paths = []
-        for place, drawing in enumerate(drawings):
+    paths = []
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for drawing in drawings:
             chunks = {"prompt": drawing.prompt, "index": str(drawing.index), **facts}
-            if similarities is not None:
-                chunks["clip_similarity"] = f"{similarities[place]:.4f}"
+            if drawing.similarity is not None:
+                chunks["clip_similarity"] = f"{drawing.similarity:.4f}"
             numbers[drawing.prompt] += 1
             stem = f"{slug(drawing.prompt)}-{numbers[drawing.prompt]}"
             paths.append(_write(Image.fromarray(drawing.picture), folder, stem, chunks))
         prompts = "\n".join(dict.fromkeys(drawing.prompt for drawing in drawings))
         sheet = _write(contact_sheet(drawings), folder, "contact-sheet", {"prompts": prompts, **facts})
-    except OSError as error:
-        raise _cannot_write(folder, error) from error
     return paths, sheet
 
 
@@ -109,22 +85,24 @@ def text_chunks(facts: Mapping[str, str]) -> PngInfo:
 
 
 def _write(picture: Image.Image, folder: Path, stem: str, chunks: Mapping[str, str]) -> Path:
-    info = text_chunks(chunks)
-    for number in itertools.count(1):
-        path = folder / (f"{stem}.png" if number == 1 else f"{stem}-{number:03}.png")
-        try:
-            file = path.open("xb")
-        except FileExistsError:
-            continue
-        try:
-            with file:
-                picture.save(file, format="PNG", pnginfo=info)
-        except OSError:
-            path.unlink(missing_ok=True)  # half a picture is of no use
-            raise
-        return path
+    names = itertools.chain([stem], (f"{stem}-{number:03}" for number in itertools.count(2)))
+    path, file = _first_free((folder / f"{name}.png" for name in names), lambda path: path.open("xb"))
+    try:
+        with file:
+            picture.save(file, format="PNG", pnginfo=text_chunks(chunks))
+    except OSError:
+        path.unlink(missing_ok=True)  # half a picture is of no use
+        raise
+    return path
+
+
+def _first_free(paths: Iterator[Path], make: Callable[[Path], Made]) -> tuple[Path, Made]:
+    """The first path that is not there yet, and what `make` made of it."""
+    for path in paths:
+        with suppress(FileExistsError):
+            return path, make(path)
     raise AssertionError("numbers do not run out")
 
 
-def _cannot_write(folder: Path, error: OSError) -> TTError:
-    return TTError(f"cannot write pictures to {folder}: {error.strerror or error}; choose another folder with --out")
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    return os_errors(f"cannot write pictures to {folder}", "choose another folder with --out")

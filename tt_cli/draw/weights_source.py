@@ -8,7 +8,7 @@ Notable:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,6 @@ from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.draw.drawing import DrawingModels
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files
-from tt_cli.model import Dalle
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.run import RunConfig, folders
 from tt_cli.task import task_of
@@ -83,10 +82,9 @@ def find_checkpoint(
     if path.is_file():
         return _of_run(run, _from_file(run, path, "named by --checkpoint"))
     folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    checkpoint = newest(folder, None if run is None else run.identity, on_message)
-    if checkpoint is None:
-        raise UsageError(f"--checkpoint {place}: no usable checkpoint (step-*.safetensors) in {folder}")
-    return _source(checkpoint[1], str(checkpoint[0]), f"the newest in {folder}")
+    if checkpoint := newest(folder, None if run is None else run.identity, on_message):
+        return _source(checkpoint[1], str(checkpoint[0]), f"the newest in {folder}")
+    raise UsageError(f"--checkpoint {place}: no usable checkpoint (step-*.safetensors) in {folder}")
 
 
 def fetch_from_swarm(
@@ -123,52 +121,30 @@ def load_models(source: WeightsSource, device: str = "auto") -> DrawingModels:
     where = torch_device(device)
     if where.type == "cpu":
         keep_freed_memory()
-    model = task_of(source.run).unfilled_model()
+    task = task_of(source.run)
     if source.published:
         from tt_cli.model.published_names import load_published
 
+        model = task.unfilled_model()
         load_published(model, source.parameters)
     else:
-        load_parameters(model, source.parameters, source.origin)
+        model = task.filled_model(source.parameters, source.origin)
     decoder, vqgan = model.to(where).eval(), load_vqgan(source.run).to(where)
     return DrawingModels(source.run, decoder, vqgan, load_tokenizer(source.run))
-
-
-def load_parameters(model: Dalle, parameters: Mapping[str, Tensor], origin: str) -> None:
-    """Copy a checkpoint's parameters into `model`; TTError, and no change, if they do not fit."""
-    _check_fit(model, parameters, origin)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(parameters[name])
-
-
-def _check_fit(model: Dalle, parameters: Mapping[str, Tensor], origin: str) -> None:
-    own = dict(model.named_parameters())
-    unlike = sorted(
-        name for name in own.keys() | parameters.keys()
-        if name not in own or name not in parameters or own[name].shape != parameters[name].shape
-    )  # fmt: skip
-    if unlike:
-        raise TTError(
-            f"{origin} does not fit the run file inside it: {len(unlike)} tensors differ, such as "
-            f"{unlike[0]}; it was written by another version of tt, or changed"
-        )
 
 
 def _newest_here(run: RunConfig | None, on_message: Callable[[str], None]) -> WeightsSource:
     if run is None:
         raise ValueError("neither a run nor a place is given")
     folder = folders.checkpoints(run)
-    checkpoint = newest(folder, run.identity, on_message)
-    if checkpoint is None:
-        known = run.peers.initial
-        swarm = f"its swarm with --peer {known[0]}" if known else "its swarm with --peer MULTIADDR"
-        raise TTError(
-            f"there is no checkpoint of run {run.identity} on this machine: take it from {swarm}, name a file, a "
-            "folder or ORGANISATION/REPOSITORY on the Hub with --checkpoint, or train one with `tt demo` or "
-            f"`tt join {run.run.name}`"
-        )
-    return _source(checkpoint[1], str(checkpoint[0]), f"the newest of this run in {folder}")
+    if checkpoint := newest(folder, run.identity, on_message):
+        return _source(checkpoint[1], str(checkpoint[0]), f"the newest of this run in {folder}")
+    peer = next(iter(run.peers.initial), "MULTIADDR")
+    raise TTError(
+        f"there is no checkpoint of run {run.identity} on this machine: take it from its swarm with --peer {peer}, "
+        "name a file, a folder or ORGANISATION/REPOSITORY on the Hub with --checkpoint, or train one with `tt demo` "
+        f"or `tt join {run.run.name}`"
+    )
 
 
 def _on_the_hub(place: str) -> tuple[str, str | None] | None:

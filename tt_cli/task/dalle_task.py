@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from tt_cli.data.examples import Batch
+from tt_cli.errors import TTError
 from tt_cli.model import Dalle, DalleConfig, Losses
 from tt_cli.run import RunConfig
 
@@ -25,6 +28,24 @@ class DalleTask:
         """The model for weights that come from elsewhere; on "meta", its names and shapes alone."""
         with torch.device(device):
             return Dalle(DalleConfig.from_run(self.run), seed=None)
+
+    def filled_model(self, parameters: Mapping[str, Tensor], origin: str) -> Dalle:
+        """The model with a checkpoint's parameters. Raises TTError if they do not fit."""
+        self.check_fit(parameters, origin)
+        model = self.unfilled_model()
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.copy_(parameters[name])
+        return model
+
+    def check_fit(self, parameters: Mapping[str, Tensor], origin: str) -> None:
+        """Raises TTError where names or shapes differ from the model's. origin: begins the error."""
+        shapes = {name: tensor.shape for name, tensor in parameters.items()}
+        if unlike := sorted({name for name, _ in shapes.items() ^ self.shapes().items()}):
+            raise TTError(
+                f"{origin} does not fit the run file inside it: {len(unlike)} tensors differ, such as "
+                f"{unlike[0]}; it was written by another version of tt, or changed"
+            )
 
     def shapes(self) -> dict[str, torch.Size]:
         """Parameter name → shape, in the model's order."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
+from pydantic import TypeAdapter, ValidationError
 
 from tt_cli.checkpoint.published_weights import read_published
 from tt_cli.checkpoint.training_state import CheckpointError
@@ -74,8 +73,6 @@ def decode_pictures(vqgan: Vqgan, codes: np.ndarray | torch.Tensor, batch: int =
 
 def _read_config(path: Path) -> VqganConfig:
     try:
-        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        sizes: dict[str, Any] = {name: tuple(size) if isinstance(size, list) else size for name, size in fields.items()}
-        return VqganConfig(**sizes)
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+        return TypeAdapter(VqganConfig).validate_json(path.read_bytes())
+    except (OSError, ValidationError) as error:
         raise TTError(f"the VQGAN's sizes in {path} cannot be read ({error}); install tt again") from error

@@ -13,7 +13,7 @@ from torch import Tensor
 from tt_cli.checkpoint.checkpoint_files import load_model, write
 from tt_cli.checkpoint.published_weights import is_checkpoint, read_published, write_published
 from tt_cli.checkpoint.training_state import TrainingState, serialised
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import UsageError
 from tt_cli.model import vqgan
 from tt_cli.model.published_names import from_published, to_published
 from tt_cli.run import load_run
@@ -47,13 +47,9 @@ def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
         raise UsageError(f"{file} is no checkpoint of tt; --to published reads what tt wrote")
     say(f"Reading {file}")
     config, parameters = load_model(file)
-    model = task_of(config).unfilled_model("meta")
-    own = {name: tensor.shape for name, tensor in model.named_parameters()}
-    if own != {name: tensor.shape for name, tensor in parameters.items()}:
-        raise TTError(
-            f"{file} does not fit the run file inside it; it was written by another version of tt, or changed"
-        )
-    state = to_published(model.config, parameters)
+    task = task_of(config)
+    task.check_fit(parameters, str(file))
+    state = to_published(task.unfilled_model("meta").config, parameters)
     with _writing(sum(tensor.nbytes for tensor in parameters.values()), say) as on_bytes:
         write_published(out, state, on_bytes)
     return {"kind": "published", "run": config.identity, **_counted(parameters), "names": len(state)}

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
-from tt_cli.auth.authority.authority_folder import AuthorityFolder, from_json, to_json
+from tt_cli.auth.authority.authority_folder import AuthorityFolder, AuthoritySettings
 from tt_cli.auth.authority.authority_server import open_store
 from tt_cli.auth.authority.member_store import MemberStore
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import UsageError, os_errors
 from tt_cli.run import RunConfig
 
 FORMAT = "tt-authority-backup-1"
@@ -22,22 +24,17 @@ def back_up(run: RunConfig, file: Path, now: float, *, force: bool = False) -> N
     if file.exists() and not force:
         raise UsageError(f"{file} exists: choose another name, or --force")
     folder = AuthorityFolder(run)
-    store = open_store(folder)
-    try:
+    with closing(open_store(folder)) as store:
         tables = store.dump()
-    finally:
-        store.close()
     content = {
         "format": FORMAT,
         "run": run.identity,
         "at": now,
-        "settings": to_json(folder.settings()),
+        "settings": folder.settings().to_data(),
         "tables": tables,
     }
-    try:
-        atomic_write(file, json.dumps(content).encode(), mode=PRIVATE)
-    except OSError as error:
-        raise TTError(f"cannot write {file}: {error.strerror or error}") from error
+    with os_errors(f"cannot write {file}", "free space"):
+        atomic_write(file, json.dumps(content), mode=PRIVATE)
 
 
 def restore(run: RunConfig, file: Path, now: float, *, database: str | None = None, force: bool = False) -> str:
@@ -51,38 +48,31 @@ def restore(run: RunConfig, file: Path, now: float, *, database: str | None = No
         raise UsageError(f"{file} is a backup of run {content.get('run')}, not of {run.identity}")
     folder = AuthorityFolder(run)
     try:
-        settings = from_json(json.dumps(content["settings"]))
+        settings = AuthoritySettings.from_data(content["settings"])
         if folder.exists and not force and _has_database(folder):
             raise UsageError(f"an authority of this run is here: it would be replaced; say --force for that ({file})")
         if folder.exists and not force:  # they may be newer than the backup's
             settings = folder.settings()
         if database is not None:
-            settings = type(settings)(database, settings.keys, settings.until)
+            settings = replace(settings, database=database)
         folder.write(settings)
-        store = MemberStore(folder.database_url())
-        try:
+        with closing(MemberStore(folder.database_url())) as store:
             store.load(content["tables"], now)
             store.write_down(now, "organiser", "restored", detail=str(content["at"]))
-        finally:
-            store.close()
     except (ValueError, LookupError, TypeError) as error:
         raise UsageError(f"{file} is damaged ({error}): take another backup") from error
     return datetime.datetime.fromtimestamp(float(content["at"]), datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _has_database(folder: AuthorityFolder) -> bool:
-    store = MemberStore(folder.database_url())
-    try:
+    with closing(MemberStore(folder.database_url())) as store:
         return store.founded
-    finally:
-        store.close()
 
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"cannot read {file}: {error.strerror or error}") from error
+        with os_errors(f"cannot read {file}", kind=UsageError):
+            content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UsageError(f"{file} is no backup: {error}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -8,20 +8,20 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
 
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.identity.passes import public_text
 from tt_cli.run import RunConfig, folders
 
-FILE = "authority.json"
+FILE, FORMAT = "authority.json", "tt-authority-1"
 SHORTEST_CHANGE = 2 * 3600.0  # seconds from `rotate` to the old key's end: passes live an hour
 EARLY = 86400.0  # the new key signs so long before the old one ends, or half the time where that is less
 
@@ -40,10 +40,8 @@ class SigningKey:
 
     def secret(self, purpose: str) -> bytes:
         """32 bytes for another use, from which the key cannot be told (HKDF, RFC 5869)."""
-        raw = self.private.private_bytes(
-            serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
-        )
-        return HKDF(hashes.SHA256(), 32, salt=None, info=f"tt authority {purpose}".encode()).derive(raw)
+        info = f"tt authority {purpose}".encode()
+        return HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(self.private.private_bytes_raw())
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,22 @@ class AuthoritySettings:
         texts = [key.text for key in reversed(self.keys)]
         return f"{texts[0]} {texts[1]} until {self.until}" if len(texts) == 2 else texts[0]
 
+    def to_data(self) -> dict[str, Any]:
+        """The settings for the file and for a backup."""
+        keys = [{"private": key.private.private_bytes_raw().hex(), "begins": key.begins} for key in self.keys]
+        return {"format": FORMAT, "database": self.database, "keys": keys, "until": self.until}
+
+    @classmethod
+    def from_data(cls, data: dict[str, Any]) -> Self:
+        """The settings as `to_data` gave them. Raises ValueError, LookupError or TypeError for anything else."""
+        if data["format"] != FORMAT or not data["keys"]:
+            raise ValueError("not an authority's file")
+        keys = tuple(
+            SigningKey(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key["private"])), float(key["begins"]))
+            for key in data["keys"]
+        )
+        return cls(str(data["database"]), keys, str(data["until"]))
+
 
 class AuthorityFolder:
     """The folder `authority` in a run's folder, mode 0700."""
@@ -70,8 +84,6 @@ class AuthorityFolder:
     def __init__(self, run: RunConfig):
         self.path = folders.run_folder(run) / "authority"
         self.file = self.path / FILE
-        self._read_at: tuple[int, int] | None = None
-        self._settings: AuthoritySettings | None = None
 
     @property
     def exists(self) -> bool:
@@ -82,41 +94,33 @@ class AuthorityFolder:
         """Make the folder and the first key. Raises UsageError where there is one, TTError for a full disk."""
         if self.exists:
             raise UsageError(f"{self.file} exists: this run's authority has its key already")
-        made = AuthoritySettings(database, (SigningKey(Ed25519PrivateKey.generate(), 0.0),))
-        self.write(made)
-        return made
+        settings = AuthoritySettings(database, (SigningKey(Ed25519PrivateKey.generate(), 0.0),))
+        self.write(settings)
+        return settings
 
     def settings(self) -> AuthoritySettings:
         """The file's content now; another process may change it. Raises TTError."""
         try:
-            status = self.file.stat()
-            stamp = (status.st_mtime_ns, status.st_ino)
-            if self._settings is None or stamp != self._read_at:
-                self._settings, self._read_at = from_json(self.file.read_text(encoding="utf-8")), stamp
+            return AuthoritySettings.from_data(json.loads(self.file.read_text(encoding="utf-8")))
         except FileNotFoundError:
             raise UsageError(f"there is no authority in {self.path}: make one with `tt authority init`") from None
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise TTError(f"{self.file} cannot be read ({error}): restore it with `tt authority restore`") from error
-        return self._settings
 
     def write(self, settings: AuthoritySettings) -> None:
         """Replace the file. Raises TTError."""
-        try:
-            self.path.mkdir(mode=0o700, exist_ok=True)
-            os.chmod(self.path, 0o700)
-            atomic_write(self.file, json.dumps(to_json(settings)).encode(), mode=PRIVATE)
-        except OSError as error:
-            raise TTError(f"cannot write {self.file}: {error.strerror or error}; free space") from error
-        self._settings = None
+        self._write(self.file, json.dumps(settings.to_data()))
 
     def keep_proof(self, guilty: str, proof: bytes) -> None:
         """Write down what a peer was convicted by, for whoever asks. Raises TTError."""
-        file = self.path / "proofs" / f"{guilty}.accusation"
-        try:
+        self._write(self.path / "proofs" / f"{guilty}.accusation", proof)
+
+    @staticmethod
+    def _write(file: Path, content: bytes | str) -> None:
+        with os_errors(f"cannot write {file}", "free space"):
             file.parent.mkdir(mode=0o700, exist_ok=True)
-            atomic_write(file, proof, mode=PRIVATE)
-        except OSError as error:
-            raise TTError(f"cannot write {file}: {error.strerror or error}; free space") from error
+            file.parent.chmod(0o700)
+            atomic_write(file, content, mode=PRIVATE)
 
     def database_url(self) -> str:
         """SQLAlchemy's URL of the database."""
@@ -127,48 +131,26 @@ class AuthorityFolder:
 
         Raises UsageError for a day that is too near, or while a change is under way.
         """
-        before = self.settings()
+        settings = self.settings()
         fresh = Ed25519PrivateKey.generate()
         if until is None:
-            self.write(AuthoritySettings(before.database, (SigningKey(fresh, 0.0),)))
-            return self.settings()
-        try:
-            day = datetime.datetime.combine(datetime.date.fromisoformat(until), datetime.time(), datetime.UTC)
-        except ValueError:
-            raise UsageError(f"--until {until}: write a day as in 2026-12-01") from None
-        left = day.timestamp() - now
-        if left < SHORTEST_CHANGE:
-            raise UsageError(f"--until {until}: that day begins (UTC) in less than two hours; name a later one")
-        if before.until and now < _begin(before.until):
-            raise UsageError(f"the key changes already, until {before.until}; wait for that day")
-        begins = now + left - min(EARLY, left / 2)
-        self.write(AuthoritySettings(before.database, (before.keys[-1], SigningKey(fresh, begins)), until))
-        return self.settings()
-
-
-def to_json(settings: AuthoritySettings) -> dict[str, Any]:
-    """The settings as data, for the file and for a backup."""
-    keys = []
-    for key in settings.keys:
-        raw = key.private.private_bytes(
-            serialization.Encoding.Raw, serialization.PrivateFormat.Raw, serialization.NoEncryption()
-        )
-        keys.append({"private": raw.hex(), "begins": key.begins})
-    return {"format": "tt-authority-1", "database": settings.database, "keys": keys, "until": settings.until}
-
-
-def from_json(text: str) -> AuthoritySettings:
-    """The settings in a file's text. Raises ValueError, LookupError or TypeError for another file."""
-    data = json.loads(text)
-    if data["format"] != "tt-authority-1" or not data["keys"]:
-        raise ValueError("not an authority's file")
-    keys = tuple(
-        SigningKey(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key["private"])), float(key["begins"]))
-        for key in data["keys"]
-    )
-    return AuthoritySettings(str(data["database"]), keys, str(data["until"]))
+            settings = AuthoritySettings(settings.database, (SigningKey(fresh, 0.0),))
+        else:
+            try:
+                left = _begin(until) - now
+            except ValueError:
+                raise UsageError(f"--until {until}: write a day as in 2026-12-01") from None
+            if left < SHORTEST_CHANGE:
+                raise UsageError(f"--until {until}: that day begins (UTC) in less than two hours; name a later one")
+            if settings.until and now < _begin(settings.until):
+                raise UsageError(f"the key changes already, until {settings.until}; wait for that day")
+            begins = now + left - min(EARLY, left / 2)
+            settings = replace(settings, keys=(settings.keys[-1], SigningKey(fresh, begins)), until=until)
+        self.write(settings)
+        return settings
 
 
 def _begin(day: str) -> float:
-    date = datetime.date.fromisoformat(day)
-    return datetime.datetime(date.year, date.month, date.day, tzinfo=datetime.UTC).timestamp()
+    """Unix time. Raises ValueError."""
+    midnight = datetime.datetime.combine(datetime.date.fromisoformat(day), datetime.time(), datetime.UTC)
+    return midnight.timestamp()

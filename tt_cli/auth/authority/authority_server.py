@@ -9,7 +9,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
@@ -17,7 +21,10 @@ from tt_cli.auth.authority.issuer import MOST_PEERS, PASS_SECONDS, Authority
 from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import Event, Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
+from tt_cli.supervisor.side_process import SideProcess
+from tt_cli.supervisor.worker_process import Worker
 
 PORT = 8470
 
@@ -34,6 +41,11 @@ class ServeOptions:
     """The IP address of the proxy whose X-Forwarded-For is believed."""
     pass_seconds: float = PASS_SECONDS
     most_peers: int = MOST_PEERS
+
+    def side_process(self, log: Path, show: Callable[[Event], None]) -> SideProcess:
+        """The server beside an auxiliary peer: entering it waits until it listens, or raises TTError."""
+        start = partial(Worker, "tt_cli.auth.authority", asdict(self), log)
+        return SideProcess("the authority", start, show, needed=True)
 
 
 def open_store(folder: AuthorityFolder) -> MemberStore:
@@ -60,11 +72,8 @@ def found(run: RunConfig, database: str = "") -> AuthorityFolder:
 
 def found_database(folder: AuthorityFolder) -> None:
     """Make the tables; what is there stays."""
-    store = MemberStore(folder.database_url())
-    try:
+    with closing(MemberStore(folder.database_url())) as store:
         store.found(time.time())
-    finally:
-        store.close()
 
 
 def open_authority(run: RunConfig, *, pass_seconds: float = PASS_SECONDS, most_peers: int = MOST_PEERS) -> Authority:
@@ -90,16 +99,12 @@ class AuthorityServer(HttpServer):
 
     def run(self, until: threading.Event | None = None) -> None:
         """Serve; see HttpServer."""
-        try:
+        with closing(self.authority.store):
             super().run(until)
-        finally:
-            self.authority.store.close()
 
 
 def main(options: dict[str, Any], emit: Any, orders: Any) -> None:
     """The worker process: serve until it is asked to leave. See tt_cli.supervisor.reporter.run_worker."""
-    from tt_cli.supervisor.events import Log
-
     server = AuthorityServer(ServeOptions(**options))
     emit(Log(f"the authority listens on port {server.port}; its key is {server.authority.facts().authority_key}"))
     server.run(orders.leave)

@@ -19,24 +19,22 @@ from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
-from tt_cli.auth.authority.issuer import (
-    Authority,
-    AuthorityFacts,
-    Body,
-    Challenge,
-    HubProof,
-    LoginInstructions,
-    Proof,
-    RequestRefused,
-    Sealed,
-)
+from tt_cli.auth.authority.issuer import Authority, AuthorityFacts, Challenge, LoginInstructions, RequestRefused
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, Busy
 from tt_cli.auth.authority.request_limits import BoundedBodies, bounded_body
-from tt_cli.auth.join_proof import Purpose
+from tt_cli.auth.authority_requests import (
+    AccuseRequest,
+    ChallengeRequest,
+    HubProof,
+    JoinRequest,
+    LoginRequest,
+    PollRequest,
+    RenewRequest,
+    Sealed,
+)
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
-from tt_cli.identity.passes import MAX_PASS, decode
 from tt_cli.identity.rate_limit import RateLimit, address_key
 from tt_cli.supervisor.http_server import malformed, problem
 
@@ -46,58 +44,6 @@ PROOFS = "/v1/proofs"
 PROOF_SECONDS = 60.0  # for all of a proof
 JUDGING_SECONDS = 10.0  # so long the next proof waits
 RETRY_SECONDS = 5
-
-PeerId = Annotated[str, Field(pattern=r"^[1-9A-HJ-NP-Za-km-z]{32,128}$")]
-PublicKey = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,1400}$", description="DER, base64url without padding")]
-
-
-class ChallengeRequest(Body):
-    """For which peer and purpose a nonce is wanted."""
-
-    peer_id: PeerId
-    purpose: Purpose = "join"
-
-
-class LoginRequest(Body):
-    """For which peer a login begins."""
-
-    key: PublicKey
-
-
-class PollRequest(Body):
-    """The handle of one login."""
-
-    handle: Sealed
-
-
-class SignedRequest(Body):
-    """A request that the peer's key signs together with the nonce."""
-
-    key: PublicKey
-    nonce: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,200}$")]
-    signature: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,1400}$", description="RSA-PSS, base64url")]
-
-    def signed(self) -> tuple[bytes, str, bytes]:
-        """Key, nonce and signature. Raises RequestRefused."""
-        return _bytes(self.key, "key"), self.nonce, _bytes(self.signature, "signature")
-
-
-class JoinRequest(SignedRequest):
-    """The proof of who the peer's user is."""
-
-    proof: Annotated[Proof, Field(discriminator="way")]
-
-
-class RenewRequest(SignedRequest):
-    """The pass before."""
-
-    held: Annotated[str, Field(alias="pass", min_length=1, max_length=MAX_PASS)]
-
-
-class AccuseRequest(RenewRequest):
-    """That the holder of a pass has a proof against a member: its SHA-256."""
-
-    proof: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class PassAnswer(BaseModel):
@@ -177,17 +123,17 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
         """A pass for whoever proves who they are."""
         if isinstance(body.proof, HubProof):
             _count(limits.user, body.proof.user.casefold())
-        return PassAnswer(text=authority.join(*body.signed(), body.proof), time=authority.clock())
+        return PassAnswer(text=authority.join(body), time=authority.clock())
 
     @app.post("/v1/renew", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
     def renew(body: RenewRequest) -> PassAnswer:
         """The next pass for the holder of one."""
-        return PassAnswer(text=authority.renew(*body.signed(), body.held), time=authority.clock())
+        return PassAnswer(text=authority.renew(body), time=authority.clock())
 
     @app.post("/v1/accuse", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
     def accuse(body: AccuseRequest) -> TicketAnswer:
         """Announce a proof that a member made a wrong average."""
-        return TicketAnswer(ticket=authority.hear(*body.signed(), body.held, body.proof))
+        return TicketAnswer(ticket=authority.hear(body))
 
     @app.post(
         PROOFS,
@@ -210,7 +156,7 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
     @app.post("/v1/login", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
     def begin_login(body: LoginRequest) -> LoginInstructions:
         """Begin a login with a code (OAuth's device flow), where the run names an OAuth app."""
-        return authority.begin_login(_bytes(body.key, "key"))
+        return authority.begin_login(body.key)
 
     @app.post("/v1/login/poll", dependencies=asking, responses=_problems(400, 401, 403, 413, 422))
     def poll_login(body: PollRequest) -> TicketAnswer:
@@ -267,10 +213,3 @@ def _count(limit: RateLimit, key: str) -> None:
 
 def _too_often(wait: float) -> RequestRefused:
     return RequestRefused(429, f"asked too often: wait {math.ceil(wait)} s", wait)
-
-
-def _bytes(text: str, name: str) -> bytes:
-    try:
-        return decode(text)
-    except ValueError as error:
-        raise RequestRefused(401, f"the {name} is {error}") from None

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from tt_cli.auth.account import AccountName, User
-from tt_cli.auth.join_proof import PROOF_REPOSITORY
+from tt_cli.auth.authority_requests import PROOF_REPOSITORY
 from tt_cli.hub.hub_files import HubUnreachable
 
 TIMEOUT = 10.0  # seconds for one answer of the Hub

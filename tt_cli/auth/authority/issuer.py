@@ -17,18 +17,28 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Any
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, SecretStr
 
-from tt_cli.auth.account import AccountName
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, SigningKey
 from tt_cli.auth.authority.hub_client import HubClient, IdentityNotProven
 from tt_cli.auth.authority.member_store import MemberStore, RegisteredMember, TooManyPeers
 from tt_cli.auth.authority.proof_judge import NoProof, judged
-from tt_cli.auth.join_proof import Purpose, proof_content, proof_path, signed_message
+from tt_cli.auth.authority_requests import (
+    AccuseRequest,
+    JoinRequest,
+    OAuthProof,
+    Purpose,
+    Rejected,
+    RenewRequest,
+    SignedRequest,
+    TokenProof,
+    proof_content,
+    proof_path,
+    signed_message,
+)
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import (
     InvalidPass,
@@ -52,10 +62,7 @@ CONVICTED = "proven to have signed a wrong average"  # the reason of such a ban
 NOTICE_SECONDS = 1.0  # a signed notice is handed out so long before the database is asked again
 
 
-Sealed = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,4000}$")]
-
-
-class RequestRefused(Exception):
+class RequestRefused(Rejected):
     """No. status: 401 bad proof, 403 not a member or banned; wait: seconds until it may be asked again.
 
     The text says why and what to do.
@@ -64,36 +71,6 @@ class RequestRefused(Exception):
     def __init__(self, status: int, reason: str, wait: float | None = None):
         super().__init__(reason)
         self.status, self.wait = status, wait
-
-
-class Body(BaseModel):
-    """The base of all that is read from a peer: nothing unknown is taken."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class HubProof(Body):
-    """A file in the user's public repository on the Hub."""
-
-    way: Literal["hub"]
-    user: AccountName
-
-
-class OAuthProof(Body):
-    """A ticket of POST /v1/login/poll."""
-
-    way: Literal["oauth"]
-    ticket: Sealed
-
-
-class TokenProof(Body):
-    """A read token: it is asked who it belongs to, and dropped."""
-
-    way: Literal["token"]
-    token: Annotated[SecretStr, Field(min_length=1, max_length=500), PlainSerializer(SecretStr.get_secret_value)]
-
-
-Proof = HubProof | OAuthProof | TokenProof
 
 
 @dataclass(frozen=True)
@@ -151,8 +128,6 @@ class Authority:
         self._lock = threading.Lock()
         self._wrong: Counter[str] = Counter()  # proofs that prove nothing, by user, since the start
 
-    # ---------------------------------------------------------------- what anyone may know
-
     def facts(self) -> AuthorityFacts:
         """The run, its organisation and the authority's key."""
         membership = self.run.membership
@@ -175,43 +150,39 @@ class Authority:
                 self._notice = (now, key.text, (held.number, sign(held, key.private)))
             return self._notice[2]
 
-    # ---------------------------------------------------------------- passes
-
     def challenge(self, peer_id: str, purpose: Purpose) -> Challenge:
         """A nonce for that peer and purpose. Nothing is stored until it is used."""
         now, key = self.clock(), self._key()
         head = struct.pack(">d", now + NONCE_SECONDS) + os.urandom(16)
         return Challenge(encode(head + self._mac(key, head, peer_id, purpose)), key.text, now, now + NONCE_SECONDS)
 
-    def join(self, key: bytes, nonce: str, signature: bytes, proof: Proof) -> str:
-        """A pass for the peer with this public key (DER).
-
-        Raises RequestRefused; HubUnreachable, which leaves the nonce good.
-        """
+    def join(self, request: JoinRequest) -> str:
+        """A pass for the peer with this key. Raises RequestRefused; HubUnreachable, which leaves the nonce good."""
         if self.run.membership.kind == "open":
             raise RequestRefused(403, f"the run {self.run.run.name} is open: it needs no pass")
-        peer_id, signing = self._possession(key, nonce, signature, "join", {"proof": proof.model_dump()})
+        peer_id, signing = self._possession(request, "join")
+        way = request.proof.way
         try:
-            user, member = self._who(proof, key, peer_id, nonce, signing)
+            user, member = self._who(request, peer_id, signing)
         except IdentityNotProven as error:
             self._note("somebody", "not proven", peer_id, str(error))
             raise RequestRefused(401, str(error)) from None
         if not member:
             organisation = self.run.membership.organisation
-            self._note(user, "no member", peer_id, proof.way)
-            listed = ", as the Hub shows it to everyone" if proof.way == "hub" else ""
+            self._note(user, "no member", peer_id, way)
+            listed = ", as the Hub shows it to everyone" if way == "hub" else ""
             raise RequestRefused(403, f"{user} is no member of {organisation}{listed}: ask the organisation to add you")
-        self._spend(nonce)
+        self._spend(request.nonce)
         now = self.clock()
-        text = self._issue(user, peer_id, proof.way, joined=now, proven=now)
-        self._note(user, "joined", peer_id, proof.way)
+        text = self._issue(user, peer_id, way, joined=now, proven=now)
+        self._note(user, "joined", peer_id, way)
         return text
 
-    def renew(self, key: bytes, nonce: str, signature: bytes, text: str) -> str:
+    def renew(self, request: RenewRequest) -> str:
         """The next pass for the holder of this one. Raises RequestRefused; 401 means: join again."""
-        peer_id, _ = self._possession(key, nonce, signature, "renew", {"pass": text})
+        peer_id, _ = self._possession(request, "renew")
         now = self.clock()
-        held = self._own_pass(text, peer_id, now)
+        held = self._own_pass(request.held, peer_id, now)
         known = self.store.member(peer_id)
         if known is None:  # the database was restored from a backup older than the pass
             known = RegisteredMember(peer_id, held.user, "renewed", held.issued, held.issued, held.expires)
@@ -221,7 +192,7 @@ class Authority:
             raise RequestRefused(
                 401, f"{known.user} proved who they are more than {PROOF_SECONDS / 86400:.0f} days ago"
             )
-        self._spend(nonce)
+        self._spend(request.nonce)
         return self._issue(known.user, peer_id, known.way, joined=known.joined, proven=known.proven)
 
     def issue_here(self, peer_id: str, user: str) -> str:
@@ -232,24 +203,19 @@ class Authority:
         now = self.clock()
         return self._issue(user, peer_id, "organiser", joined=now, proven=now)
 
-    # ---------------------------------------------------------------- proofs against members
-
-    def hear(self, key: bytes, nonce: str, signature: bytes, text: str, digest: str) -> str:
-        """A ticket for handing in one proof, for the holder of the pass `text`. Raises RequestRefused.
-
-        digest: SHA-256 (hex) of the packed tt_cli.swarm.allreduce.messages.Accusation.
-        """
-        peer_id, _ = self._possession(key, nonce, signature, "accuse", {"pass": text, "proof": digest})
+    def hear(self, request: AccuseRequest) -> str:
+        """A ticket for handing in one proof, for the holder of a pass. Raises RequestRefused."""
+        peer_id, _ = self._possession(request, "accuse")
         now = self.clock()
-        held = self._own_pass(text, peer_id, now)
+        held = self._own_pass(request.held, peer_id, now)
         if now >= held.expires:
             raise RequestRefused(401, "that pass has expired")
         self._check_ban(held)
         if self._wrong[held.user] >= MOST_WRONG:
             raise RequestRefused(403, f"{held.user} has handed in {MOST_WRONG} proofs that prove nothing")
-        self._spend(nonce)
+        self._spend(request.nonce)
         until = now + TICKET_SECONDS
-        return self._seal("proof", {"proof": digest, "peer": peer_id, "user": held.user, "until": until})
+        return self._seal("proof", {"proof": request.proof, "peer": peer_id, "user": held.user, "until": until})
 
     def expects(self, ticket: str) -> None:
         """Raises RequestRefused for a ticket that is not one."""
@@ -288,11 +254,9 @@ class Authority:
                 self._note(user, "proved", guilty, f"the second peer of {member.user}")
         return guilty
 
-    # ---------------------------------------------------------------- OAuth
-
-    def begin_login(self, key: bytes) -> LoginInstructions:
+    def begin_login(self, key: str) -> LoginInstructions:
         """Begin the device flow for a peer. Raises RequestRefused, HubUnreachable."""
-        peer_id = _peer_id(key)
+        peer_id = peer_key.peer_id(_public_key(key))
         try:
             login = self._hub.begin_login(self._client_id())
         except IdentityNotProven as error:
@@ -320,8 +284,6 @@ class Authority:
         member = self._organisation() in account.organisations
         return self._seal("ticket", {"user": account.name, "member": member, "peer": held["peer"], "until": until})
 
-    # ---------------------------------------------------------------- inside
-
     def _key(self) -> SigningKey:
         return self.folder.settings().signing(self.clock())
 
@@ -334,18 +296,17 @@ class Authority:
     def _organisation(self) -> str:
         return (self.run.membership.organisation or "").casefold()
 
-    def _possession(
-        self, key: bytes, nonce: str, signature: bytes, purpose: Purpose, said: dict[str, Any]
-    ) -> tuple[str, SigningKey]:
-        """The peer id of whoever signed `said` with a nonce of ours that is still good, and the key that made it."""
-        peer_id = _peer_id(key)
+    def _possession(self, request: SignedRequest, purpose: Purpose) -> tuple[str, SigningKey]:
+        """The peer id of whoever signed this with a nonce of ours that is still good, and the key that made it."""
+        public = _public_key(request.key)
+        signature, peer_id = _bytes(request.signature, "signature"), peer_key.peer_id(public)
         for mine in self.folder.settings().keys:
-            if self._made(mine, nonce, peer_id, purpose):
+            if self._made(mine, request.nonce, peer_id, purpose):
                 break
         else:
             raise RequestRefused(401, "the nonce is not one that this authority made for this peer, or it is too old")
-        message = signed_message(purpose, mine.text, self.run.identity, nonce, peer_id, said)
-        if not peer_key.signed(peer_key.public_key(key), signature, message):
+        message = signed_message(purpose, mine.text, self.run.identity, request.nonce, peer_id, request.said())
+        if not peer_key.signed(peer_key.public_key(public), signature, message):
             raise RequestRefused(401, "the signature is not that of the peer's key")
         return peer_id, mine
 
@@ -369,11 +330,12 @@ class Authority:
         if not self.store.use_nonce(hashlib.sha256(raw).hexdigest(), expires, self.clock()):
             raise RequestRefused(401, "the nonce has been used already")
 
-    def _who(self, proof: Proof, key: bytes, peer_id: str, nonce: str, signing: SigningKey) -> tuple[str, bool]:
+    def _who(self, request: JoinRequest, peer_id: str, signing: SigningKey) -> tuple[str, bool]:
         """The user's name, and whether they are a member.
 
         Raises IdentityNotProven, HubUnreachable, RequestRefused.
         """
+        proof = request.proof
         organisation = self._organisation()
         match proof:
             case OAuthProof():
@@ -385,7 +347,7 @@ class Authority:
                 account = self._hub.user_of_token(proof.token.get_secret_value())
                 return account.name, organisation in account.organisations
         user, content = self._hub.proof(proof.user, proof_path(self.run.identity, peer_id))
-        if content != proof_content(self.run.identity, signing.text, nonce, key):
+        if content != proof_content(self.run.identity, signing.text, request.nonce, decode(request.key)):
             raise IdentityNotProven(f"the proof in {user}'s repository is for another run, authority, nonce or key")
         try:
             return user, self._hub.is_member(organisation, user)
@@ -445,9 +407,18 @@ class Authority:
         raise RequestRefused(401, "the login is not one that this authority began, or it is too old: begin again")
 
 
-def _peer_id(key: bytes) -> str:
+def _public_key(text: str) -> bytes:
+    """A peer's key (DER)."""
+    key = _bytes(text, "key")
     try:
         peer_key.public_key(key)
     except ValueError as error:
         raise RequestRefused(401, f"no public key of a peer: {error}") from None
-    return peer_key.peer_id(key)
+    return key
+
+
+def _bytes(text: str, name: str) -> bytes:
+    try:
+        return decode(text)
+    except ValueError as error:
+        raise RequestRefused(401, f"the {name} is {error}") from None

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Float,
     Integer,
     MetaData,
+    Select,
     String,
     Table,
     delete,
@@ -26,10 +27,8 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from tt_cli.database import Database, DatabaseDown
+from tt_cli.database import Database
 from tt_cli.identity.passes import Notice, RollBack
-
-__all__ = ["DatabaseDown", "RegisteredMember", "MemberStore", "TooManyPeers", "metadata"]
 
 MOST_AUDITED = 100_000  # entries; the oldest go first
 _PRUNE_EVERY = 500  # entries
@@ -82,6 +81,8 @@ audit = Table(
     Column("detail", String(500), nullable=False),
 )
 
+KEPT = (members, bans, orders, audit)  # in a backup: all but the used nonces, which are worth minutes
+
 
 class TooManyPeers(Exception):
     """A user has as many peers with valid passes as one may have."""
@@ -104,13 +105,7 @@ class MemberStore:
 
     def __init__(self, url: str):
         self._database = Database(url, "the authority's database")
-        self._transaction = self._database.transaction
-
-    def close(self) -> None:
-        """Close its connections."""
-        self._database.close()
-
-    # ---------------------------------------------------------------- its beginning
+        self._transaction, self.close = self._database.transaction, self._database.close
 
     @property
     def founded(self) -> bool:
@@ -127,8 +122,6 @@ class MemberStore:
             if connection.execute(select(orders.c.id)).first() is None:
                 connection.execute(insert(orders).values(id=1, number=int(now), changed=now, paused="", order=0))
         self._database.protect()
-
-    # ---------------------------------------------------------------- passes
 
     def use_nonce(self, nonce: str, expires: float, now: float) -> bool:
         """Mark a nonce as used. False when it was already, in whatever process."""
@@ -158,44 +151,34 @@ class MemberStore:
     def member(self, peer_id: str) -> RegisteredMember | None:
         """A peer, as the store knows it."""
         with self._transaction() as connection:
-            row = connection.execute(select(members).where(members.c.peer_id == peer_id)).first()
-        return None if row is None else RegisteredMember(**row._mapping)
+            row = connection.execute(select(members).where(members.c.peer_id == peer_id)).mappings().first()
+        return None if row is None else RegisteredMember(**row)
 
     def members(self) -> list[RegisteredMember]:
         """All peers that have had a pass, those of a user together."""
         with self._transaction() as connection:
-            rows = connection.execute(select(members).order_by(members.c.user, members.c.joined)).all()
-        return [RegisteredMember(**row._mapping) for row in rows]
-
-    # ---------------------------------------------------------------- bans and orders
-
-    def number(self) -> int:
-        """The number of the notice in force."""
-        with self._transaction() as connection:
-            return int(connection.execute(select(orders.c.number)).scalar_one())
+            rows = connection.execute(select(members).order_by(members.c.user, members.c.joined)).mappings()
+            return [RegisteredMember(**row) for row in rows]
 
     def notice(self, run: str) -> Notice:
         """The bans and orders in force."""
         with self._transaction() as connection:
-            row = connection.execute(select(orders)).one()._mapping
+            row = connection.execute(select(orders)).one()
             banned = connection.execute(select(bans.c.kind, bans.c.name)).all()
-        order = None
-        if row["step"] is not None:
-            order = RollBack(int(row["step"]), row["digest"], row["source"], int(row["order"]))
         return Notice(
             run=run,
-            number=int(row["number"]),
-            issued=row["changed"],
+            number=row.number,
+            issued=row.changed,
             banned_users=frozenset(name for kind, name in banned if kind == "user"),
             banned_peers=frozenset(name for kind, name in banned if kind == "peer"),
-            paused=row["paused"],
-            rollback=order,
+            paused=row.paused,
+            rollback=None if row.step is None else RollBack(row.step, row.digest, row.source, row.order),
         )
 
     def bans(self) -> list[dict[str, Any]]:
         """Bans: of whom, since when and why."""
         with self._transaction() as connection:
-            return [dict(row._mapping) for row in connection.execute(select(bans).order_by(bans.c.at))]
+            return _rows(connection, select(bans).order_by(bans.c.at))
 
     def ban(self, kind: str, name: str, reason: str, now: float) -> None:
         """Ban a "user" or a "peer"; again: another reason."""
@@ -207,10 +190,10 @@ class MemberStore:
     def unban(self, kind: str, name: str, now: float) -> bool:
         """Take a ban back. False where there was none."""
         with self._transaction() as connection:
-            found = connection.execute(delete(bans).where(bans.c.kind == kind, bans.c.name == name)).rowcount > 0
-            if found:
+            banned = connection.execute(delete(bans).where(bans.c.kind == kind, bans.c.name == name)).rowcount > 0
+            if banned:
                 _renumber(connection, now)
-            return found
+            return banned
 
     def pause(self, reason: str, now: float) -> None:
         """Have the run wait; "" lets it go on."""
@@ -227,8 +210,6 @@ class MemberStore:
             _renumber(connection, now)
             return order
 
-    # ---------------------------------------------------------------- the trail
-
     def write_down(self, now: float, who: str, what: str, peer_id: str = "", detail: str = "") -> None:
         """Add to the audit trail. Nobody's token may be in `detail`."""
         entry = {"at": now, "who": who[:128], "what": what[:32], "peer_id": peer_id[:128], "detail": detail[:500]}
@@ -240,35 +221,31 @@ class MemberStore:
     def trail(self, last: int) -> list[dict[str, Any]]:
         """The last so many entries, oldest first."""
         with self._transaction() as connection:
-            rows = connection.execute(select(audit).order_by(audit.c.id.desc()).limit(last)).all()
-        return [dict(row._mapping) for row in reversed(rows)]
-
-    # ---------------------------------------------------------------- backups
+            return _rows(connection, select(audit).order_by(audit.c.id.desc()).limit(last))[::-1]
 
     def dump(self) -> dict[str, list[dict[str, Any]]]:
-        """All that a backup holds: every table but the used nonces, which are worth minutes."""
+        """All that a backup holds."""
         with self._transaction() as connection:
-            return {
-                table.name: [dict(row._mapping) for row in connection.execute(select(table))]
-                for table in (members, bans, orders, audit)
-            }
+            return {table.name: _rows(connection, select(table)) for table in KEPT}
 
     def load(self, content: dict[str, list[dict[str, Any]]], now: float) -> None:
         """Replace everything by a dump. Raises LookupError or ValueError for what is none."""
         try:
             with self._transaction() as connection:
                 metadata.create_all(connection)
-                for table in (members, bans, orders, audit):
+                for table in KEPT:
                     connection.execute(delete(table))
                     if rows := content[table.name]:
-                        kept = [{one.name: row[one.name] for one in table.c if one.name != "id"} for row in rows]
-                        if table is orders:
-                            kept = [{"id": 1, **kept[0]}]
-                        connection.execute(insert(table), kept)
+                        names = [column.name for column in table.c if column is not audit.c.id]
+                        connection.execute(insert(table), [{name: row[name] for name in names} for row in rows])
                 _renumber(connection, now)
         except IntegrityError as error:
             raise ValueError("entries that contradict each other") from error
         self._database.protect()
+
+
+def _rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
+    return [dict(row) for row in connection.execute(query).mappings()]
 
 
 def _renumber(connection: Connection, now: float) -> None:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import closing, contextmanager
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, AuthoritySettings
 from tt_cli.auth.authority.authority_server import open_store
-from tt_cli.auth.authority.member_store import MemberStore, RegisteredMember
+from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import UsageError
 from tt_cli.run import RunConfig
 
@@ -19,10 +18,10 @@ MOST_BANS = 8000  # of names of up to 128 characters, within the length of a not
 
 
 class Organiser:
-    """For the authority in this run's folder. Use `at_work` to get one."""
+    """For the authority in this run's folder. Use `at_work` to get one. store: lists of members, bans and the trail."""
 
     def __init__(self, folder: AuthorityFolder, store: MemberStore):
-        self._folder, self._store = folder, store
+        self._folder, self.store = folder, store
 
     @classmethod
     @contextmanager
@@ -30,40 +29,35 @@ class Organiser:
         """Raises UsageError where there is no authority, TTError when its database is lost."""
         folder = AuthorityFolder(run)
         folder.settings()
-        store = open_store(folder)
-        try:
+        with closing(open_store(folder)) as store:
             yield cls(folder, store)
-        finally:
-            store.close()
 
     def ban(self, kind: str, name: str, reason: str) -> None:
         """Ban a "user" (in all their peers) or a "peer". Raises UsageError for what cannot be a name."""
-        now = time.time()
         if not re.fullmatch(r"[\w.-]{1,128}", name):
             raise UsageError(f"'{name[:60]}' is no {kind}'s name")
-        if len(self._store.bans()) >= MOST_BANS:
+        if len(self.store.bans()) >= MOST_BANS:
             raise UsageError(f"there are {MOST_BANS} bans: take some back first, the list of a peer holds no more")
-        self._store.ban(kind, _name(kind, name), reason, now)
-        self._store.write_down(now, WHO, "ban", name if kind == "peer" else "", f"{kind} {name} {reason}".strip())
+        self.store.ban(kind, _name(kind, name), reason, time.time())
+        self._note("ban", f"{kind} {name} {reason}".strip(), name if kind == "peer" else "")
 
     def unban(self, kind: str, name: str) -> None:
         """Take it back. Raises UsageError where there was no such ban."""
-        now = time.time()
-        if not self._store.unban(kind, _name(kind, name), now):
+        if not self.store.unban(kind, _name(kind, name), time.time()):
             raise UsageError(f"{kind} {name} is not banned; `tt authority bans` lists those who are")
-        self._store.write_down(now, WHO, "unban", name if kind == "peer" else "", f"{kind} {name}")
+        self._note("unban", f"{kind} {name}", name if kind == "peer" else "")
 
     def pause(self, reason: str) -> None:
         """Have the swarm wait. Raises UsageError without a reason."""
         if not reason.strip():
             raise UsageError("say why: every screen shows it")
-        self._store.pause(" ".join(reason.split())[:500], time.time())
-        self._store.write_down(time.time(), WHO, "pause", detail=reason)
+        self.store.pause(" ".join(reason.split())[:500], time.time())
+        self._note("pause", reason)
 
     def resume(self) -> None:
         """Have it go on."""
-        self._store.pause("", time.time())
-        self._store.write_down(time.time(), WHO, "resume")
+        self.store.pause("", time.time())
+        self._note("resume")
 
     def roll_back(self, step: int, digest: str, source: str) -> int:
         """Have the swarm go back to a checkpoint. source: where it lies beside members' own disks; may be "".
@@ -72,27 +66,18 @@ class Organiser:
         """
         if step < 0 or not re.fullmatch(r"[0-9a-f]{64}", digest) or len(source) > 500:
             raise UsageError("name a checkpoint by its step and its digest, 64 hex digits")
-        order = self._store.roll_back(step, digest, source, time.time())
-        self._store.write_down(time.time(), WHO, "rollback", detail=f"order {order}: step {step}, {digest}, {source}")
+        order = self.store.roll_back(step, digest, source, time.time())
+        self._note("rollback", f"order {order}: step {step}, {digest}, {source}")
         return order
 
     def rotate(self, until: str | None) -> AuthoritySettings:
         """Make the next key. Raises UsageError."""
         settings = self._folder.rotate(time.time(), until)
-        self._store.write_down(time.time(), WHO, "rotate", detail=f"old key until {until or 'now'}")
+        self._note("rotate", f"old key until {until or 'now'}")
         return settings
 
-    def members(self) -> list[RegisteredMember]:
-        """All peers that have had a pass."""
-        return self._store.members()
-
-    def bans(self) -> list[dict[str, Any]]:
-        """Bans: of whom, since when and why."""
-        return self._store.bans()
-
-    def audit(self, last: int) -> list[dict[str, Any]]:
-        """The last entries of the trail, oldest first."""
-        return self._store.trail(last)
+    def _note(self, what: str, detail: str = "", peer_id: str = "") -> None:
+        self.store.write_down(time.time(), WHO, what, peer_id, detail)
 
 
 def _name(kind: str, name: str) -> str:

@@ -24,7 +24,7 @@ WORDS = 300  # of a reason
 _at_work = threading.Lock()
 
 
-class Busy(Exception):
+class Busy(TTError):
     """Another proof is being judged."""
 
 
@@ -35,7 +35,7 @@ class NoProof(Exception):
 def judged(run: RunConfig, proof: bytes) -> str:
     """The guilty peer's id. Raises NoProof, Busy, TTError where the judge itself fails."""
     if not _at_work.acquire(blocking=False):
-        raise Busy
+        raise Busy("another proof is being judged")
     try:
         done = subprocess.run(
             [sys.executable, "-m", "tt_cli.auth.authority.proof_judge"],
