@@ -11,18 +11,18 @@ from pathlib import Path
 import pytest
 from hub_standin import HubStandin
 
-from tt_cli import auth
+from tt_cli.auth import eligibility
 from tt_cli.run import load_run
 
 ASK = """
 import json, sys
-from tt_cli import auth
+from tt_cli.auth import eligibility
 from tt_cli.errors import TTError
 from tt_cli.run import load_run
 for path in sys.argv[1:]:
     try:
-        member = auth.require_member(load_run(path))
-        answer = [0, member and member.name, auth.current_user()]
+        member = eligibility.require_member(load_run(path))
+        answer = [0, member and member.name, eligibility.current_user()]
     except TTError as error:
         answer = [error.exit_code, str(error)]
     print(json.dumps(answer))
@@ -98,4 +98,4 @@ def test_without_the_hub_open_runs_go_on_and_others_say_why(tmp_path: Path, runs
 
 
 def test_the_built_in_run_asks_for_nothing() -> None:
-    assert auth.require_member(load_run("emoji")) is None
+    assert eligibility.require_member(load_run("emoji")) is None

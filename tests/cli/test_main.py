@@ -176,12 +176,12 @@ def test_errors_of_a_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    from tt_cli import auth
+    from tt_cli.auth import account
 
     def fail() -> bool:
         raise error
 
-    monkeypatch.setattr(auth, "logout", fail)
+    monkeypatch.setattr(account, "logout", fail)
     assert entry.main(["logout"]) == code
     assert capsys.readouterr().err == said
     with pytest.raises(type(error)):
@@ -191,9 +191,9 @@ def test_errors_of_a_command(
 
 
 def test_a_bug_is_shown_with_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tt_cli import auth
+    from tt_cli.auth import account
 
-    monkeypatch.setattr(auth, "logout", lambda: 1 // 0)
+    monkeypatch.setattr(account, "logout", lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         entry.main(["logout"])
 

@@ -14,8 +14,8 @@ import torch
 from draw.small_clip import SIDE, save_clip, small_clip
 from transformers import CLIPImageProcessorPil
 
-from tt_cli.draw import Drawing
 from tt_cli.draw.clip_ranking import Clip, keep_best, load_clip, prepare
+from tt_cli.draw.drawing import Drawing
 from tt_cli.errors import TTError, UsageError
 
 

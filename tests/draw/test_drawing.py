@@ -14,9 +14,9 @@ import pytest
 import torch
 from draw.tiny import Tiny
 
-from tt_cli.draw import Drawing, DrawingSettings, cut_prompts, draw, recall
 from tt_cli.draw.draw_batches import PromptSlice, free_memory, memory_limit, next_batch
-from tt_cli.draw.drawing import candidate_noise
+from tt_cli.draw.drawing import Drawing, DrawingSettings, candidate_noise, cut_prompts, draw
+from tt_cli.draw.recall import recall
 from tt_cli.errors import TTError, UsageError
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
@@ -163,7 +163,7 @@ import resource
 from pathlib import Path
 import torch
 from draw.tiny import Tiny, tiny_run
-from tt_cli.draw import DrawingSettings, draw
+from tt_cli.draw.drawing import DrawingSettings, draw
 
 torch.set_num_threads(1)
 # The column layer's cache is one tensor of 4 MiB for each picture: 64 of them are refused at once.

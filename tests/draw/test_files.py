@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tt_cli.draw import Drawing, output_folder, save_drawings
-from tt_cli.draw.picture_files import slug
+from tt_cli.draw.drawing import Drawing
+from tt_cli.draw.picture_files import output_folder, save_drawings, slug
 from tt_cli.errors import TTError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tt_cli.draw import nearest_neighbour_score
+from tt_cli.draw.recall import nearest_neighbour_score
 
 
 def test_counts_drawings_whose_own_picture_is_nearest() -> None:

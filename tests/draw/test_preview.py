@@ -14,8 +14,9 @@ import pytest
 from PIL import Image
 from rich.cells import cell_len
 
-from tt_cli.draw import Drawing, contact_sheet, preview, way_to_show
-from tt_cli.draw.preview import half_blocks
+from tt_cli.draw.contact_sheet import contact_sheet
+from tt_cli.draw.drawing import Drawing
+from tt_cli.draw.preview import half_blocks, shown_in_terminal, way_to_show
 
 
 @pytest.fixture
@@ -78,7 +79,7 @@ def test_half_blocks_are_two_pixels_a_cell() -> None:
 @pytest.mark.parametrize("count", [1, 4, 9])
 def test_blocks_fit_the_terminal(columns: int, lines: int, count: int) -> None:
     prompts = ["a red apple", "帆船", "hot\x1b[2J beverage\n with a very long name that no picture is wide enough for"]
-    text = preview([drawing(prompts[n % 3], index=n) for n in range(count)], "blocks", columns, lines)
+    text = shown_in_terminal([drawing(prompts[n % 3], index=n) for n in range(count)], "blocks", columns, lines)
     shown = [re.sub(r"\x1b\[[\d;]*m", "", line) for line in text.splitlines()]
     assert max(map(cell_len, shown)) <= columns
     assert len(shown) <= max(6, lines)
@@ -87,9 +88,9 @@ def test_blocks_fit_the_terminal(columns: int, lines: int, count: int) -> None:
 
 
 def test_a_prompt_is_written_once_under_its_row() -> None:
-    text = preview([drawing("owl", index=0), drawing("owl", index=1), drawing("a pizza")], "blocks", 80, 40)
+    text = shown_in_terminal([drawing("owl", index=0), drawing("owl", index=1), drawing("a pizza")], "blocks", 80, 40)
     assert text.splitlines()[-1].split() == ["owl", "a", "pizza"]
-    many = preview([drawing("owl", index=n) for n in range(40)], "blocks", 80, 24)
+    many = shown_in_terminal([drawing("owl", index=n) for n in range(40)], "blocks", 80, 24)
     assert many.splitlines()[-1] == "… and 32 more"
 
 
@@ -99,7 +100,7 @@ def test_kitty_gets_the_contact_sheet_in_chunks(count: int) -> None:
     shown = [
         Drawing("owl", n, np.zeros(4, np.int64), rng.integers(0, 256, (64, 64, 3), np.uint8)) for n in range(count)
     ]
-    text = preview(shown, "kitty", 80, 24)
+    text = shown_in_terminal(shown, "kitty", 80, 24)
     commands = re.findall(r"\x1b_G([^;]*);([^\x1b]*)\x1b\\", text)
     assert "".join(f"\x1b_G{keys};{data}\x1b\\" for keys, data in commands) + "\n" == text
     assert re.fullmatch(r"a=T,f=100,q=2,(c=80|r=20),m=1", commands[0][0])
@@ -112,7 +113,7 @@ def test_kitty_gets_the_contact_sheet_in_chunks(count: int) -> None:
 
 def test_iterm_gets_the_contact_sheet_inline() -> None:
     match = re.fullmatch(r"\x1b\]1337;File=inline=1;preserveAspectRatio=1;(\w+=\d+):([^\x07]*)\x07\n",
-                         preview([drawing("owl")], "iterm", 80, 24))  # fmt: skip
+                         shown_in_terminal([drawing("owl")], "iterm", 80, 24))  # fmt: skip
     assert match is not None and match[1] == "height=20"
     with Image.open(io.BytesIO(base64.b64decode(match[2]))) as sheet:
         assert sheet.convert("RGB").tobytes() == contact_sheet([drawing("owl")]).tobytes()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import ImageFont
 
-from tt_cli.draw import Drawing, contact_sheet
-from tt_cli.draw.contact_sheet import FONT_SIZE, GAP, PAPER, _wrap
+from tt_cli.draw.contact_sheet import FONT_SIZE, GAP, PAPER, _wrap, contact_sheet
+from tt_cli.draw.drawing import Drawing
 
 FONT = ImageFont.load_default(FONT_SIZE)
 

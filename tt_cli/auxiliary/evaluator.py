@@ -24,7 +24,8 @@ from tt_cli.checkpoint.training_state import CheckpointError
 from tt_cli.data.examples import Example
 from tt_cli.data.stream.subset import HELD_OUT, heldout_examples
 from tt_cli.data.tokenizer import Tokenizer, load_tokenizer
-from tt_cli.draw import Drawing, DrawingModels, DrawingSettings, cut_prompts, draw, text_chunks
+from tt_cli.draw.drawing import Drawing, DrawingModels, DrawingSettings, cut_prompts, draw
+from tt_cli.draw.picture_files import text_chunks
 from tt_cli.errors import TTError, os_errors
 from tt_cli.history.reader import HistoryReader, Row
 from tt_cli.history.writer import PICTURES, HistoryWriter

@@ -147,7 +147,8 @@ def inspect(
     """Print what is in it; exit code 1 where a shard is damaged."""
     from tt_cli.data.build import inspection
     from tt_cli.data.build.inspection import as_page, as_text, run_of, shard_files
-    from tt_cli.draw import Drawing, contact_sheet
+    from tt_cli.draw.contact_sheet import contact_sheet
+    from tt_cli.draw.drawing import Drawing
     from tt_cli.run import load_run
     from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 

@@ -42,7 +42,10 @@ def demo(
     json: Annotated[bool, output_switch("--json", "no screen; one JSON object at the end")] = False,
 ) -> None:
     """Train, score, draw, and name what was saved."""
-    from tt_cli.draw import DrawingSettings, draw, find_checkpoint, load_models, recall, save_drawings
+    from tt_cli.draw.drawing import DrawingSettings, draw
+    from tt_cli.draw.picture_files import save_drawings
+    from tt_cli.draw.recall import recall
+    from tt_cli.draw.weights_source import find_checkpoint, load_models
     from tt_cli.model.sampling.code_choice import Sampling
     from tt_cli.run import load_run
     from tt_cli.supervisor.demo_swarm import run_demo

@@ -43,7 +43,8 @@ def doctor(
     json: Json = False,
 ) -> None:
     """Print a line for each check as it is made."""
-    from tt_cli.auth import require_member, token_source, whoami
+    from tt_cli.auth.account import token_source, whoami
+    from tt_cli.auth.eligibility import require_member
     from tt_cli.doctor.checks import Asked, examine
     from tt_cli.peer.join_settings import read_settings, settings_file
     from tt_cli.run import load_run

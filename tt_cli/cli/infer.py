@@ -21,7 +21,7 @@ from tt_cli.terminal.progress import progress
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tt_cli.draw import WeightsSource
+    from tt_cli.draw.weights_source import WeightsSource
 
 INFER_EXAMPLES = """\
 tt infer "a red apple"                       four pictures with the newest checkpoint of the run emoji
@@ -112,7 +112,11 @@ def infer(
     if peer and (checkpoint or revision):
         raise UsageError("--peer draws with the swarm's state: leave out --checkpoint and --revision, or --peer")
     seed = secrets.randbelow(2**31) if seed is None else seed
-    from tt_cli import __version__, draw
+    from tt_cli import __version__
+    from tt_cli.draw.drawing import DrawingSettings, cut_prompts, draw
+    from tt_cli.draw.picture_files import output_folder, save_drawings
+    from tt_cli.draw.preview import shown_in_terminal, way_to_show
+    from tt_cli.draw.weights_source import load_models
     from tt_cli.memory import parse_size
     from tt_cli.model.sampling.code_choice import Sampling
 
@@ -128,25 +132,25 @@ def infer(
     source = _source(run, checkpoint, revision, peer or [], warn)
     step = "unknown step" if source.step is None else f"step {source.step}"
     say(f"Checkpoint: {step} of run {source.run.identity} ({source.reason})\n            {source.origin}")
-    models = draw.load_models(source, device)
+    models = load_models(source, device)
     ranker = None
     if keep is not None or clip is not None:  # loaded before anything is drawn in vain
         from tt_cli.draw import clip_ranking
 
         ranker = clip_ranking.load_clip(clip or clip_ranking.DEFAULT, next(models.decoder.parameters()).device)
-    for text, read in draw.cut_prompts(models.tokenizer, prompts).items():
+    for text, read in cut_prompts(models.tokenizer, prompts).items():
         length = models.tokenizer.text_length
         warn(f'of "{text}" the model reads only the first {length} tokens: "{read}"')
     facts = {"run": source.run.identity, "step": source.step, "seed": seed, "candidates": candidates, **vars(sampling)}
     if ranker is not None:
         facts |= {"keep": keep or candidates, "clip": ranker.name}
-    with draw.output_folder(out, source.run.run.name) as folder:
+    with output_folder(out, source.run.run.name) as folder:
         started = time.monotonic()
         with progress("Drawing", "tokens") as on_progress:
-            drawings = draw.draw(
+            drawings = draw(
                 models,
                 prompts,
-                draw.DrawingSettings(candidates, sampling, seed, batch, parse_size(memory) if memory else None),
+                DrawingSettings(candidates, sampling, seed, batch, parse_size(memory) if memory else None),
                 on_progress=on_progress,
                 on_message=lambda line: write_line(sys.stderr, f"Drawing: {line}"),
             )
@@ -157,7 +161,7 @@ def infer(
                 drawings = clip_ranking.keep_best(ranker, drawings, keep, on_progress=on_progress)
         about = {**facts, "checkpoint": source.origin, "software": f"tt {__version__}"}
         chunks = {name: str(value) for name, value in about.items() if value is not None}
-        paths, sheet = draw.save_drawings(drawings, folder, chunks)
+        paths, sheet = save_drawings(drawings, folder, chunks)
     rate = tokens / max(seconds, 1e-3)
     if json:
         listed: list[dict[str, Any]] = []
@@ -172,8 +176,8 @@ def infer(
     say(f"Drew {drawn} pictures in {seconds:.1f} s ({rate:.0f} tokens/s){kept}. Again: --seed {seed}")
     for path in [*paths, sheet]:
         say(str(path))
-    if (way := draw.way_to_show(sys.stdout, os.environ, preview)) is not None:
-        print(draw.preview(drawings, way, *shutil.get_terminal_size()), end="", flush=True)
+    if (way := way_to_show(sys.stdout, os.environ, preview)) is not None:
+        print(shown_in_terminal(drawings, way, *shutil.get_terminal_size()), end="", flush=True)
 
 
 def _source(
@@ -181,7 +185,7 @@ def _source(
 ) -> WeightsSource:
     """The weights that the flags name."""
     from tt_cli.auth.peer_admission import observing
-    from tt_cli.draw import fetch_from_swarm, find_checkpoint
+    from tt_cli.draw.weights_source import fetch_from_swarm, find_checkpoint
     from tt_cli.run import load_run
     from tt_cli.run.initial_peers import checked_peers
 

@@ -65,7 +65,7 @@ def init(
     json: Json = False,
 ) -> None:
     """Ask, make, publish, say what comes next."""
-    from tt_cli.auth import whoami
+    from tt_cli.auth.account import whoami
     from tt_cli.organise import run_publishing
     from tt_cli.organise.questions import QUESTIONS, answered, checked_name
     from tt_cli.organise.recipe import check_free, finished, make, next_steps

@@ -14,7 +14,7 @@ from tt_cli.cli.options import Force, Json, OptionalValues, Run, argument, optio
 from tt_cli.errors import TTError, UsageError
 
 if TYPE_CHECKING:
-    from tt_cli.auth import User
+    from tt_cli.auth.account import User
 
 LOGIN_EXAMPLES = """\
 tt login                      log in with a browser (or choose to paste a token)
@@ -37,12 +37,12 @@ def login(
     ] = None,
 ) -> None:
     """Log in and say as whom."""
-    from tt_cli import auth
+    from tt_cli.auth import account
 
-    auth.login(_asked_for_token() if token in ("", "-") else token)
-    if auth.token_source() == "environment":
+    account.login(_asked_for_token() if token in ("", "-") else token)
+    if account.token_source() == "environment":
         print("The login is stored, but HF_TOKEN is set and wins over it: unset HF_TOKEN to use the login.")
-    print(describe(auth.whoami()))
+    print(describe(account.whoami()))
 
 
 def _asked_for_token() -> str:
@@ -57,30 +57,30 @@ def _asked_for_token() -> str:
 @app.command(epilog="tt logout")
 def logout() -> None:
     """Log out; says so when a token in the environment still counts."""
-    from tt_cli import auth
+    from tt_cli.auth import account
 
-    print("Logged out." if auth.logout() else "Nobody was logged in.")
-    if auth.token_source() == "environment":
+    print("Logged out." if account.logout() else "Nobody was logged in.")
+    if account.token_source() == "environment":
         raise TTError("HF_TOKEN is set and still logs you in: unset it")
 
 
 @app.command(epilog=WHOAMI_EXAMPLES)
 def whoami(json: Json = False) -> None:
     """Print who is logged in; exit code 1 when nobody is."""
-    from tt_cli import auth
+    from tt_cli.auth import account
 
-    user = auth.whoami()
+    user = account.whoami()
     if json:
-        print(codec.dumps({**user.model_dump(), "token": auth.token_source()}))
+        print(codec.dumps({**user.model_dump(), "token": account.token_source()}))
     else:
         print(describe(user))
 
 
 def describe(user: User) -> str:
     """Say who is logged in, from where, and with which organisations."""
-    from tt_cli import auth
+    from tt_cli.auth import account
 
-    source = " (by HF_TOKEN)" if auth.token_source() == "environment" else ""
+    source = " (by HF_TOKEN)" if account.token_source() == "environment" else ""
     names = [f"  {membership.name}  {membership.role or ''}".rstrip() for membership in user.organisations]
     heading = "Organisations:" if names else "No organisations."
     return "\n".join([f"Logged in as {user.name}{source}.", heading, *names])

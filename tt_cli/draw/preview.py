@@ -49,7 +49,7 @@ def way_to_show(stream: TextIO, environ: Mapping[str, str], wanted: str = "auto"
     return "blocks" if environ.get("COLORTERM", "") in ("truecolor", "24bit") else None
 
 
-def preview(drawings: Sequence[Drawing], way: Way, columns: int, lines: int) -> str:
+def shown_in_terminal(drawings: Sequence[Drawing], way: Way, columns: int, lines: int) -> str:
     """Text for a terminal of `columns` x `lines` cells that shows drawings, in their order, on one screen."""
     lines = max(4, lines - 4)  # the command itself, and the next prompt, stay in sight
     if way == "blocks":
