@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import AliasPath, BaseModel, Field
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
@@ -28,26 +28,14 @@ class Organisation(BaseModel):
     role: str | None = Field(None, alias="roleInOrg", max_length=40)
 
 
-class Token(BaseModel):
-    """An access token's right: "read", "write" or "fineGrained"."""
-
-    role: str = ""
-
-
-class TokenInUse(BaseModel):
-    """The kind of token with which the Hub was asked: "access_token", "oauth", …"""
-
-    type: str = ""
-    token: Token = Field(default_factory=Token, alias="accessToken")
-
-
 class User(BaseModel):
     """The part of the Hub's answer to "who am I" that matters here."""
 
     name: AccountName
     full_name: str = Field("", alias="fullname", max_length=200)
     organisations: list[Organisation] = Field(default_factory=list, alias="orgs")
-    auth: TokenInUse = Field(default_factory=TokenInUse, exclude=True)
+    token_kind: str = Field("", validation_alias=AliasPath("auth", "type"), exclude=True)  # "access_token", "oauth", …
+    token_role: str = Field("", validation_alias=AliasPath("auth", "accessToken", "role"), exclude=True)
 
 
 def token_source() -> Literal["environment", "login"] | None:

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from tt_cli import __version__
+from tt_cli.auth.account import token_source, whoami
 from tt_cli.auth.authority_requests import (
     PROOF_REPOSITORY,
     PassRefused,
@@ -30,7 +31,7 @@ from tt_cli.auth.authority_requests import (
 )
 from tt_cli.auth.identities import made_key
 from tt_cli.errors import TTError, UsageError, first_line
-from tt_cli.hub.hub_files import HubUnreachable, hub_errors, quiet_and_bounded
+from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, authority_keys, encode, public_text
 from tt_cli.run import RunConfig
@@ -135,8 +136,6 @@ class AuthorityClient:
         """Put the proof into the user's own repository. Returns their name."""
         from huggingface_hub import HfApi
 
-        from tt_cli.auth.account import token_source, whoami
-
         if token_source() is None:
             raise PassRefused(
                 f"the run {self._run.run.name} admits members of {self._run.membership.organisation} on the Hub only, "
@@ -156,12 +155,9 @@ class AuthorityClient:
                     repo_id=repository,
                     commit_message=f"Take part in {self._run.identity}",
                 )
-        except HubUnreachable:
-            raise
         except UsageError as error:
-            raise PassRefused(
-                f"{error}, with a token that may write to your own repositories; or see --send-token"
-            ) from error
+            remedy = "with a token that may write to your own repositories; or see --send-token"
+            raise PassRefused(f"{error}, {remedy}") from error
         return user
 
     def _login(self) -> str:
@@ -184,8 +180,6 @@ class AuthorityClient:
         """The token to be sent. Raises PassRefused for one that may do more than read, before it leaves here."""
         import huggingface_hub
 
-        from tt_cli.auth.account import token_source, whoami
-
         address = urlsplit(self._run.membership.authority or "")
         if address.scheme != "https" and address.hostname not in ("127.0.0.1", "localhost", "::1"):
             raise PassRefused(
@@ -193,7 +187,7 @@ class AuthorityClient:
             )
         if token_source() is None:
             raise PassRefused("--send-token: nobody is logged in here: run `tt login --token` with a read token")
-        if whoami().auth.token.role != "read":
+        if whoami().token_role != "read":
             raise PassRefused(
                 '--send-token: your token may do more than read, so it stays here: make one of the type "read" in the '
                 "settings of your Hugging Face account, and set HF_TOKEN to it"
@@ -208,9 +202,8 @@ class AuthorityClient:
             if not isinstance(content, dict):
                 raise ValueError("no object")
         except ValueError as error:
-            raise AuthorityUnreachable(
-                f"{self._where} does not answer as an authority does: is it the right address?"
-            ) from error
+            reason = f"{self._where} does not answer as an authority does: is it the right address?"
+            raise AuthorityUnreachable(reason) from error
         return content
 
     def _send(self, method: str, path: str, **arguments: Any) -> bytes:

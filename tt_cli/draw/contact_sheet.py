@@ -40,31 +40,30 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
     across = min(columns, max(len(group) for _, group in strips))  # pictures side by side in a strip
     beside = min(columns // across, len(strips))  # strips side by side
     strip_width = across * cell_width
-    lines_of_strips = [strips[start : start + beside] for start in range(0, len(strips), beside)]
 
-    placed: list[tuple[int, int, Image.Image]] = []
-    captioned: list[tuple[int, int, str]] = []
+    pictures: list[tuple[tuple[int, int], Image.Image]] = []
+    lines: list[tuple[tuple[int, int], str]] = []
     y = GAP
-    for line in lines_of_strips:
-        captions = [_wrap(prompt, font, strip_width - GAP) for prompt, _ in line]
-        rows = max(-(-len(group) // across) for _, group in line)
-        for place, (_, group) in enumerate(line):
+    for start in range(0, len(strips), beside):
+        row = strips[start : start + beside]
+        captions = [_wrap(prompt, font, strip_width - GAP) for prompt, _ in row]
+        below = y + max(-(-len(group) // across) for _, group in row) * cell_height
+        for place, ((_, group), caption) in enumerate(zip(row, captions, strict=True)):
             x = GAP + place * strip_width
             for number, drawing in enumerate(group):
-                row, column = divmod(number, across)
+                down, right = divmod(number, across)
                 picture = _enlarge(Image.fromarray(drawing.picture), factor)
-                placed.append((x + column * cell_width, y + row * cell_height, picture))
+                pictures.append(((x + right * cell_width, y + down * cell_height), picture))
             middle = x + (min(across, len(group)) * cell_width - GAP) // 2
-            for number, text in enumerate(captions[place]):
-                captioned.append((middle, y + rows * cell_height - GAP // 2 + number * LINE, text))
-        y += rows * cell_height + max(map(len, captions)) * LINE + GAP
+            lines += [((middle, below - GAP // 2 + number * LINE), text) for number, text in enumerate(caption)]
+        y = below + max(map(len, captions)) * LINE + GAP
 
     sheet = Image.new("RGB", (GAP + beside * strip_width, y), PAPER)
-    for x, top, picture in placed:
-        sheet.paste(picture, (x, top))
+    for corner, picture in pictures:
+        sheet.paste(picture, corner)
     pen = ImageDraw.Draw(sheet)
-    for middle, top, text in captioned:
-        pen.text((middle, top), text, fill=INK, font=font, anchor="ma")
+    for top, text in lines:
+        pen.text(top, text, fill=INK, font=font, anchor="ma")
     return sheet
 
 

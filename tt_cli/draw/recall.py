@@ -43,9 +43,8 @@ def nearest_neighbour_score(
     squares = (flat * flat).sum(axis=1)[:, None]
     columns = []
     for start in range(0, len(pictures), chunk):
-        other = pictures[start : start + chunk]
-        other = other.reshape(len(other), -1).astype(np.float64)
-        columns.append(squares + (other * other).sum(axis=1) - 2 * (flat @ other.T))
+        others = pictures[start : start + chunk].reshape(-1, flat.shape[1]).astype(np.float64)
+        columns.append(squares + (others * others).sum(axis=1) - 2 * (flat @ others.T))
     distances = np.concatenate(columns, axis=1)
     own_distances = distances[np.arange(len(drawn)), list(own)]
     right = int((own_distances <= distances.min(axis=1)).sum())

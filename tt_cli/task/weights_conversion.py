@@ -28,7 +28,7 @@ Say = Callable[[str], None]
 def to_checkpoint(file: Path, out: Path, run: str | None, step: int | None, say: Say) -> dict[str, Any]:
     """Write the published weights of a decoder as a checkpoint of its run, those of a VQGAN without its training's.
 
-    Returns facts about what was written. Raises UsageError and TTError.
+    A checkpoint made so holds no optimizer state. Returns facts about what was written. Raises UsageError and TTError.
     """
     if is_checkpoint(file):
         raise UsageError(f"{file} is a checkpoint of tt already; for the published names add --to published")
@@ -38,7 +38,14 @@ def to_checkpoint(file: Path, out: Path, run: str | None, step: int | None, say:
         if run is not None or step is not None:
             raise UsageError(f"{file} holds a VQGAN, which is of no run; leave out --run and --step")
         return _keep_vqgan(state, out, say)
-    return _adopt(state, run or DEFAULT_RUN, step or 0, out, say)
+    config, step = load_run(run or DEFAULT_RUN), step or 0
+    say(f"Checking {len(state)} tensors against the model of run {config.identity}")
+    weights = from_published(task_of(config).unfilled_model("meta"), state)
+    parameters = {name: tensor.to(torch.float32).contiguous() for name, tensor in weights.items()}
+    pieces = serialised(TrainingState(step, parameters, {}, config.to_toml(), config.identity))
+    with _writing(sum(len(piece) for piece in pieces), say) as on_bytes:
+        write(out, pieces, on_bytes)
+    return {"kind": "checkpoint", "run": config.identity, "step": step, **_counted(parameters)}
 
 
 def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
@@ -53,18 +60,6 @@ def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
     with _writing(sum(tensor.nbytes for tensor in parameters.values()), say) as on_bytes:
         write_published(out, state, on_bytes)
     return {"kind": "published", "run": config.identity, **_counted(parameters), "names": len(state)}
-
-
-def _adopt(state: dict[str, Tensor], run: str, step: int, out: Path, say: Say) -> dict[str, Any]:
-    """Write published weights of a decoder as a checkpoint of its run, with no optimizer state."""
-    config = load_run(run)
-    say(f"Checking {len(state)} tensors against the model of run {config.identity}")
-    weights = from_published(task_of(config).unfilled_model("meta"), state)
-    parameters = {name: tensor.to(torch.float32).contiguous() for name, tensor in weights.items()}
-    pieces = serialised(TrainingState(step, parameters, {}, config.to_toml(), config.identity))
-    with _writing(sum(len(piece) for piece in pieces), say) as on_bytes:
-        write(out, pieces, on_bytes)
-    return {"kind": "checkpoint", "run": config.identity, "step": step, **_counted(parameters)}
 
 
 def _keep_vqgan(state: dict[str, Tensor], out: Path, say: Say) -> dict[str, Any]:

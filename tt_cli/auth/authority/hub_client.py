@@ -162,7 +162,7 @@ class HubClient:
         answer = self._json(_WhoAmI, "GET", "/api/whoami-v2", "the user", token=token)
         if answer.type != "user":
             raise IdentityNotProven("the token belongs to no user")
-        if answer.auth.type != "access_token" or answer.auth.token.role != "read":
+        if (answer.token_kind, answer.token_role) != ("access_token", "read"):
             raise IdentityNotProven(
                 'only an access token of the type "read" is taken: this one could do more than prove a name'
             )

@@ -115,7 +115,6 @@ class Authority:
         run: RunConfig,
         folder: AuthorityFolder,
         store: MemberStore,
-        hub: HubClient | None = None,
         *,
         pass_seconds: float = PASS_SECONDS,
         most_peers: int = MOST_PEERS,
@@ -123,7 +122,7 @@ class Authority:
     ):
         self.run, self.folder, self.store, self.clock = run, folder, store, clock
         self.pass_seconds, self.most_peers = pass_seconds, most_peers
-        self._hub = hub or HubClient()
+        self._hub = HubClient()
         self._notice: tuple[float, str, tuple[int, str]] | None = None
         self._lock = threading.Lock()
         self._wrong: Counter[str] = Counter()  # proofs that prove nothing, by user, since the start
@@ -189,17 +188,13 @@ class Authority:
         elif known.user != held.user:
             raise RequestRefused(401, "that pass is an older one, of another user: join again")
         if now > known.proven + PROOF_SECONDS:
-            raise RequestRefused(
-                401, f"{known.user} proved who they are more than {PROOF_SECONDS / 86400:.0f} days ago"
-            )
+            days = PROOF_SECONDS / 86400
+            raise RequestRefused(401, f"{known.user} proved who they are more than {days:.0f} days ago")
         self._spend(request.nonce)
         return self._issue(known.user, peer_id, known.way, joined=known.joined, proven=known.proven)
 
     def issue_here(self, peer_id: str, user: str) -> str:
-        """A pass for a peer of the organiser's own on this host, whose folder holds the key anyway.
-
-        Raises RequestRefused.
-        """
+        """A pass for the organiser's own peer on this host, whose folder holds the key. Raises RequestRefused."""
         now = self.clock()
         return self._issue(user, peer_id, "organiser", joined=now, proven=now)
 
@@ -214,8 +209,7 @@ class Authority:
         if self._wrong[held.user] >= MOST_WRONG:
             raise RequestRefused(403, f"{held.user} has handed in {MOST_WRONG} proofs that prove nothing")
         self._spend(request.nonce)
-        until = now + TICKET_SECONDS
-        return self._seal("proof", {"proof": request.proof, "peer": peer_id, "user": held.user, "until": until})
+        return self._seal("proof", TICKET_SECONDS, proof=request.proof, peer=peer_id, user=held.user)
 
     def expects(self, ticket: str) -> None:
         """Raises RequestRefused for a ticket that is not one."""
@@ -261,9 +255,8 @@ class Authority:
             login = self._hub.begin_login(self._client_id())
         except IdentityNotProven as error:
             raise RequestRefused(403, f"the Hub refuses the organiser's OAuth app: {error}") from None
-        until = self.clock() + login.expires_in
         return LoginInstructions(
-            handle=self._seal("login", {"code": login.device_code, "peer": peer_id, "until": until}),
+            handle=self._seal("login", login.expires_in, code=login.device_code, peer=peer_id),
             user_code=login.user_code,
             page=login.page,
             page_with_code=login.page_with_code or login.page,
@@ -280,9 +273,8 @@ class Authority:
             raise RequestRefused(401, str(error)) from None
         if account is None:
             return None
-        until = self.clock() + TICKET_SECONDS
         member = self._organisation() in account.organisations
-        return self._seal("ticket", {"user": account.name, "member": member, "peer": held["peer"], "until": until})
+        return self._seal("ticket", TICKET_SECONDS, user=account.name, member=member, peer=held["peer"])
 
     def _key(self) -> SigningKey:
         return self.folder.settings().signing(self.clock())
@@ -389,10 +381,10 @@ class Authority:
     def _note(self, who: str, what: str, peer_id: str = "", detail: str = "") -> None:
         self.store.write_down(self.clock(), who, what, peer_id, detail)
 
-    def _seal(self, purpose: str, content: dict[str, Any]) -> str:
-        nonce = os.urandom(12)
-        cipher = AESGCM(self._key().secret("seal"))
-        return encode(nonce + cipher.encrypt(nonce, json.dumps(content).encode(), purpose.encode()))
+    def _seal(self, purpose: str, seconds: float, **content: Any) -> str:
+        """Text that holds `content`, which only this authority reads, for so long."""
+        nonce, data = os.urandom(12), json.dumps({**content, "until": self.clock() + seconds}).encode()
+        return encode(nonce + AESGCM(self._key().secret("seal")).encrypt(nonce, data, purpose.encode()))
 
     def _unseal(self, purpose: str, text: str) -> dict[str, Any]:
         for key in self.folder.settings().keys:
