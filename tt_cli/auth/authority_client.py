@@ -19,16 +19,9 @@ from urllib.parse import urlsplit
 import httpx2
 
 from tt_cli import __version__
+from tt_cli.auth import authority_requests as requests
 from tt_cli.auth.account import token_source, whoami
-from tt_cli.auth.authority_requests import (
-    PROOF_REPOSITORY,
-    PassRefused,
-    Purpose,
-    Rejected,
-    proof_content,
-    proof_path,
-    signed_message,
-)
+from tt_cli.auth.authority_requests import PassRefused, Rejected
 from tt_cli.auth.identities import made_key
 from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
@@ -104,7 +97,7 @@ class AuthorityClient:
             proof = {"way": way, "token": self._read_token()}
         return str(self._signed("join", {"proof": proof}, challenge)["pass"])
 
-    def _challenge(self, purpose: Purpose) -> dict[str, Any]:
+    def _challenge(self, purpose: requests.Purpose) -> dict[str, Any]:
         before = time.time()
         challenge = self._post("/v1/challenge", json={"peer_id": self.peer_id, "purpose": purpose})
         after = time.time()
@@ -122,12 +115,12 @@ class AuthorityClient:
         return challenge
 
     def _signed(
-        self, purpose: Purpose, said: dict[str, Any], challenge: dict[str, Any] | None = None
+        self, purpose: requests.Purpose, said: dict[str, Any], challenge: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """The answer to what this peer's key signs together with a nonce."""
         challenge = challenge or self._challenge(purpose)
         nonce = challenge["nonce"]
-        message = signed_message(purpose, challenge["key"], self._run.identity, nonce, self.peer_id, said)
+        message = requests.signed_message(purpose, challenge["key"], self._run.identity, nonce, self.peer_id, said)
         signature = encode(peer_key.sign(self._key, message))
         body = {"key": encode(self._public), "nonce": nonce, "signature": signature, **said}
         return self._post(f"/v1/{purpose}", json=body)
@@ -142,8 +135,8 @@ class AuthorityClient:
                 "and nobody is logged in here: run `tt login`"
             )
         user = whoami().name
-        repository = f"{user}/{PROOF_REPOSITORY}"
-        content = proof_content(self._run.identity, challenge["key"], challenge["nonce"], self._public)
+        repository = f"{user}/{requests.PROOF_REPOSITORY}"
+        content = requests.proof_content(self._run.identity, challenge["key"], challenge["nonce"], self._public)
         action = f"cannot put the proof that you are {user} into {repository} on the Hub"
         try:
             with quiet_and_bounded(), hub_errors(action):
@@ -151,7 +144,7 @@ class AuthorityClient:
                 api.create_repo(repository, exist_ok=True, private=False)
                 api.upload_file(
                     path_or_fileobj=json.dumps(content, indent=1).encode(),
-                    path_in_repo=proof_path(self._run.identity, self.peer_id),
+                    path_in_repo=requests.proof_path(self._run.identity, self.peer_id),
                     repo_id=repository,
                     commit_message=f"Take part in {self._run.identity}",
                 )

@@ -17,6 +17,14 @@ from tt_cli.identity import peer_key
 from tt_cli.run import RunConfig, folders
 
 
+class Exported(BaseModel):
+    """An exported file. keys: by their names."""
+
+    format: Literal["tt-identity-1"]
+    run: str
+    keys: dict[Annotated[str, Field(pattern=r"^[\w-]+$")], Base64Bytes]
+
+
 def identities(run: RunConfig) -> dict[str, str]:
     """Peer ids by the name of the key, "trainer" or "aux". Raises TTError for a damaged file."""
     paths = sorted(folders.run_folder(run).glob("*.key"))
@@ -40,8 +48,15 @@ def export_identities(run: RunConfig, file: Path, *, force: bool = False) -> dic
 
 def import_identities(run: RunConfig, file: Path, *, force: bool = False) -> dict[str, str]:
     """Put an exported file's keys in place. Raises UsageError where others are there and not `force`, or in use."""
-    folder = folders.run_folder(run)
-    keys = _exported(run, file)
+    with os_errors(f"cannot read {file}", kind=UsageError):
+        content = file.read_bytes()
+    try:
+        exported = Exported.model_validate_json(content)
+    except ValidationError as error:
+        raise UsageError(f"{file} is no exported identity ({error.errors()[0]['msg']})") from None
+    if exported.run != run.identity:
+        raise UsageError(f"{file} holds identities of run {exported.run}, not of {run.identity}")
+    folder, keys = folders.run_folder(run), exported.keys
     peer_ids = {name: _peer_id(file, data) for name, data in keys.items()}
     for name, data in keys.items():
         path = folder / f"{name}.key"
@@ -62,26 +77,6 @@ def free_identity(run: RunConfig, role: str) -> str:
     while _in_use(folder / f"{(name := role if number == 1 else f'{role}-{number}')}.key"):
         number += 1
     return name
-
-
-class Exported(BaseModel):
-    """An exported file. keys: by their names."""
-
-    format: Literal["tt-identity-1"]
-    run: str
-    keys: dict[Annotated[str, Field(pattern=r"^[\w-]+$")], Base64Bytes]
-
-
-def _exported(run: RunConfig, file: Path) -> dict[str, bytes]:
-    with os_errors(f"cannot read {file}", kind=UsageError):
-        data = file.read_bytes()
-    try:
-        exported = Exported.model_validate_json(data)
-    except ValidationError as error:
-        raise UsageError(f"{file} is no exported identity ({error.errors()[0]['msg']})") from None
-    if exported.run != run.identity:
-        raise UsageError(f"{file} holds identities of run {exported.run}, not of {run.identity}")
-    return exported.keys
 
 
 def _in_use(path: Path) -> bool:

@@ -157,11 +157,7 @@ def _on_the_hub(place: str) -> tuple[str, str | None] | None:
 
 
 def _from_hub(
-    run: RunConfig | None,
-    repository: str,
-    file: str | None,
-    revision: str | None,
-    on_message: Callable[[str], None],
+    run: RunConfig | None, repository: str, file: str | None, revision: str | None, on_message: Callable[[str], None]
 ) -> WeightsSource:
     commit, names = repository_files(repository, revision)
     where = f"{repository} at {revision or commit[:12]}"

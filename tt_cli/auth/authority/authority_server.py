@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,7 +20,7 @@ from tt_cli.auth.authority.issuer import MOST_PEERS, PASS_SECONDS, Authority
 from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Event, Log
+from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 from tt_cli.supervisor.side_process import SideProcess
 from tt_cli.supervisor.worker_process import Worker
@@ -42,7 +41,7 @@ class ServeOptions:
     pass_seconds: float = PASS_SECONDS
     most_peers: int = MOST_PEERS
 
-    def side_process(self, log: Path, show: Callable[[Event], None]) -> SideProcess:
+    def side_process(self, log: Path, show: Emit) -> SideProcess:
         """The server beside an auxiliary peer: entering it waits until it listens, or raises TTError."""
         start = partial(Worker, "tt_cli.auth.authority", asdict(self), log)
         return SideProcess("the authority", start, show, needed=True)

@@ -19,19 +19,10 @@ from fastapi import Depends, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
+from tt_cli.auth import authority_requests as requests
 from tt_cli.auth.authority.issuer import Authority, AuthorityFacts, Challenge, LoginInstructions, RequestRefused
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, Busy
 from tt_cli.auth.authority.request_limits import BoundedBodies, bounded_body
-from tt_cli.auth.authority_requests import (
-    AccuseRequest,
-    ChallengeRequest,
-    HubProof,
-    JoinRequest,
-    LoginRequest,
-    PollRequest,
-    RenewRequest,
-    Sealed,
-)
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
@@ -114,24 +105,24 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
         return Response(text, media_type="text/plain", headers={"ETag": etag, "Cache-Control": "no-cache"})
 
     @app.post("/v1/challenge", dependencies=proving, responses=_problems(400, 413, 422))
-    def challenge(body: ChallengeRequest) -> Challenge:
+    def challenge(body: requests.ChallengeRequest) -> Challenge:
         """A nonce to sign, good for some minutes and once."""
         return authority.challenge(body.peer_id, body.purpose)
 
     @app.post("/v1/join", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
-    def join(body: JoinRequest) -> PassAnswer:
+    def join(body: requests.JoinRequest) -> PassAnswer:
         """A pass for whoever proves who they are."""
-        if isinstance(body.proof, HubProof):
+        if isinstance(body.proof, requests.HubProof):
             _count(limits.user, body.proof.user.casefold())
         return PassAnswer(text=authority.join(body), time=authority.clock())
 
     @app.post("/v1/renew", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
-    def renew(body: RenewRequest) -> PassAnswer:
+    def renew(body: requests.RenewRequest) -> PassAnswer:
         """The next pass for the holder of one."""
         return PassAnswer(text=authority.renew(body), time=authority.clock())
 
     @app.post("/v1/accuse", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
-    def accuse(body: AccuseRequest) -> TicketAnswer:
+    def accuse(body: requests.AccuseRequest) -> TicketAnswer:
         """Announce a proof that a member made a wrong average."""
         return TicketAnswer(ticket=authority.hear(body))
 
@@ -141,7 +132,7 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
         responses=_problems(401, 403, 413, 422),
         openapi_extra={"requestBody": {"content": {"application/octet-stream": {}}, "required": True}},
     )
-    async def hand_in(request: Request, tt_ticket: Annotated[Sealed, Header()]) -> Conviction:
+    async def hand_in(request: Request, tt_ticket: Annotated[requests.Sealed, Header()]) -> Conviction:
         """Hand in the proof; whoever it proves guilty is banned."""
         authority.expects(tt_ticket)  # before a byte is read
         if limits.proofs.locked():
@@ -154,12 +145,12 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
                 raise _too_often(JUDGING_SECONDS) from None
 
     @app.post("/v1/login", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
-    def begin_login(body: LoginRequest) -> LoginInstructions:
+    def begin_login(body: requests.LoginRequest) -> LoginInstructions:
         """Begin a login with a code (OAuth's device flow), where the run names an OAuth app."""
         return authority.begin_login(body.key)
 
     @app.post("/v1/login/poll", dependencies=asking, responses=_problems(400, 401, 403, 413, 422))
-    def poll_login(body: PollRequest) -> TicketAnswer:
+    def poll_login(body: requests.PollRequest) -> TicketAnswer:
         """Tell whether the user has logged in."""
         return TicketAnswer(ticket=authority.poll_login(body.handle))
 

@@ -22,33 +22,13 @@ from typing import Any
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
+from tt_cli.auth import authority_requests as requests
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, SigningKey
 from tt_cli.auth.authority.hub_client import HubClient, IdentityNotProven
 from tt_cli.auth.authority.member_store import MemberStore, RegisteredMember, TooManyPeers
 from tt_cli.auth.authority.proof_judge import NoProof, judged
-from tt_cli.auth.authority_requests import (
-    AccuseRequest,
-    JoinRequest,
-    OAuthProof,
-    Purpose,
-    Rejected,
-    RenewRequest,
-    SignedRequest,
-    TokenProof,
-    proof_content,
-    proof_path,
-    signed_message,
-)
 from tt_cli.identity import peer_key
-from tt_cli.identity.passes import (
-    InvalidPass,
-    Pass,
-    allowed,
-    decode,
-    encode,
-    read_pass,
-    sign,
-)
+from tt_cli.identity.passes import InvalidPass, Pass, allowed, decode, encode, read_pass, sign
 from tt_cli.run import RunConfig
 
 PASS_SECONDS = 3600.0
@@ -62,7 +42,7 @@ CONVICTED = "proven to have signed a wrong average"  # the reason of such a ban
 NOTICE_SECONDS = 1.0  # a signed notice is handed out so long before the database is asked again
 
 
-class RequestRefused(Rejected):
+class RequestRefused(requests.Rejected):
     """No. status: 401 bad proof, 403 not a member or banned; wait: seconds until it may be asked again.
 
     The text says why and what to do.
@@ -149,13 +129,13 @@ class Authority:
                 self._notice = (now, key.text, (held.number, sign(held, key.private)))
             return self._notice[2]
 
-    def challenge(self, peer_id: str, purpose: Purpose) -> Challenge:
+    def challenge(self, peer_id: str, purpose: requests.Purpose) -> Challenge:
         """A nonce for that peer and purpose. Nothing is stored until it is used."""
         now, key = self.clock(), self._key()
         head = struct.pack(">d", now + NONCE_SECONDS) + os.urandom(16)
         return Challenge(encode(head + self._mac(key, head, peer_id, purpose)), key.text, now, now + NONCE_SECONDS)
 
-    def join(self, request: JoinRequest) -> str:
+    def join(self, request: requests.JoinRequest) -> str:
         """A pass for the peer with this key. Raises RequestRefused; HubUnreachable, which leaves the nonce good."""
         if self.run.membership.kind == "open":
             raise RequestRefused(403, f"the run {self.run.run.name} is open: it needs no pass")
@@ -177,7 +157,7 @@ class Authority:
         self._note(user, "joined", peer_id, way)
         return text
 
-    def renew(self, request: RenewRequest) -> str:
+    def renew(self, request: requests.RenewRequest) -> str:
         """The next pass for the holder of this one. Raises RequestRefused; 401 means: join again."""
         peer_id, _ = self._possession(request, "renew")
         now = self.clock()
@@ -198,7 +178,7 @@ class Authority:
         now = self.clock()
         return self._issue(user, peer_id, "organiser", joined=now, proven=now)
 
-    def hear(self, request: AccuseRequest) -> str:
+    def hear(self, request: requests.AccuseRequest) -> str:
         """A ticket for handing in one proof, for the holder of a pass. Raises RequestRefused."""
         peer_id, _ = self._possession(request, "accuse")
         now = self.clock()
@@ -288,7 +268,7 @@ class Authority:
     def _organisation(self) -> str:
         return (self.run.membership.organisation or "").casefold()
 
-    def _possession(self, request: SignedRequest, purpose: Purpose) -> tuple[str, SigningKey]:
+    def _possession(self, request: requests.SignedRequest, purpose: requests.Purpose) -> tuple[str, SigningKey]:
         """The peer id of whoever signed this with a nonce of ours that is still good, and the key that made it."""
         public = _public_key(request.key)
         signature, peer_id = _bytes(request.signature, "signature"), peer_key.peer_id(public)
@@ -297,12 +277,12 @@ class Authority:
                 break
         else:
             raise RequestRefused(401, "the nonce is not one that this authority made for this peer, or it is too old")
-        message = signed_message(purpose, mine.text, self.run.identity, request.nonce, peer_id, request.said())
+        message = requests.signed_message(purpose, mine.text, self.run.identity, request.nonce, peer_id, request.said())
         if not peer_key.signed(peer_key.public_key(public), signature, message):
             raise RequestRefused(401, "the signature is not that of the peer's key")
         return peer_id, mine
 
-    def _made(self, key: SigningKey, nonce: str, peer_id: str, purpose: Purpose) -> bool:
+    def _made(self, key: SigningKey, nonce: str, peer_id: str, purpose: requests.Purpose) -> bool:
         try:
             raw = decode(nonce)
         except ValueError:
@@ -312,7 +292,7 @@ class Authority:
         return self.clock() < struct.unpack(">d", raw[:8])[0]
 
     @staticmethod
-    def _mac(key: SigningKey, head: bytes, peer_id: str, purpose: Purpose) -> bytes:
+    def _mac(key: SigningKey, head: bytes, peer_id: str, purpose: requests.Purpose) -> bytes:
         return hmac.digest(key.secret("nonce"), head + f"{purpose} {peer_id}".encode(), "sha256")
 
     def _spend(self, nonce: str) -> None:
@@ -322,7 +302,7 @@ class Authority:
         if not self.store.use_nonce(hashlib.sha256(raw).hexdigest(), expires, self.clock()):
             raise RequestRefused(401, "the nonce has been used already")
 
-    def _who(self, request: JoinRequest, peer_id: str, signing: SigningKey) -> tuple[str, bool]:
+    def _who(self, request: requests.JoinRequest, peer_id: str, signing: SigningKey) -> tuple[str, bool]:
         """The user's name, and whether they are a member.
 
         Raises IdentityNotProven, HubUnreachable, RequestRefused.
@@ -330,16 +310,16 @@ class Authority:
         proof = request.proof
         organisation = self._organisation()
         match proof:
-            case OAuthProof():
+            case requests.OAuthProof():
                 ticket = self._unseal("ticket", proof.ticket)
                 if ticket["peer"] != peer_id:
                     raise IdentityNotProven("that login was begun by another peer")
                 return str(ticket["user"]), bool(ticket["member"])
-            case TokenProof():
+            case requests.TokenProof():
                 account = self._hub.user_of_token(proof.token.get_secret_value())
                 return account.name, organisation in account.organisations
-        user, content = self._hub.proof(proof.user, proof_path(self.run.identity, peer_id))
-        if content != proof_content(self.run.identity, signing.text, request.nonce, decode(request.key)):
+        user, content = self._hub.proof(proof.user, requests.proof_path(self.run.identity, peer_id))
+        if content != requests.proof_content(self.run.identity, signing.text, request.nonce, decode(request.key)):
             raise IdentityNotProven(f"the proof in {user}'s repository is for another run, authority, nonce or key")
         try:
             return user, self._hub.is_member(organisation, user)

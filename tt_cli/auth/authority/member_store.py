@@ -8,23 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Connection,
-    Float,
-    Integer,
-    MetaData,
-    Select,
-    String,
-    Table,
-    delete,
-    func,
-    insert,
-    inspect,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
 from tt_cli.database import Database
@@ -33,52 +17,52 @@ from tt_cli.identity.passes import Notice, RollBack
 MOST_AUDITED = 100_000  # entries; the oldest go first
 _PRUNE_EVERY = 500  # entries
 
-metadata = MetaData()
-members = Table(
+metadata = sa.MetaData()
+members = sa.Table(
     "members",
     metadata,
-    Column("peer_id", String(128), primary_key=True),
-    Column("user", String(128), nullable=False, index=True),
-    Column("way", String(16), nullable=False),
-    Column("joined", Float, nullable=False),
-    Column("proven", Float, nullable=False),
-    Column("expires", Float, nullable=False),
+    sa.Column("peer_id", sa.String(128), primary_key=True),
+    sa.Column("user", sa.String(128), nullable=False, index=True),
+    sa.Column("way", sa.String(16), nullable=False),
+    sa.Column("joined", sa.Float, nullable=False),
+    sa.Column("proven", sa.Float, nullable=False),
+    sa.Column("expires", sa.Float, nullable=False),
 )
-bans = Table(
+bans = sa.Table(
     "bans",
     metadata,
-    Column("kind", String(8), primary_key=True),  # "user" or "peer"
-    Column("name", String(128), primary_key=True),
-    Column("at", Float, nullable=False),
-    Column("reason", String(500), nullable=False),
+    sa.Column("kind", sa.String(8), primary_key=True),  # "user" or "peer"
+    sa.Column("name", sa.String(128), primary_key=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("reason", sa.String(500), nullable=False),
 )
-orders = Table(
+orders = sa.Table(
     "orders",
     metadata,
-    Column("id", Integer, primary_key=True),  # 1: the only row
-    Column("number", BigInteger, nullable=False),
-    Column("changed", Float, nullable=False),
-    Column("paused", String(500), nullable=False),
-    Column("step", BigInteger),
-    Column("digest", String(256)),
-    Column("source", String(500)),
-    Column("order", BigInteger, nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True),  # 1: the only row
+    sa.Column("number", sa.BigInteger, nullable=False),
+    sa.Column("changed", sa.Float, nullable=False),
+    sa.Column("paused", sa.String(500), nullable=False),
+    sa.Column("step", sa.BigInteger),
+    sa.Column("digest", sa.String(256)),
+    sa.Column("source", sa.String(500)),
+    sa.Column("order", sa.BigInteger, nullable=False),
 )
-used = Table(
+used = sa.Table(
     "used",
     metadata,
-    Column("nonce", String(128), primary_key=True),
-    Column("expires", Float, nullable=False, index=True),
+    sa.Column("nonce", sa.String(128), primary_key=True),
+    sa.Column("expires", sa.Float, nullable=False, index=True),
 )
-audit = Table(
+audit = sa.Table(
     "audit",
     metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("at", Float, nullable=False),
-    Column("who", String(128), nullable=False),
-    Column("what", String(32), nullable=False),
-    Column("peer_id", String(128), nullable=False),
-    Column("detail", String(500), nullable=False),
+    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
+    sa.Column("at", sa.Float, nullable=False),
+    sa.Column("who", sa.String(128), nullable=False),
+    sa.Column("what", sa.String(32), nullable=False),
+    sa.Column("peer_id", sa.String(128), nullable=False),
+    sa.Column("detail", sa.String(500), nullable=False),
 )
 
 KEPT = (members, bans, orders, audit)  # in a backup: all but the used nonces, which are worth minutes
@@ -111,24 +95,24 @@ class MemberStore:
     def founded(self) -> bool:
         """Tell whether `found` has been called on this database."""
         with self._transaction() as connection:
-            if not inspect(connection).has_table(orders.name):
+            if not sa.inspect(connection).has_table(orders.name):
                 return False
-            return connection.execute(select(orders.c.id)).first() is not None
+            return connection.execute(sa.select(orders.c.id)).first() is not None
 
     def found(self, now: float) -> None:
         """Make the tables and the first notice."""
         with self._transaction() as connection:
             metadata.create_all(connection)
-            if connection.execute(select(orders.c.id)).first() is None:
-                connection.execute(insert(orders).values(id=1, number=int(now), changed=now, paused="", order=0))
+            if connection.execute(sa.select(orders.c.id)).first() is None:
+                connection.execute(sa.insert(orders).values(id=1, number=int(now), changed=now, paused="", order=0))
         self._database.protect()
 
     def use_nonce(self, nonce: str, expires: float, now: float) -> bool:
         """Mark a nonce as used. False when it was already, in whatever process."""
         try:
             with self._transaction() as connection:
-                connection.execute(delete(used).where(used.c.expires < now))
-                connection.execute(insert(used).values(nonce=nonce, expires=expires))
+                connection.execute(sa.delete(used).where(used.c.expires < now))
+                connection.execute(sa.insert(used).values(nonce=nonce, expires=expires))
         except IntegrityError:
             return False
         return True
@@ -137,34 +121,34 @@ class MemberStore:
         """Write down that this peer gets a pass. Raises TooManyPeers."""
         with self._transaction() as connection:
             others = connection.execute(
-                select(func.count())
+                sa.select(sa.func.count())
                 .select_from(members)
                 .where(members.c.user == member.user, members.c.expires > now, members.c.peer_id != member.peer_id)
             ).scalar_one()
             if others >= most_peers:
                 raise TooManyPeers
-            known = update(members).where(members.c.peer_id == member.peer_id)
+            known = sa.update(members).where(members.c.peer_id == member.peer_id)
             values = {"user": member.user, "way": member.way, "proven": member.proven, "expires": member.expires}
             if connection.execute(known.values(**values)).rowcount == 0:
-                connection.execute(insert(members).values(peer_id=member.peer_id, joined=member.joined, **values))
+                connection.execute(sa.insert(members).values(peer_id=member.peer_id, joined=member.joined, **values))
 
     def member(self, peer_id: str) -> RegisteredMember | None:
         """A peer, as the store knows it."""
         with self._transaction() as connection:
-            row = connection.execute(select(members).where(members.c.peer_id == peer_id)).mappings().first()
+            row = connection.execute(sa.select(members).where(members.c.peer_id == peer_id)).mappings().first()
         return None if row is None else RegisteredMember(**row)
 
     def members(self) -> list[RegisteredMember]:
         """All peers that have had a pass, those of a user together."""
         with self._transaction() as connection:
-            rows = connection.execute(select(members).order_by(members.c.user, members.c.joined)).mappings()
+            rows = connection.execute(sa.select(members).order_by(members.c.user, members.c.joined)).mappings()
             return [RegisteredMember(**row) for row in rows]
 
     def notice(self, run: str) -> Notice:
         """The bans and orders in force."""
         with self._transaction() as connection:
-            row = connection.execute(select(orders)).one()
-            banned = connection.execute(select(bans.c.kind, bans.c.name)).all()
+            row = connection.execute(sa.select(orders)).one()
+            banned = connection.execute(sa.select(bans.c.kind, bans.c.name)).all()
         return Notice(
             run=run,
             number=row.number,
@@ -178,19 +162,19 @@ class MemberStore:
     def bans(self) -> list[dict[str, Any]]:
         """Bans: of whom, since when and why."""
         with self._transaction() as connection:
-            return _rows(connection, select(bans).order_by(bans.c.at))
+            return _rows(connection, sa.select(bans).order_by(bans.c.at))
 
     def ban(self, kind: str, name: str, reason: str, now: float) -> None:
         """Ban a "user" or a "peer"; again: another reason."""
         with self._transaction() as connection:
-            connection.execute(delete(bans).where(bans.c.kind == kind, bans.c.name == name))
-            connection.execute(insert(bans).values(kind=kind, name=name, at=now, reason=reason))
+            connection.execute(sa.delete(bans).where(bans.c.kind == kind, bans.c.name == name))
+            connection.execute(sa.insert(bans).values(kind=kind, name=name, at=now, reason=reason))
             _renumber(connection, now)
 
     def unban(self, kind: str, name: str, now: float) -> bool:
         """Take a ban back. False where there was none."""
         with self._transaction() as connection:
-            banned = connection.execute(delete(bans).where(bans.c.kind == kind, bans.c.name == name)).rowcount > 0
+            banned = connection.execute(sa.delete(bans).where(bans.c.kind == kind, bans.c.name == name)).rowcount > 0
             if banned:
                 _renumber(connection, now)
             return banned
@@ -198,15 +182,15 @@ class MemberStore:
     def pause(self, reason: str, now: float) -> None:
         """Have the run wait; "" lets it go on."""
         with self._transaction() as connection:
-            connection.execute(update(orders).values(paused=reason))
+            connection.execute(sa.update(orders).values(paused=reason))
             _renumber(connection, now)
 
     def roll_back(self, step: int, digest: str, source: str, now: float) -> int:
         """Order the way back to a checkpoint. Returns the order's number."""
         with self._transaction() as connection:
-            order = int(connection.execute(select(orders.c.order)).scalar_one()) + 1
+            order = int(connection.execute(sa.select(orders.c.order)).scalar_one()) + 1
             order = max(order, int(now))  # so that a database restored from a backup repeats none
-            connection.execute(update(orders).values(step=step, digest=digest, source=source, order=order))
+            connection.execute(sa.update(orders).values(step=step, digest=digest, source=source, order=order))
             _renumber(connection, now)
             return order
 
@@ -214,19 +198,19 @@ class MemberStore:
         """Add to the audit trail. Nobody's token may be in `detail`."""
         entry = {"at": now, "who": who[:128], "what": what[:32], "peer_id": peer_id[:128], "detail": detail[:500]}
         with self._transaction() as connection:
-            number = int(connection.execute(insert(audit).values(**entry).returning(audit.c.id)).scalar_one())
+            number = int(connection.execute(sa.insert(audit).values(**entry).returning(audit.c.id)).scalar_one())
             if number % _PRUNE_EVERY == 0:
-                connection.execute(delete(audit).where(audit.c.id <= number - MOST_AUDITED))
+                connection.execute(sa.delete(audit).where(audit.c.id <= number - MOST_AUDITED))
 
     def trail(self, last: int) -> list[dict[str, Any]]:
         """The last so many entries, oldest first."""
         with self._transaction() as connection:
-            return _rows(connection, select(audit).order_by(audit.c.id.desc()).limit(last))[::-1]
+            return _rows(connection, sa.select(audit).order_by(audit.c.id.desc()).limit(last))[::-1]
 
     def dump(self) -> dict[str, list[dict[str, Any]]]:
         """All that a backup holds."""
         with self._transaction() as connection:
-            return {table.name: _rows(connection, select(table)) for table in KEPT}
+            return {table.name: _rows(connection, sa.select(table)) for table in KEPT}
 
     def load(self, content: dict[str, list[dict[str, Any]]], now: float) -> None:
         """Replace everything by a dump. Raises LookupError or ValueError for what is none."""
@@ -234,21 +218,21 @@ class MemberStore:
             with self._transaction() as connection:
                 metadata.create_all(connection)
                 for table in KEPT:
-                    connection.execute(delete(table))
+                    connection.execute(sa.delete(table))
                     if rows := content[table.name]:
                         names = [column.name for column in table.c if column is not audit.c.id]
-                        connection.execute(insert(table), [{name: row[name] for name in names} for row in rows])
+                        connection.execute(sa.insert(table), [{name: row[name] for name in names} for row in rows])
                 _renumber(connection, now)
         except IntegrityError as error:
             raise ValueError("entries that contradict each other") from error
         self._database.protect()
 
 
-def _rows(connection: Connection, query: Select[Any]) -> list[dict[str, Any]]:
+def _rows(connection: sa.Connection, query: sa.Select[Any]) -> list[dict[str, Any]]:
     return [dict(row) for row in connection.execute(query).mappings()]
 
 
-def _renumber(connection: Connection, now: float) -> None:
+def _renumber(connection: sa.Connection, now: float) -> None:
     """A later notice has a higher number, also after the database was restored from an older one: hence the clock."""
-    number = int(connection.execute(select(orders.c.number)).scalar_one())
-    connection.execute(update(orders).values(number=max(number + 1, int(now)), changed=now))
+    number = int(connection.execute(sa.select(orders.c.number)).scalar_one())
+    connection.execute(sa.update(orders).values(number=max(number + 1, int(now)), changed=now))
