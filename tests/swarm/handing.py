@@ -123,8 +123,7 @@ def over_libp2p(test: Callable[[Network], Awaitable[None]]) -> Callable[[], None
 
 
 async def take(taker: StateClient) -> Chunks:
-    tree, indexes = await taker.take()
-    return Chunks(tree, indexes, taker._buffer)
+    return (await taker.take()).chunks
 
 
 def assert_is(chunks: Chunks, expected: TrainingState) -> None:

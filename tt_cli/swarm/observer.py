@@ -13,11 +13,16 @@ from typing import Any
 
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, folders
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.dht_node import start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
 from tt_cli.swarm.records.publisher import read_history, read_records
-from tt_cli.swarm.state.bridge import NoState, ReceivedState, TreeReader, take_over
+from tt_cli.swarm.shared_memory import StateBuffer
+from tt_cli.swarm.shared_state import TreeReader
+from tt_cli.swarm.state.client import PATIENCE, NoState, ReceivedState, StateClient, WantedState
+from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 ROLE = "observer"
 
@@ -62,7 +67,11 @@ class Observer(ExitStack):
         async def fetch() -> ReceivedState:
             p2p = await self._dht.replicate_p2p()
             try:
-                return await take_over(self._run, self._dht, p2p, read_tree, select=select, on_bytes=on_bytes)
+                PassGuard(membership_at(self._dht)).guard_calls(p2p)
+                signatures = TrustedDigests(lambda: read_records(self._dht, self._run))
+                timeout = PATIENCE * self._run.swarm.next_chunk_timeout
+                wanted = WantedState(read_tree, timeout, select=select, on_bytes=on_bytes)
+                return await StateClient(p2p, self._run.identity, signatures, StateBuffer.new(), wanted).take()
             finally:
                 await p2p.shutdown()
 

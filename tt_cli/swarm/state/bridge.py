@@ -10,8 +10,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,22 +21,18 @@ from hivemind.utils import MPFuture
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import keep_objects_shared
 from tt_cli.swarm.membership.admission import membership_at
-from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.reachability import DialBack
 from tt_cli.swarm.records.publisher import read_records
 from tt_cli.swarm.shared_memory import Passage, StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
-from tt_cli.swarm.state.client import STREAMS, Chunks, NoState, StateClient, WantedState
+from tt_cli.swarm.state.client import PATIENCE, STREAMS, Chunks, NoState, ReceivedState, StateClient, WantedState
 from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
-__all__ = ["Chunks", "NoState", "StateBuffer", "StateBridge", "StateSource", "ReceivedState", "TreeReader", "take_over"]
+__all__ = ["Chunks", "NoState", "StateBuffer", "StateBridge", "StateSource", "ReceivedState", "TreeReader"]
 
-NAMES = 8
 ALIVE_SECONDS = 1.0
-# next_chunk_timeouts to wait for a chunk of a state: it has four times a part's bytes, and other donors go on meanwhile
-PATIENCE = 3
 
 StateSource = Callable[[], tuple[bytes, StateBuffer] | None]
 """Manifest and bytes of the present state, in a buffer that nobody changes any more; None: there is none yet."""
@@ -45,52 +40,6 @@ StateSource = Callable[[], tuple[bytes, StateBuffer] | None]
 
 OnProgress = Callable[[int, int, int], None]
 """(bytes that came, bytes there will be, donors that give now)."""
-
-
-@dataclass(frozen=True)
-class ReceivedState:
-    """A state that members signed, as far as the taker did not hold it.
-
-    donors: who gave chunks, or the manifest; who gave most first. received: bytes of chunks that came, useless ones
-    too. refused: peer id → why what it sent was refused. lost: donors that gave some of it → why they gave no more.
-    """
-
-    tree: Any
-    chunks: Chunks
-    donors: tuple[str, ...]
-    received: int = 0
-    refused: dict[str, str] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
-
-    def names(self, at_most: int = NAMES) -> list[str]:
-        """Tensors and numbers of the chunks; none when there are more than `at_most`."""
-        return [self.tree.name_of(index) for index in self.chunks] if len(self.chunks) <= at_most else []
-
-
-async def take_over(
-    run: RunConfig,
-    dht: DHT,
-    p2p: P2P,
-    read_tree: TreeReader,
-    *,
-    select: Callable[[Any], Iterable[int]] | None = None,
-    on_bytes: Callable[[int, int], None] = lambda received, total: None,
-) -> ReceivedState:
-    """For one who is no peer: the state that the swarm holds, whole, or the chunks of it that `select` names.
-
-    on_bytes: called with the bytes that came, and those there are. Raises NoState.
-    """
-    PassGuard(membership_at(dht)).guard_calls(p2p)
-    buffer = StateBuffer.new()
-    taker = StateClient(
-        p2p,
-        run.identity,
-        TrustedDigests(lambda: read_records(dht, run)),
-        buffer,
-        WantedState(read_tree, PATIENCE * run.swarm.next_chunk_timeout, select=select, on_bytes=on_bytes),
-    )
-    tree, indexes = await taker.take()
-    return ReceivedState(tree, Chunks(tree, indexes, buffer), **taker.outcome())
 
 
 class StateBridge:
@@ -133,9 +82,9 @@ class StateBridge:
         self._progress.zero_()
         self._outer_pipe.send(("_take_state", [number, b"" if own is None else own.manifest(), future, at_once], {}))
         try:
-            manifest, indexes, outcome = self._await(future, timeout, on_progress)
+            manifest, indexes, *outcome = self._await(future, timeout, on_progress)
             tree = self._read_tree(manifest)
-            return ReceivedState(tree, Chunks(tree, indexes, buffer), **outcome)
+            return ReceivedState(tree, Chunks(tree, indexes, buffer), *outcome)
         except BaseException:
             buffer.close()
             self._outer_pipe.send(("_drop_taking", [], {}))
@@ -225,8 +174,9 @@ class StateBridge:
                     hold=self.taking_may_wait,
                 ),
             )
-            tree, indexes = await taker.take()
-            future.set_result((tree.manifest(), indexes, taker.outcome()))
+            state = await taker.take()
+            outcome = state.donors, state.received, state.refused, state.lost
+            future.set_result((state.tree.manifest(), list(state.chunks), *outcome))
         except NoState as error:
             future.set_exception(error)
         except Exception as error:

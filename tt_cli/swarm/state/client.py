@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from typing import Any, Literal
@@ -40,6 +40,9 @@ RETRY_SECONDS = 10.0
 SETTLE_SECONDS = 5.0  # to learn whether others hold what most hold, before another state is aimed at
 AHEAD_SECONDS, LEAST_AHEAD, MOST_AHEAD, MOST_ASKED = 0.5, 2**21, 2**24, 64  # asked of a donor: bytes, and chunks
 LOOK_AGAIN_SECONDS = 0.05
+NAMES = 8
+# next_chunk_timeouts to wait for a chunk of a state: it has four times a part's bytes, and other donors go on meanwhile
+PATIENCE = 3
 
 
 Phase = Literal["asked", "waiting", "giving"]
@@ -132,6 +135,26 @@ class Chunks(dict[int, memoryview]):
         self.buffer.close()
 
 
+@dataclass(frozen=True)
+class ReceivedState:
+    """A state that members signed, as far as the taker did not hold it.
+
+    donors: who gave chunks, or the manifest; who gave most first. received: bytes of chunks that came, useless ones
+    too. refused: peer id → why what it sent was refused. lost: donors that gave some of it → why they gave no more.
+    """
+
+    tree: Any
+    chunks: Chunks
+    donors: tuple[str, ...]
+    received: int = 0
+    refused: dict[str, str] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+    def names(self, at_most: int = NAMES) -> list[str]:
+        """Tensors and numbers of the chunks; none when there are more than `at_most`."""
+        return [self.tree.name_of(index) for index in self.chunks] if len(self.chunks) <= at_most else []
+
+
 class _Target:
     """The state that is being taken: which chunks are missing, their bytes, and who was asked for what.
 
@@ -215,11 +238,8 @@ class StateClient:
         self.problems: dict[str, str] = {}
         self.received = 0
 
-    async def take(self) -> tuple[Any, list[int]]:
-        """The tree of a state that members signed, and the chunks of it that lie in the buffer now: all needed ones.
-
-        Raises NoState when no donor is left.
-        """
+    async def take(self) -> ReceivedState:
+        """A state that members signed, with all chunks that are needed. Raises NoState when no donor is left."""
         looking = asyncio.create_task(self._signatures.keep_looking())
         attempt = 0
         try:
@@ -231,8 +251,7 @@ class StateClient:
                 self._settled = attempt == 0
                 await self._ask_donors()
                 if self._complete():
-                    assert self._target is not None
-                    return self._target.tree, self._target.needed
+                    return self._received_state()
                 if not self.problems and not self.refused:
                     break
                 attempt = 1 if self.received > before else attempt + 1
@@ -243,11 +262,12 @@ class StateClient:
             raise NoState(f"none of {len(self._signatures.view.records)} peers can hand over a state", asked=False)
         raise NoState(f"no peer handed over a state that can be used ({problems})")
 
-    def outcome(self) -> dict[str, Any]:
-        """How the state was taken: the last four fields of a `ReceivedState`."""
+    def _received_state(self) -> ReceivedState:
+        assert self._target is not None
+        chunks = Chunks(self._target.tree, self._target.needed, self._buffer)
         lost = {donor: problem for donor, problem in self.problems.items() if self.donors[donor]}
         donors = tuple(donor for donor, _ in self.donors.most_common())
-        return {"donors": donors, "received": self.received, "refused": self.refused, "lost": lost}
+        return ReceivedState(chunks.tree, chunks, donors, self.received, self.refused, lost)
 
     def count(self, phase: Phase) -> int:
         """Donors in this phase now."""
