@@ -33,7 +33,7 @@ class RolledBack(Exception):
 
 
 class Tree(Protocol):
-    """The hash tree over the chunks of one state, as `checkpoint.StateTree` has it and says what each method does."""
+    """The hash tree over the chunks of one state, as `checkpoint.hash_tree.StateTree` has it and describes it."""
 
     @property
     def step(self) -> int: ...
