@@ -119,9 +119,8 @@ def newest(
 ) -> tuple[Path, TrainingState] | None:
     """Return the newest usable checkpoint of `folder` with its path, or None.
 
-    A corrupt one is renamed *.corrupt, said through `on_message`, and the one before it is tried; one of
-    another run (when `identity` is given) or of a later version of tt is left as it is and passed over, and so
-    are weights without an optimizer's state when it is `to_train`.
+    A corrupt one is renamed *.corrupt, said through `on_message`, and the one before it is tried. Passed over: those
+    of another run than `identity` or of a later version of tt, and `to_train`, weights without an optimizer's state.
     """
     for path in checkpoints_in(folder):
         try:

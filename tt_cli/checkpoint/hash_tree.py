@@ -27,8 +27,7 @@ from torch import Tensor
 
 from tt_cli.run.checkpoint_names import FORMAT
 
-CHUNK = 1 << 20
-"""Bytes of a chunk; a multiple of every dtype's size."""
+CHUNK = 1 << 20  # bytes; a multiple of every dtype's size
 LEAF = 32
 HASH_THREADS = 2
 ALIGNMENT = 64  # of a tensor in a buffer: what any processor's vectors want

@@ -25,8 +25,7 @@ if TYPE_CHECKING:  # the process that reads ahead does without
     from tt_cli.run import RunConfig
 
 COLUMNS = ("caption", CODE)  # a data set without them is not for us; the others may be missing
-# Bad rows one after the other, after which the data set is said to be unusable.
-HOPELESS = 20_000
+HOPELESS = 20_000  # bad rows one after the other, after which the data set is said to be unusable
 
 
 @dataclass(frozen=True)
@@ -91,10 +90,7 @@ Sifted = tuple[list[str], np.ndarray, np.ndarray]
 
 
 class RowFilter:
-    """Tells rows that may be trained on from those that may not, and counts both.
-
-    hopeless: bad rows one after the other after which the data set is said to be unusable (HOPELESS).
-    """
+    """Tells rows that may be trained on from those that may not, and counts both. hopeless: in place of HOPELESS."""
 
     def __init__(self, run: RunConfig | RowRules, hopeless: float | None = None) -> None:
         self.rules = run if isinstance(run, RowRules) else RowRules.of(run)

@@ -27,7 +27,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -134,7 +134,7 @@ def _read_parquet(file: BinaryIO, name: str, skip: int) -> Iterator[Sequence[Row
 
 
 def _parquet_columns(schema: Any, name: str) -> list[str]:
-    """Those of ours that the shard has. Raises TTError for one of another type."""
+    """Those of ours that the shard has. Raises DamagedShard for one of another type."""
     from pyarrow import types
 
     fits: dict[str, tuple[str, tuple[Callable[[Any], bool], ...]]] = {
@@ -212,10 +212,8 @@ def row_of_json(known: Mapping[str, Any]) -> Row:
             row[column] = unescaped(text)
     for column in CODE_COLUMNS:
         if isinstance(row.get(column), str):
-            try:
+            with suppress(ValueError):  # stays text, which is no code
                 row[column] = base64.b64decode(row[column], validate=True)
-            except ValueError:  # stays text, which is no code
-                continue
     return row
 
 
@@ -294,11 +292,8 @@ def _tar_row(members: Mapping[str, bytes]) -> Row:
     row = _parsed(members["json"]) if members.get("json") else {}
     if "caption" not in row and "txt" in members:
         row["caption"] = text_or_bytes(members["txt"].strip())
-    for column in CODE_COLUMNS:
-        row.pop(column, None)
-        if column in members:
-            row[column] = members[column]
-    return row
+    codes = {column: members[column] for column in CODE_COLUMNS if column in members}
+    return {column: row[column] for column in row if column not in CODE_COLUMNS} | codes
 
 
 def _write_tar(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -52,7 +52,7 @@ class WorkShare:
     count: int = 1
 
 
-LEFT_OUT = {
+LEFT_OUT = {  # reasons for which a picture is left out, in words
     "no_caption": "no caption",
     "short_caption": "caption too short",
     "not_utf8": "caption not UTF-8",
@@ -63,7 +63,6 @@ LEFT_OUT = {
     "broken": "picture broken",
     "damaged_file": "files of the source damaged",
 }
-"""Reasons for which a picture is left out, in words."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +182,8 @@ class EncodingJob:
         rows = []
         for (picture, decoded), string in zip(pictures, strings, strict=True):
             width, height = _sizes(picture)
-            sizes = zip(SIZES, (width or decoded.width, height or decoded.height), strict=True)
-            known = {LABEL: picture.fields.get(LABEL), **dict(sizes)}
+            sizes = {SIZES[0]: width or decoded.width, SIZES[1]: height or decoded.height}
+            known = {LABEL: picture.fields.get(LABEL), **sizes}
             rows.append({"caption": picture.caption, **{key: known[key] for key in self.fields}, self.column: string})
         return rows
 

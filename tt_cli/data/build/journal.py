@@ -47,8 +47,7 @@ SHARDS = "data"
 PROGRESS = "progress"
 SUMS = "SHA256SUMS"
 
-Place = tuple[int, int]
-"""A place in a source: the number among this worker's units, and how many pictures of it are done with."""
+Place = tuple[int, int]  # in a source: the number among this worker's units, and pictures of it that are done with
 
 
 @dataclass
@@ -133,7 +132,12 @@ class Journal:
         self._bytes = 0
         with writing(self._path):
             self._file = self._path.open("ab+", buffering=0)
-            self._lock()
+            try:
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._file.close()
+                advice = "give each its own part with --shard"
+                raise UsageError(f"another process encodes this part into {out} already; {advice}") from None
             self.finished = ShareState.read(out, worker)
             self.place, self.counts = self.finished.place, Counter(self.finished.counts)
             self._recover()
@@ -173,15 +177,6 @@ class Journal:
             now.write(self._out, self._worker)
             self.finished, self.rows, self.broken, self._bytes = now, [], [], 0
             os.ftruncate(self._file.fileno(), 0)
-
-    def _lock(self) -> None:
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise UsageError(
-                f"another process encodes this part into {self._out} already; give each its own part with --shard"
-            ) from None
 
     def _recover(self) -> None:
         """Take up the lines that are whole; cut off what comes after them."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -121,11 +122,10 @@ class ExampleStream:
 
     def _loaded(self) -> dict[str, Any] | None:
         """The position of this peer the last time, as far as that can be read."""
-        try:
-            state = json.loads(self._state_path.read_text(encoding="utf-8")) if self._state_path else None
-        except (OSError, ValueError):
-            return None
-        return state if isinstance(state, dict) else None
+        with suppress(OSError, ValueError):
+            if self._state_path and isinstance(state := json.loads(self._state_path.read_text(encoding="utf-8")), dict):
+                return state
+        return None
 
     def _save(self, state: dict[str, Any]) -> None:
         self._state = state

@@ -49,8 +49,8 @@ def plan_of(
     elif place.startswith(("/", "./", "../", "~")) or Path(place).is_dir():
         kind = "files"
     rules, cache_bytes = RowRules.of(run), data.cache_mb * 10**6
-    where = ReadPlan(kind, place, data.revision, split, seed, data.shuffle_buffer, rules)
-    return replace(where, cache=cache, cache_bytes=cache_bytes, state=state, strict=strict)
+    plan = ReadPlan(kind, place, data.revision, split, seed, data.shuffle_buffer, rules)
+    return replace(plan, cache=cache, cache_bytes=cache_bytes, state=state, strict=strict)
 
 
 def session_seed(seed: int, peer: str) -> int:

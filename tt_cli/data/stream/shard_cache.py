@@ -28,10 +28,7 @@ Fetch = Callable[[BinaryIO, Callable[[int], None]], Received]
 
 
 class ShardCache:
-    """A folder of shards, of at most `cap` bytes together. note: hears why shards are not kept, once.
-
-    Two of them, in one process or two, may have the same folder.
-    """
+    """A folder of shards, of at most `cap` bytes together. note: hears why shards are not kept, once."""
 
     def __init__(self, folder: Path, cap: int, note: Callable[[str], None]) -> None:
         self.folder, self.cap, self._note = folder, cap, note

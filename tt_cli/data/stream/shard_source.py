@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import json
@@ -10,6 +9,7 @@ import os
 import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import astuple
 from pathlib import Path
 from typing import BinaryIO
@@ -90,7 +90,7 @@ class ShardSource:
         if self._folder is None:
             return
         content = {"resolved": self._location.resolved, "shards": [astuple(shard) for shard in self.shards]}
-        with contextlib.suppress(OSError):  # it is fetched again the next time
+        with suppress(OSError):  # it is fetched again the next time
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             atomic_write(self._folder / self._list_name, json.dumps(content), durable=False)
 

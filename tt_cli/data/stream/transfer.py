@@ -86,9 +86,10 @@ def problem_of(answer: Any) -> ShardProblem:
     if status in (408, 429) or status >= 500:
         what = "asks to come back later" if status == 429 else "answered"
         return ShardProblem(f"the server {what} ({status})", wait=seconds_to_wait(answer.headers.get("Retry-After")))
-    refusals = dict.fromkeys((401, 403), f"the server refuses access ({status})")
-    missing = dict.fromkeys((404, 410), f"it is not there ({status})")
-    return ShardProblem((refusals | missing).get(status, f"the server answered {status}"), lasting=True)
+    if status in (401, 403):
+        return ShardProblem(f"the server refuses access ({status})", lasting=True)
+    reason = f"it is not there ({status})" if status in (404, 410) else f"the server answered {status}"
+    return ShardProblem(reason, lasting=True)
 
 
 def seconds_to_wait(retry_after: str | None) -> float | None:
