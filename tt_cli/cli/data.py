@@ -121,12 +121,12 @@ def publish(
     encoded = finished_folder(out)
     tell = partial(print, file=sys.stderr, flush=True)
     address = publish_folder(encoded, name, licence, private=private or None, tell=tell)
-    rows, size = encoded.counts["kept"], sum(facts.bytes for facts in encoded.shards)
+    rows, shards = encoded.counts["kept"], len(encoded.shards)
+    size = sum(facts.bytes for facts in encoded.shards)
     if json:
-        print(codec.dumps({"published": address, "rows": rows, "shards": len(encoded.shards), "bytes": size}))
+        print(codec.dumps({"published": address, "rows": rows, "shards": shards, "bytes": size}))
     else:
-        shards = plural(len(encoded.shards), "shard")
-        print(f"Published: {address}, {rows:,} rows in {shards} of {shown(size)} together.")
+        print(f"Published: {address}, {rows:,} rows in {plural(shards, 'shard')} of {shown(size)} together.")
 
 
 @data.command(help="Read shards: counts, sizes, how often each code is there; and decode random rows.")

@@ -139,15 +139,13 @@ def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig,
 @contextmanager
 def _tt_home(home: Path) -> Iterator[None]:
     """Let what `tt` keeps go there meanwhile, as if TT_HOME were set for it."""
-    before = os.environ.get("TT_HOME")
+    before = {name: value for name, value in os.environ.items() if name == "TT_HOME"}
     os.environ["TT_HOME"] = str(home)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ["TT_HOME"]
-        else:
-            os.environ["TT_HOME"] = before
+        del os.environ["TT_HOME"]
+        os.environ.update(before)
 
 
 def _give_away(home: Path) -> tuple[int, int]:

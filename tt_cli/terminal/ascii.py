@@ -10,9 +10,8 @@ from rich.cells import cell_len
 
 _SIGNS = {
     **dict.fromkeys("━╸", "="),
-    **dict.fromkeys("─╴", "-"),
+    **dict.fromkeys("─╴–—", "-"),
     **dict.fromkeys("│┤▏▎▍▌▋▊▉", "|"),
-    **dict.fromkeys("–—", "-"),
     **dict.fromkeys("▁▂▃▄▅▆▇█", "#"),
     **{"·": "-", "…": "~", "▼": "v", "▲": "^", "⇧": "^", "⏎": "*", "°": " ", "×": "x"},
 }
