@@ -59,39 +59,19 @@ def _padded_length(config: DalleConfig) -> int:
     return n if n <= _DENSE_POSITIONS or n <= text else n + (text - n) % config.image_size
 
 
-@dataclass(frozen=True)
 class _Moment:
     """Bytes beside what is kept, at each kind of moment."""
 
-    config: DalleConfig
-    b: int
-    itemsize: int
-    kind: str
-
-    @property
-    def rows(self) -> int:
-        return self.b * self.config.sequence_length
-
-    @property
-    def stream(self) -> int:
-        return 4 * self.rows * self.config.dim
-
-    @property
-    def low(self) -> int:
-        """A stream in the products' dtype."""
-        return self.itemsize * self.rows * self.config.dim
-
-    @property
-    def whole_layer(self) -> int:
-        """All that both branches of a layer can use again (blocks.kept_bytes), beside streams."""
-        config = self.config
-        heads = 3 * self.b * _padded_length(config) * config.inner_dim
-        return self.itemsize * (heads + 2 * self.rows * config.ff_mult * config.dim)
-
-    @property
-    def branch(self) -> int:
-        """A branch's normed input, the incoming gradient times LayerScale (and as it is, when narrower), d/dh."""
-        return 2 * self.low + (self.stream if self.itemsize == 4 else 2 * self.low)
+    def __init__(self, config: DalleConfig, b: int, itemsize: int, kind: str) -> None:
+        self.config, self.b, self.itemsize, self.kind = config, b, itemsize, kind
+        self.rows = b * config.sequence_length
+        self.stream = 4 * self.rows * config.dim
+        self.low = itemsize * self.rows * config.dim  # a stream in the products' dtype
+        # all that both branches of a layer can use again (blocks.kept_bytes), beside streams
+        heads = 3 * b * _padded_length(config) * config.inner_dim
+        self.whole_layer = itemsize * (heads + 2 * self.rows * config.ff_mult * config.dim)
+        # a branch's normed input, the incoming gradient times LayerScale (and as it is, when narrower), d/dh
+        self.branch = 2 * self.low + (self.stream if itemsize == 4 else 2 * self.low)
 
     def head(self, ends: int) -> int:
         """While a loss is computed; embeddings, the trunk's ends, their mean, its norm and that gradient are held."""

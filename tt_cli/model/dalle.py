@@ -23,7 +23,6 @@ from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.layers.blocks import AttentionBranch, BranchRecorder, FeedForwardBranch, layer_norm
 from tt_cli.model.layers.reversible import Half, Layer, Trunk
-from tt_cli.model.layers.rotary import RotaryTable
 from tt_cli.model.losses import Losses, Targets, cross_entropies, split_cross_entropy
 
 _START_ID = 0
@@ -97,14 +96,9 @@ class Dalle(nn.Module):
         self.norm = Weights(config.dim)
         self.logits = Weights(config.vocab, config.dim)
         self.embedding = None if config.tied_embeddings else nn.Parameter(torch.empty(config.vocab, config.dim))
-        self.rotary = RotaryTable(config.dim_head, config.text_positions, config.image_size)
-        rotary = self.rotary if config.rotary else None
+        sizes = config.text_positions, config.image_size, config.conv_kernel
         self.attention_branches = {
-            kind: AttentionBranch(
-                config,
-                AttentionPattern(kind, config.text_positions, config.image_size, config.conv_kernel),
-                rotary,
-            )
+            kind: AttentionBranch(config, AttentionPattern(kind, *sizes))
             for kind in {*config.attention_types, config.last_attention}
         }
         self.feed_forward_branch = FeedForwardBranch(config)

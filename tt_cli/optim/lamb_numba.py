@@ -13,7 +13,6 @@ Notable:
 
 from __future__ import annotations
 
-import functools
 from typing import Any, NamedTuple
 
 import numpy
@@ -138,18 +137,6 @@ def _squares(x, total, padded, sums):  # type: ignore[no-untyped-def]
     return total
 
 
-class Rates(NamedTuple):
-    """The numbers of one step as fp32; rest1, rest2: 1 - beta1, 1 - beta2."""
-
-    clip: numpy.float32
-    beta1: numpy.float32
-    rest1: numpy.float32
-    beta2: numpy.float32
-    rest2: numpy.float32
-    eps: numpy.float32
-    decay: numpy.float32
-
-
 class Blocks(NamedTuple):
     """One moment in blocks: its codes and their scales, the values of codes, and `Parts.table`."""
 
@@ -159,24 +146,17 @@ class Blocks(NamedTuple):
     decades: numpy.ndarray
 
 
-class Scratch(NamedTuple):
-    """Memory for one block: both moments and their parts, (block_size,); the last two for `_squares`."""
-
-    first: numpy.ndarray
-    second: numpy.ndarray
-    part: numpy.ndarray
-    padded: numpy.ndarray
-    sums: numpy.ndarray
-
-
-RATES = types.NamedUniTuple(types.float32, 7, Rates)
+RATES = types.UniTuple(types.float32, 7)  # of one step: clip, beta1, 1 - beta1, beta2, 1 - beta2, eps, decay
 MOMENT = types.NamedTuple([B, F, F, TABLE], Blocks)
-SCRATCH = types.NamedTuple([F, F, I, F, D], Scratch)
 TWO_SUMS = types.UniTuple(types.float64, 2)
 
 
-@njit(TWO_SUMS(F, F, MOMENT, MOMENT, types.int64, RATES, SCRATCH), **OPTIONS)
-def _blockwise(p, g, first, second, block_size, rates, scratch):  # type: ignore[no-untyped-def]
+@njit(TWO_SUMS(F, F, MOMENT, MOMENT, types.int64, RATES), **OPTIONS)
+def _blockwise(p, g, first, second, block_size, rates):  # type: ignore[no-untyped-def]
+    clip, beta1, rest1, beta2, rest2, eps, decay = rates
+    whole_m, whole_v = numpy.empty(block_size, numpy.float32), numpy.empty(block_size, numpy.float32)
+    whole_part = numpy.empty(block_size, numpy.int32)
+    padded, sums = numpy.empty(4096, numpy.float32), numpy.empty(256, numpy.float64)
     p_squares = 0.0
     u_squares = 0.0
     span = max(block_size, 4096)
@@ -185,34 +165,36 @@ def _blockwise(p, g, first, second, block_size, rates, scratch):  # type: ignore
         for start in range(outer, end, block_size):
             stop = min(start + block_size, end)
             block = start // block_size
-            m, v, part = scratch.first[: stop - start], scratch.second[: stop - start], scratch.part[: stop - start]
+            m, v, part = whole_m[: stop - start], whole_v[: stop - start], whole_part[: stop - start]
             _decode(first.values, first.codes[start:stop], first.absmax[block], m)
-            _first_moment(g[start:stop], m, rates.clip, rates.beta1, rates.rest1)
+            _first_moment(g[start:stop], m, clip, beta1, rest1)
             absmax = _absmax(m)
             first.absmax[block] = absmax
             divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
             _parts(m, divisor, first.decades, part)
             _signed_codes(m, part, first.codes[start:stop])
             _decode(second.values, second.codes[start:stop], second.absmax[block], v)
-            _second_moment(g[start:stop], v, rates.clip, rates.beta2, rates.rest2)
+            _second_moment(g[start:stop], v, clip, beta2, rest2)
             absmax = _absmax(v)
             second.absmax[block] = absmax
             divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
             _parts(v, divisor, second.decades, part)
             _unsigned_codes(part, second.codes[start:stop])
-            _update(m, v, p[start:stop], g[start:stop], rates.eps, rates.decay)
-        p_squares = _squares(p[outer:end], p_squares, scratch.padded, scratch.sums)
-        u_squares = _squares(g[outer:end], u_squares, scratch.padded, scratch.sums)
+            _update(m, v, p[start:stop], g[start:stop], eps, decay)
+        p_squares = _squares(p[outer:end], p_squares, padded, sums)
+        u_squares = _squares(g[outer:end], u_squares, padded, sums)
     return p_squares, u_squares
 
 
-@njit(TWO_SUMS(F, F, F, F, RATES, SCRATCH), **OPTIONS)
-def _plain(p, g, m, v, rates, scratch):  # type: ignore[no-untyped-def]
-    _first_moment(g, m, rates.clip, rates.beta1, rates.rest1)
-    _second_moment(g, v, rates.clip, rates.beta2, rates.rest2)
-    _update(m, v, p, g, rates.eps, rates.decay)
-    p_squares = _squares(p, 0.0, scratch.padded, scratch.sums)
-    return p_squares, _squares(g, 0.0, scratch.padded, scratch.sums)
+@njit(TWO_SUMS(F, F, F, F, RATES), **OPTIONS)
+def _plain(p, g, m, v, rates):  # type: ignore[no-untyped-def]
+    clip, beta1, rest1, beta2, rest2, eps, decay = rates
+    padded, sums = numpy.empty(4096, numpy.float32), numpy.empty(256, numpy.float64)
+    _first_moment(g, m, clip, beta1, rest1)
+    _second_moment(g, v, clip, beta2, rest2)
+    _update(m, v, p, g, eps, decay)
+    p_squares = _squares(p, 0.0, padded, sums)
+    return p_squares, _squares(g, 0.0, padded, sums)
 
 
 @njit(types.void(F, F, types.float32), **OPTIONS)
@@ -222,37 +204,31 @@ def _subtract(p, u, scale):  # type: ignore[no-untyped-def]
 
 
 class NumbaLamb:
-    """The kernels with numba, see PortableLamb; its scratch memory is 12 bytes per element of one block."""
+    """The kernels with numba, see PortableLamb; a step takes 12 bytes per element of one block."""
 
     def __init__(self) -> None:
-        self._scratch_of = functools.cache(_scratch)
         self._tables = tuple((dynamic_map(signed).numpy(), parts(signed).table) for signed in (True, False))
 
     def squares(self, values: Tensor, total: float) -> float:
-        scratch = self._scratch_of(0)
-        return float(_squares(values.numpy(), total, scratch.padded, scratch.sums))
+        padded, sums = numpy.empty(SUM_BLOCK, numpy.float32), numpy.empty(256, numpy.float64)
+        return float(_squares(values.numpy(), total, padded, sums))
 
     def moments_and_update(
         self, parameter: Tensor, gradient: Tensor, first: Moment, second: Moment, step: LambStep
     ) -> tuple[float, float]:
         clip, beta1, beta2, eps, decay = step
-        rates = Rates(*(numpy.float32(x) for x in (clip, beta1, 1 - beta1, beta2, 1 - beta2, eps, decay)))
+        rates = tuple(map(numpy.float32, (clip, beta1, 1 - beta1, beta2, 1 - beta2, eps, decay)))
         p, g = parameter.numpy(), gradient.numpy()
         if isinstance(first, PlainMoment) or isinstance(second, PlainMoment):
             assert isinstance(first, PlainMoment) and isinstance(second, PlainMoment)
-            sums = _plain(p, g, first.values.numpy(), second.values.numpy(), rates, self._scratch_of(0))
+            sums = _plain(p, g, first.values.numpy(), second.values.numpy(), rates)
         else:
             moments = (
                 Blocks(moment.codes.numpy(), moment.absmax.numpy(), *tables)
                 for moment, tables in zip((first, second), self._tables, strict=True)
             )
-            sums = _blockwise(p, g, *moments, first.block_size, rates, self._scratch_of(first.block_size))
+            sums = _blockwise(p, g, *moments, first.block_size, rates)
         return float(sums[0]), float(sums[1])
 
     def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
         _subtract(parameter.numpy(), update.numpy(), numpy.float32(scale))
-
-
-def _scratch(block_size: int) -> Scratch:
-    first, second, padded = (numpy.zeros(size, dtype=numpy.float32) for size in (block_size, block_size, SUM_BLOCK))
-    return Scratch(first, second, numpy.zeros(block_size, numpy.int32), padded, numpy.zeros(256, numpy.float64))

@@ -25,7 +25,7 @@ from tt_cli.model.dalle_config import CHUNK_BYTES, DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.layers.fused import fused
 from tt_cli.model.layers.products import add_product_, add_sum_, linear, product
-from tt_cli.model.layers.rotary import RotaryTable, joined_heads, split_heads
+from tt_cli.model.layers.rotary import joined_heads, rotary_table, split_heads
 from tt_cli.model.layers.token_shift import shift_tokens, shifted, unshifted
 
 Tensors = Sequence[Tensor]
@@ -46,10 +46,9 @@ class BranchRecorder(Protocol):
 class AttentionBranch:
     """scale * Attention(shift(LayerNorm(x))) of one attention type."""
 
-    def __init__(self, config: DalleConfig, pattern: AttentionPattern, rotary: RotaryTable | None) -> None:
+    def __init__(self, config: DalleConfig, pattern: AttentionPattern) -> None:
         self.config = config
         self.pattern = pattern
-        self.rotary = rotary
 
     def __call__(
         self, x: Tensor, weights: Tensors, dtype: torch.dtype, recorder: BranchRecorder | None = None
@@ -58,7 +57,7 @@ class AttentionBranch:
         scale, qkv, out_weight, out_bias = weights[2:]
         n = x.shape[1]
         h = _norm_and_shift(self.config, x, weights, recorder)
-        table = None if self.rotary is None else self.rotary.to(x.device, dtype)[:n]
+        table = self._rotary(n, x.device, dtype)
         projected = F.linear(h.to(dtype), qkv.to(dtype))
         q, k, v = split_heads(projected, table, self.config.heads, self.pattern.padded_length(n)).unbind()
         if recorder is not None:
@@ -90,7 +89,7 @@ class AttentionBranch:
         normed = _Normed.of(self.config, x, weights, dtype)
         incoming = _Incoming.of(grad, weights[2], dtype)
         rotated = kept[0] if kept else self._project(normed.h, qkv, b)
-        table = None if self.rotary is None else self.rotary.to(x.device, dtype)[:n]
+        table = self._rotary(n, x.device, dtype)
         into_attended = product(incoming.scaled, out_weight).view(b, n, -1)
         parts, into_parts = [], []
         at_once = self._samples_at_once(rotated)
@@ -114,9 +113,14 @@ class AttentionBranch:
     def _project(self, h: Tensor, qkv: Tensor, b: int) -> Tensor:
         """Rotated q, k, v of h (b * n, dim): (3, b, heads, padded, dim_head)."""
         n = len(h) // b
-        table = None if self.rotary is None else self.rotary.to(h.device, h.dtype)[:n]
-        padded = self.pattern.padded_length(n)
+        table, padded = self._rotary(n, h.device, h.dtype), self.pattern.padded_length(n)
         return split_heads(linear(h, qkv).view(b, n, -1), table, self.config.heads, padded)
+
+    def _rotary(self, n: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+        c = self.config
+        if not c.rotary:
+            return None
+        return rotary_table(c.dim_head, c.text_positions, c.image_size, device, dtype)[:n]
 
     def _samples_at_once(self, like: Tensor) -> int:
         return max(1, _chunk_bytes(like) // (self.config.scores * like.element_size()))

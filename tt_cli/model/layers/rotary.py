@@ -7,6 +7,7 @@ position, "pixel" frequencies for row and column; channels are rotated in neighb
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -43,36 +44,19 @@ def rotary_angles(dim_head: int, text_positions: int, image_size: int) -> Tensor
     return torch.cat([text[:, None] * language, row[:, None] * pixel, column[:, None] * pixel], dim=1)
 
 
-class RotaryTable:
+@lru_cache(maxsize=16)
+def rotary_table(
+    dim_head: int, text_positions: int, image_size: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
     """cos + i sin of every angle, (positions, dim_head // 2) complex; channels that are not rotated hold 1.
 
-    Held outside the module's buffers: a table must not follow the model to half precision, nor into a
-    checkpoint.
+    complex128 for activations of float64, complex64 for every other dtype. No module holds it: a table must not follow
+    the model to half precision, nor into a checkpoint.
     """
-
-    def __init__(self, dim_head: int, text_positions: int, image_size: int) -> None:
-        self._shape = (dim_head, text_positions, image_size)
-        self._angles: Tensor | None = None
-        self._tables: dict[tuple[torch.device, torch.dtype], Tensor] = {}
-
-    @property
-    def angles(self) -> Tensor:
-        """See rotary_angles."""
-        if self._angles is None:
-            self._angles = rotary_angles(*self._shape)
-        return self._angles
-
-    def to(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The table on ``device``: complex128 for float64 activations, complex64 for every other dtype."""
-        real = torch.float64 if dtype == torch.float64 else torch.float32
-        table = self._tables.get((device, real))
-        if table is None:
-            angles = self.angles.to(real)
-            unrotated = self._shape[0] // 2 - angles.shape[1]
-            angles = torch.nn.functional.pad(angles, (0, unrotated))
-            table = torch.polar(torch.ones_like(angles), angles).to(device)
-            self._tables[device, real] = table
-        return table
+    angles = rotary_angles(dim_head, text_positions, image_size)
+    angles = angles.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    angles = torch.nn.functional.pad(angles, (0, dim_head // 2 - angles.shape[1]))
+    return torch.polar(torch.ones_like(angles), angles).to(device)
 
 
 class _SplitHeads(torch.autograd.Function):

@@ -19,7 +19,7 @@ from tt_cli.model.layers.blocks import layer_norm
 from tt_cli.model.layers.projection import Projection
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.cuda_graph import captured
-from tt_cli.model.sampling.kv_cache import Caches, KeyValueCache, Place, ShiftState, StepTables
+from tt_cli.model.sampling.kv_cache import Caches, KeyValueCache, ShiftState, StepTables
 
 if TYPE_CHECKING:
     from tt_cli.model.dalle import Dalle
@@ -95,7 +95,7 @@ class StepDecoder:
         self.dalle, self.prompts, self.samples = dalle, prompts, samples
         self.dtype = dtype or dalle.compute_dtype()
         config, device = dalle.config, dalle.logits.weight.device
-        self.tables = StepTables(config, dalle.rotary, device, self.dtype)
+        self.tables = StepTables.of(config, device, self.dtype)
         self.caches = Caches(config, prompts, samples, device, self.dtype)
         self._projections: dict[Tensor, Projection] = {}
         self._layers = [self._layer(layer) for layer in range(config.depth)]
@@ -174,7 +174,7 @@ class StepDecoder:
             x = (x1 + x2) / 2 if config.reversible else x1
             return self._logits(dalle.final_norm(x).to(self.dtype))
 
-    def _attend(self, branch: _Branch, total: Tensor, x: Tensor, place: Place) -> Tensor:
+    def _attend(self, branch: _Branch, total: Tensor, x: Tensor, place: StepTables) -> Tensor:
         """total + Attention(x), both (b, dim)."""
         config = self.dalle.config
         assert branch.cache is not None
@@ -189,12 +189,12 @@ class StepDecoder:
         attended = attended.transpose(1, 2).reshape(len(x), config.inner_dim)
         return _added(total, branch.second(attended), branch.scale)
 
-    def _feed(self, branch: _Branch, total: Tensor, x: Tensor, place: Place) -> Tensor:
+    def _feed(self, branch: _Branch, total: Tensor, x: Tensor, place: StepTables) -> Tensor:
         """total + FeedForward(x), both (b, dim)."""
         value, gate = branch.first(self._normed(branch, x, place)).chunk(2, dim=1)
         return _added(total, branch.second(F.gelu(gate).mul_(value)), branch.scale)
 
-    def _normed(self, branch: _Branch, x: Tensor, place: Place) -> Tensor:
+    def _normed(self, branch: _Branch, x: Tensor, place: StepTables) -> Tensor:
         h = layer_norm(x, *branch.norm).to(self.dtype)
         return h if branch.shift is None else branch.shift.step(h, place)
 

@@ -15,57 +15,50 @@ import torch
 from torch import Tensor
 
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.model.layers.rotary import RotaryTable
+from tt_cli.model.layers.rotary import rotary_table
 
 
-class Place(NamedTuple):
-    """Indexes and biases of one position's step, for all layers; see StepTables."""
+class StepTables(NamedTuple):
+    """What a step needs of each raster position of a picture of N = image_size**2 codes, for all layers; or of one."""
 
     column: Tensor
+    # Which slot of the layer's cache takes the new key, (N,), and what is added to the scores of the text and of
+    # the slots that the layer reads: 0 or -inf, (N, text_positions + slots read).
     slot: dict[str, Tensor]
     bias: dict[str, Tensor]
-    rotation: Tensor
-    shift_from: Tensor
+    rotation: Tensor  # cos and sin for q, k and v, (N, 3, dim_head // 2, 2); q's carry the scale of the scores
+    shift_from: Tensor  # slot pairs of ShiftStates, (N, 2)
     shift_to: Tensor
 
-
-class StepTables:
-    """A row for each raster position of a picture of N = image_size**2 codes."""
-
-    def __init__(self, config: DalleConfig, rotary: RotaryTable, device: torch.device, dtype: torch.dtype) -> None:
+    @classmethod
+    def of(cls, config: DalleConfig, device: torch.device, dtype: torch.dtype) -> StepTables:
         side, text = config.image_size, config.text_positions
         cpu = torch.device("cpu")
         position = torch.arange(side * side, device=cpu)
         row, column = position.div(side, rounding_mode="floor"), position % side
-        self.column = column.to(device)
-        # Which slot of the layer's cache takes the new key, (N,), and what is added to the scores of the text and of
-        # the slots that the layer reads: 0 or -inf, (N, text_positions + slots read).
-        self.slot: dict[str, Tensor] = {}
-        self.bias: dict[str, Tensor] = {}
+        slots, biases = {}, {}
         for kind in {*config.attention_types, config.last_attention}:
             slot, seen = _slots(config, kind, row, column)
             hidden = torch.zeros(len(position), text + seen.shape[1], dtype=dtype, device=cpu)
             hidden[:, text:].masked_fill_(~seen, -torch.inf)
-            self.slot[kind], self.bias[kind] = slot.to(device), hidden.to(device)
-        # cos and sin for q, k and v, (N, 3, dim_head // 2, 2); q's carry the scale of the scores.
-        table = rotary.to(cpu, dtype)[text : text + side * side]
+            slots[kind], biases[kind] = slot.to(device), hidden.to(device)
+        table = rotary_table(config.dim_head, text, side, cpu, dtype)[text : text + side * side]
         if not config.rotary:
             table = torch.ones_like(table)
         factor = torch.tensor([config.dim_head**-0.5, 1, 1], dtype=torch.float64, device=cpu)[:, None]
-        self.rotation = torch.view_as_real(table[:, None] * factor.to(table.dtype)).to(device)
-        # Slot pairs of ShiftStates, (N, 2).
-        self.shift_from = torch.stack([2 * column, 2 * column + 1], dim=1).to(device)
-        self.shift_to = torch.stack([2 * column, 2 * column + 3], dim=1).to(device)
+        rotation = torch.view_as_real(table[:, None] * factor.to(table.dtype))
+        shift_from = torch.stack([2 * column, 2 * column + 1], dim=1)
+        shift_to = torch.stack([2 * column, 2 * column + 3], dim=1)
+        return cls(column.to(device), slots, biases, *(x.to(device) for x in (rotation, shift_from, shift_to)))
 
-    def at(self, position: Tensor) -> Place:
+    def at(self, position: Tensor) -> StepTables:
         """The rows of ``position`` (1,) int64."""
-        return Place(
-            self.column.index_select(0, position),
-            {kind: slot.index_select(0, position) for kind, slot in self.slot.items()},
-            {kind: bias.index_select(0, position) for kind, bias in self.bias.items()},
-            self.rotation.index_select(0, position)[0],
-            self.shift_from.index_select(0, position)[0],
-            self.shift_to.index_select(0, position)[0],
+        column, slot, bias, *rows = self
+        return StepTables(
+            column.index_select(0, position),
+            {kind: rows_of.index_select(0, position) for kind, rows_of in slot.items()},
+            {kind: rows_of.index_select(0, position) for kind, rows_of in bias.items()},
+            *(table.index_select(0, position)[0] for table in rows),
         )
 
 
@@ -90,7 +83,7 @@ class ShiftState:
         given = h[:, self.text + first :].unflatten(2, (4, -1))[:, :, :2].to(self.kept.dtype)
         self.kept[rows].index_copy_(1, tables.shift_to[first:last].flatten(), given.flatten(1, 2))
 
-    def step(self, h: Tensor, place: Place) -> Tensor:
+    def step(self, h: Tensor, place: StepTables) -> Tensor:
         """h (b, dim) at the position, with its neighbours' channels; remembers h's own."""
         half = h.shape[1] // 2
         taken = self.kept.index_select(1, place.shift_from).flatten(1)
@@ -128,7 +121,7 @@ class KeyValueCache:
                 rows = new[:, :, text + first : n].unflatten(0, (-1, per_prompt)).transpose(1, 2)
                 kept.index_copy_(3, slots, rows)
 
-    def attend(self, rotated: Tensor, place: Place) -> Tensor:
+    def attend(self, rotated: Tensor, place: StepTables) -> Tensor:
         """Remember k, v and attend with q of one position, (3, p, heads, s, dim_head), q scaled: the same for one."""
         q = rotated[0]
         p, heads, s, dim_head = q.shape
