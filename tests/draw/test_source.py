@@ -15,11 +15,11 @@ import torch
 from draw.small_clip import save_clip
 from draw.tiny import Tiny
 from hub_standin import HubStandin
+from model.published_fixture import export_published
 from PIL import Image
 from safetensors.torch import save_file
 
 from tt_cli.cli.main import main
-from tt_cli.model.published_names import export_published
 
 CALLS = """
 import contextlib, io, json, sys

@@ -72,7 +72,7 @@ def test_reversible_layers_do_not_grow_with_depth() -> None:
         tape = Tape()
         x = tape.value(1, 100, "input")
         for _ in range(depth):
-            x = tape.reversible(lambda x, tape=tape: kept(tape, kept(tape, x)), x)
+            x = tape.checkpoint(lambda x, tape=tape: kept(tape, kept(tape, x)), x, reversible=True)
         del x
         tape.backward()
         peaks.append(tape.peak)

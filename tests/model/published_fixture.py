@@ -17,9 +17,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from tt_cli.model import Dalle, DalleConfig
-from tt_cli.model.published_names import load_published
+from tt_cli.model.published_names import load_published, to_published
 
 _DATA = Path(__file__).parent / "data"
+
+
+def export_published(dalle: Dalle) -> dict[str, Tensor]:
+    """The weights under the paper's names with the prefix "model."; aliases share their storage."""
+    return to_published(dalle.config, {name: tensor.detach() for name, tensor in dalle.named_parameters()})
 
 
 @cache

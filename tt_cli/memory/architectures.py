@@ -57,7 +57,6 @@ class Architecture:
 class Tensor:
     """One tensor of parameters: rows x columns, or a vector where columns is 0. product: it is a factor of products."""
 
-    part: str
     rows: int
     columns: int = 0
     product: bool = True
@@ -143,43 +142,43 @@ def architecture(name: str) -> Architecture:
 def layer_tensors(model: Architecture, *, decoder: bool = False) -> list[Tensor]:
     """The tensors of one layer. decoder: T5's second stack, which attends to the first."""
     d, inner, hidden = model.dim, model.inner, model.hidden
-    norm = [Tensor("norms", d, product=False)] * 2
+    norm = [Tensor(d, product=False)] * 2
     if model.family == "t5":
-        attention = [Tensor("attention", inner, d)] * 3 + [Tensor("attention", d, inner), norm[0]]
-        feed_forward = [Tensor("feed-forward", hidden, d), Tensor("feed-forward", d, hidden), norm[0]]
+        attention = [Tensor(inner, d)] * 3 + [Tensor(d, inner), norm[0]]
+        feed_forward = [Tensor(hidden, d), Tensor(d, hidden), norm[0]]
         return attention * (2 if decoder else 1) + feed_forward
     feed_forward = [
-        *(Tensor("feed-forward", hidden, d), Tensor("feed-forward", hidden)),
-        *(Tensor("feed-forward", d, hidden), Tensor("feed-forward", d)),
+        *(Tensor(hidden, d), Tensor(hidden)),
+        *(Tensor(d, hidden), Tensor(d)),
     ]
     if model.family == "gptj":
-        return [*norm, *[Tensor("attention", inner, d)] * 3, Tensor("attention", d, inner), *feed_forward]
+        return [*norm, *[Tensor(inner, d)] * 3, Tensor(d, inner), *feed_forward]
     if model.family == "bert":
-        attention = [Tensor("attention", inner, d), Tensor("attention", inner)] * 3
+        attention = [Tensor(inner, d), Tensor(inner)] * 3
     else:
-        attention = [Tensor("attention", 3 * inner, d), Tensor("attention", 3 * inner)]
-    attention += [Tensor("attention", d, inner), Tensor("attention", d)]
+        attention = [Tensor(3 * inner, d), Tensor(3 * inner)]
+    attention += [Tensor(d, inner), Tensor(d)]
     return [*norm, *attention, *norm, *feed_forward]
 
 
 def tensors(model: Architecture, *, groups: int = 0, tied: bool | None = None) -> list[Tensor]:
     """All tensors of a model. groups: distinct layers, used in turn (0: each layer has its own); T5: of each stack."""
-    d, vocab, norm = model.dim, model.vocab, Tensor("norms", model.dim, product=False)
+    d, vocab, norm = model.dim, model.vocab, Tensor(model.dim, product=False)
     is_tied = model.tied if tied is None else tied
-    parameters = [Tensor("embeddings", vocab, d, product=is_tied)]
+    parameters = [Tensor(vocab, d, product=is_tied)]
     if not is_tied:
-        parameters.append(Tensor("logits", vocab, d))
+        parameters.append(Tensor(vocab, d))
     for layers, decoder in ((model.layers, False), (model.decoder_layers, True)):
         parameters += layer_tensors(model, decoder=decoder) * min(layers, groups or layers)
     if model.positions:
-        parameters.append(Tensor("embeddings", model.positions, d, product=False))
+        parameters.append(Tensor(model.positions, d, product=False))
     if model.family == "bert":  # segments; the norm of embeddings; masked tokens' head: dense, norm, bias
-        parameters += [Tensor("embeddings", 2, d, product=False), norm, norm]
-        parameters += [Tensor("logits", d, d), Tensor("logits", d), norm, norm, Tensor("logits", vocab)]
+        parameters += [Tensor(2, d, product=False), norm, norm]
+        parameters += [Tensor(d, d), Tensor(d), norm, norm, Tensor(vocab)]
     elif model.family == "t5":
-        parameters += [norm, norm, *[Tensor("attention", 32, model.heads, product=False)] * 2]
+        parameters += [norm, norm, *[Tensor(32, model.heads, product=False)] * 2]
     else:
         parameters += [norm, norm]
         if model.family == "gptj":
-            parameters.append(Tensor("logits", vocab))
+            parameters.append(Tensor(vocab))
     return parameters

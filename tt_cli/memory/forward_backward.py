@@ -46,8 +46,8 @@ def _one_stack(o: Operations) -> Value:
 
 def _stack(o: Operations, layers: int, layer: Callable[[Value, int], Value], x: Value) -> Value:
     """The layers, each kept, checkpointed or reversible."""
-    repeated = {"checkpointed": o.t.checkpoint, "reversible": o.t.reversible}.get(o.s.layers)
-    other = o.t.value(x.count, x.item, "norms and residuals") if o.s.layers == "reversible" else None
+    repeated, reversible = o.s.layers != "kept", o.s.layers == "reversible"
+    other = o.t.value(x.count, x.item, "norms and residuals") if reversible else None
     for i in range(layers):
 
         def function(x: Value, index: int = i % o.s.groups if o.s.groups else i) -> Value:
@@ -56,7 +56,7 @@ def _stack(o: Operations, layers: int, layer: Callable[[Value, int], Value], x: 
                 o.casts.clear()
             return out
 
-        x = repeated(function, x) if repeated else function(x)
+        x = o.t.checkpoint(function, x, reversible=reversible) if repeated else function(x)
     return o.add(x, other) if other else x
 
 

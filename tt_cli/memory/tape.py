@@ -103,15 +103,11 @@ class Tape:
         """Play back from the last operation, whose gradient is of its result's size, to the start."""
         self._play_back(self.work(self._nodes[-1].size))
 
-    def checkpoint(self, function: Callable[[Value], Value], x: Value) -> Value:
-        """Chen et al. 2016: keep x alone, and play `function` again on the way back."""
-        return self._again(function, x, [x.storage])
+    def checkpoint(self, function: Callable[[Value], Value], x: Value, *, reversible: bool = False) -> Value:
+        """Chen et al. 2016: keep x alone, and play `function` again on the way back.
 
-    def reversible(self, function: Callable[[Value], Value], x: Value) -> Value:
-        """Gomez et al. 2017: keep not even x. On the way back it is rebuilt, as one stream more beside both."""
-        return self._again(function, x, [])
-
-    def _again(self, function: Callable[[Value], Value], x: Value, keep: list[Storage]) -> Value:
+        reversible: keep not even x (Gomez et al. 2017). It is rebuilt then, as one stream more beside both.
+        """
         before, self.recording = self.recording, False
         out = replace(function(x))
         self.recording = before
@@ -126,7 +122,7 @@ class Tape:
             self._nodes, self.recording = outer, recorded
             return [self._gradients.pop(start.key)]
 
-        return self.record(out, [x], keep, back)
+        return self.record(out, [x], [] if reversible else [x.storage], back)
 
     def _play_back(self, gradient: Storage) -> None:
         """All nodes from the last one on, whose result has this gradient."""

@@ -23,7 +23,7 @@ from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.layers.blocks import AttentionBranch, BranchRecorder, FeedForwardBranch, layer_norm
 from tt_cli.model.layers.reversible import Half, Layer, Trunk
-from tt_cli.model.losses import Losses, Targets, cross_entropies, split_cross_entropy
+from tt_cli.model.losses import Losses, SplitCrossEntropy, Targets, cross_entropies
 
 _START_ID = 0
 
@@ -166,7 +166,7 @@ class Dalle(nn.Module):
             text_loss, image_loss = _TrainingLosses.apply(self, ids, targets, self.compute_dtype(), *self.parameters())
         else:
             z = self.final_norm(self.trunk(self.embed(ids)))
-            text_loss, image_loss = split_cross_entropy(
+            text_loss, image_loss = SplitCrossEntropy.apply(
                 z, self.logits.weight, self.logits.bias, targets, self.compute_dtype()
             )
         w = config.loss_image_weight

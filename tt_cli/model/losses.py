@@ -87,14 +87,9 @@ def cross_entropies(
     return losses[0], losses[1], gradients
 
 
-def split_cross_entropy(
-    z: Tensor, weight: Tensor, bias: Tensor, targets: Targets, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
+class SplitCrossEntropy(torch.autograd.Function):
     """The losses of ``cross_entropies`` for autograd; the gradients are made in the forward pass."""
-    return _SplitCrossEntropy.apply(z, weight, bias, targets, dtype)
 
-
-class _SplitCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, z: Tensor, weight: Tensor, bias: Tensor, targets: Targets, dtype: torch.dtype

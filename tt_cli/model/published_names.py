@@ -107,11 +107,6 @@ def from_published(dalle: Dalle, state: Mapping[str, Tensor]) -> dict[str, Tenso
     return {ours: given[aliases[0]].reshape(parameters[ours].shape) for ours, aliases in names.items()}
 
 
-def export_published(dalle: Dalle) -> dict[str, Tensor]:
-    """The weights under the paper's names with the prefix "model."; aliases share their storage."""
-    return to_published(dalle.config, {name: tensor.detach() for name, tensor in dalle.named_parameters()})
-
-
 def to_published(config: DalleConfig, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the parameters of a model with this configuration: our names to the published ones."""
     state = {_PREFIX + _ANGLES: _published_angles(config)}

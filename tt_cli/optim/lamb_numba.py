@@ -13,7 +13,7 @@ Notable:
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy
 from numba import njit, types
@@ -137,23 +137,16 @@ def _squares(x, total, padded, sums):  # type: ignore[no-untyped-def]
     return total
 
 
-class Blocks(NamedTuple):
-    """One moment in blocks: its codes and their scales, the values of codes, and `Parts.table`."""
-
-    codes: numpy.ndarray
-    absmax: numpy.ndarray
-    values: numpy.ndarray
-    decades: numpy.ndarray
-
-
 RATES = types.UniTuple(types.float32, 7)  # of one step: clip, beta1, 1 - beta1, beta2, 1 - beta2, eps, decay
-MOMENT = types.NamedTuple([B, F, F, TABLE], Blocks)
+MOMENT = types.Tuple([B, F, F, TABLE])  # in blocks: codes, their scales, the values of codes, and `Parts.table`
 TWO_SUMS = types.UniTuple(types.float64, 2)
 
 
 @njit(TWO_SUMS(F, F, MOMENT, MOMENT, types.int64, RATES), **OPTIONS)
 def _blockwise(p, g, first, second, block_size, rates):  # type: ignore[no-untyped-def]
     clip, beta1, rest1, beta2, rest2, eps, decay = rates
+    m_codes, m_absmax, m_values, m_decades = first
+    v_codes, v_absmax, v_values, v_decades = second
     whole_m, whole_v = numpy.empty(block_size, numpy.float32), numpy.empty(block_size, numpy.float32)
     whole_part = numpy.empty(block_size, numpy.int32)
     padded, sums = numpy.empty(4096, numpy.float32), numpy.empty(256, numpy.float64)
@@ -166,20 +159,20 @@ def _blockwise(p, g, first, second, block_size, rates):  # type: ignore[no-untyp
             stop = min(start + block_size, end)
             block = start // block_size
             m, v, part = whole_m[: stop - start], whole_v[: stop - start], whole_part[: stop - start]
-            _decode(first.values, first.codes[start:stop], first.absmax[block], m)
+            _decode(m_values, m_codes[start:stop], m_absmax[block], m)
             _first_moment(g[start:stop], m, clip, beta1, rest1)
             absmax = _absmax(m)
-            first.absmax[block] = absmax
+            m_absmax[block] = absmax
             divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
-            _parts(m, divisor, first.decades, part)
-            _signed_codes(m, part, first.codes[start:stop])
-            _decode(second.values, second.codes[start:stop], second.absmax[block], v)
+            _parts(m, divisor, m_decades, part)
+            _signed_codes(m, part, m_codes[start:stop])
+            _decode(v_values, v_codes[start:stop], v_absmax[block], v)
             _second_moment(g[start:stop], v, clip, beta2, rest2)
             absmax = _absmax(v)
-            second.absmax[block] = absmax
+            v_absmax[block] = absmax
             divisor = absmax if absmax > numpy.float32(0) else numpy.float32(1)
-            _parts(v, divisor, second.decades, part)
-            _unsigned_codes(part, second.codes[start:stop])
+            _parts(v, divisor, v_decades, part)
+            _unsigned_codes(part, v_codes[start:stop])
             _update(m, v, p[start:stop], g[start:stop], eps, decay)
         p_squares = _squares(p[outer:end], p_squares, padded, sums)
         u_squares = _squares(g[outer:end], u_squares, padded, sums)
@@ -224,7 +217,7 @@ class NumbaLamb:
             sums = _plain(p, g, first.values.numpy(), second.values.numpy(), rates)
         else:
             moments = (
-                Blocks(moment.codes.numpy(), moment.absmax.numpy(), *tables)
+                (moment.codes.numpy(), moment.absmax.numpy(), *tables)
                 for moment, tables in zip((first, second), self._tables, strict=True)
             )
             sums = _blockwise(p, g, *moments, first.block_size, rates)

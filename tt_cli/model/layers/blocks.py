@@ -25,7 +25,7 @@ from tt_cli.model.dalle_config import CHUNK_BYTES, DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.layers.fused import fused
 from tt_cli.model.layers.products import add_product_, add_sum_, linear, product
-from tt_cli.model.layers.rotary import joined_heads, rotary_table, split_heads
+from tt_cli.model.layers.rotary import SplitHeads, joined_heads, rotary_table
 from tt_cli.model.layers.token_shift import shift_tokens, shifted, unshifted
 
 Tensors = Sequence[Tensor]
@@ -59,7 +59,7 @@ class AttentionBranch:
         h = _norm_and_shift(self.config, x, weights, recorder)
         table = self._rotary(n, x.device, dtype)
         projected = F.linear(h.to(dtype), qkv.to(dtype))
-        q, k, v = split_heads(projected, table, self.config.heads, self.pattern.padded_length(n)).unbind()
+        q, k, v = SplitHeads.apply(projected, table, self.config.heads, self.pattern.padded_length(n)).unbind()
         if recorder is not None:
             recorder.keys_values(k, v)
         attended = self.pattern.attend(q, k, v, n)
@@ -114,7 +114,7 @@ class AttentionBranch:
         """Rotated q, k, v of h (b * n, dim): (3, b, heads, padded, dim_head)."""
         n = len(h) // b
         table, padded = self._rotary(n, h.device, h.dtype), self.pattern.padded_length(n)
-        return split_heads(linear(h, qkv).view(b, n, -1), table, self.config.heads, padded)
+        return SplitHeads.apply(linear(h, qkv).view(b, n, -1), table, self.config.heads, padded)
 
     def _rotary(self, n: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
         c = self.config

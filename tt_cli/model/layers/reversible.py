@@ -55,16 +55,14 @@ class Trunk:
         x1, x2 = x.clone(), x.clone()
         x1_is_kept = False
         for (f, g), level, kept in zip(self.layers, self.plan, self._kept, strict=True):
-            out, seen = f.branch.output(x2, f.weights, self.dtype, keep=level == ALL)
+            out, kept.f = f.branch.output(x2, f.weights, self.dtype, keep=level == ALL)
             x1 = _added(x1, out, f.weights[2], in_place=not x1_is_kept)
-            kept.f = seen
-            out, seen = g.branch.output(x1, g.weights, self.dtype, keep=level == ALL)
+            out, kept.g = g.branch.output(x1, g.weights, self.dtype, keep=level == ALL)
             if level >= STREAM:
                 kept.x2 = x2
             if x1_is_kept := level == ALL:
                 kept.x1 = x1
             x2 = _added(x2, out, g.weights[2], in_place=level == NOTHING)
-            kept.g = seen
         self._ends = x1, x2
         return (x1 + x2) / 2
 

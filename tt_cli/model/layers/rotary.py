@@ -59,8 +59,12 @@ def rotary_table(
     return torch.polar(torch.ones_like(angles), angles).to(device)
 
 
-class _SplitHeads(torch.autograd.Function):
-    """(b, n, 3 * heads * dim_head) -> (3, b, heads, padded, dim_head), rotated, in one pass over memory."""
+class SplitHeads(torch.autograd.Function):
+    """Split a fused projection (b, n, 3 * heads * dim_head) and rotate q, k and v by their positions' angles.
+
+    ``table`` is (n, dim_head // 2) complex, or None for no rotation. Gives (3, b, heads, padded, dim_head) in one pass
+    over memory; positions n..padded are zero.
+    """
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, table: Tensor | None, heads: int, padded: int) -> Tensor:
@@ -80,7 +84,7 @@ class _SplitHeads(torch.autograd.Function):
 
 
 def joined_heads(grad: Tensor, table: Tensor | None, n: int) -> Tensor:
-    """The gradient (b, n, 3 * heads * dim_head) of what ``split_heads`` split, from that of its result."""
+    """The gradient (b, n, 3 * heads * dim_head) of what ``SplitHeads`` split, from that of its result."""
     _, b, heads, _, dim_head = grad.shape
     out = grad.new_empty(b, n, 3, heads, dim_head)
     # The transpose of a rotation is the rotation back.
@@ -100,12 +104,3 @@ def _rotate(source: Tensor, table: Tensor | None, target: Tensor) -> None:
 
 def _as_complex(x: Tensor) -> Tensor:
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
-
-
-def split_heads(qkv: Tensor, table: Tensor | None, heads: int, padded: int) -> Tensor:
-    """Split a fused projection (b, n, 3 * heads * dim_head) and rotate q, k and v by their positions' angles.
-
-    ``table`` is (n, dim_head // 2) complex, or None for no rotation. Returns (3, b, heads, padded, dim_head);
-    positions n..padded are zero.
-    """
-    return _SplitHeads.apply(qkv, table, heads, padded)
