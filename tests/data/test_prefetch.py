@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import msgpack
 import pytest
 from data.rows import numbered, run_on, write
 
@@ -158,23 +159,23 @@ def test_messages_take_no_more_than_their_bound() -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     broken = threading.Event()
     messages = MessageQueue(sender, 50_000, broken.set)
-    done = threading.Thread(target=lambda: [messages.put((n, bytes(9_000))) for n in range(60)], daemon=True)
+    done = threading.Thread(target=lambda: [messages.put(str(n), bytes(9_000)) for n in range(60)], daemon=True)
     done.start()
     with receiver:
         for number in range(60):
-            assert receiver.recv() == (number, bytes(9_000))
+            assert msgpack.unpackb(receiver.recv_bytes()) == [str(number), bytes(9_000)]
             assert messages._held <= 50_000
         done.join()
         messages.drain()
         assert not receiver.poll()
-    messages.put(60)
+    messages.put("block", None)
     assert broken.wait(30), "nobody reads any more"
 
 
 def test_an_urgent_message_waits_for_nothing() -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     messages = MessageQueue(sender, 1, lambda: None)
-    messages.put(bytes(1 << 20))  # more than a pipe holds: its sender waits
+    messages.put("block", bytes(1 << 20))  # more than a pipe holds: its sender waits
     assert receiver.poll(30)
-    messages.put("trouble", urgent=True)
-    assert [len(receiver.recv()), receiver.recv()] == [1 << 20, "trouble"]
+    messages.put("trouble", None, urgent=True)
+    assert [msgpack.unpackb(receiver.recv_bytes())[0] for _ in range(2)] == ["block", "trouble"]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter
+
 from tt_cli.data.row_rules import RowRules
 from tt_cli.data.stream.transfer import PATIENCE
 
@@ -30,6 +32,9 @@ class ReadPlan:
     state: dict[str, Any] | None = None  # where an earlier reader was
     patience: float = PATIENCE  # seconds that a transfer may stand still
     strict: bool = False  # a shard that does not come is an error
+
+
+PLAN = TypeAdapter(ReadPlan)  # as JSON
 
 
 def plan_of(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,9 +17,11 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from tt_cli.data.stream.plan import ReadPlan
+import msgpack
+
+from tt_cli.data.stream.plan import PLAN, ReadPlan
 from tt_cli.data.stream.row_reader import Block
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, UsageError
 
 PREFETCH_BYTES = 16 << 20
 STARTS = 3  # of the process, when it ends before it gave anything
@@ -59,21 +60,22 @@ class Prefetch:
             if self._messages.closed:
                 raise TTError("the data stream was closed")
             try:
-                message = self._messages.recv()
+                message = msgpack.unpackb(self._messages.recv_bytes())
             except (EOFError, OSError):
                 self._restart()
                 continue
             match message:
-                case Block():
+                case "block", content:
                     self._ended_early = 0
-                    self._plan = replace(self._plan, state=message.state_after(len(message.captions)))
-                    return message
-                case (trouble, remedy):
+                    block = Block.unpacked(content)
+                    self._plan = replace(self._plan, state=block.state_after(len(block.captions)))
+                    return block
+                case "trouble", (trouble, remedy):
                     self._on_trouble(trouble, remedy)
-                case TTError():
+                case "error", (exit_code, words):
                     self.close()
-                    raise message
-                case bug:
+                    raise (UsageError if exit_code == UsageError.exit_code else TTError)(words)
+                case _, bug:
                     self.close()
                     raise RuntimeError(f"in the process that reads ahead:\n{bug}")
 
@@ -95,7 +97,7 @@ class Prefetch:
             )
         assert process.stdin is not None
         with suppress(BrokenPipeError), process.stdin:  # it has ended; `next` finds out
-            pickle.dump(self._plan, process.stdin)
+            process.stdin.write(PLAN.dump_json(self._plan))
         return process, receiver
 
     def _restart(self) -> None:

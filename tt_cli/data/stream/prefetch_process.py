@@ -1,20 +1,22 @@
 """The process that reads examples ahead: `python prefetch_process.py PARENT BOUND`, plan on stdin, messages on stdout.
 
-A message is pickled: a `Block`, a trouble and its remedy, or at last the error that ended the reading. The process is
-run as a file: the package around it loads torch, which takes seconds and 200 MB, and nothing here needs it.
+A message is a kind and its content in msgpack: a `Block`, a trouble and its remedy, or at last the error or the bug
+that ended the reading. The process is run as a file: the package around it loads torch, which takes seconds and 200 MB.
 """
 
 from __future__ import annotations
 
 import collections
 import os
-import pickle
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
+
+import msgpack
 
 ROWS = 256  # of a message
 
@@ -31,9 +33,9 @@ class MessageQueue:
         self._change = threading.Condition()
         threading.Thread(target=self._send, daemon=True).start()
 
-    def put(self, message: object, urgent: bool = False) -> None:
+    def put(self, kind: str, message: Any, urgent: bool = False) -> None:
         """Add a message; waits until there is room for it. An urgent one waits for nothing and overtakes all others."""
-        content = pickle.dumps(message)
+        content: bytes = msgpack.packb((kind, message))
         with self._change:
             if urgent:
                 self._messages.appendleft(content)
@@ -76,17 +78,20 @@ def main(parent: int, bound: int) -> None:
     try:
         import pyarrow
 
+        from tt_cli.data.stream.plan import PLAN
         from tt_cli.data.stream.row_reader import RowReader
 
         pyarrow.set_cpu_count(1)
         pyarrow.set_io_thread_count(1)
-        plan = pickle.load(sys.stdin.buffer)
-        reader = RowReader(plan, lambda trouble, remedy: messages.put((trouble, remedy), urgent=True))
+        plan = PLAN.validate_json(sys.stdin.buffer.read())
+        reader = RowReader(plan, lambda trouble, remedy: messages.put("trouble", (trouble, remedy), urgent=True))
         for block in reader.blocks():
             for part in block.parts(ROWS):
-                messages.put(part)
-    except Exception as error:
-        messages.put(error if isinstance(error, TTError) else traceback.format_exc())
+                messages.put("block", part.packed())
+    except TTError as error:
+        messages.put("error", (error.exit_code, str(error)))
+    except Exception:
+        messages.put("bug", traceback.format_exc())
     messages.drain()
 
 

@@ -45,6 +45,16 @@ class Block:
     state: dict[str, Any]  # for a plan, to go on with at the first of them; JSON
     counts: dict[str, int]  # of the rows left out since the last block
 
+    def packed(self) -> dict[str, Any]:
+        """Plain data for another process."""
+        return {**vars(self), "codes": (self.codes.astype("<i2").tobytes(), self.codes.shape)}
+
+    @classmethod
+    def unpacked(cls, content: dict[str, Any]) -> Block:
+        """The block that was packed."""
+        codes, shape = content["codes"]
+        return cls(**{**content, "codes": np.frombuffer(codes, "<i2").reshape(shape)})
+
     @property
     def epoch(self) -> int:
         """Passes over the data before this one."""
