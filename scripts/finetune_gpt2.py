@@ -56,8 +56,7 @@ from tt_cli.memory import CUDA_ON_DEVICE, Place, parse_size, shown  # noqa: E402
 from tt_cli.memory.architectures import Architecture  # noqa: E402
 from tt_cli.memory.calculator import Answer, reckon, smallest_change  # noqa: E402
 from tt_cli.memory.gpus import USABLE  # noqa: E402
-from tt_cli.memory.options import CalculatorOptions  # noqa: E402
-from tt_cli.memory.question import largest_that_fits  # noqa: E402
+from tt_cli.memory.question import CalculatorOptions, largest_that_fits  # noqa: E402
 from tt_cli.supervisor.host_memory import family_memory, host_memory  # noqa: E402
 
 FULL = {"model": "openai-community/gpt2-large", "sequence": 1024, "batch": 16, "steps": 1000, "learning_rate": 2e-5}

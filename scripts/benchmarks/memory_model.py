@@ -29,7 +29,7 @@ from scripts.benchmarks.harness import progress
 from scripts.lab.memory_paper import WARNED, paper_bytes
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture
 from tt_cli.memory.calculator import reckon
-from tt_cli.memory.options import CalculatorOptions
+from tt_cli.memory.question import CalculatorOptions
 from tt_cli.memory.trainer_account import trainer_need
 from tt_cli.run import RunConfig, load_run
 

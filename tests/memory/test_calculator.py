@@ -14,8 +14,7 @@ from tt_cli.errors import UsageError
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture, tensors
 from tt_cli.memory.calculator import flops_per_example, gradient_bytes, reckon, smallest_change, state_bytes
 from tt_cli.memory.gpus import GPUS, device_room
-from tt_cli.memory.options import CalculatorOptions
-from tt_cli.memory.question import CalculatorQuestion, largest_that_fits
+from tt_cli.memory.question import CalculatorOptions, CalculatorQuestion, largest_that_fits
 from tt_cli.memory.report import report
 
 GPT2 = ARCHITECTURES["gpt2-large"]

@@ -28,32 +28,32 @@ class Rejected(PassRefused):
     """The authority knows who it is, and says no: not a member, or banned."""
 
 
-class Request(BaseModel):
+class StrictRequest(BaseModel):
     """The base of all: nothing unknown is taken."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class ChallengeRequest(Request):
+class ChallengeRequest(StrictRequest):
     """For which peer and purpose a nonce is wanted."""
 
     peer_id: PeerId
     purpose: Purpose = "join"
 
 
-class LoginRequest(Request):
+class LoginRequest(StrictRequest):
     """For which peer a login begins."""
 
     key: PublicKey
 
 
-class PollRequest(Request):
+class PollRequest(StrictRequest):
     """The handle of one login."""
 
     handle: Sealed
 
 
-class SignedRequest(Request):
+class SignedRequest(StrictRequest):
     """A request that the peer's key signs together with the nonce."""
 
     key: PublicKey
@@ -65,21 +65,21 @@ class SignedRequest(Request):
         return self.model_dump(by_alias=True, exclude={"key", "nonce", "signature"})
 
 
-class HubProof(Request):
+class HubProof(StrictRequest):
     """A file in the user's public repository on the Hub."""
 
     way: Literal["hub"]
     user: AccountName
 
 
-class OAuthProof(Request):
+class OAuthProof(StrictRequest):
     """A ticket of POST /v1/login/poll."""
 
     way: Literal["oauth"]
     ticket: Sealed
 
 
-class TokenProof(Request):
+class TokenProof(StrictRequest):
     """A read token: it is asked who it belongs to, and dropped."""
 
     way: Literal["token"]

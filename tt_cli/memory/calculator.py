@@ -15,7 +15,7 @@ from typing import Any
 
 from tt_cli.memory.architectures import Architecture, Tensor, layer_tensors, tensors
 from tt_cli.memory.forward_backward import play
-from tt_cli.memory.options import CalculatorOptions, Optimizer
+from tt_cli.memory.question import CalculatorOptions, Optimizer
 from tt_cli.memory.trainer_account import (
     CUDA,
     HELD_BY_ALLOCATOR,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from tt_cli.memory.architectures import Architecture
 from tt_cli.memory.operations import Operations
-from tt_cli.memory.options import CalculatorOptions
+from tt_cli.memory.question import CalculatorOptions
 from tt_cli.memory.tape import Storage, Tape, Value
 
 

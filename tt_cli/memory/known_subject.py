@@ -7,8 +7,7 @@ from typing import Any
 
 from tt_cli.memory.architectures import Architecture, architecture
 from tt_cli.memory.calculator import Answer, flops_per_example, gradient_bytes, reckon, smallest_change
-from tt_cli.memory.options import Attention, CalculatorOptions
-from tt_cli.memory.question import EXAMPLES, CalculatorQuestion
+from tt_cli.memory.question import EXAMPLES, Attention, CalculatorOptions, CalculatorQuestion
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tt_cli.memory.architectures import Architecture
-from tt_cli.memory.options import CalculatorOptions
+from tt_cli.memory.question import CalculatorOptions
 from tt_cli.memory.tape import Storage, Tape, Value
 
 CASTS = "16-bit copies of weights"
