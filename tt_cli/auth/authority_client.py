@@ -221,8 +221,8 @@ class AuthorityClient:
         except (ValueError, LookupError, TypeError):
             detail = f"it answered {status}"
         if status in _REFUSALS:
-            kind, what = _REFUSALS[status]
-            raise kind(f"the authority of run {self._run.run.name} {what}: {detail}")
+            kind, sentence = _REFUSALS[status]
+            raise kind(sentence.format(self._run.run.name, detail))
         raise TTError(f"{self._where} answered {status}: {detail}")
 
     @property
@@ -231,8 +231,8 @@ class AuthorityClient:
 
 
 _REFUSALS: dict[int, tuple[type[TTError], str]] = {
-    401: (ProofNeeded, "does not take the proof"),
-    403: (Rejected, "refuses"),
-    429: (TTError, "is asked too often from here"),
-    503: (AuthorityUnreachable, "cannot decide now"),
+    401: (ProofNeeded, "the authority of run {} does not take the proof: {}"),
+    403: (Rejected, "the authority of run {} refuses: {}"),
+    429: (TTError, "the authority of run {} is asked too often from here: {}"),
+    503: (AuthorityUnreachable, "the authority of run {} cannot decide now: {}"),
 }

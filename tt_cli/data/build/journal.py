@@ -136,8 +136,9 @@ class Journal:
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 self._file.close()
-                advice = "give each its own part with --shard"
-                raise UsageError(f"another process encodes this part into {out} already; {advice}") from None
+                raise UsageError(
+                    f"another process encodes this part into {out} already; give each its own part with --shard"
+                ) from None
             self.finished = ShareState.read(out, worker)
             self.place, self.counts = self.finished.place, Counter(self.finished.counts)
             self._recover()
