@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalPeer, LocalSwarm
 
 WAIT = 240.0  # seconds; an upper bound for a busy machine, never a measurement
 
-MakeRun = Callable[..., RunConfig]
+PEER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+NOBODY = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}"  # the discard port: nothing listens there
 
 
 def tiny_run(**changes: dict[str, object]) -> RunConfig:
@@ -111,3 +113,15 @@ def assert_agreed(members: list[LocalPeer]) -> None:
 def committed(member: LocalPeer) -> list[Round]:
     """A member's rounds that ended with a common step."""
     return [event for event in member.of(Round) if event.outcome == "committed"]
+
+
+def one_line(answer: subprocess.CompletedProcess[str], code: int) -> str:
+    """The one line that a command said on stderr as it ended with `code`."""
+    assert "Traceback" not in answer.stdout + answer.stderr
+    assert answer.stderr.startswith("tt: ") and answer.stderr.count("\n") == 1, answer.stderr
+    assert answer.returncode == code, answer.stderr
+    return answer.stderr
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}

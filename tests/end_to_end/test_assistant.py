@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from end_to_end.conftest import WAIT, committed, digests, last_step, tiny_run, wait_for_step
 
 from scripts.lab.aux_command import AuxCommand
@@ -12,6 +13,11 @@ from tt_cli.supervisor.events import Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm
 
 
+@pytest.mark.promise(
+    "Trainers in client mode alone train with the aux peer's assistant, which starts by itself",
+    also="tests/auxiliary/test_standby.py",
+)
+@pytest.mark.promise("The assistant hands the state to trainers and to its aux peer that nobody else can hand it to")
 def test_notebooks_alone_train_with_an_assistant_and_hand_the_state_on(tmp_path: Path) -> None:
     run = tiny_run()
     with (

@@ -53,6 +53,10 @@ def assert_alike(outcomes: list[Outcome]) -> None:
         assert bool(torch.isfinite(outcome.average).all())
 
 
+@pytest.mark.promise(
+    "A malformed or impossible contribution is refused by every member, and its sender named",
+    also="tests/swarm/test_allreduce.py",
+)
 @pytest.mark.parametrize("attack", REFUSED)
 def test_what_must_be_refused_is_refused_and_its_sender_named(nodes: Nodes, attack: str) -> None:
     outcomes, members = nodes.round(attack, HONEST)
@@ -62,6 +66,9 @@ def test_what_must_be_refused_is_refused_and_its_sender_named(nodes: Nodes, atta
     assert own_shares_error(outcomes[0], members) < 0.02
 
 
+@pytest.mark.promise(
+    "An endless stream costs the others nothing, and its sender is named", also="tests/swarm/test_allreduce.py"
+)
 @pytest.mark.parametrize("attack", ["", ENDLESS])
 def test_more_than_was_asked_for_is_not_read_and_its_sender_named(nodes: Nodes, attack: str) -> None:
     outcomes, members = nodes.round(attack, HONEST)
@@ -72,6 +79,9 @@ def test_more_than_was_asked_for_is_not_read_and_its_sender_named(nodes: Nodes, 
     assert error(outcomes[0], members) < 0.02
 
 
+@pytest.mark.promise(
+    "Centered clipping bounds what a poisoned gradient does to the average", also="tests/swarm/test_centered_clip.py"
+)
 @pytest.mark.parametrize("attack", CLIPPED)
 def test_a_poisoned_gradient_moves_the_average_little_and_is_told(nodes: Nodes, attack: str) -> None:
     outcomes, members = nodes.round(attack, HONEST)
@@ -80,6 +90,7 @@ def test_a_poisoned_gradient_moves_the_average_little_and_is_told(nodes: Nodes, 
     assert own_shares_error(outcomes[0], members) < 0.3
 
 
+@pytest.mark.promise("A slow-loris sender is left out of the round")
 def test_who_is_always_just_in_time_is_left_out(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradient_buffer, "PART_ELEMENTS", 2**14)  # many parts: time to waste
     outcomes, members = nodes.round(LATE, HONEST)
@@ -88,6 +99,9 @@ def test_who_is_always_just_in_time_is_left_out(nodes: Nodes, monkeypatch: pytes
     assert all("took more than" in outcome.allreduce.rejected[late] for outcome in outcomes)
 
 
+@pytest.mark.promise(
+    "Who delays a round within the time-outs is measured by all others", also="tests/swarm/test_stragglers.py"
+)
 @pytest.mark.parametrize("variant", [1, 2], ids=["averages", "settling"])
 def test_who_holds_others_up_within_their_patience_is_measured_by_all_of_them(nodes: Nodes, variant: int) -> None:
     outcomes, members = nodes.round(LATE, HONEST, variant)

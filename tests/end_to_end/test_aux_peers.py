@@ -29,6 +29,10 @@ def writer(hub: HubStandin) -> HubStandin:
     return hub
 
 
+@pytest.mark.promise(
+    "Every part of `tt aux-peer` that is killed is restarted, at the same address",
+    also="tests/supervisor/test_supervise.py",
+)
 def test_every_part_that_is_killed_is_started_again(writer: HubStandin, tmp_path: Path) -> None:
     run = tiny_run(checkpoints={"repository": "acme/run"})
     port = free_port()
@@ -68,6 +72,10 @@ def recorded(home: Path) -> list[int]:
     ]
 
 
+@pytest.mark.promise(
+    "Of two aux peers one leads and publishes; the other one fails over, and both record the run",
+    also="tests/auxiliary/test_lease.py",
+)
 def test_two_do_one_job_and_one_of_them_is_enough(writer: HubStandin, tmp_path: Path) -> None:
     """The leader publishes; when it is killed, the other one does so soon, and has recorded the run as well."""
     run = tiny_run(checkpoints={"repository": "acme/run"}, schedule={"total_steps": 60})

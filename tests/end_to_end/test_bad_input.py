@@ -14,11 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from draw.tiny import Tiny
-from end_to_end.conftest import WAIT, last_step, tiny_run, wait_for_step
+from end_to_end.conftest import NOBODY, WAIT, contents, last_step, one_line, tiny_run, wait_for_step
 
 from scripts.lab.process_watch import ProcessWatch
-from tt_cli.run import RunConfig, folders
+from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Finished, Log, Saved, Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm
 from tt_cli.supervisor.processes import family_of
@@ -26,8 +25,6 @@ from tt_cli.supervisor.processes import family_of
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., "Running"]
 
-PEER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
-NOBODY = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}"  # the discard port: nothing listens there
 LOOPBACK = ("--host", "127.0.0.1")
 
 
@@ -92,14 +89,6 @@ def small_disk() -> Iterator[Callable[[Path], None]]:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def one_line(answer: subprocess.CompletedProcess[str], code: int) -> str:
-    """The one line that a command said on stderr as it ended with `code`."""
-    assert "Traceback" not in answer.stdout + answer.stderr
-    assert answer.stderr.startswith("tt: ") and answer.stderr.count("\n") == 1, answer.stderr
-    assert answer.returncode == code, answer.stderr
-    return answer.stderr
-
-
 def fill(folder: Path) -> None:
     """Take all the space that is left on its disk."""
     with pytest.raises(OSError, match="No space left"), (folder / "filler").open("wb", buffering=0) as file:
@@ -115,84 +104,22 @@ def recorded(home: Path) -> list[int]:
         return [step for (step,) in database.execute("SELECT step FROM steps WHERE undone = 0")]
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+# ------------------------------------------------------------------------------------- files, addresses and ports
 
 
-# ---------------------------------------------------------------------------------------------- names and run files
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [["join"], ["aux-peer"], ["monitor"], ["infer", "a red apple", "--run"], ["demo", "--run"]],
-    ids=lambda arguments: arguments[0],
+@pytest.mark.promise(
+    "A mistake ends a command with exit code 2 and one line, before anything starts", also="tests/cli/test_bad_input.py"
 )
-def test_an_unknown_run(arguments: list[str], tt: Tt, tmp_path: Path) -> None:
-    line = one_line(tt(*arguments, "emoij"), 2)
-    assert "no run is called 'emoij'; did you mean 'emoji'?" in line
-    assert contents(tmp_path) == {}
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("dim = 32", "dim = = 32", "run.toml, line "),
-        ("beta1 = 0.9", "beta_1 = 0.9", "optimizer.beta_1: no such key; did you mean 'beta1'?"),
-        ("dim = 32", 'dim = "big"', 'model.dim = "big": must be a whole number'),
-        ("beta1 = 0.9", "beta1 = 1.5", "optimizer.beta1 = 1.5: must be below 1"),
-    ],
-    ids=["malformed", "wrong key", "wrong type", "out of range"],
-)
-@pytest.mark.parametrize("command", ["join", "aux-peer"])
-def test_a_wrong_run_file(command: str, old: str, new: str, said: str, tt: Tt, tmp_path: Path) -> None:
-    text = tiny_run().to_toml()
-    assert text.count(f"\n{old}\n") == 1
+def test_a_wrong_run_file(tt: Tt, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text(text.replace(f"\n{old}\n", f"\n{new}\n"))
+    file.write_text(tiny_run().to_toml().replace("\nbeta1 = 0.9\n", "\nbeta_1 = 0.9\n"))
     before = contents(tmp_path)
-    line = one_line(tt(command, "run.toml"), 2)
-    assert said in line
+    line = one_line(tt("join", "run.toml"), 2)
+    assert f"{file.name}" in line and "optimizer.beta_1: no such key; did you mean 'beta1'?" in line
     assert contents(tmp_path) == before
 
 
-def test_a_run_of_an_organisation_without_a_login(tt: Tt, tmp_path: Path) -> None:
-    run = tiny_run(membership={"kind": "organisation", "organisation": "some-lab"})
-    (tmp_path / "run.toml").write_text(run.to_toml())
-    line = one_line(tt("join", "run.toml", "--peer", NOBODY), 2)
-    assert "admits members of some-lab" in line and "run `tt login`" in line
-
-
-# ------------------------------------------------------------------------------------------------ addresses and ports
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["join", "emoji", "--peer", "nonsense"], "--peer nonsense: is no multiaddr"),
-        (["aux-peer", "emoji", "--peer", "nonsense"], "--peer nonsense: is no multiaddr"),
-        (["monitor", "emoji", "--peer", "/ip4/1.2.3.4/tcp/80"], "--peer /ip4/1.2.3.4/tcp/80: is no multiaddr"),
-        (["join", "emoji", "--host", "nonsense"], '--host: "nonsense": must be an IPv4 address'),
-        (["aux-peer", "emoji", "--announce", "nonsense"], '--announce: "nonsense": must look like /ip4/'),
-        (["aux-peer", "emoji", "--announce", NOBODY], "without /p2p/"),
-        (["aux-peer", "emoji", "--port", "65536"], '--port: "65536": must be at most 65535'),
-        (["join", "emoji"], "no peer of run emoji is known to join: give one with --peer"),
-        (["monitor", "emoji"], "no peer of run emoji is known to ask: give one with --peer"),
-    ],
-)
-def test_no_address_or_a_wrong_one(arguments: list[str], said: str, tt: Tt) -> None:
-    assert said in one_line(tt(*arguments), 2)
-
-
-@pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"/ip4/127.0.0.1/tc"])
-def test_a_damaged_address_file_is_no_address(damage: bytes, tt: Tt, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(tiny_run().to_toml())
-    file = folders.run_folder(tiny_run()) / "address"
-    file.write_bytes(damage)
-    for command in ("join", "monitor"):
-        assert "no peer of run run.toml is known" in one_line(tt(command, "run.toml"), 2)
-    assert file.read_bytes() == damage
-
-
+@pytest.mark.promise("Initial peers that do not answer are one line with what to do, in `join` and in `monitor`")
 @pytest.mark.parametrize("arguments", [["join", "emoji", "--plain"], ["monitor", "emoji", "--json"]])
 def test_peers_that_do_not_answer(arguments: list[str], tt: Tt) -> None:
     answer = tt(*arguments, "--peer", NOBODY)
@@ -201,6 +128,10 @@ def test_peers_that_do_not_answer(arguments: list[str], tt: Tt) -> None:
     assert arguments[0] == "join" or answer.stdout == ""
 
 
+@pytest.mark.promise(
+    "A failure of a peer's process is one line of its supervisor: a port that is taken",
+    also="tests/supervisor/test_process.py",
+)
 def test_a_port_that_is_taken(tt: Tt) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -208,6 +139,8 @@ def test_a_port_that_is_taken(tt: Tt) -> None:
     assert f"port {port}: Address already in use: end the program that uses it or choose another" in line
 
 
+@pytest.mark.promise("A machine runs one aux peer of a run: the second is refused, the first goes on")
+@pytest.mark.promise("`tt monitor --json` prints one snapshot from the run's DHT")
 def test_a_second_aux_peer_of_a_run_is_refused_and_the_first_goes_on(tt: Tt, start: Start, tt_home: Path) -> None:
     arguments = ("aux-peer", "emoji", *LOOPBACK, "--port", "0", "--plain")
     first = start(*arguments)
@@ -225,42 +158,9 @@ def test_a_second_aux_peer_of_a_run_is_refused_and_the_first_goes_on(tt: Tt, sta
 # -------------------------------------------------------------------------------------------------- folders and disks
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["join", "emoji", "--peer", NOBODY, "--plain"], ["aux-peer", "emoji", "--plain"], ["infer", "a red apple"]],
-    ids=lambda arguments: arguments[0],
+@pytest.mark.promise(
+    "A full disk stops neither aux peer nor trainer, and harms no file that is there", also="tests/peer/test_backup.py"
 )
-def test_a_home_that_cannot_be_made(arguments: list[str], tt: Tt, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    line = one_line(tt(*arguments, env={"TT_HOME": str(tmp_path / "file" / "home")}), 1)
-    assert f"cannot make the folder {tmp_path}/file/home" in line and "set TT_HOME to a folder" in line
-    assert contents(tmp_path) == {tmp_path / "file": b"in the way"}
-
-
-def test_a_demo_that_cannot_write(tt: Tt, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    line = one_line(tt("demo", "--out", "file/demo"), 1)
-    assert f"cannot make the folder {tmp_path}/file/demo: Not a directory; name another with --out" in line
-    assert contents(tmp_path) == {tmp_path / "file": b"in the way"}
-
-
-def test_a_demo_never_writes_into_a_folder_in_use(tt: Tt, tmp_path: Path) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
-    before = contents(tmp_path)
-    assert f"--out {tmp_path}/mine: is not empty; name a new folder" in one_line(tt("demo", "--out", "mine"), 2)
-    assert contents(tmp_path) == before
-
-
-def test_a_truncated_checkpoint(tt: Tt, tmp_path: Path) -> None:
-    path = Tiny.new().save(tmp_path / "checkpoints", 7)
-    path.write_bytes(path.read_bytes()[:-100])
-    before = contents(tmp_path)
-    line = one_line(tt("infer", "a red apple", "--checkpoint", str(path)), 1)
-    assert f"{path} is damaged" in line
-    assert contents(tmp_path) == before
-
-
 @pytest.mark.netns
 def test_a_full_disk_stops_neither_the_aux_peer_nor_a_trainer(
     start_swarm: Callable[[RunConfig], LocalSwarm], small_disk: Callable[[Path], None], tmp_path: Path
@@ -306,6 +206,9 @@ def test_a_full_disk_stops_neither_the_aux_peer_nor_a_trainer(
 # --------------------------------------------------------------------------------------------------- ends of processes
 
 
+@pytest.mark.promise(
+    "A trainer whose p2p daemon is killed starts again from its backup", also="tests/peer/test_lifelines.py"
+)
 def test_a_trainer_whose_p2p_daemon_is_killed_starts_again_where_it_was(
     start_swarm: Callable[[RunConfig], LocalSwarm], start: Start, tmp_path: Path
 ) -> None:
@@ -330,6 +233,7 @@ def step_of(line: str) -> int:
     return int(line.split()[2].replace(",", ""))
 
 
+@pytest.mark.promise("Ctrl-C ends `tt demo` and every process of its swarm")
 def test_a_demo_that_is_interrupted_leaves_no_process(start: Start, tmp_path: Path) -> None:
     demo = start("demo", "--plain", "--out", str(tmp_path / "demo"))
     demo.line("anna", "phase", "starting:")

@@ -21,6 +21,9 @@ def cut_off(member: LocalPeer) -> Trouble | None:
     return next((trouble for trouble in told if trouble.words in shown), None)
 
 
+@pytest.mark.promise(
+    "A trainer that loses its network says so, makes no step alone, and comes back", also="tests/peer/test_stuck.py"
+)
 @pytest.mark.netns
 def test_a_peer_that_is_cut_off_says_so_makes_no_step_of_its_own_and_comes_back(tmp_path: Path) -> None:
     short = {"statistics_expiration": 3.0, "next_chunk_timeout": 3.0, "averaging_timeout": 6.0}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, tiny_run, wait_for_step
 
 from scripts.lab.passes import Issuer
@@ -16,6 +17,11 @@ NAMES = ("anna", "ben", "cleo", "dora")
 SHORT_SECONDS = 5.0
 
 
+@pytest.mark.promise(
+    "A banned trainer is out of the rounds, though only the aux peer hears of it from the authority",
+    also="tests/swarm/test_door.py",
+)
+@pytest.mark.promise("A trainer whose pass has expired is out of the rounds", also="tests/swarm/test_membership.py")
 def test_who_counts_no_more_is_out_and_the_others_go_on(tmp_path: Path) -> None:
     """cleo is banned, of which only the auxiliary peer hears from the authority; dora's pass runs out."""
     issuer = Issuer()

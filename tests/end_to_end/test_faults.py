@@ -41,6 +41,10 @@ def assert_no_step_is_lost(member: LocalPeer) -> None:
         assert after == before + 1 or after in taken, made
 
 
+@pytest.mark.promise(
+    "A peer that dies before, amid, after sending or while sending takes no round's agreement with it",
+    also="tests/swarm/test_allreduce.py",
+)
 def test_peers_that_die_at_every_moment_of_a_round_take_nobody_with_them(
     start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,6 +64,10 @@ def test_peers_that_die_at_every_moment_of_a_round_take_nobody_with_them(
         assert {event.received for event in committed(members[name])} <= {1.0} or committed(members[name])
 
 
+@pytest.mark.promise("A lost commit message changes nobody's state", also="tests/swarm/test_allreduce.py")
+@pytest.mark.promise(
+    "Who was sent other bytes than the rest repairs its average from theirs", also="tests/swarm/test_allreduce.py"
+)
 def test_lost_words_and_unlike_averages_change_nothing(
     start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +86,9 @@ def test_lost_words_and_unlike_averages_change_nothing(
     assert any(event.mended and event.differing for event in rounds), "who was sent other bytes took the others'"
 
 
+@pytest.mark.promise(
+    "Two members that hold unlike averages abort and repeat the round", also="tests/swarm/test_allreduce.py"
+)
 def test_two_peers_that_disagree_repeat_the_round(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, members = start(start_swarm, monkeypatch, {"ben": {"3": "unlike averages"}}, "anna", "ben")
     failed: list[Round] = []
@@ -91,6 +102,13 @@ def test_two_peers_that_disagree_repeat_the_round(start_swarm: StartSwarm, monke
     assert_agreed(list(members.values()))
 
 
+@pytest.mark.promise(
+    "A flipped bit in the state is found by its digest, and that chunk taken from the others",
+    also="tests/swarm/test_handover.py",
+)
+@pytest.mark.promise(
+    "A state that is not finite is found before a step, and the backup taken", also="tests/peer/test_shared.py"
+)
 def test_damaged_memory_is_mended_from_the_others(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     faults = {"anna": {"4": "bit flipped"}, "ben": {"6": "memory damaged"}}
     swarm, members = start(start_swarm, monkeypatch, faults, "anna", "ben", "cleo")
@@ -121,6 +139,7 @@ def test_damaged_memory_is_mended_from_the_others(start_swarm: StartSwarm, monke
     }
 
 
+@pytest.mark.promise("Who joins amid a round takes the state before it, and steps with the others after it")
 def test_a_peer_that_joins_in_the_middle_of_a_round(
     start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

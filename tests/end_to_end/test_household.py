@@ -91,6 +91,14 @@ def home(tmp_path: Path) -> Iterator[Path]:
             pass
 
 
+@pytest.mark.promise(
+    "While the GPU is hot, a peer computes nothing and stays in the rounds", also="tests/supervisor/test_limits.py"
+)
+@pytest.mark.promise(
+    "`tt pause` leaves no process but the supervisor; `tt resume` catches up", also="tests/supervisor/test_control.py"
+)
+@pytest.mark.promise("`tt finish` ends a peer after its next step", also="tests/supervisor/test_control.py")
+@pytest.mark.promise("`tt status` tells what a peer does, and that it has ended", also="tests/cli/test_status.py")
 def test_a_peer_in_a_home(start_swarm: StartSwarm, tt: Tt, home: Path, tmp_path: Path) -> None:
     """One swarm for all of it: hold, pause, resume, what status says, finish."""
     run = tiny_run()

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from end_to_end.conftest import WAIT, tiny_run, wait_for_step
 from PIL import Image
 
@@ -18,6 +19,10 @@ from tt_cli.supervisor.local_swarm import LocalSwarm
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 
 
+@pytest.mark.promise("`tt infer --peer` draws with a running swarm's state, bit for bit the checkpoint's")
+@pytest.mark.promise(
+    "`tt infer --peer` says in one line that no peer has a state, that the run is another one, or that nobody answers"
+)
 def test_draws_with_the_state_that_an_aux_peer_hands_over(
     start_swarm: Callable[[RunConfig], LocalSwarm], tt: Tt, tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def opened(found: list[Tried]) -> list[Tried]:
 DOORS = {attempt.__name__: attempt for attempts in STRANGERS.values() for attempt in attempts}
 
 
+@pytest.mark.promise("A member with a pass is served by every trainer", also="tests/swarm/test_door.py")
 def test_a_member_finds_the_doors_open(training: Training, tmp_path: Path) -> None:
     """Or else the tests below would show nothing."""
     training.issuer.admit(tmp_path, training.run, "trainer", "visitor")
@@ -118,11 +119,13 @@ def test_a_member_finds_the_doors_open(training: Training, tmp_path: Path) -> No
     assert {one.door for one in opened(found)} == {"find", "state"}, found
 
 
+@pytest.mark.promise("A stranger is refused at every door of a closed run", also="tests/swarm/test_door.py")
 @pytest.mark.parametrize("door", DOORS)
 def test_a_stranger_is_refused_at_every_door(training: Training, door: str) -> None:
     assert opened(tried(training, [DOORS[door]])) == []
 
 
+@pytest.mark.promise("A stranger is in no group while rounds are made")
 def test_a_stranger_is_in_no_group_while_rounds_are_made(training: Training) -> None:
     before = last_step(training.trainers[0])
     while last_step(training.trainers[0]) < before + 3:
@@ -132,6 +135,7 @@ def test_a_stranger_is_in_no_group_while_rounds_are_made(training: Training) -> 
     training.goes_on(1)
 
 
+@pytest.mark.promise("A forged, expired, replayed or stolen pass opens no door", also="tests/identity/test_passes.py")
 @pytest.mark.parametrize("bad_pass", ["forged pass", "expired pass", "replayed pass", "another's peer id"])
 def test_a_pass_that_does_not_count_opens_no_door(training: Training, bad_pass: str, tmp_path: Path) -> None:
     run, victim = training.run, key_file(training.folder / "anna", training.run, "trainer")
@@ -147,6 +151,7 @@ def test_a_pass_that_does_not_count_opens_no_door(training: Training, bad_pass: 
     assert opened(tried(training, DOORS.values(), key, text)) == []
 
 
+@pytest.mark.promise("A ban closes every trainer's doors within a minute", also="tests/swarm/test_door.py")
 def test_a_ban_closes_the_doors_within_a_minute(training: Training, tmp_path: Path) -> None:
     run, issuer = training.run, training.issuer
     issuer.admit(tmp_path, run, "trainer", "mallory")
@@ -209,6 +214,9 @@ LIES = {
 }
 
 
+@pytest.mark.promise(
+    "Nobody follows a record that lies about step, samples, speed or state", also="tests/swarm/test_view.py"
+)
 @pytest.mark.parametrize("lie", LIES)
 def test_nobody_follows_who_lies_about_itself(training: Training, liar: Liar, lie: str) -> None:
     begun = {member.name: len(member.of(Phase)) for member in training.trainers}
@@ -233,6 +241,9 @@ def test_nobody_follows_who_lies_about_itself(training: Training, liar: Liar, li
         assert all(event.samples >= training.run.swarm.target_batch_size / 2 for event in rounds), rounds
 
 
+@pytest.mark.promise(
+    "Who claims more samples than anybody can have computed is named by all", also="tests/swarm/test_plausible.py"
+)
 def test_who_claims_what_nobody_can_have_done_is_named_by_all(training: Training, liar: Liar) -> None:
     def all_name_it() -> bool:
         return all(any(BOASTING in event.words for event in member.of(Trouble)) for member in training.trainers)

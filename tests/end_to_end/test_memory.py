@@ -19,6 +19,13 @@ StartSwarm = Callable[[RunConfig], LocalSwarm]
 SHORT = "end_to_end.short_of_memory_peer"
 
 
+@pytest.mark.promise(
+    "A peer whose memory runs out amid a step halves its micro-batch and loses no sample",
+    also="tests/peer/test_batch.py",
+)
+@pytest.mark.promise(
+    "A peer that takes more than --memory begins anew from a backup", also="tests/peer/test_memory_watch.py"
+)
 def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     """anna halves her micro-batch in the midst of step 2; ben leaks, and gives way when he takes more than --memory."""
     monkeypatch.setenv("TT_TEST_MEMORY", json.dumps({"anna": {"step": 2, "fits": 2}, "ben": {"step": 2, "leak": 80}}))

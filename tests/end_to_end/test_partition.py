@@ -19,6 +19,10 @@ def waits_for_the_rest(member: LocalPeer, since: int) -> bool:
     return any(isinstance(e, Phase) and e.phase == "waiting" and "trainers" in e.reason for e in member.events[since:])
 
 
+@pytest.mark.promise(
+    "Neither half of a divided swarm steps without the other, and together they go on",
+    also="tests/swarm/test_selector.py",
+)
 @pytest.mark.netns
 def test_neither_half_of_a_divided_swarm_steps_without_the_other(tmp_path: Path) -> None:
     run = tiny_run(swarm={"statistics_expiration": 40.0, "next_chunk_timeout": 4.0, "averaging_timeout": 12.0})

@@ -41,6 +41,10 @@ def mean_loss(member: LocalPeer, first: int, last: int) -> float:
     return statistics.fmean(e.loss for e in member.of(Step) if first <= e.epoch <= last and e.loss is not None)
 
 
+@pytest.mark.promise(
+    "A flipped gradient is clipped, its sender named, and the swarm's loss falls all the same",
+    also="tests/swarm/test_centered_clip.py",
+)
 def test_a_gradient_flipped_and_enlarged_is_clipped_and_its_sender_is_named(
     start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -57,6 +61,9 @@ def test_a_gradient_flipped_and_enlarged_is_clipped_and_its_sender_is_named(
     assert troubles(dora, "this peer's gradient is unlike the others'"), "it hears so too"
 
 
+@pytest.mark.promise(
+    "A lying reducer is proven by audits, left out by all, and the evidence kept", also="tests/swarm/test_audit.py"
+)
 def test_a_lying_reducer_is_proven_and_left_out(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm, members = start(start_swarm, monkeypatch, {"dora": "lies"})
     honest = [members[name] for name in ("anna", "ben", "cleo")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
 from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, tiny_run, wait_for_step
 
 from tt_cli.run import RunConfig
@@ -14,6 +15,10 @@ STEP_SECONDS = 3.0  # two trainers, each with two paced micro-batches of 24 for 
 LINE = 1.5e6  # bits a second: 8 s for the state alone, which is six averages, and two averages in a step
 
 
+@pytest.mark.promise(
+    "A newcomer whose state takes longer than a step replays the steps it missed, and contributes",
+    also="tests/swarm/test_missed.py",
+)
 def test_a_newcomer_on_a_slow_line_catches_up_and_contributes(start_swarm: Callable[[RunConfig], LocalSwarm]) -> None:
     swarm = start_swarm(tiny_run(model={"dim": 64, "heads": 4, "depth": 2}, swarm={"statistics_expiration": 30.0}))
     paced = {"module": "scripts.lab.paced_trainer", "batch_size": 24, "micro_batch_seconds": STEP_SECONDS / 2}

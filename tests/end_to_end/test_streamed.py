@@ -38,6 +38,10 @@ def server(tmp_path: Path) -> Iterator[ShardServer]:
         yield server
 
 
+@pytest.mark.promise("Peers train on shards streamed from a web server", also="tests/data/test_stream_http.py")
+@pytest.mark.promise(
+    "A killed peer goes on with the shards on its disk when their server is away", also="tests/data/test_shard_cache.py"
+)
 def test_peers_train_on_what_they_stream_and_need_no_server_to_go_on(
     start_swarm: StartSwarm, server: ShardServer
 ) -> None:

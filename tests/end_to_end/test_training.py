@@ -32,6 +32,10 @@ from tt_cli.supervisor.processes import family_of
 StartSwarm = Callable[[RunConfig], LocalSwarm]
 
 
+@pytest.mark.promise(
+    "Trainers and aux peer hold the same parameters to the last bit", also="tests/swarm/test_allreduce.py"
+)
+@pytest.mark.promise("At the run's last step trainers end by themselves with exit code 0")
 def test_three_peers_train_and_agree_to_the_last_bit(start_swarm: StartSwarm) -> None:
     run = tiny_run(schedule={"total_steps": 10})
     swarm = start_swarm(run)
@@ -55,6 +59,7 @@ def test_three_peers_train_and_agree_to_the_last_bit(start_swarm: StartSwarm) ->
     assert all(math.isfinite(event.loss) for event in trainers[0].of(Step) if event.loss is not None)
 
 
+@pytest.mark.promise("A late joiner takes the state over and contributes", also="tests/swarm/test_handover.py")
 def test_a_late_joiner_takes_the_state_over_and_contributes(start_swarm: StartSwarm) -> None:
     swarm = start_swarm(tiny_run())
     swarm.start_trainer("anna", batch_size=4, seed=0)
@@ -70,6 +75,8 @@ def test_a_late_joiner_takes_the_state_over_and_contributes(start_swarm: StartSw
     assert len(digests(list(swarm.members.values()))[step]) == 1
 
 
+@pytest.mark.promise("A killed peer leaves no process, and the others go on")
+@pytest.mark.promise("A killed peer returns with its home, catches up and contributes")
 def test_a_killed_peer_leaves_no_process_and_the_others_go_on(start_swarm: StartSwarm) -> None:
     swarm = start_swarm(tiny_run())
     for seed, name in enumerate(("anna", "ben", "cleo")):
@@ -92,6 +99,7 @@ def test_a_killed_peer_leaves_no_process_and_the_others_go_on(start_swarm: Start
     assert_agreed(list(swarm.members.values()))
 
 
+@pytest.mark.promise("Who leaves cleanly writes a backup and costs the others nothing")
 def test_a_clean_leave_costs_the_others_nothing(start_swarm: StartSwarm) -> None:
     swarm = start_swarm(tiny_run())
     for seed, name in enumerate(("anna", "ben", "cleo")):
@@ -107,6 +115,9 @@ def test_a_clean_leave_costs_the_others_nothing(start_swarm: StartSwarm) -> None
     assert_agreed(list(swarm.members.values()))
 
 
+@pytest.mark.promise(
+    "A trainer in client mode trains with one that accepts connections", also="tests/swarm/test_allreduce.py"
+)
 def test_a_peer_in_client_mode_trains_with_the_others(start_swarm: StartSwarm) -> None:
     swarm = start_swarm(tiny_run())
     swarm.start_trainer("anna", batch_size=4, seed=0)
@@ -119,6 +130,9 @@ def test_a_peer_in_client_mode_trains_with_the_others(start_swarm: StartSwarm) -
     assert len(digests(list(swarm.members.values()))[step]) == 1
 
 
+@pytest.mark.promise(
+    "A trainer in client mode alone, and the aux peer, say what they wait for", also="tests/auxiliary/test_standby.py"
+)
 def test_two_peers_in_client_mode_alone_say_what_they_wait_for(start_swarm: StartSwarm) -> None:
     swarm = start_swarm(tiny_run())
     client = swarm.start_trainer("cleo", batch_size=4, seed=0, client_mode=True)
@@ -131,6 +145,10 @@ def test_two_peers_in_client_mode_alone_say_what_they_wait_for(start_swarm: Star
     assert swarm.wait(lambda: aux.of(Phase)[-1].phase == "serving", WAIT)
 
 
+@pytest.mark.promise(
+    "Gradients that are not finite reach nobody's parameters, whoever sees them first",
+    also="tests/swarm/test_allreduce.py",
+)
 @pytest.mark.parametrize("poison", ["local", "remote"])
 def test_nan_gradients_of_one_peer_change_nobodys_parameters(
     start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch, poison: str
@@ -156,6 +174,7 @@ def test_nan_gradients_of_one_peer_change_nobodys_parameters(
         assert all(bool(torch.isfinite(tensor).all()) for tensor in state.parameters.values())
 
 
+@pytest.mark.promise("Trainers of runs with unlike settings never average together", also="tests/run/test_config.py")
 def test_runs_with_unlike_settings_never_average_together(start_swarm: StartSwarm) -> None:
     run, other = tiny_run(), tiny_run(schedule={"peak_lr": 4e-3})
     assert run.identity != other.identity
@@ -171,6 +190,7 @@ def test_runs_with_unlike_settings_never_average_together(start_swarm: StartSwar
     )
 
 
+@pytest.mark.promise("Without delayed updates trainers agree too")
 def test_without_delayed_updates_peers_agree_too(start_swarm: StartSwarm) -> None:
     swarm = start_swarm(tiny_run(optimizer={"delayed": False}, schedule={"total_steps": 5}))
     swarm.start_trainer("anna", batch_size=4, seed=0)
@@ -179,6 +199,7 @@ def test_without_delayed_updates_peers_agree_too(start_swarm: StartSwarm) -> Non
     assert_agreed(list(swarm.members.values()))
 
 
+@pytest.mark.promise("The aux peer alone hands the state to those who return", also="tests/auxiliary/test_keeper.py")
 def test_the_aux_peer_alone_hands_the_state_to_those_who_return(start_swarm: StartSwarm) -> None:
     swarm = start_swarm(tiny_run())
     swarm.start_trainer("anna", batch_size=4, seed=0)
@@ -196,6 +217,9 @@ def test_the_aux_peer_alone_hands_the_state_to_those_who_return(start_swarm: Sta
     assert newcomer.of(Step)[0].epoch == newcomer.of(Synchronised)[0].epoch + 1
 
 
+@pytest.mark.promise(
+    "A swarm that ended goes on from the newest backup among its peers", also="tests/peer/test_backup.py"
+)
 def test_a_swarm_that_died_goes_on_from_the_newest_backup_among_its_peers(start_swarm: StartSwarm) -> None:
     swarm = start_swarm(tiny_run())
     for seed, name in enumerate(("anna", "ben")):

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from end_to_end.conftest import WAIT, assert_agreed, last_step, tiny_run, wait_for_step
 
@@ -23,6 +24,12 @@ def since(member: LocalPeer, seen: int, kind: type[Event]) -> list[Event]:
     return [event for event in member.events[seen:] if isinstance(event, kind)]
 
 
+@pytest.mark.promise(
+    "The organiser pauses a run with one signed notice, and all trainers say why", also="tests/swarm/test_steering.py"
+)
+@pytest.mark.promise(
+    "The organiser rolls a run back to a checkpoint, and late joiners follow", also="tests/swarm/test_steering.py"
+)
 def test_the_organiser_pauses_a_run_and_takes_it_back(start_swarm: Callable[[RunConfig], LocalSwarm]) -> None:
     membership = {"authority": "http://127.0.0.1:1", "authority_key": public_text(KEY)}
     run = tiny_run(membership=membership)

@@ -101,6 +101,9 @@ def page(tmp_path: Path) -> Iterator[str]:
     reader.close()
 
 
+@pytest.mark.promise(
+    "Every view of `tt monitor` fits a terminal of 40, 80 and 200 columns", also="tests/monitor/test_app.py"
+)
 def test_every_view_on_a_small_and_a_large_terminal(page: str, tmp_path: Path, tt_home: Path) -> None:
     terminal = Terminal(tmp_path, ["monitor", "emoji", "--from", page], (80, 24), TT_HOME=str(tt_home))
     try:
@@ -132,6 +135,9 @@ def test_every_view_on_a_small_and_a_large_terminal(page: str, tmp_path: Path, t
         terminal.close()
 
 
+@pytest.mark.promise(
+    "`tt monitor` finds an aux peer over the DHT, and draws in plain ASCII", also="tests/monitor/test_ascii.py"
+)
 def test_a_real_aux_peer_is_found_over_the_dht(tmp_path: Path, tt_home: Path) -> None:
     run, file = tiny_run(), tmp_path / "run.toml"
     file.write_text(run.to_toml())

@@ -55,6 +55,10 @@ def printed(notebook: NotebookNode) -> str:
     )
 
 
+@pytest.mark.promise(
+    "The notebook join.ipynb returns with the identity of a lost machine, trains in client mode and leaves"
+)
+@pytest.mark.promise("The notebook infer.ipynb draws with a checkpoint")
 @pytest.mark.timeout(600)
 def test_return_join_leave_and_draw(swarm: LocalSwarm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tiny.toml").write_text(RUN.to_toml())
@@ -94,11 +98,15 @@ def test_return_join_leave_and_draw(swarm: LocalSwarm, tmp_path: Path, monkeypat
     assert len(pictures) == 2
 
 
+@pytest.mark.promise("A command that fails stops its notebook")
 def test_what_goes_wrong_stops_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CellExecutionError, match="tt infer ended with exit code 2"):
         executed("infer.ipynb", tmp_path, monkeypatch, TT_NOTEBOOK_RUN="no-such-run")
 
 
+@pytest.mark.promise(
+    "The notebook memory.ipynb fine-tunes within the memory it says", also="tests/tutorial/test_finetune.py"
+)
 def test_fine_tune_with_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {"TT_NOTEBOOK_STEPS": "3", "TT_NOTEBOOK_FLAGS": "--tiny --batch 4", "TT_NOTEBOOK_SAVE": "kept"}
     source = {"TT_NOTEBOOK_SOURCE": str(NOTEBOOKS.parents[1])}
@@ -106,10 +114,3 @@ def test_fine_tune_with_little_memory(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "GPT-2 large: 774,030,080 parameters" in text and "✓ it fits" in text
     assert text.count(": loss ") == 3 and "the calculator was off by" in text
     assert (tmp_path / "kept" / "step-000003" / "model.safetensors").is_file()
-
-
-@pytest.mark.parametrize("name", [path.name for path in sorted(NOTEBOOKS.glob("*.ipynb"))])
-def test_notebooks_are_kept_without_outputs(name: str) -> None:
-    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
-    nbformat.validate(notebook)
-    assert not any(cell.get("outputs") or cell.get("execution_count") for cell in notebook.cells)
