@@ -7,7 +7,8 @@ come to the portable ones' bytes on this very machine. The portable ones, with t
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import pkgutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -30,16 +31,17 @@ class Implementation(Generic[Kernels]):
 
 
 def choose(
-    portable: Kernels, load: Callable[[], Kernels], differences: Callable[[Kernels], list[str]]
+    portable: Kernels, compiled_name: str, trial: Callable[[Kernels], Iterable[tuple[str, object]]]
 ) -> Implementation[Kernels]:
     """The fastest kernels that are right on this machine; compiling or loading and testing them takes a moment.
 
-    load: imports numba's kernels. differences: names what they compute differently from the portable ones.
+    compiled_name: "package.module:Class" of numba's. trial: what kernels come to, as (name, bytes or plain values).
     """
     try:
         _keep_machine_code()
-        compiled = load()
-        faults = differences(compiled)
+        compiled: Kernels = pkgutil.resolve_name(compiled_name)()
+        pairs = zip(trial(compiled), trial(portable), strict=True)
+        faults = sorted({name for (name, result), (_, expected) in pairs if result != expected})
     except ImportError as error:
         missing = error.name == "numba"
         reason = f"numba is not installed: {INSTALL}" if missing else f"numba cannot be used: {first_line(error)[:200]}"

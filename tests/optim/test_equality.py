@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import numpy
 import pytest
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from optim.settings import Settings, normal
 from torch import Tensor
 
+from tt_cli.kernel_choice import choose
 from tt_cli.optim import Lamb8bit, NonFiniteGradient
 from tt_cli.optim import kernels as kernels_module
 from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, dynamic_map, parts
@@ -180,16 +180,8 @@ def test_a_block_of_zeros_reads_as_zeros(kernels: PortableLamb | NumbaLamb) -> N
         assert values.tolist() == [0.0] * 64
 
 
-@pytest.fixture
-def no_memory() -> Iterator[None]:
-    """Each test chooses anew."""
-    kernels_module.implementation.cache_clear()
-    yield
-    kernels_module.implementation.cache_clear()
-
-
-def test_chooses_the_compiled_one_where_numba_is(no_memory: None) -> None:
-    chosen = kernels_module.implementation()
+def test_chooses_the_compiled_one_where_numba_is() -> None:
+    chosen = kernels_module.implementation.__wrapped__()  # without its memory
     assert (chosen.name, type(chosen.kernels)) == ("compiled", NumbaLamb)
     assert "agree with torch to the last bit" in chosen.reason
 
@@ -202,9 +194,8 @@ class OneBitOff(NumbaLamb):
         parameter.view(torch.int32)[len(parameter) // 2] ^= 1
 
 
-def test_passes_over_kernels_that_differ_in_one_bit(no_memory: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels_module, "_compiled", OneBitOff)
-    chosen = kernels_module.implementation()
+def test_passes_over_kernels_that_differ_in_one_bit() -> None:
+    chosen = choose(PortableLamb(), f"{__name__}:OneBitOff", kernels_module._trial)
     assert (chosen.name, type(chosen.kernels)) == ("portable", PortableLamb)
     assert chosen.reason == "the compiled kernels compute other bytes here (parameter)"
 

@@ -22,7 +22,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tt_cli.kernel_choice import Implementation
+from tt_cli.kernel_choice import Implementation, choose
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.linear8 import (
     add_decoded,
@@ -325,11 +325,8 @@ class TakesAll(NumbaLinear8):
 
 
 @pytest.mark.parametrize(("kernels", "fault"), [(RoundsUp, "adding"), (TakesAll, "refusal")])
-def test_passes_over_kernels_that_differ(
-    kernels: type[NumbaLinear8], fault: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(linear8, "_compiled", kernels)
-    chosen = chosen_here()
+def test_passes_over_kernels_that_differ(kernels: type[NumbaLinear8], fault: str) -> None:
+    chosen = choose(PortableLinear8(), f"{__name__}:{kernels.__name__}", linear8._trial)
     assert (chosen.name, type(chosen.kernels)) == ("portable", PortableLinear8)
     assert chosen.reason == f"the compiled kernels compute other bytes here ({fault})"
 

@@ -14,6 +14,7 @@ values lose less, and need no table.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 
 import numpy as np
 import torch
@@ -72,17 +73,11 @@ def encoded_bytes(elements: int) -> int:
 @functools.cache
 def implementation() -> Implementation[PortableLinear8]:
     """The kernels of this machine. Call it once before any fork: loading or compiling them later delays a round."""
-    return choose(PortableLinear8(), _compiled, _differences)
+    return choose(PortableLinear8(), "tt_cli.swarm.compression.linear8_numba:NumbaLinear8", _trial)
 
 
-def _compiled() -> PortableLinear8:
-    from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
-
-    return NumbaLinear8()
-
-
-def _differences(compiled: PortableLinear8) -> list[str]:
-    """Names of what differs for blocks of unlike scales, denormal numbers and halves among them, the last one short."""
+def _trial(kernels: PortableLinear8) -> Iterator[tuple[str, object]]:
+    """Results for blocks of unlike scales, denormal numbers and halves among them, the last one short."""
     elements = 20 * BLOCK + 99
     draws = np.random.Generator(np.random.PCG64(8))
     values = draws.standard_t(3, elements) * 10.0 ** np.repeat(draws.uniform(-42, 36, 21), BLOCK)[:elements]
@@ -90,19 +85,14 @@ def _differences(compiled: PortableLinear8) -> list[str]:
     tensor = torch.from_numpy(values.astype(np.float32))
     spoiled = tensor.repeat(3, 1)
     spoiled[:, -1] = torch.tensor([float("nan"), -float("inf"), 1e38])
-
-    def results(kernels: PortableLinear8) -> dict[str, object]:
-        coded, decoded, added = np.zeros(encoded_bytes(elements), np.uint8), torch.zeros(elements), torch.ones(elements)
-        encoded = kernels.encode(tensor, coded), coded.tobytes()
-        kernels.decode(coded, decoded)
-        for weight in (3.0, 0.1):
-            kernels.add(coded, added, np.float32(weight))
-        refused = [kernels.encode(values, coded) for values in spoiled]
-        outs = decoded.numpy().tobytes(), added.numpy().tobytes()
-        return dict(zip(("encoding", "refusal", "decoding", "adding"), (encoded, refused, *outs), strict=True))
-
-    ours = results(PortableLinear8())
-    return sorted(name for name, result in results(compiled).items() if result != ours[name])
+    coded, decoded, added = np.zeros(encoded_bytes(elements), np.uint8), torch.zeros(elements), torch.ones(elements)
+    yield "encoding", (kernels.encode(tensor, coded), coded.tobytes())
+    kernels.decode(coded, decoded)
+    yield "decoding", decoded.numpy().tobytes()
+    for weight in (3.0, 0.1):
+        kernels.add(coded, added, np.float32(weight))
+    yield "adding", added.numpy().tobytes()
+    yield "refusal", [kernels.encode(values, coded) for values in spoiled]
 
 
 def _check_tensor(tensor: torch.Tensor) -> None:
