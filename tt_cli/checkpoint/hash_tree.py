@@ -20,9 +20,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Annotated, NamedTuple
 
 import torch
+from pydantic import ConfigDict, FailFast, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from tt_cli.run.checkpoint_names import FORMAT
@@ -45,16 +46,15 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 _TORCH = {name: dtype for dtype, name in DTYPES.items()}
-_MAX_DIMENSIONS, _MAX_NAME = 8, 200
+_Size = Annotated[int, Field(ge=0, lt=2**40)]
 
 
-@dataclass(frozen=True)
-class Spec:
+class Spec(NamedTuple):
     """A tensor without its bytes. dtype: as safetensors names it, "F32"."""
 
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    name: Annotated[str, Field(max_length=200)]
+    dtype: Annotated[str, Field(pattern=f"^({'|'.join(_TORCH)})$")]
+    shape: Annotated[tuple[_Size, ...], Field(max_length=8)]
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -77,6 +77,20 @@ class Spec:
         if not count:
             return torch.empty(self.shape, dtype=dtype)
         return torch.frombuffer(data, dtype=dtype, count=count, offset=offset).reshape(self.shape)
+
+
+@dataclass
+class _ManifestHeader:
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    format: str
+    identity: str
+    step: Annotated[int, Field(ge=0, lt=10**15)]
+    parameters: Annotated[list[Spec], FailFast()]
+    optimizer: Annotated[list[Spec], FailFast()]
+
+
+_HEADER = TypeAdapter(_ManifestHeader)
 
 
 class StateTree:
@@ -113,30 +127,36 @@ class StateTree:
         identity: the run's. shapes: of the model's parameters by name; the manifest has exactly these, as fp32, and
         for the optimizer at most four tensors and 8 bytes an element for each. Raises ValueError.
         """
-        header, leaves = _split(manifest)
-        if header["format"] != FORMAT:
-            raise ValueError(f"a state of format {ascii(header['format'])[:20]}, not {FORMAT}")
-        if header["identity"] != identity:
-            raise ValueError(f"a state of run {ascii(header['identity'])[:80]}")
-        step = header["step"]
-        if type(step) is not int or not 0 <= step < 10**15:
-            raise ValueError("a step that is no number")
+        end = 4 + int.from_bytes(manifest[:4], "little")
+        try:
+            header = _HEADER.validate_json(manifest[4:end], strict=True)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ascii(".".join(map(str, first["loc"])))[:80]
+            raise ValueError(f"a manifest with a malformed header, at {place}: {first['msg']}") from None
+        if header.format != FORMAT:
+            raise ValueError(f"a state of format {ascii(header.format)[:20]}, not {FORMAT}")
+        if header.identity != identity:
+            raise ValueError(f"a state of run {ascii(header.identity)[:80]}")
         own = [Spec(name, "F32", tuple(shapes[name])) for name in sorted(shapes)]
-        parameters = _specs_in(header["parameters"], len(own))
-        if parameters != own:
-            unlike = [ascii(spec.name[:80]) for spec in sorted({*own} ^ {*parameters}, key=lambda spec: spec.name)]
+        if header.parameters != own:
+            unlike = [ascii(spec.name[:80]) for spec in sorted({*own} ^ {*header.parameters})]
             raise ValueError(f"a state with other tensors than this model's ({', '.join(unlike[:3])})")
-        optimizer = _specs_in(header["optimizer"], 4 * len(own))
-        if sum(spec.nbytes for spec in optimizer) > 2 * sum(spec.nbytes for spec in own) + 2**22:
+        names = [spec.name for spec in header.optimizer]
+        if len(names) > 4 * len(own):
+            raise ValueError("more tensors than this run's state can have")
+        if names != sorted(set(names)):
+            raise ValueError("tensors that are not in the order of their names")
+        if sum(spec.nbytes for spec in header.optimizer) > 2 * sum(spec.nbytes for spec in own) + 2**22:
             raise ValueError("more bytes of the optimizer than a state of this run can have")
-        tree = cls(identity, step, parameters, optimizer, leaves)
+        tree = cls(identity, header.step, own, header.optimizer, manifest[end:])
         if tree.manifest() != manifest:
             raise ValueError("a manifest that is written in another way than it should be")
         return tree
 
     def manifest(self) -> bytes:
         """The tree as bytes: length of the header (4, little-endian), header (JSON), leaves."""
-        groups = {"parameters": _listed(self.parameters), "optimizer": _listed(self.optimizer)}
+        groups = {"parameters": self.parameters, "optimizer": self.optimizer}
         header = _json({"format": FORMAT, "identity": self.identity, "step": self.step, **groups})
         return len(header).to_bytes(4, "little") + header + self.leaves
 
@@ -234,7 +254,7 @@ def _sha256(data: bytes | memoryview) -> bytes:
 
 
 def _group_digest(specs: Sequence[Spec], leaves: bytes) -> str:
-    header = _json(_listed(specs))
+    header = _json(specs)
     return hashlib.sha256(len(header).to_bytes(8, "little") + header + leaves).hexdigest()
 
 
@@ -242,43 +262,5 @@ def _specs_of(tensors: Mapping[str, Tensor]) -> list[Spec]:
     return [Spec(name, DTYPES[tensors[name].dtype], tuple(tensors[name].shape)) for name in sorted(tensors)]
 
 
-def _listed(specs: Sequence[Spec]) -> list[list[object]]:
-    return [[spec.name, spec.dtype, list(spec.shape)] for spec in specs]
-
-
 def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
-
-
-def _split(manifest: bytes) -> tuple[dict[str, Any], bytes]:
-    """(header, leaves) of a manifest, the header with the right keys."""
-    end = 4 + int.from_bytes(manifest[:4], "little")
-    if not 4 < end <= len(manifest):
-        raise ValueError("a manifest that is torn")
-    try:
-        header = json.loads(manifest[4:end])
-    except (ValueError, RecursionError) as error:
-        raise ValueError("a manifest whose header is no JSON") from error
-    if not isinstance(header, dict) or header.keys() != {"format", "identity", "step", "parameters", "optimizer"}:
-        raise ValueError("a manifest whose header has other keys")
-    return header, manifest[end:]
-
-
-def _specs_in(listed: object, at_most: int) -> list[Spec]:
-    """The specs in a header, in the order of their names."""
-    if not isinstance(listed, list) or len(listed) > at_most:
-        raise ValueError("more tensors than this run's state can have")
-    specs = [_spec_in(entry) for entry in listed]
-    names = [spec.name for spec in specs]
-    if names != sorted(set(names)):
-        raise ValueError("tensors that are not in the order of their names")
-    return specs
-
-
-def _spec_in(listed: object) -> Spec:
-    match listed:
-        case [str(name), str(dtype), list(shape)]:
-            sizes = all(type(size) is int and 0 <= size < 2**40 for size in shape)
-            if sizes and len(shape) <= _MAX_DIMENSIONS and len(name) <= _MAX_NAME and dtype in _TORCH:
-                return Spec(name, dtype, tuple(shape))
-    raise ValueError(f"a tensor that is none: {ascii(listed)[:80]}")
