@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event
+from sqlalchemy import Column, Connection, Engine, MetaData, NullPool, Table, create_engine, event
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
 from tt_cli.errors import TTError, UsageError
@@ -20,6 +20,13 @@ from tt_cli.errors import TTError, UsageError
 CONNECT_SECONDS = 10
 _FORM = "--database: must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST:PORT/NAME"
 _DAMAGED = (11, 26)  # SQLITE_CORRUPT, SQLITE_NOTADB
+
+
+def make_table(metadata: MetaData, name: str, keys: dict[str, Any], *others: Column[Any], **columns: Any) -> Table:
+    """A table by columns of name → type: the primary key, those that are never null; others as they are declared."""
+    key = [Column(column, kind, primary_key=True, autoincrement=False) for column, kind in keys.items()]
+    required = [Column(column, kind, nullable=False) for column, kind in columns.items()]
+    return Table(name, metadata, *key, *required, *others)
 
 
 class DatabaseDown(TTError):

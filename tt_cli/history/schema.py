@@ -6,24 +6,19 @@ of the run `undone` is 0. Text of peers is cut to the columns' lengths before it
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
-from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, String, Table, Text
+from sqlalchemy import BigInteger, Column, Double, Integer, MetaData, String, Text
+
+from tt_cli.database import make_table
 
 SCHEMA = 1
 
 metadata = MetaData()
+_table = partial(make_table, metadata)
 
 PEER = {"peer_id": String(128), "user": String(80)}
 GIVEN = {"samples": BigInteger, "seconds": Double}
-
-
-def _table(name: str, keys: dict[str, Any], *nullable: Column[Any], **columns: Any) -> Table:
-    """A table of columns by name → type: the primary key, those that are never null, and those that may be."""
-    key = [Column(column, kind, primary_key=True, autoincrement=False) for column, kind in keys.items()]
-    required = [Column(column, kind, nullable=False) for column, kind in columns.items()]
-    return Table(name, metadata, *key, *required, *nullable)
-
 
 # "schema", "run", and marks of what has been done once
 about = _table("about", {"key": String(64)}, value=Text)
@@ -55,14 +50,7 @@ peers = _table(
 # what was given in each of the last hours; hour: Unix time / 3600
 hours = _table("hours", {"hour": BigInteger, **PEER}, **GIVEN)
 activity = _table("activity", {"time": Double}, trainers=Integer, samples_per_second=Double)
-rounds = Table(
-    "rounds",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("step", BigInteger, nullable=False),
-    Column("time", Double, nullable=False),
-    Column("words", String(200), nullable=False),
-)
+rounds = _table("rounds", {}, Column("id", Integer, primary_key=True), step=BigInteger, time=Double, words=String(200))
 checkpoints = _table(
     "checkpoints",
     {"step": BigInteger},

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import BaseModel, ValidationError
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority.authority_folder import AuthorityFolder, AuthoritySettings
@@ -16,7 +16,15 @@ from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import UsageError, os_errors
 from tt_cli.run import RunConfig
 
-FORMAT = "tt-authority-backup-1"
+
+class Backup(BaseModel):
+    """A backup's file. run: its identity. at: Unix time. tables: as `MemberStore.dump` gives them."""
+
+    format: Literal["tt-authority-backup-1"] = "tt-authority-backup-1"
+    run: str
+    at: float
+    settings: AuthoritySettings
+    tables: dict[str, list[dict[str, Any]]]
 
 
 def back_up(run: RunConfig, file: Path, now: float, *, force: bool = False) -> None:
@@ -25,16 +33,9 @@ def back_up(run: RunConfig, file: Path, now: float, *, force: bool = False) -> N
         raise UsageError(f"{file} exists: choose another name, or --force")
     folder = AuthorityFolder(run)
     with closing(open_store(folder)) as store:
-        tables = store.dump()
-    content = {
-        "format": FORMAT,
-        "run": run.identity,
-        "at": now,
-        "settings": folder.settings().to_data(),
-        "tables": tables,
-    }
+        backup = Backup(run=run.identity, at=now, settings=folder.settings(), tables=store.dump())
     with os_errors(f"cannot write {file}", "free space"):
-        atomic_write(file, json.dumps(content), mode=PRIVATE)
+        atomic_write(file, backup.model_dump_json(), mode=PRIVATE)
 
 
 def restore(run: RunConfig, file: Path, now: float, *, database: str | None = None, force: bool = False) -> str:
@@ -43,38 +44,31 @@ def restore(run: RunConfig, file: Path, now: float, *, database: str | None = No
     database: another URL than the one in the backup. force: replace what is here, keys too. Raises UsageError for a
     file that is no backup of this run, or where there is an authority with a database and not `force`.
     """
-    content = _read(file)
-    if content.get("run") != run.identity:
-        raise UsageError(f"{file} is a backup of run {content.get('run')}, not of {run.identity}")
-    folder = AuthorityFolder(run)
+    with os_errors(f"cannot read {file}", kind=UsageError):
+        content = file.read_bytes()
     try:
-        settings = AuthoritySettings.from_data(content["settings"])
-        if folder.exists and not force and _has_database(folder):
+        backup = Backup.model_validate_json(content)
+    except ValidationError as error:
+        raise UsageError(f"{file} is no backup of an authority ({error.errors()[0]['msg']})") from None
+    if backup.run != run.identity:
+        raise UsageError(f"{file} is a backup of run {backup.run}, not of {run.identity}")
+    folder, settings = AuthorityFolder(run), backup.settings
+    if folder.exists and not force:  # its keys may be newer than the backup's
+        if _has_database(folder):
             raise UsageError(f"an authority of this run is here: it would be replaced; say --force for that ({file})")
-        if folder.exists and not force:  # they may be newer than the backup's
-            settings = folder.settings()
-        if database is not None:
-            settings = replace(settings, database=database)
-        folder.write(settings)
-        with closing(MemberStore(folder.database_url())) as store:
-            store.load(content["tables"], now)
-            store.write_down(now, "organiser", "restored", detail=str(content["at"]))
-    except (ValueError, LookupError, TypeError) as error:
-        raise UsageError(f"{file} is damaged ({error}): take another backup") from error
-    return datetime.datetime.fromtimestamp(float(content["at"]), datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+        settings = folder.settings()
+    if database is not None:
+        settings = settings.model_copy(update={"database": database})
+    folder.write(settings)
+    with closing(MemberStore(folder.database_url())) as store:
+        try:
+            store.load(backup.tables, now)
+        except (ValueError, LookupError, TypeError) as error:
+            raise UsageError(f"{file} is damaged ({error}): take another backup") from error
+        store.write_down(now, "organiser", "restored", detail=str(backup.at))
+    return datetime.datetime.fromtimestamp(backup.at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
 
 
 def _has_database(folder: AuthorityFolder) -> bool:
     with closing(MemberStore(folder.database_url())) as store:
         return store.founded
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        with os_errors(f"cannot read {file}", kind=UsageError):
-            content = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UsageError(f"{file} is no backup: {error}") from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise UsageError(f"{file} is no backup of an authority")
-    return content

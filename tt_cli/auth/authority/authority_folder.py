@@ -7,31 +7,43 @@ shortly before the day on which peers stop taking the old key, the authority beg
 from __future__ import annotations
 
 import datetime
-import json
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Literal
 
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, InstanceOf, PlainSerializer, ValidationError
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.identity.passes import public_text
 from tt_cli.run import RunConfig, folders
 
-FILE, FORMAT = "authority.json", "tt-authority-1"
+FILE = "authority.json"
 SHORTEST_CHANGE = 2 * 3600.0  # seconds from `rotate` to the old key's end: passes live an hour
 EARLY = 86400.0  # the new key signs so long before the old one ends, or half the time where that is less
 
 
-@dataclass(frozen=True)
-class SigningKey:
+def _read_key(raw: object) -> object:
+    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(raw)) if isinstance(raw, str) else raw
+
+
+PrivateKey = Annotated[
+    InstanceOf[Ed25519PrivateKey],
+    BeforeValidator(_read_key),
+    PlainSerializer(lambda key: key.private_bytes_raw().hex()),
+]
+"""In a file: 64 hex digits."""
+
+
+class SigningKey(BaseModel):
     """One of the authority's keys. begins: Unix time from which it signs."""
 
-    private: Ed25519PrivateKey
-    begins: float
+    model_config = ConfigDict(frozen=True)
+
+    private: PrivateKey = Field(default_factory=Ed25519PrivateKey.generate)
+    begins: float = 0.0
 
     @property
     def text(self) -> str:
@@ -44,12 +56,14 @@ class SigningKey:
         return HKDF(hashes.SHA256(), 32, salt=None, info=info).derive(self.private.private_bytes_raw())
 
 
-@dataclass(frozen=True)
-class AuthoritySettings:
+class AuthoritySettings(BaseModel):
     """The folder's file. keys: oldest first; until: the day on which the old one ends, while the key changes."""
 
+    model_config = ConfigDict(frozen=True)
+
+    format: Literal["tt-authority-1"] = "tt-authority-1"
     database: str  # SQLAlchemy's URL; "" for the SQLite file in the folder
-    keys: tuple[SigningKey, ...]
+    keys: tuple[SigningKey, ...] = Field(min_length=1)
     until: str = ""
 
     def signing(self, now: float) -> SigningKey:
@@ -60,22 +74,6 @@ class AuthoritySettings:
         """The run file's `authority_key`."""
         texts = [key.text for key in reversed(self.keys)]
         return f"{texts[0]} {texts[1]} until {self.until}" if len(texts) == 2 else texts[0]
-
-    def to_data(self) -> dict[str, Any]:
-        """The settings for the file and for a backup."""
-        keys = [{"private": key.private.private_bytes_raw().hex(), "begins": key.begins} for key in self.keys]
-        return {"format": FORMAT, "database": self.database, "keys": keys, "until": self.until}
-
-    @classmethod
-    def from_data(cls, data: dict[str, Any]) -> Self:
-        """The settings as `to_data` gave them. Raises ValueError, LookupError or TypeError for anything else."""
-        if data["format"] != FORMAT or not data["keys"]:
-            raise ValueError("not an authority's file")
-        keys = tuple(
-            SigningKey(Ed25519PrivateKey.from_private_bytes(bytes.fromhex(key["private"])), float(key["begins"]))
-            for key in data["keys"]
-        )
-        return cls(str(data["database"]), keys, str(data["until"]))
 
 
 class AuthorityFolder:
@@ -94,22 +92,23 @@ class AuthorityFolder:
         """Make the folder and the first key. Raises UsageError where there is one, TTError for a full disk."""
         if self.exists:
             raise UsageError(f"{self.file} exists: this run's authority has its key already")
-        settings = AuthoritySettings(database, (SigningKey(Ed25519PrivateKey.generate(), 0.0),))
+        settings = AuthoritySettings(database=database, keys=(SigningKey(),))
         self.write(settings)
         return settings
 
     def settings(self) -> AuthoritySettings:
         """The file's content now; another process may change it. Raises TTError."""
         try:
-            return AuthoritySettings.from_data(json.loads(self.file.read_text(encoding="utf-8")))
+            return AuthoritySettings.model_validate_json(self.file.read_bytes())
         except FileNotFoundError:
             raise UsageError(f"there is no authority in {self.path}: make one with `tt authority init`") from None
-        except (OSError, ValueError, LookupError, TypeError) as error:
-            raise TTError(f"{self.file} cannot be read ({error}): restore it with `tt authority restore`") from error
+        except (OSError, ValueError) as error:
+            reason = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+            raise TTError(f"{self.file} cannot be read ({reason}): restore it with `tt authority restore`") from None
 
     def write(self, settings: AuthoritySettings) -> None:
         """Replace the file. Raises TTError."""
-        self._write(self.file, json.dumps(settings.to_data()))
+        self._write(self.file, settings.model_dump_json())
 
     def keep_proof(self, guilty: str, proof: bytes) -> None:
         """Write down what a peer was convicted by, for whoever asks. Raises TTError."""
@@ -132,9 +131,8 @@ class AuthorityFolder:
         Raises UsageError for a day that is too near, or while a change is under way.
         """
         settings = self.settings()
-        fresh = Ed25519PrivateKey.generate()
         if until is None:
-            settings = AuthoritySettings(settings.database, (SigningKey(fresh, 0.0),))
+            settings = AuthoritySettings(database=settings.database, keys=(SigningKey(),))
         else:
             try:
                 left = _begin(until) - now
@@ -145,7 +143,8 @@ class AuthorityFolder:
             if settings.until and now < _begin(settings.until):
                 raise UsageError(f"the key changes already, until {settings.until}; wait for that day")
             begins = now + left - min(EARLY, left / 2)
-            settings = replace(settings, keys=(settings.keys[-1], SigningKey(fresh, begins)), until=until)
+            keys = (settings.keys[-1], SigningKey(begins=begins))
+            settings = settings.model_copy(update={"keys": keys, "until": until})
         self.write(settings)
         return settings
 

@@ -6,64 +6,47 @@ SQLAlchemy Core over SQLite or PostgreSQL. Every method is one transaction; seve
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.exc import IntegrityError
 
-from tt_cli.database import Database
+from tt_cli.database import Database, make_table
 from tt_cli.identity.passes import Notice, RollBack
 
 MOST_AUDITED = 100_000  # entries; the oldest go first
 _PRUNE_EVERY = 500  # entries
 
 metadata = sa.MetaData()
-members = sa.Table(
-    "members",
-    metadata,
-    sa.Column("peer_id", sa.String(128), primary_key=True),
-    sa.Column("user", sa.String(128), nullable=False, index=True),
-    sa.Column("way", sa.String(16), nullable=False),
-    sa.Column("joined", sa.Float, nullable=False),
-    sa.Column("proven", sa.Float, nullable=False),
-    sa.Column("expires", sa.Float, nullable=False),
-)
-bans = sa.Table(
-    "bans",
-    metadata,
-    sa.Column("kind", sa.String(8), primary_key=True),  # "user" or "peer"
-    sa.Column("name", sa.String(128), primary_key=True),
-    sa.Column("at", sa.Float, nullable=False),
-    sa.Column("reason", sa.String(500), nullable=False),
-)
-orders = sa.Table(
+_table = partial(make_table, metadata)
+TIME, NAME, WORDS = sa.Float, sa.String(128), sa.String(500)
+members = _table("members", {"peer_id": NAME}, user=NAME, way=sa.String(16), joined=TIME, proven=TIME, expires=TIME)
+bans = _table("bans", {"kind": sa.String(8), "name": NAME}, at=TIME, reason=WORDS)  # kind: "user" or "peer"
+orders = _table(
     "orders",
-    metadata,
-    sa.Column("id", sa.Integer, primary_key=True),  # 1: the only row
-    sa.Column("number", sa.BigInteger, nullable=False),
-    sa.Column("changed", sa.Float, nullable=False),
-    sa.Column("paused", sa.String(500), nullable=False),
+    {"id": sa.Integer},  # 1: the only row
     sa.Column("step", sa.BigInteger),
     sa.Column("digest", sa.String(256)),
-    sa.Column("source", sa.String(500)),
-    sa.Column("order", sa.BigInteger, nullable=False),
+    sa.Column("source", WORDS),
+    number=sa.BigInteger,
+    changed=TIME,
+    paused=WORDS,
+    order=sa.BigInteger,
 )
-used = sa.Table(
-    "used",
-    metadata,
-    sa.Column("nonce", sa.String(128), primary_key=True),
-    sa.Column("expires", sa.Float, nullable=False, index=True),
-)
-audit = sa.Table(
+used = _table("used", {"nonce": NAME}, expires=TIME)
+audit = _table(
     "audit",
-    metadata,
-    sa.Column("id", sa.Integer, primary_key=True, autoincrement=True),
-    sa.Column("at", sa.Float, nullable=False),
-    sa.Column("who", sa.String(128), nullable=False),
-    sa.Column("what", sa.String(32), nullable=False),
-    sa.Column("peer_id", sa.String(128), nullable=False),
-    sa.Column("detail", sa.String(500), nullable=False),
+    {},
+    sa.Column("id", sa.Integer, primary_key=True),
+    at=TIME,
+    who=NAME,
+    what=sa.String(32),
+    peer_id=NAME,
+    detail=WORDS,
 )
+sa.Index("ix_members_user", members.c.user)
+sa.Index("ix_used_expires", used.c.expires)
 
 KEPT = (members, bans, orders, audit)  # in a backup: all but the used nonces, which are worth minutes
 
