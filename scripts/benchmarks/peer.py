@@ -128,7 +128,7 @@ def measure_memory(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
 def measure_pair(run: RunConfig, sizes: tuple[int, int], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Two peers with these micro-batches."""
     run = run.replaced({"swarm.target_batch_size": max(MICRO_BATCHES * sum(sizes), 4 * max(sizes))})
-    module = "tt_cli.peer" if run.data.source == "builtin" else "scripts.lab.random_examples_trainer"
+    module = "tt_cli.peer.trainer" if run.data.source == "builtin" else "scripts.lab.random_examples_trainer"
     options: dict[str, Any] = {"threads": args.threads, "memory": args.memory, "device": args.device}
     with (
         tempfile.TemporaryDirectory(prefix="bench-peer-") as scratch,

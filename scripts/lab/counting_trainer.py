@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 from multiprocessing import Array
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 from scripts.benchmarks.process_figures import family_cpu_seconds
 from scripts.lab import lockstep_trainer
 from tt_cli.supervisor.events import Emit, Event, Log, Step
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import PassGuard
 
@@ -59,7 +58,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     Admission.admit = admitting  # type: ignore[method-assign]
     PassGuard.admit, PassGuard.call = entering, calling  # type: ignore[method-assign]
     lockstep_trainer.main(options, noting, orders)
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

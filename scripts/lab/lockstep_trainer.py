@@ -3,7 +3,7 @@
 With as many samples in the micro-batches of all peers together as the target batch has, every step is made of the same
 gradients in every run: what the peers compute can be computed again elsewhere, to the last bit.
 
-Options are those of `tt_cli.peer`, and, where somebody may not contribute as it should: `longest`, seconds after which
+Options are the trainer's, and, where somebody may not contribute as it should: `longest`, seconds after which
 a peer computes one more micro-batch for the same step (default: never), and `gate`, a file that must exist before the
 first one (default: none).
 """
@@ -11,7 +11,6 @@ first one (default: none).
 from __future__ import annotations
 
 import math
-import sys
 import threading
 import time
 from pathlib import Path
@@ -25,7 +24,7 @@ from tt_cli.peer.health.memory_watch import MemoryWatch
 from tt_cli.peer.health.watchdog import ProgressWatchdog
 from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.supervisor.events import Emit, Event, Step, Synchronised
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 
 LOOK_SECONDS, GATE_SECONDS = 1.0, 0.1  # how soon it notices that it should leave, or begin
 news = threading.Condition()
@@ -69,7 +68,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
     trainer._train = lockstep
     trainer.main(options, noting, orders)
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

@@ -1,19 +1,18 @@
 """A real training peer whose micro-batches take a set time, as if each peer had a device of its own.
 
 Peers that share a machine's cores slow each other down; paced, a peer that leaves takes its own samples per second with
-it and nothing else changes. Options are those of `tt_cli.peer` and `micro_batch_seconds`: a micro-batch that was
+it and nothing else changes. Options are the trainer's and `micro_batch_seconds`: a micro-batch that was
 computed sooner waits until then.
 """
 
 from __future__ import annotations
 
-import sys
 import time
 from typing import Any
 
 from tt_cli.peer import trainer
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
@@ -31,7 +30,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
     trainer.MicroStep = PacedMicroStep  # type: ignore[misc]
     trainer.main(options, emit, orders)
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

@@ -1,8 +1,7 @@
-"""A real training peer whose examples are random, for runs whose data are not at hand. Options: `tt_cli.peer`'s."""
+"""A real training peer whose examples are random, for runs whose data are not at hand. Options: the trainer's."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,8 @@ import torch
 from tt_cli.data.examples import Batch
 from tt_cli.peer import trainer
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.reporter import run_worker
+from tt_cli.supervisor.events import Emit
+from tt_cli.supervisor.reporter import Orders
 
 
 class RandomExamples:
@@ -32,7 +32,8 @@ class RandomExamples:
             yield Batch(text, image, [""] * batch_size)
 
 
-if __name__ == "__main__":
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """As the trainer's."""
     trainer.load_tokenizer = lambda run: None  # type: ignore[assignment, return-value, attr-defined]
     trainer.ExampleStream = RandomExamples  # type: ignore[assignment, misc, attr-defined]
-    sys.exit(run_worker(trainer.main))
+    trainer.main(options, emit, orders)

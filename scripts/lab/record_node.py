@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +18,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Listening, Log
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.membership.rsa_identity import claim_identity, peer_id_of
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import PeerRecord, peers_key
@@ -137,7 +136,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             late = 0.0
         orders.leave.wait(0.02)
     stop_dht(dht)
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

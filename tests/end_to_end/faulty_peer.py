@@ -19,7 +19,6 @@ import asyncio
 import json
 import os
 import signal
-import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from hivemind.proto import averaging_pb2
 from tt_cli.peer import backup, trainer
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression import gradient_buffer
@@ -138,4 +137,3 @@ honest_begin, honest_step = Averager._begin, TrainedState.step
 TrainedState.step = step  # type: ignore[method-assign]
 Averager._begin = begin  # type: ignore[method-assign]
 patient_peer.install()
-sys.exit(run_worker(main))

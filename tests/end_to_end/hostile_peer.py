@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from hivemind.averaging.group_info import GroupInfo
 
 from tt_cli.peer import trainer
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
@@ -70,4 +69,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 honest_begin = Averager._begin
 Averager._begin = begin  # type: ignore[method-assign]
 patient_peer.install()
-sys.exit(run_worker(main))

@@ -6,12 +6,13 @@ one with a device of its own should, keeps the others from starting and from hea
 
 from __future__ import annotations
 
-import sys
 import time
+from typing import Any
 
 from tt_cli.data.examples import Batch
 from tt_cli.peer import trainer
-from tt_cli.supervisor.reporter import run_worker
+from tt_cli.supervisor.events import Emit
+from tt_cli.supervisor.reporter import Orders
 
 WAIT_SECONDS = 0.1
 
@@ -33,6 +34,7 @@ def install() -> None:
     trainer.MicroStep = PatientMicroStep  # type: ignore[misc]
 
 
-if __name__ == "__main__":
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """As the trainer's."""
     install()
-    sys.exit(run_worker(trainer.main))
+    trainer.main(options, emit, orders)

@@ -4,7 +4,6 @@ TT_TEST_POISON: "local" (its gradients are NaN, as its own checks see) or "remot
 """
 
 import os
-import sys
 from collections.abc import AsyncIterator, Sequence
 
 import torch
@@ -12,7 +11,6 @@ from end_to_end.patient_peer import PatientMicroStep
 from hivemind.proto import averaging_pb2
 
 from tt_cli.peer import trainer
-from tt_cli.supervisor.reporter import run_worker
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.averager import Averager
 
@@ -55,4 +53,4 @@ if os.environ["TT_TEST_POISON"] == "remote":
     Averager._begin = begin
 else:
     trainer.MicroStep = PoisonedMicroStep
-sys.exit(run_worker(trainer.main))
+main = trainer.main

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from tt_cli.data.examples import Batch
 from tt_cli.peer import trainer
 from tt_cli.peer.health import memory_watch
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 
 memory_watch.LOOK_SECONDS = 0.1
 mine: dict[str, int] = {}
@@ -48,4 +47,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
 
 trainer.MicroStep = ShortMicroStep  # type: ignore[misc]
-sys.exit(run_worker(main))

@@ -20,7 +20,7 @@ PARTS = {
     "tt_cli.auxiliary.publisher": "checkpoints go to acme/run",
     "tt_cli.peer.assistant": "assists from step",
 }
-COORDINATOR = "tt_cli.auxiliary"
+COORDINATOR = "tt_cli.auxiliary.coordinator"
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Log
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 
 NICE = 10
 LOOK_SECONDS = 5.0
@@ -97,7 +96,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
             tell(f"checkpoints are not evaluated now: {error}; tried again in {AGAIN_SECONDS:.0f} s", "error")
             wait = AGAIN_SECONDS
         time.sleep(wait)
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

@@ -12,7 +12,6 @@ Notable:
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -32,7 +31,7 @@ from tt_cli.run.checkpoint_names import Head, name_of, outdated, read_head, step
 from tt_cli.run.model_card import card, with_checkpoints
 from tt_cli.run.run_source import RUN_FILE, run_repository
 from tt_cli.supervisor.events import Emit, Log
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 
 KEPT = 5  # the newest checkpoints; older ones too, ever fewer the older they are
 ANSWER_SECONDS = 120.0  # for one of the Hub's answers: it looks at a large file before it gives one
@@ -361,7 +360,3 @@ def _with_fix(error: UsageError) -> str:
         return str(error)
     fix = "a `tt login` with a token that may write there is noticed, a new HF_TOKEN needs a new start"
     return f"{str(error).removesuffix('; run `tt login`')}; {fix}; --no-publish leaves the Hub alone"
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from tt_cli.history.writer import PICTURES
 from tt_cli.run import folders
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 
 if TYPE_CHECKING:
     from tt_cli.web.queries import Answers
@@ -79,7 +78,3 @@ def _shown(host: str) -> str:
     if host in ("0.0.0.0", "::"):
         return "localhost"
     return f"[{host}]" if ":" in host else host
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

@@ -176,7 +176,7 @@ def aux_peer(
     def start() -> Worker:
         admitted.check()
         options["user"] = admitted.user
-        worker = Worker("tt_cli.auxiliary", options, slot.log, {DATABASE: history})
+        worker = Worker("tt_cli.auxiliary.coordinator", options, slot.log, {DATABASE: history})
         admitted.attach(worker.leave)
         return worker
 

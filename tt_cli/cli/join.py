@@ -150,7 +150,7 @@ def join(
         options["user"] = admitted.user
         # looked up anew: an aux peer on this machine may have another address by the time that a pause ends
         options["initial_peers"] = initial_peers(config, mine.get("peer", [])) or options["initial_peers"]
-        worker = Worker("tt_cli.peer", options, slot.log)
+        worker = Worker("tt_cli.peer.trainer", options, slot.log)
         admitted.attach(worker.leave)
         return worker
 

@@ -7,7 +7,6 @@ where there is nobody else. It says nothing about which state is the swarm's: th
 
 from __future__ import annotations
 
-import sys
 import time
 from collections import Counter
 from contextlib import ExitStack
@@ -22,7 +21,7 @@ from tt_cli.run import RunConfig, folders
 from tt_cli.run.initial_peers import peers_here
 from tt_cli.supervisor.events import Emit, Event, Failure, Log, Phase, Round, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.network.dht_node import addresses_of, start_dht
 from tt_cli.task import task_of
@@ -127,7 +126,3 @@ class AssistReport:
     def share(self, peer_id: str) -> float:
         """Part of one peer in all bytes that those who average moved since they were seen: 0 to 1."""
         return self._moved[peer_id] / max(1, self._moved.total())
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

@@ -16,7 +16,7 @@ from tt_cli.supervisor.events import Event, Failure, Listening
 from tt_cli.supervisor.worker_process import Worker
 
 EventType = TypeVar("EventType", bound=Event)
-AUX_MODULE, TRAINER_MODULE = "tt_cli.auxiliary", "tt_cli.peer"
+AUX_MODULE, TRAINER_MODULE = "tt_cli.auxiliary.coordinator", "tt_cli.peer.trainer"
 START_SECONDS = 120.0
 LEAVE_SECONDS = 30.0
 

@@ -15,7 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from tt_cli.errors import TTError
 from tt_cli.supervisor.events import Emit, Event, Failure
@@ -93,8 +93,8 @@ def reporter(descriptor: int) -> Emit:
     return emit
 
 
-def run_worker(main: Main) -> int:
-    """Run `main(options, emit, orders)` under a supervisor; returns the exit code.
+def run_worker(main: Main) -> NoReturn:
+    """Run `main(options, emit, orders)` under a supervisor, and end the process with its exit code.
 
     `orders.leave` is set also when the supervisor is gone: `main` then ends by itself within seconds.
     """

@@ -25,7 +25,7 @@ SHARING = {"HIVEMIND_MEMORY_SHARING_STRATEGY": "file_descriptor"}
 class Worker:
     """One worker process in a process group of its own.
 
-    module: run as `python -m module`, must call `run_worker`. options: handed over as JSON (no secrets: other
+    module: its `main` is called, see `run_worker`. options: handed over as JSON (no secrets: other
     users of the machine can read a command line). log: file that receives what the worker and its libraries print.
     Start it from the main thread: the kernel ends it when the starting thread ends.
     """
@@ -37,7 +37,7 @@ class Worker:
             with log.open("ab") as output:
                 log.chmod(0o600)
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", module, str(writing), json.dumps(options)],
+                    [sys.executable, "-m", "tt_cli.supervisor", module, str(writing), json.dumps(options)],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,

@@ -6,12 +6,11 @@ have to. Options: those of `scripts.lab.lockstep_trainer`, and `attack`.
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from scripts.lab import lockstep_trainer
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
 
@@ -48,7 +47,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         speak_for(options.pop("victim"))
     believe_own_pass()
     lockstep_trainer.main(options, emit, orders)
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

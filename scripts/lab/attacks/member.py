@@ -5,7 +5,6 @@ It is a real peer until the step FIRST_STEP: the others have trained with it bef
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from hivemind.averaging.group_info import GroupInfo
@@ -15,7 +14,7 @@ from scripts.lab.attacks.gradients import GRADIENTS, poison
 from scripts.lab.attacks.records import RECORDS, false_bytes, false_state
 from scripts.lab.attacks.rounds import ROUNDS, Round
 from tt_cli.supervisor.events import Emit
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.collaboration import Collaboration
@@ -115,7 +114,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     else:
         raise ValueError(f"no attack of a member is called {attack!r}")
     lockstep_trainer.main(options, emit, orders)
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

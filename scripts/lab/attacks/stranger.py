@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from hivemind.utils import MSGPackSerializer, get_dht_time
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Emit, Log
-from tt_cli.supervisor.reporter import Orders, run_worker
+from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce import part_fetch
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES
@@ -261,7 +260,3 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         emit(Log(json.dumps(dataclasses.asdict(tried))))
 
     asyncio.run(attack(options["attack"], run, Path(options["facts"]), tell, orders))
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

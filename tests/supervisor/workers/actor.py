@@ -18,7 +18,7 @@ from typing import Any
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.events import Emit, Finished, Log, Phase, Saved, Step
-from tt_cli.supervisor.reporter import Orders, WorkerBroken, run_worker
+from tt_cli.supervisor.reporter import Orders, WorkerBroken
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
@@ -78,7 +78,3 @@ def obey(emit: Emit, orders: Orders) -> None:
     emit(Phase("leaving", "writing a backup"))
     emit(Saved(5, "/somewhere"))
     emit(Finished("left"))
-
-
-if __name__ == "__main__":
-    sys.exit(run_worker(main))

@@ -43,7 +43,7 @@ class ServeOptions:
 
     def side_process(self, log: Path, show: Emit) -> SideProcess:
         """The server beside an auxiliary peer: entering it waits until it listens, or raises TTError."""
-        start = partial(Worker, "tt_cli.auth.authority", asdict(self), log)
+        start = partial(Worker, "tt_cli.auth.authority.authority_server", asdict(self), log)
         return SideProcess("the authority", start, show, needed=True)
 
 
