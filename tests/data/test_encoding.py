@@ -349,9 +349,8 @@ def test_a_full_disk_is_one_line_and_work_goes_on_after_it(tmp_path: Path, run: 
     ],
 )
 def test_the_filters_are_those_of_training(changes: dict[str, Any]) -> None:
-    assert reason_against(picture(1, **changes), RowRules.of(run_on("any"))) == RowFilter(run_on("any")).reason(
-        row(**changes)
-    )
+    rules = RowRules.of(run_on("any"))
+    assert reason_against(picture(1, **changes), rules) == RowFilter(rules).reason(row(**changes))
 
 
 def test_more_reasons() -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tt_cli.data.codes import to_column
 from tt_cli.data.columns import ColumnRows
 from tt_cli.data.examples import RowFilter
+from tt_cli.data.row_rules import RowRules
 from tt_cli.run import load_run
 
 PASSES = [
@@ -61,25 +62,25 @@ FAILS = [
 
 @pytest.mark.parametrize("changes", PASSES)
 def test_rows_that_pass(changes) -> None:
-    assert RowFilter(run_on("any")).reason(row(**changes)) is None
+    assert RowFilter(RowRules.of(run_on("any"))).reason(row(**changes)) is None
 
 
 @pytest.mark.parametrize(("changes", "reason"), FAILS)
 def test_rows_that_fail(changes, reason) -> None:
-    row_filter = RowFilter(run_on("any"))
+    row_filter = RowFilter(RowRules.of(run_on("any")))
     assert row_filter.reason(row(**changes)) == reason
     assert row_filter.sift([row(**changes), row()])[2].tolist() == [1]
-    assert getattr(row_filter.counts, reason) == row_filter.counts.dropped == 1
+    assert row_filter.counts.problems() == {reason: 1}
 
 
 def test_the_run_file_sets_the_filters() -> None:
     run = run_on("any", min_caption_length=0, max_aspect_ratio=3.0, nsfw_allowed=["UNLIKELY", "UNSURE"])
-    row_filter = RowFilter(run)
+    row_filter = RowFilter(RowRules.of(run))
     assert row_filter.reason(row(caption="x", NSFW="UNSURE", original_width=1440)) is None
 
 
 def test_built_in_rows_pass_the_filters_but_not_the_checks() -> None:
-    row_filter = RowFilter(load_run("emoji"))
+    row_filter = RowFilter(RowRules.of(load_run("emoji")))
     good = row(caption="ox", NSFW="NSFW", original_width=9000, code=code(*range(64)))
     assert row_filter.reason(good) is None
     assert row_filter.reason({**good, "code": code(1)}) == "code_width"
@@ -87,18 +88,18 @@ def test_built_in_rows_pass_the_filters_but_not_the_checks() -> None:
 
 @pytest.mark.parametrize("bad", [-1, 10, 32767])
 def test_codes_out_of_range_are_left_out(bad: int) -> None:
-    row_filter = RowFilter(run_on("any"))
+    row_filter = RowFilter(RowRules.of(run_on("any")))
     rows = [row(), row(caption="bad", code=code(1, 2, bad, 4)), row(caption="last", code=code(0, 9, 9, 9))]
     captions, codes, _ = row_filter.sift(rows)
     assert captions == ["red apple", "last"]
     assert codes.dtype == np.int16
     assert codes.tolist() == [[1, 2, 3, 4], [0, 9, 9, 9]]
-    assert (row_filter.counts.kept, row_filter.counts.code_range) == (2, 1)
+    assert (row_filter.counts["kept"], row_filter.counts["code_range"]) == (2, 1)
     assert row_filter.counts.in_words() == "3 rows: kept 2, code range 1"
 
 
 def test_both_code_columns_are_read_beside_each_other() -> None:
-    row_filter = RowFilter(run_on("any"))
+    row_filter = RowFilter(RowRules.of(run_on("any")))
     known = np.array([[1, 2, 3, 4], [9, 8, 7, 6], [5, 5, 5, 5]], dtype=np.int16)
     packed = to_column("code13", known, 10)
     rows = [row(code=code(*known[0])), row(code=..., code13=packed[1]), row(code=code(*known[2]))]
@@ -107,13 +108,13 @@ def test_both_code_columns_are_read_beside_each_other() -> None:
 
 
 def test_sifting_tells_which_rows_are_good() -> None:
-    row_filter = RowFilter(run_on("any"))
+    row_filter = RowFilter(RowRules.of(run_on("any")))
     rows = [row(caption=None), row(caption="a cat"), row(code=code(1, 2, 3, 10)), row(caption="a dog"), {}]
     captions, codes, places = row_filter.sift(rows)
     assert captions == ["a cat", "a dog"]
     assert places.tolist() == [1, 3]
     assert codes.shape == (2, 4)
-    assert row_filter.counts.in_words() == "5 rows: kept 2, no caption 2, code range 1"
+    assert row_filter.counts.in_words() == "5 rows: kept 2, code range 1, no caption 2"
     assert [len(part) for part in row_filter.sift([])] == [0, 0, 0]
 
 
@@ -154,7 +155,7 @@ def test_columns_are_sifted_as_rows_are(
     schema = pyarrow.schema([(name, types.get(name, pyarrow.int64())) for name in rows[0]])
     columns = ColumnRows(pyarrow.RecordBatch.from_pylist(rows, schema=schema).slice(start))
     assert list(columns) == rows[start:] == [columns[place] for place in range(len(columns))]
-    by_row, by_column = RowFilter(run_on("any")), RowFilter(run_on("any"))
+    by_row, by_column = RowFilter(RowRules.of(run_on("any"))), RowFilter(RowRules.of(run_on("any")))
     expected, found = by_row.sift(rows[start:]), by_column.sift(columns)
     assert by_row.counts == by_column.counts
     assert expected[0] == found[0]

@@ -59,7 +59,7 @@ def test_a_failure_is_a_line_with_its_fix(tt: Tt, tmp_path: Path) -> None:
         ({"tokenizer.name": "emojis"}, "tokenizer", "no built-in data set is called 'emojis'"),
         ({"tokenizer.vocab_size": 1000}, "tokenizer", "the tokenizer has ids up to 1023"),
         ({"data.name": "emojis"}, "data", "no built-in data set is called 'emojis'"),
-        ({"vqgan.grid": 16}, "data", "no example that this run can use"),
+        ({"vqgan.grid": 16}, "data", "do not fit the run file's [vqgan]"),
         ({"vqgan.codebook_size": 2048}, "VQGAN", "the VQGAN emoji has 1024"),
     ],
 )

@@ -50,13 +50,6 @@ def checked_file(name: str, filename: str) -> Path:
     return path
 
 
-def split_file(name: str, split: str) -> Path:
-    """The shard of a split. Raises as `checked_file`, and UsageError for an unknown split."""
-    if split not in SPLITS:
-        raise UsageError(f"the built-in data have no split '{split}'; they have {' and '.join(SPLITS)}")
-    return checked_file(name, f"{split}.parquet")
-
-
 @cache
 def examples(name: str, split: str = "train") -> list[Example]:
     """All examples of a split ("train" or "heldout"), in the order of the file. Do not change the list.
@@ -66,7 +59,9 @@ def examples(name: str, split: str = "train") -> list[Example]:
     import pyarrow
     import pyarrow.parquet
 
-    path = split_file(name, split)
+    if split not in SPLITS:
+        raise UsageError(f"the built-in data have no split '{split}'; they have {' and '.join(SPLITS)}")
+    path = checked_file(name, f"{split}.parquet")
     try:
         table = pyarrow.parquet.read_table(path, columns=["caption", "code"]).to_pydict()
     except (pyarrow.ArrowException, OSError) as error:

@@ -22,8 +22,6 @@ from tt_cli.errors import TTError
 if TYPE_CHECKING:  # the process that reads ahead does without
     import torch
 
-    from tt_cli.run import RunConfig
-
 COLUMNS = ("caption", CODE)  # a data set without them is not for us; the others may be missing
 HOPELESS = 20_000  # bad rows one after the other, after which the data set is said to be unusable
 
@@ -48,42 +46,23 @@ class Batch:
         return Batch(self.text[some], self.image[some], self.captions[some])
 
 
-@dataclass
-class Counts:
-    """Rows seen so far, by what became of them. Only `kept` reached training.
+class RowCounts(Counter[str]):
+    """Rows seen so far, by what became of them: those "kept" reached training, the others have the reason against them.
 
-    not_utf8: captions that are no text. wrong_type: a label or a size that is of another type. damaged: rows of shards
-    that could not be read, where it is known how many.
+    no_caption, short_caption, aspect_ratio, nsfw: the filters. code_width, code_range: no codes of this run. not_utf8:
+    a caption that is no text. wrong_type: a label or a size that is of another type. damaged: rows of shards that could
+    not be read, where it is known how many.
     """
-
-    kept: int = 0
-    short_caption: int = 0
-    aspect_ratio: int = 0
-    nsfw: int = 0
-    no_caption: int = 0
-    code_width: int = 0
-    code_range: int = 0
-    not_utf8: int = 0
-    wrong_type: int = 0
-    damaged: int = 0
-
-    @property
-    def dropped(self) -> int:
-        return self.problems().total()
-
-    def add(self, other: Mapping[str, int]) -> None:
-        """Add counts by field name."""
-        for name, count in other.items():
-            setattr(self, name, getattr(self, name) + count)
 
     def problems(self) -> Counter[str]:
         """Rows that were left out, by why."""
-        return Counter({name: count for name, count in vars(self).items() if name != "kept" and count})
+        return Counter({reason: count for reason, count in sorted(self.items()) if reason != "kept" and count})
 
     def in_words(self) -> str:
         """Such as "12 rows: kept 10, nsfw 2"."""
-        parts = [f"{name} {count}" for name, count in vars(self).items() if count]
-        return f"{self.kept + self.dropped} rows: {', '.join(parts) or 'none'}".replace("_", " ")
+        parts = {"kept": self["kept"]} if self["kept"] else {}
+        words = ", ".join(f"{name} {count}" for name, count in (parts | self.problems()).items())
+        return f"{self.total()} rows: {words or 'none'}".replace("_", " ")
 
 
 Sifted = tuple[list[str], np.ndarray, np.ndarray]
@@ -92,15 +71,15 @@ Sifted = tuple[list[str], np.ndarray, np.ndarray]
 class RowFilter:
     """Tells rows that may be trained on from those that may not, and counts both. hopeless: in place of HOPELESS."""
 
-    def __init__(self, run: RunConfig | RowRules, hopeless: float | None = None) -> None:
-        self.rules = run if isinstance(run, RowRules) else RowRules.of(run)
-        self.counts = Counts()
-        self._width = {name: column_bytes(name, self.rules.codes, self.rules.codebook_size) for name in CODE_COLUMNS}
+    def __init__(self, rules: RowRules, hopeless: float | None = None) -> None:
+        self.rules = rules
+        self.counts = RowCounts()
+        self._width = {name: column_bytes(name, rules.codes, rules.codebook_size) for name in CODE_COLUMNS}
         self._hopeless = HOPELESS if hopeless is None else hopeless
         self._in_vain = 0  # rows since the last that was kept
 
     def reason(self, row: Mapping[str, Any]) -> str | None:
-        """The field of `Counts` that tells why this row is left out, or None if nothing is wrong so far.
+        """The key of `RowCounts` that tells why this row is left out, or None if nothing is wrong so far.
 
         Codes out of range are found by `sift`, for many rows at once. Width and height of 0, and a label of None,
         are unlike their absence: the data set has the column, and this row fails it.
@@ -141,14 +120,14 @@ class RowFilter:
     def _passed(self, rows: Sequence[Mapping[str, Any]]) -> np.ndarray:
         """A mask (b,) of the rows with nothing wrong but perhaps codes out of range; the others are counted."""
         reasons = [self.reason(row) for row in rows]
-        self.counts.add(Counter(reason for reason in reasons if reason is not None))
+        self.counts.update(reason for reason in reasons if reason is not None)
         return np.array([reason is None for reason in reasons], dtype=bool)
 
     def _kept(self, captions: list[Any], codes: np.ndarray, passed: np.ndarray) -> Sifted:
         """The result of `sift`, of rows of which those that `passed` (b,) have codes; those in range are kept."""
         in_range = (codes.view(np.uint16) < self.rules.codebook_size).all(axis=1)  # as if below 0 were very large
         good = np.flatnonzero(passed & in_range)
-        self.counts.add({"kept": len(good), "code_range": int(passed.sum()) - len(good)})
+        self.counts.update(kept=len(good), code_range=int(passed.sum()) - len(good))
         self._in_vain = 0 if len(good) else self._in_vain + len(passed)
         if self._in_vain >= self._hopeless:
             raise self.unusable()

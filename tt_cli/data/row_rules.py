@@ -36,7 +36,7 @@ class RowRules:
         )
 
     def against_caption(self, caption: Any) -> str | None:
-        """The field of `Counts` that tells why a caption is no good, None if it is."""
+        """The key of `RowCounts` that tells why a caption is no good, None if it is."""
         if not isinstance(caption, str) or not caption.strip():
             return "no_caption" if caption is None or isinstance(caption, str) else "not_utf8"
         if not caption.isascii() and any("\ud800" <= character <= "\udfff" for character in caption):

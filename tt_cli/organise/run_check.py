@@ -159,7 +159,7 @@ def _first(run: RunConfig, tokenizer: Tokenizer) -> tuple[Batch, str]:
         stream.close()
     caption = "".join(letter if letter.isprintable() else " " for letter in batch.captions[0])[:60]
     details = f'{run.data.name} gave "{caption}" in {time.monotonic() - started:.1f} s'
-    return batch, f"{details} ({stream.counts.in_words()})" if stream.counts.dropped else details
+    return batch, f"{details} ({stream.counts.in_words()})" if stream.counts.problems() else details
 
 
 def _vqgan(run: RunConfig, batch: Batch | None) -> tuple[object, str]:

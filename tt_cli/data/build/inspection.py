@@ -119,7 +119,7 @@ def inspect(files: Sequence[Path], run: RunConfig, samples: int, seed: int) -> I
             captions, codes, _ = row_filter.sift(batch)
             result.used += np.bincount(codes.ravel(), minlength=result.codebook_size)
             result.caption_characters += sum(map(len, captions))
-            first = row_filter.counts.kept - len(captions)
+            first = row_filter.counts["kept"] - len(captions)
             for taken, example in enumerate(zip(captions, codes, strict=True), first + 1):
                 place = len(result.samples) if len(result.samples) < samples else int(rng.integers(taken))
                 if place < samples:

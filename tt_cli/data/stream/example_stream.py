@@ -13,7 +13,7 @@ Notable:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import count, islice
 from pathlib import Path
@@ -23,11 +23,11 @@ import numpy as np
 import torch
 
 from tt_cli.atomic_write import atomic_write
-from tt_cli.data.examples import Batch, RowFilter
+from tt_cli.data.examples import Batch, Example, RowCounts
 from tt_cli.data.stream.plan import plan_of, session_seed
 from tt_cli.data.stream.prefetch import Prefetch
 from tt_cli.data.stream.row_reader import Block
-from tt_cli.data.stream.subset import rows_in_order, subset_examples
+from tt_cli.data.stream.subset import subset_examples
 from tt_cli.data.tokenizer import Tokenizer
 from tt_cli.run import RunConfig
 
@@ -58,10 +58,9 @@ class ExampleStream:
         self.tokenizer = tokenizer
         self.seed = seed
         self.split = split
-        self.filter = RowFilter(run)
-        self.counts = self.filter.counts
-        self._subset = subset_examples(run) if run.data.subset and split == "train" else None
-        self._elsewhere = self._subset is None and run.data.source != "builtin"
+        self.counts = RowCounts()
+        in_memory = run.data.source == "builtin" or (run.data.subset and split == "train")
+        self._in_memory = subset_examples(run, split) if in_memory else None
         self._peer, self._folder, self._tell = peer, folder, tell
         self._state_path = folder / f"{name}.json" if folder is not None else None
         self._prefetch: Prefetch | None = None
@@ -75,7 +74,7 @@ class ExampleStream:
         Of data that are read ahead, all iterators together give every example once; of the others, each begins anew.
         Raises UsageError if the data set has no such split or columns, TTError if it has no row that can be used.
         """
-        if self._elsewhere:
+        if self._in_memory is None:
             self._started()
         return self._batches(batch_size)
 
@@ -89,7 +88,7 @@ class ExampleStream:
             self._prefetch.close()
 
     def _batches(self, batch_size: int) -> Iterator[Batch]:
-        examples = self._read_ahead() if self._elsewhere else self._shuffled_here(batch_size)
+        examples = self._read_ahead() if self._in_memory is None else self._shuffled(self._in_memory)
         while True:
             batch = list(islice(examples, batch_size))
             state = self._block.state_after(self._taken) if self._block else None
@@ -106,10 +105,10 @@ class ExampleStream:
             block = self._block
             if block is None or self._taken == len(block.captions):
                 self._block, self._taken = self._started().next(), 0
-                self.counts.add(self._block.counts)
+                self.counts.update(self._block.counts)
                 continue
             self._taken += 1
-            self.counts.kept += 1
+            self.counts["kept"] += 1
             yield block.captions[self._taken - 1], block.codes[self._taken - 1]
 
     def _started(self) -> Prefetch:
@@ -140,20 +139,11 @@ class ExampleStream:
                 "goes on; after a restart some may come again",
             )
 
-    # ------------------------------------------------------------ shuffled here
+    # ------------------------------------------------------------ in memory
 
-    def _shuffled_here(self, rows_at_once: int) -> Iterator[CaptionAndCodes]:
+    def _shuffled(self, examples: Sequence[Example]) -> Iterator[CaptionAndCodes]:
         for epoch in count():
             seed = int(np.random.SeedSequence((self.seed, epoch)).generate_state(1)[0])
-            if self._subset is not None:
-                for place in np.random.default_rng(seed).permutation(len(self._subset)):
-                    self.counts.kept += 1
-                    yield self._subset[place].caption, self._subset[place].codes
-                continue
-            kept = self.counts.kept
-            rows = rows_in_order(self.run, self.split, seed)
-            while chunk := list(islice(rows, rows_at_once)):
-                captions, codes, _ = self.filter.sift(chunk)
-                yield from zip(captions, codes, strict=True)
-            if self.counts.kept == kept:
-                raise self.filter.unusable()
+            for place in np.random.default_rng(seed).permutation(len(examples)):
+                self.counts["kept"] += 1
+                yield examples[place].caption, examples[place].codes

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
@@ -107,7 +108,7 @@ class RowReader:
         self._failures = 0  # on end
         self._came = False  # whether a good row ever came
         self._problem, self._missing = "", ""
-        self._reported: dict[str, int] = {}
+        self._reported = Counter[str]()
         self._skip: dict[int, int] = {}  # of shards that were begun before they were put off
         self._note = lambda trouble: on_trouble(trouble, "")
         self.source = ShardSource(plan, self._note)
@@ -148,9 +149,8 @@ class RowReader:
         captions = [caption for piece in held for caption in piece.captions]
         codes = np.concatenate([piece.codes for piece in held])
         order = drawn_order(len(captions), self.seed, at.epoch, at.block)[taken:]
-        now = asdict(self.filter.counts)
-        counts = {name: count - self._reported.get(name, 0) for name, count in now.items() if name != "kept"}
-        self._reported = now
+        problems = self.filter.counts.problems()
+        counts, self._reported = dict(problems - self._reported), problems
         position = asdict(replace(at, taken=taken))
         state = {"version": 1, "data": self.fingerprint, "seed": self.seed, "position": position}
         return Block([captions[i] for i in order], codes[order], state, counts)
@@ -208,7 +208,7 @@ class RowReader:
             self.source.forget(number)
             raise ShardProblem(damage, lasting=True)
         if damage:
-            self.filter.counts.add({"damaged": lost})
+            self.filter.counts["damaged"] += lost
             self._note(f"{damage}: {f'{lost} rows' if lost else f'what comes after row {row}'} left out")
         self._failures = 0
 
@@ -246,7 +246,7 @@ class RowReader:
         name, counts = self.plan.rules.name, self.filter.counts
         if not self._came and self._missing:
             return UsageError(f"the data set {name} has {self._missing}")
-        if counts.kept + counts.dropped or not self._problem:
+        if counts.total() or not self._problem:
             return self.filter.unusable()
         advice = "check the network, the login (`tt login`) and [data] in the run file"
         return TTError(f"cannot read the data set {name}: {self._problem}; {advice}")

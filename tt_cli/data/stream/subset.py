@@ -1,10 +1,11 @@
-"""A subset's examples, the same for all peers; held-out ones; and rows through `datasets`, in the Hub's order."""
+"""Examples that are held in memory: built-in ones, a subset that is the same for all peers, and held-out ones."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, closing
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import islice, takewhile
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from tt_cli.data import builtin
 from tt_cli.data.examples import Example, RowFilter, missing_columns
+from tt_cli.data.row_rules import RowRules
 from tt_cli.data.stream.plan import ReadPlan, plan_of
 from tt_cli.data.stream.row_reader import RowReader
 from tt_cli.data.stream.shard_locations import NoSplit
@@ -27,24 +29,25 @@ ROWS_AT_ONCE = 512  # that are filtered together
 HELD_OUT = ("heldout", "validation", "test")
 
 
-def subset_examples(run: RunConfig) -> list[Example]:
+def subset_examples(run: RunConfig, split: str = "train") -> list[Example]:
     """The training examples of the run: all of a built-in data set, or the `data.subset` first of a shuffled one.
 
-    Shuffled by the run's seed, so that all peers get the same list in the same order. Raises UsageError for any other
-    data set without `data.subset` (it would not fit in memory), and what `ExampleStream.batches` raises.
+    Shuffled by the run's seed, so that all peers get the same list in the same order. split: another one of a built-in
+    data set, of which there is no subset. Raises UsageError for any other data set without `data.subset` (it would not
+    fit in memory), and what `ExampleStream.batches` raises.
     """
     data = run.data
     if data.source == "builtin":
-        built_in = builtin.examples(data.name, "train")
+        built_in = builtin.examples(data.name, split)
         for example in built_in:
             if len(example.codes) != run.vqgan.grid**2 or example.codes.max() >= run.vqgan.codebook_size:
                 raise UsageError(f"the codes of the built-in data '{data.name}' do not fit the run file's [vqgan]")
+        if data.subset == 0 or split != "train":
+            return built_in
         if data.subset > len(built_in):
             raise UsageError(
                 f"data.subset is {data.subset}, but the built-in data '{data.name}' have {len(built_in)} examples"
             )
-        if data.subset == 0:
-            return list(built_in)
         order = np.random.default_rng(run.run.seed).permutation(len(built_in))
         return [built_in[i] for i in order[: data.subset]]
     if data.subset == 0:
@@ -54,9 +57,9 @@ def subset_examples(run: RunConfig) -> list[Example]:
         if len(examples) < data.subset:
             raise TTError(f"data.subset is {data.subset}, but {data.name} has fewer usable examples: {len(examples)}")
         return examples
-    row_filter = RowFilter(run)
+    row_filter = RowFilter(RowRules.of(run))
     seed = int(np.random.SeedSequence(run.run.seed).generate_state(1)[0])
-    rows = rows_in_order(run, "train", seed)
+    rows = _rows_in_order(run, seed)
     examples = []
     while len(examples) < data.subset and (chunk := list(islice(rows, ROWS_AT_ONCE))):
         captions, codes, _ = row_filter.sift(chunk)
@@ -89,32 +92,22 @@ def _first_of(plan: ReadPlan, wanted: int) -> list[Example]:
         return [Example(*row) for row in islice(rows, wanted)]
 
 
-def rows_in_order(run: RunConfig, split: str, seed: int) -> Iterator[Mapping[str, Any]]:
-    """One pass over the data in the order that `seed` gives."""
-    with _reading(run):
-        how = {"buffer_size": run.data.shuffle_buffer, "max_buffer_input_shards": SHARDS_AT_ONCE}
-        rows = iter(_open(run, split).shuffle(seed=seed, **how))
+def _rows_in_order(run: RunConfig, seed: int) -> Iterator[Mapping[str, Any]]:
+    """One pass over a data set of the Hub, through `datasets`, in the order that `seed` gives."""
+    import datasets
+
+    name, buffer = run.data.name, run.data.shuffle_buffer
+    reading = partial(dataset_errors, f"cannot read the data set {name}", NO_DATA_SET)
+    with reading():
+        data_set = datasets.load_dataset(name, revision=run.data.revision, split="train", streaming=True)
+        rows = iter(data_set.shuffle(seed=seed, buffer_size=buffer, max_buffer_input_shards=SHARDS_AT_ONCE))
         first = next(rows, None)
     if first is None:
         return
     if missing := missing_columns(first):
         raise UsageError(
-            f"the data set {run.data.name} has no column {' and '.join(missing)}; it has {', '.join(sorted(first))}"
+            f"the data set {name} has no column {' and '.join(missing)}; it has {', '.join(sorted(first))}"
         )
-    with _reading(run):
+    with reading():
         yield first
         yield from rows
-
-
-def _open(run: RunConfig, split: str) -> Any:
-    """The data set as `datasets` streams it."""
-    import datasets
-
-    if run.data.source == "builtin":
-        path = builtin.split_file(run.data.name, split)
-        return datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True)
-    return datasets.load_dataset(run.data.name, revision=run.data.revision, split=split, streaming=True)
-
-
-def _reading(run: RunConfig) -> AbstractContextManager[None]:
-    return dataset_errors(f"cannot read the data set {run.data.name}", NO_DATA_SET)
