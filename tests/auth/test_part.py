@@ -15,6 +15,7 @@ from auth.peers import closed_run
 
 from tt_cli.auth.authority import authority_server
 from tt_cli.auth.authority.authority_server import ServeOptions
+from tt_cli.auxiliary.parts import AUTHORITY
 from tt_cli.errors import TTError
 from tt_cli.supervisor import side_process as room
 from tt_cli.supervisor.events import Event, Log
@@ -53,7 +54,7 @@ def test_it_serves_and_is_started_again(tmp_path: Path, monkeypatch: pytest.Monk
     run, shown = closed_run(), Shown()
     authority_server.found(run)
     options = ServeOptions(run.to_toml(), "127.0.0.1", 0)
-    with options.side_process(tmp_path / "authority.log", shown) as part:
+    with AUTHORITY.watched(vars(options), tmp_path / "authority.log", shown) as part:
         first = port_in(shown.wait("the authority listens on port"))
         with httpx2.Client(trust_env=False) as http:
             assert http.get(f"http://127.0.0.1:{first}/v1/facts").json()["run"] == run.identity
@@ -74,5 +75,5 @@ def test_one_that_cannot_start_says_why(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         options = ServeOptions(run.to_toml(), "127.0.0.1", taken.getsockname()[1])
         with pytest.raises(TTError, match="the authority does not start: cannot listen on 127.0.0.1 port") as caught:
-            options.side_process(tmp_path / "authority.log", Shown()).__enter__()
+            AUTHORITY.watched(vars(options), tmp_path / "authority.log", Shown()).__enter__()
     assert "\n" not in str(caught.value)

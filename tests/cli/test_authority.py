@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from auth.peers import closed_run, pointed
 
-from tt_cli.auth.identities import made_key
 from tt_cli.cli.main import main
 from tt_cli.identity.passes import authority_keys
+from tt_cli.identity.peer_key import made_key
 from tt_cli.run import RunConfig, folders, load_run
 
 Answer = subprocess.CompletedProcess[str]

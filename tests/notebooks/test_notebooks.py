@@ -15,8 +15,9 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from tt_cli.auth.identities import export_identities, identities, made_key
+from tt_cli.auth.identities import export_identities, identities
 from tt_cli.checkpoint.checkpoint_files import load
+from tt_cli.identity.peer_key import made_key
 from tt_cli.run import folders
 from tt_cli.supervisor.local_swarm import LocalSwarm
 

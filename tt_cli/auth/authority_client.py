@@ -22,7 +22,6 @@ from tt_cli import __version__
 from tt_cli.auth import authority_requests as requests
 from tt_cli.auth.account import token_source, whoami
 from tt_cli.auth.authority_requests import PassRefused, Rejected
-from tt_cli.auth.identities import made_key
 from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
 from tt_cli.identity import peer_key
@@ -45,20 +44,72 @@ class AuthorityUnreachable(TTError):
     """The authority, or the Hub behind it, does not answer now."""
 
 
-class AuthorityClient:
+class AuthorityConnection:
+    """A run's authority over HTTP: what it tells everybody, and how it answers."""
+
+    def __init__(self, run: RunConfig):
+        assert run.membership.authority is not None
+        self._run = run
+        headers = {"User-Agent": f"tt/{__version__}"}
+        self._http = httpx2.Client(base_url=run.membership.authority, timeout=TIMEOUT, headers=headers)
+        self.close = self._http.close
+
+    def notice(self, known: int) -> str | None:
+        """The signed notice; None when it is the one with this number. Raises AuthorityUnreachable, TTError."""
+        text = self._send("GET", "/v1/notice", headers={"If-None-Match": f'"{known}"'})
+        return text.decode(errors="replace") or None
+
+    def _post(self, path: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            content = json.loads(self._send("POST", path, **arguments))
+            if not isinstance(content, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            reason = f"{self._where} does not answer as an authority does: is it the right address?"
+            raise AuthorityUnreachable(reason) from error
+        return content
+
+    def _send(self, method: str, path: str, **arguments: Any) -> bytes:
+        """The body of one answer, empty of a 304.
+
+        Raises PassRefused (401, 403), AuthorityUnreachable (503, none), TTError (others).
+        """
+        try:
+            with self._http.stream(method, path, **arguments) as answer:
+                body = b""
+                for piece in answer.iter_bytes():
+                    body += piece
+                    if len(body) > MAX_ANSWER:
+                        raise TTError(f"{self._where} answers without end: is it the right address?")
+        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+            raise AuthorityUnreachable(f"{self._where} cannot be reached ({first_line(error)})") from error
+        status = answer.status_code
+        if status in (200, 304):
+            return body
+        try:
+            detail = " ".join(str(json.loads(body)["detail"]).split())[:300]
+        except (ValueError, LookupError, TypeError):
+            detail = f"it answered {status}"
+        if status in _REFUSALS:
+            kind, sentence = _REFUSALS[status]
+            raise kind(sentence.format(self._run.run.name, detail))
+        raise TTError(f"{self._where} answered {status}: {detail}")
+
+    @property
+    def _where(self) -> str:
+        return f"the authority at {self._run.membership.authority}"
+
+
+class AuthorityClient(AuthorityConnection):
     """One peer's side. key_file: the peer's RSA key, made where it is missing. tell: gets lines for a person."""
 
     def __init__(self, run: RunConfig, key_file: Path, tell: Tell, *, send_token: bool = False):
-        membership = run.membership
-        assert membership.authority is not None and membership.authority_key is not None
-        self._run, self._tell, self._send_token = run, tell, send_token
-        self._known = {public_text(key) for key, _ in authority_keys(membership.authority_key)}
-        self._key = made_key(key_file)
+        super().__init__(run)
+        self._tell, self._send_token = tell, send_token
+        self._known = {public_text(key) for key, _ in authority_keys(run.membership.authority_key or "")}
+        self._key = peer_key.made_key(key_file)
         self._public = peer_key.public_der(self._key.public_key())
         self.peer_id = peer_key.peer_id(self._public)
-        headers = {"User-Agent": f"tt/{__version__}"}
-        self._http = httpx2.Client(base_url=membership.authority, timeout=TIMEOUT, headers=headers)
-        self.close = self._http.close
 
     def admission(self, held: str) -> str:
         """The next pass: by renewing `held`, else by proving who one is.
@@ -69,11 +120,6 @@ class AuthorityClient:
             if held:
                 return str(self._signed("renew", {"pass": held})["pass"])
         return self._join()
-
-    def notice(self, known: int) -> str | None:
-        """The signed notice; None when it is the one with this number. Raises AuthorityUnreachable, TTError."""
-        text = self._send("GET", "/v1/notice", headers={"If-None-Match": f'"{known}"'})
-        return text.decode(errors="replace") or None
 
     def accuse(self, proof: bytes, held: str) -> str:
         """Hand in a proof that a member made a wrong average; `held` is this peer's pass. Returns the guilty peer's id.
@@ -188,46 +234,6 @@ class AuthorityClient:
         token = huggingface_hub.get_token()
         assert token is not None
         return token
-
-    def _post(self, path: str, **arguments: Any) -> dict[str, Any]:
-        try:
-            content = json.loads(self._send("POST", path, **arguments))
-            if not isinstance(content, dict):
-                raise ValueError("no object")
-        except ValueError as error:
-            reason = f"{self._where} does not answer as an authority does: is it the right address?"
-            raise AuthorityUnreachable(reason) from error
-        return content
-
-    def _send(self, method: str, path: str, **arguments: Any) -> bytes:
-        """The body of one answer, empty of a 304.
-
-        Raises PassRefused (401, 403), AuthorityUnreachable (503, none), TTError (others).
-        """
-        try:
-            with self._http.stream(method, path, **arguments) as answer:
-                body = b""
-                for piece in answer.iter_bytes():
-                    body += piece
-                    if len(body) > MAX_ANSWER:
-                        raise TTError(f"{self._where} answers without end: is it the right address?")
-        except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
-            raise AuthorityUnreachable(f"{self._where} cannot be reached ({first_line(error)})") from error
-        status = answer.status_code
-        if status in (200, 304):
-            return body
-        try:
-            detail = " ".join(str(json.loads(body)["detail"]).split())[:300]
-        except (ValueError, LookupError, TypeError):
-            detail = f"it answered {status}"
-        if status in _REFUSALS:
-            kind, sentence = _REFUSALS[status]
-            raise kind(sentence.format(self._run.run.name, detail))
-        raise TTError(f"{self._where} answered {status}: {detail}")
-
-    @property
-    def _where(self) -> str:
-        return f"the authority at {self._run.membership.authority}"
 
 
 _REFUSALS: dict[int, tuple[type[TTError], str]] = {

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import base64
-import fcntl
 import json
 from pathlib import Path
 from typing import Annotated, Literal
 
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
 from pydantic import Base64Bytes, BaseModel, Field, ValidationError
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
-from tt_cli.errors import TTError, UsageError, os_errors
+from tt_cli.errors import UsageError, os_errors
 from tt_cli.identity import peer_key
 from tt_cli.run import RunConfig, folders
+from tt_cli.supervisor.slot import claim_name, try_lock
 
 
 class Exported(BaseModel):
@@ -63,7 +62,7 @@ def import_identities(run: RunConfig, file: Path, *, force: bool = False) -> dic
         if path.exists() and _bytes(path) != data:
             if not force:
                 raise UsageError(f"{path} is another identity: it would be lost; say --force for that")
-            if _in_use(path):
+            if try_lock(path.with_suffix(".lock")) is None:
                 raise UsageError(f"a peer on this machine uses {path}: stop it first")
     with os_errors(f"cannot write into {folder}", "free space"):
         for name, data in keys.items():
@@ -73,40 +72,13 @@ def import_identities(run: RunConfig, file: Path, *, force: bool = False) -> dic
 
 def free_identity(run: RunConfig, role: str) -> str:
     """The name of the first identity of `role` that no process here uses: the one that it will claim."""
-    folder, number = folders.run_folder(run), 1
-    while _in_use(folder / f"{(name := role if number == 1 else f'{role}-{number}')}.key"):
-        number += 1
+    name, lock = claim_name(folders.run_folder(run), role)
+    lock.close()
     return name
 
 
-def _in_use(path: Path) -> bool:
-    try:
-        with path.with_suffix(".lock").open("r") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # no lock: never used
-        return False
-    return False
-
-
-def made_key(path: Path) -> RSAPrivateKey:
-    """The key in a peer's key file, which is made where it is missing. Raises TTError."""
-    with os_errors(f"cannot keep this peer's identity in {path}"):
-        if not path.exists():
-            peer_key.make_key_file(path)
-    return _key(path, _bytes(path))
-
-
 def _peer_id(path: Path, data: bytes) -> str:
-    return peer_key.peer_id(peer_key.public_der(_key(path, data).public_key()))
-
-
-def _key(path: Path, data: bytes) -> RSAPrivateKey:
-    try:
-        return peer_key.private_key(data)
-    except ValueError as error:
-        raise TTError(f"{path} is no identity file ({error}): move it away to get a new identity") from error
+    return peer_key.id_of(peer_key.key_of_file(path, data))
 
 
 def _bytes(path: Path) -> bytes:

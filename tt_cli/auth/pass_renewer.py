@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Self
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority_client import AuthorityClient, AuthorityUnreachable, Tell
 from tt_cli.auth.authority_requests import PassRefused, Rejected
-from tt_cli.auth.identities import made_key
 from tt_cli.errors import TTError, os_errors
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity import peer_key
@@ -255,7 +254,7 @@ class OnThisHost:
 
         self._authority: Authority = open_authority(run)
         self._user = user
-        self.peer_id = peer_key.peer_id(peer_key.public_der(made_key(key_file).public_key()))
+        self.peer_id = peer_key.id_of(peer_key.made_key(key_file))
         self.close = self._authority.store.close
 
     def admission(self, held: str) -> str:

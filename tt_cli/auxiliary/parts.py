@@ -32,20 +32,25 @@ NO_THREADS = {"OMP_NUM_THREADS": "1"}  # the coordinator on the same machine mus
 
 @dataclass(frozen=True)
 class Part:
-    """One kind of process. name: begins what is told of it. environment: what it needs there beside the database."""
+    """One kind of process. name: begins what is told of it. environment: what it needs there beside the database.
+
+    needed: see SideProcess.
+    """
 
     name: str
     module: str
     environment: Mapping[str, str] = field(default_factory=dict)
+    needed: bool = False
 
     def watched(
         self, options: Mapping[str, Any], log: Path, show: Callable[[Event], None], database: str = ""
     ) -> SideProcess:
         """The process, to be entered. database: the history's URL, "" for the file in the run's folder."""
         start = partial(Worker, self.module, dict(options), log, {DATABASE: database, **self.environment})
-        return SideProcess(self.name, start, show, needed=False)
+        return SideProcess(self.name, start, show, needed=self.needed)
 
 
+AUTHORITY = Part("the authority", "tt_cli.auth.authority.authority_server", needed=True)
 WEB_PAGE = Part("the web page", "tt_cli.auxiliary.web_process")
 EVALUATOR = Part("the evaluator", "tt_cli.auxiliary.evaluator_process", NO_THREADS)
 PUBLISHER = Part("the publisher", "tt_cli.auxiliary.publisher", {"HF_HUB_DISABLE_PROGRESS_BARS": "1"})

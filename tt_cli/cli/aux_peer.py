@@ -120,7 +120,7 @@ def aux_peer(
     from tt_cli.auth.authority.authority_server import ServeOptions
     from tt_cli.auth.peer_admission import PeerAdmission
     from tt_cli.auxiliary.evaluator_process import SamplesOptions, checked_prompts
-    from tt_cli.auxiliary.parts import EVALUATOR, PUBLISHER, WEB_PAGE
+    from tt_cli.auxiliary.parts import AUTHORITY, EVALUATOR, PUBLISHER, WEB_PAGE
     from tt_cli.auxiliary.standby import Standby
     from tt_cli.auxiliary.web_process import WebOptions
     from tt_cli.database import Database
@@ -200,7 +200,7 @@ def aux_peer(
         beside(WEB_PAGE, "web.log", None if no_web else page),
         beside(EVALUATOR, "evaluator.log", drawing),
         beside(PUBLISHER, "publisher.log", publishing),
-        serving.side_process(slot.folder / "authority.log", screen.show) if authority else nullcontext(),
+        beside(AUTHORITY, "authority.log", serving if authority else None),
         PeerAdmission(config, identity_name(slot), screen.tell, here=True) as admitted,
         assistant() if assist else nullcontext(),
         Standby(config, screen.show, assistant) as standby,

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import padding
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, RSAPublicKey, generate_private_key
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
+from tt_cli.errors import TTError, os_errors
 
 KEY_BITS = 2048  # as hivemind's
 MAX_PUBLIC_KEY = 1024  # bytes of DER: more than an RSA key of 4096 bits has
@@ -29,6 +30,23 @@ def make_key_file(path: Path) -> None:
         serialization.Encoding.DER, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
     )
     atomic_write(path, _message(der), mode=PRIVATE)
+
+
+def made_key(path: Path) -> RSAPrivateKey:
+    """The key in a peer's key file, which is made where it is missing. Raises TTError."""
+    with os_errors(f"cannot keep this peer's identity in {path}"):
+        if not path.exists():
+            make_key_file(path)
+        data = path.read_bytes()
+    return key_of_file(path, data)
+
+
+def key_of_file(path: Path, data: bytes) -> RSAPrivateKey:
+    """The key in `data`, which `path` holds. Raises TTError when it is none."""
+    try:
+        return private_key(data)
+    except ValueError as error:
+        raise TTError(f"{path} is no identity file ({error}): move it away to get a new identity") from error
 
 
 def private_key(data: bytes) -> RSAPrivateKey:
@@ -70,6 +88,11 @@ def peer_id(der: bytes) -> str:
         number, digit = divmod(number, 58)
         text = _ALPHABET[digit] + text
     return text
+
+
+def id_of(key: RSAPrivateKey) -> str:
+    """The peer id of whoever holds this key."""
+    return peer_id(public_der(key.public_key()))
 
 
 def sign(key: RSAPrivateKey, data: bytes) -> bytes:

@@ -20,7 +20,6 @@ from tt_cli.auth.authority.authority_server import found
 from tt_cli.errors import UsageError, os_errors
 from tt_cli.hub.repository import CARD
 from tt_cli.identity import peer_key
-from tt_cli.identity.peer_key import make_key_file
 from tt_cli.organise.model_sizes import DIM_HEAD, Takes, takes
 from tt_cli.organise.questions import BUILTIN_DATA, RunAnswers, multiaddr_host
 from tt_cli.organise.run_file import commented
@@ -113,10 +112,7 @@ def make(answers: RunAnswers, folder: Path) -> Recipe:
 def _fill(folder: Path, answers: RunAnswers, run: RunConfig) -> tuple[RunConfig, str, str]:
     """Write everything. Returns the finished run, the aux peer's id and its address."""
     with _tt_home(folder / HOME):
-        key_file = folders.run_folder(run) / "aux.key"
-        make_key_file(key_file)
-        key = peer_key.private_key(key_file.read_bytes())
-        peer_id = peer_key.peer_id(peer_key.public_der(key.public_key()))
+        peer_id = peer_key.id_of(peer_key.made_key(folders.run_folder(run) / "aux.key"))
         if answers.authority:
             line = found(run).settings().line()
             run = run.replaced({"membership.authority": answers.authority, "membership.authority_key": line})

@@ -10,14 +10,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from tt_cli.auth.authority_client import AuthorityConnection, AuthorityUnreachable
 from tt_cli.auth.eligibility import UNGUARDED
 from tt_cli.doctor.checks import Check, of_error, reachable
-from tt_cli.errors import TTError, first_line
+from tt_cli.errors import TTError
 from tt_cli.identity import peer_key
-from tt_cli.identity.passes import MAX_NOTICE, InvalidPass, read_notice
+from tt_cli.identity.passes import InvalidPass, read_notice
 from tt_cli.organise.model_sizes import takes
 from tt_cli.organise.recipe import HOME
 from tt_cli.run import RunConfig, load_run
@@ -27,7 +29,6 @@ if TYPE_CHECKING:
     from tt_cli.data.tokenizer import Tokenizer
 
 DATA_SECONDS = 120.0  # until the first example: a shuffle buffer is filled before
-ANSWER_SECONDS = 5.0
 PROMPT = "a red apple"
 
 Result = TypeVar("Result")
@@ -83,10 +84,9 @@ def keys(run: RunConfig, home: Path) -> Check:
         fix = f"before anybody joined: mv {home}/{others[0] if others else 'OLD'} {own}"
         return Check("keys", "fail", problem, fix)
     try:
-        der = peer_key.public_der(peer_key.private_key((own / "aux.key").read_bytes()).public_key())
+        peer_id = peer_key.id_of(peer_key.private_key((own / "aux.key").read_bytes()))
     except (OSError, ValueError) as error:
         return Check("keys", "fail", f"{own / 'aux.key'} is no key ({error})", "put your copy of it back")
-    peer_id = peer_key.peer_id(der)
     secret = [*own.glob("*.key"), *own.glob("authority/authority.*")]
     open_to_others = [path for path in secret if path.stat().st_mode & 0o077]
     if open_to_others:
@@ -99,24 +99,14 @@ def keys(run: RunConfig, home: Path) -> Check:
 
 def authority(run: RunConfig) -> Check:
     """Ask it for a notice, which the key in the run file must have signed."""
-    import httpx2
-
-    url = f"{run.membership.authority}/v1/notice"
     try:
-        data = b""
-        with httpx2.stream("GET", url, timeout=ANSWER_SECONDS) as answer:
-            for piece in answer.iter_bytes():
-                data += piece
-                if len(data) > MAX_NOTICE:
-                    raise InvalidPass("it answers without end")
-        if answer.status_code != 200:
-            raise InvalidPass(f"it answered {answer.status_code}")
-        signed = data.decode("ascii", errors="replace")
+        with closing(AuthorityConnection(run)) as connection:
+            signed = connection.notice(-1) or ""
         notice = read_notice(signed, run.membership.authority_key or "", run.identity, time.time())
-    except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
+    except AuthorityUnreachable as error:
         fix = "start it (`tt aux-peer RUN --authority`), and look at the proxy before it"
-        return Check("authority", "fail", f"{run.membership.authority} does not answer: {first_line(error)}", fix)
-    except InvalidPass as error:
+        return Check("authority", "fail", str(error), fix)
+    except (TTError, InvalidPass) as error:
         fix = "check the address; its key is that of the folder from which it is served"
         return Check("authority", "fail", f"{run.membership.authority} does not say what it should: {error}", fix)
     pause = f"; it has paused the run: {notice.paused}" if notice.paused else ""

@@ -10,8 +10,11 @@ import math
 import os
 import socket
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from tt_cli.errors import TTError
 
@@ -93,6 +96,17 @@ def _listen(options: HttpOptions, port: int) -> socket.socket:
         raise TTError(
             f"cannot listen on {options.host} port {port}: {reason}; choose another {options.port_flag}"
         ) from error
+
+
+class Problem(BaseModel):
+    """The reason of a refusal, in one line."""
+
+    detail: str
+
+
+def problems(reasons: Mapping[int, str]) -> dict[int | str, dict[str, Any]]:
+    """What FastAPI is told of refusals. reasons: of each status, in words."""
+    return {code: {"model": Problem, "description": words} for code, words in reasons.items()}
 
 
 def problem(status: int, words: str, wait: float | None = None) -> Response:

@@ -286,9 +286,3 @@ class Health(Form):
     problems: list[str]
     snapshot_age_s: float | None
     parts: list[Part]
-
-
-class Problem(Form):
-    """The reason of a refusal, in one line."""
-
-    detail: str

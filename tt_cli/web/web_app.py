@@ -19,7 +19,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tt_cli.database import DatabaseDown
-from tt_cli.supervisor.http_server import malformed, problem
+from tt_cli.supervisor.http_server import malformed, problem, problems
 from tt_cli.web import notebooks, schemas
 from tt_cli.web.index_html import STATIC, index_html
 from tt_cli.web.live_updates import MOST_CLIENTS, EventStream, LiveUpdates
@@ -59,14 +59,14 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     def cached(request: Request, key: Hashable, seconds: float, make: Callable[[], Any]) -> Response:
         return respond(request, cache.get(key, seconds, lambda: Representation.of_json(make())))
 
-    def described(form: type[Any], problems: Mapping[int, str] | None = None) -> dict[str, Any]:
-        problems = {503: "the database does not answer, or nothing is known yet", **(problems or {})}
+    def described(form: type[Any], refusals: Mapping[int, str] | None = None) -> dict[str, Any]:
+        reasons = {503: "the database does not answer, or nothing is known yet", **(refusals or {})}
         return {
             "response_model": None,
             "responses": {
                 200: {"model": form},
                 304: {"description": "Still what If-None-Match names"},
-                **{code: {"model": schemas.Problem, "description": words} for code, words in problems.items()},
+                **problems(reasons),
             },
         }
 

@@ -10,9 +10,7 @@ import logging
 import threading
 import time
 from contextlib import closing
-from dataclasses import asdict, dataclass
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from tt_cli.auth.authority.authority_folder import AuthorityFolder
@@ -20,10 +18,8 @@ from tt_cli.auth.authority.issuer import MOST_PEERS, PASS_SECONDS, Authority
 from tt_cli.auth.authority.member_store import MemberStore
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Emit, Log
+from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
-from tt_cli.supervisor.side_process import SideProcess
-from tt_cli.supervisor.worker_process import Worker
 
 PORT = 8470
 
@@ -40,11 +36,6 @@ class ServeOptions:
     """The IP address of the proxy whose X-Forwarded-For is believed."""
     pass_seconds: float = PASS_SECONDS
     most_peers: int = MOST_PEERS
-
-    def side_process(self, log: Path, show: Emit) -> SideProcess:
-        """The server beside an auxiliary peer: entering it waits until it listens, or raises TTError."""
-        start = partial(Worker, "tt_cli.auth.authority.authority_server", asdict(self), log)
-        return SideProcess("the authority", start, show, needed=True)
 
 
 def open_store(folder: AuthorityFolder) -> MemberStore:

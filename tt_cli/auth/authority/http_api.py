@@ -27,7 +27,7 @@ from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError
 from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity.rate_limit import RateLimit, address_key
-from tt_cli.supervisor.http_server import malformed, problem
+from tt_cli.supervisor.http_server import malformed, problem, problems
 
 logger = logging.getLogger(__name__)
 
@@ -54,12 +54,6 @@ class Conviction(BaseModel):
     """The peer that is banned now."""
 
     guilty: str
-
-
-class Problem(BaseModel):
-    """Why not, in one line."""
-
-    detail: str
 
 
 @dataclass
@@ -175,7 +169,6 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
 
 
 def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
-    """Descriptions of refusals."""
     reasons = {
         400: "no JSON",
         401: "bad proof",
@@ -185,7 +178,7 @@ def _problems(*codes: int) -> dict[int | str, dict[str, Any]]:
         429: "too often",
         503: "the Hub or the database does not answer",
     }
-    return {code: {"model": Problem, "description": reasons[code]} for code in codes}
+    return problems({code: reasons[code] for code in codes})
 
 
 def _counted(limit: RateLimit) -> list[Any]:

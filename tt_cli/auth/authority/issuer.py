@@ -235,14 +235,9 @@ class Authority:
             login = self._hub.begin_login(self._client_id())
         except IdentityNotProven as error:
             raise RequestRefused(403, f"the Hub refuses the organiser's OAuth app: {error}") from None
-        return LoginInstructions(
-            handle=self._seal("login", login.expires_in, code=login.device_code, peer=peer_id),
-            user_code=login.user_code,
-            page=login.page,
-            page_with_code=login.page_with_code or login.page,
-            interval=login.interval,
-            expires_in=login.expires_in,
-        )
+        handle = self._seal("login", login.expires_in, code=login.device_code, peer=peer_id)
+        page_with_code = login.page_with_code or login.page
+        return LoginInstructions(handle, login.user_code, login.page, page_with_code, login.interval, login.expires_in)
 
     def poll_login(self, handle: str) -> str | None:
         """A ticket for `join` once the user has logged in, None before. Raises RequestRefused, HubUnreachable."""

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 from hivemind.utils.crypto import RSAPrivateKey
 
-from tt_cli.errors import TTError, os_errors
+from tt_cli.errors import TTError
 from tt_cli.identity import peer_key
 from tt_cli.supervisor.slot import claim_name, try_lock
 
@@ -57,13 +57,6 @@ def claim_identity(folder: Path, role: str, name: str = "") -> Identity:
     else:
         name, lock = claim_name(folder, role)
     path = folder / f"{name}.key"
-    with os_errors(f"cannot keep this peer's identity in {path}"):
-        if not path.exists():
-            peer_key.make_key_file(path)
-        data = path.read_bytes()
-    try:
-        key = RSAPrivateKey.__new__(RSAPrivateKey)  # hivemind's, which makes a new one otherwise
-        key._private_key = private = peer_key.private_key(data)
-    except ValueError as error:
-        raise TTError(f"{path} is no identity file ({error}): move it away to get a new identity") from error
-    return Identity(path, key, peer_key.peer_id(peer_key.public_der(private.public_key())), lock)
+    key = RSAPrivateKey.__new__(RSAPrivateKey)  # hivemind's, which makes a new one otherwise
+    key._private_key = private = peer_key.made_key(path)
+    return Identity(path, key, peer_key.id_of(private), lock)
