@@ -6,7 +6,9 @@ exits with the error's code. A traceback is for bugs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import errno
+import os
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 
@@ -28,9 +30,21 @@ def first_line(error: BaseException) -> str:
 
 
 @contextmanager
-def os_errors(action: str, remedy: str = "", kind: type[TTError] = TTError) -> Iterator[None]:
+def os_errors(
+    action: str, remedy: str | Callable[[OSError], str] = "", kind: type[TTError] = TTError
+) -> Iterator[None]:
     """Raise `kind` in place of OSError. action: what cannot be done, such as "cannot write FILE"."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{action}: {error.strerror or error}{remedy and f'; {remedy}'}") from error
+        number = error.errno or 0
+        reason = os.strerror(number) if number > 0 else str(error)  # libraries add paths to it
+        advice = remedy if isinstance(remedy, str) else remedy(error)
+        raise kind(f"{action}: {reason}{advice and f'; {advice}'}") from error
+
+
+def disk_remedy(error: OSError, otherwise: str, space: str = "free some space") -> str:
+    """The remedy for a file that cannot be written. otherwise: where there is room for it."""
+    if error.errno == errno.EFBIG:
+        return "raise the limit on file sizes (ulimit -f)"
+    return space if error.errno in (errno.ENOSPC, errno.EDQUOT) else otherwise

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import os
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -23,7 +22,7 @@ from tt_cli.checkpoint.training_state import (
     checked_step,
     serialised,
 )
-from tt_cli.errors import TTError
+from tt_cli.errors import TTError, disk_remedy, os_errors
 from tt_cli.run import RunConfig
 from tt_cli.run.checkpoint_names import name_of, outdated, read_head, step_in
 
@@ -46,7 +45,8 @@ def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = Fa
             file.writelines(pieces)
     except OSError as error:
         size = sum(len(piece) for piece in pieces) / 1e6
-        advice = _advice(error, " or set TT_HOME to a larger disk", "set TT_HOME to a folder that you can write to")
+        space = "free some space or set TT_HOME to a larger disk"
+        advice = disk_remedy(error, "set TT_HOME to a folder that you can write to", space)
         raise CheckpointError(
             f"cannot save a checkpoint of {size:.1f} MB in {folder}: {error.strerror or error}; "
             f"earlier checkpoints are untouched; {advice}"
@@ -77,20 +77,10 @@ def write(path: Path, pieces: Iterable[bytes | memoryview], on_bytes: Callable[[
                     on_bytes(len(part))
 
 
-@contextmanager
-def refusals(path: Path) -> Iterator[None]:
+def refusals(path: Path) -> AbstractContextManager[None]:
     """Turns an OSError in writing `path` into a CheckpointError."""
-    try:
-        yield
-    except OSError as error:
-        advice = _advice(error, "", "name a file in a folder that you can write to")
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}; {advice}") from error
-
-
-def _advice(error: OSError, larger: str, otherwise: str) -> str:
-    if error.errno == errno.EFBIG:
-        return "raise the limit on file sizes (ulimit -f)"
-    return f"free some space{larger}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else otherwise
+    otherwise = "name a file in a folder that you can write to"
+    return os_errors(f"cannot write {path}", lambda error: disk_remedy(error, otherwise), CheckpointError)
 
 
 def load(path: Path) -> TrainingState:

@@ -19,7 +19,6 @@ Notable:
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import io
 import itertools
@@ -27,7 +26,7 @@ import json
 import os
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -35,7 +34,7 @@ from typing import Any, BinaryIO, NamedTuple
 from tt_cli.atomic_write import atomic_file
 from tt_cli.data.codes import CODE_COLUMNS
 from tt_cli.data.columns import SIZES, Row, column_batches, json_object, text_or_bytes, unescaped
-from tt_cli.errors import TTError, first_line
+from tt_cli.errors import TTError, disk_remedy, first_line, os_errors
 
 CONTAINERS = (".parquet", ".tar", ".jsonl.br")
 TEXTS = ("caption", "NSFW")
@@ -106,19 +105,12 @@ def stored_bytes(row: Mapping[str, Any], container: str) -> int:
     return code + rest
 
 
-@contextmanager
-def writing(target: Path | str) -> Iterator[None]:
+def writing(target: Path | str) -> AbstractContextManager[None]:
     """Turns an OSError in writing `target` into a TTError with advice."""
-    try:
-        yield
-    except OSError as error:
-        advice = "name a folder that you can write to"
-        if error.errno == errno.EFBIG:
-            advice = "raise the limit on file sizes (ulimit -f)"
-        elif error.errno in (errno.ENOSPC, errno.EDQUOT):
-            advice = "free some space and start again, it goes on from here"
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise TTError(f"cannot write {target}: {reason}; {advice}") from error
+    space = "free some space and start again, it goes on from here"
+    return os_errors(
+        f"cannot write {target}", lambda error: disk_remedy(error, "name a folder that you can write to", space)
+    )
 
 
 # ---------------------------------------------------------------- parquet

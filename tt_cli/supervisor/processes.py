@@ -1,4 +1,4 @@
-"""Processes of this machine (Linux): which live, which descend from which; and the memory that this one does not need.
+"""Processes of this machine (Linux): which live, descend from which and end with which; memory that this one frees.
 
 psutil would tell the same, by reading every process of the machine: 11 ms for a family among 142 processes, where the
 kernel's own list of children takes 0.7 ms, and peers ask every three seconds.
@@ -9,7 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import os
+import select
+import signal
 import sys
+import threading
 from pathlib import Path
 
 
@@ -32,6 +36,21 @@ def children_of(pid: int) -> list[int]:
 def family_of(pid: int) -> set[int]:
     """A process and all that descend from it."""
     return {pid}.union(*(family_of(child) for child in children_of(pid)))
+
+
+def end_with(pid: int) -> None:
+    """Have this process be killed when that one ends, its parent or not, however it does; leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        os._exit(1)
+
+    def watch() -> None:
+        select.select([descriptor], [], [])
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def release_freed_memory() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from tt_cli.data.build.journal import Place
 from tt_cli.data.build.picture_decoding import Decoded, Undecodable, decode
 from tt_cli.data.build.picture_sources import CaptionedPicture
-from tt_cli.data.end_with import end_with
+from tt_cli.supervisor.processes import end_with
 
 Chosen = tuple[Place, CaptionedPicture | None, str | Undecodable | None]
 """The place after a picture, the picture, and why it is left out without being decoded: None if it is not."""

@@ -66,12 +66,10 @@ class MessageQueue:
 
 def main(parent: int, bound: int) -> None:
     """Read by the plan on stdin until the parent ends."""
-    from tt_cli.data.end_with import end_with
     from tt_cli.errors import TTError
+    from tt_cli.supervisor.processes import end_with
 
     end_with(parent)
-    if os.getppid() != parent:
-        os._exit(0)
     connection = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # whatever a library prints goes to the log
     messages = MessageQueue(connection, bound, lambda: os._exit(0))
