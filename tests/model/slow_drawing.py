@@ -18,10 +18,10 @@ class WholeDecoder:
     def __init__(self, dalle: Dalle, samples: int = 1) -> None:
         self.dalle, self.samples = dalle, samples
 
-    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
+    def prefill(self, text: Tensor) -> Tensor:
         """As StepDecoder's."""
         self.text = text.repeat_interleave(self.samples, dim=0)
-        self.codes = self.text.new_empty(len(self.text), 0) if prime is None else prime
+        self.codes = self.text.new_empty(len(self.text), 0)
         return self._logits()
 
     def step(self, code: Tensor, position: int) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -21,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
-from tt_cli.model.layers.blocks import AttentionBranch, BranchRecorder, FeedForwardBranch, layer_norm
+from tt_cli.model.layers.blocks import AttentionBranch, FeedForwardBranch, layer_norm
 from tt_cli.model.layers.reversible import Half, Layer, Trunk
 from tt_cli.model.losses import Losses, SplitCrossEntropy, Targets, cross_entropies
 
@@ -218,26 +219,24 @@ class Dalle(nn.Module):
         self,
         x: Tensor,
         dtype: torch.dtype | None = None,
-        recorder: Callable[[int, int], BranchRecorder] | None = None,
+        record: Callable[[int, Tensor, Tensor], object] = lambda layer, k, v: None,
     ) -> Tensor:
         """All layers over x (b, n, dim), differentiable by autograd; returns the same shape.
 
-        ``dtype``: of matrix products, compute_dtype() if None. ``recorder``: for (layer, 0) what sees its attention
-        branch, for (layer, 1) its feed-forward branch.
+        ``dtype``: of matrix products, compute_dtype() if None. ``record``: takes (layer, rotated keys, values).
         """
         config, dtype = self.config, dtype or self.compute_dtype()
         x1 = x2 = x
         with torch.autocast(x.device.type, enabled=False):  # the branches cast by themselves
             for layer in range(config.depth):
                 weights = self.layer_weights(layer)
-                recorders = (None, None) if recorder is None else (recorder(layer, 0), recorder(layer, 1))
                 attention = self.attention_branches[config.attention_kind(layer)]
-                if not config.reversible:
-                    x1 = x1 + attention(x1, weights[0], dtype, recorders[0])
-                    x1 = x1 + self.feed_forward_branch(x1, weights[1], dtype, recorders[1])
-                    continue
-                x1 = x1 + attention(x2, weights[0], dtype, recorders[0])
-                x2 = x2 + self.feed_forward_branch(x1, weights[1], dtype, recorders[1])
+                x1 = x1 + attention(x2 if config.reversible else x1, weights[0], dtype, partial(record, layer))
+                added = self.feed_forward_branch(x1, weights[1], dtype)
+                if config.reversible:
+                    x2 = x2 + added
+                else:
+                    x1 = x1 + added
         return (x1 + x2) / 2 if config.reversible else x1
 
 

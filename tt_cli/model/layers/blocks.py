@@ -13,8 +13,8 @@ Notable:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,16 +33,6 @@ Tensors = Sequence[Tensor]
 _EPS = 1e-5
 
 
-class BranchRecorder(Protocol):
-    """Sees what cached drawing must remember of a branch."""
-
-    def normed(self, h: Tensor) -> None:
-        """The branch's normed input (b, n, dim) before the token shift."""
-
-    def keys_values(self, k: Tensor, v: Tensor) -> None:
-        """The branch's rotated keys and values, (b, heads, n or more, dim_head)."""
-
-
 class AttentionBranch:
     """scale * Attention(shift(LayerNorm(x))) of one attention type."""
 
@@ -51,17 +41,23 @@ class AttentionBranch:
         self.pattern = pattern
 
     def __call__(
-        self, x: Tensor, weights: Tensors, dtype: torch.dtype, recorder: BranchRecorder | None = None
+        self,
+        x: Tensor,
+        weights: Tensors,
+        dtype: torch.dtype,
+        record: Callable[[Tensor, Tensor], object] = lambda k, v: None,
     ) -> Tensor:
-        """x (b, n, dim); weights: norm weight and bias, scale, qkv, output weight and bias."""
+        """x (b, n, dim); weights: norm weight and bias, scale, qkv, output weight and bias.
+
+        record: takes the rotated keys and values, (b, heads, n or more, dim_head).
+        """
         scale, qkv, out_weight, out_bias = weights[2:]
         n = x.shape[1]
-        h = _norm_and_shift(self.config, x, weights, recorder)
+        h = _norm_and_shift(self.config, x, weights)
         table = self._rotary(n, x.device, dtype)
         projected = F.linear(h.to(dtype), qkv.to(dtype))
         q, k, v = SplitHeads.apply(projected, table, self.config.heads, self.pattern.padded_length(n)).unbind()
-        if recorder is not None:
-            recorder.keys_values(k, v)
+        record(k, v)
         attended = self.pattern.attend(q, k, v, n)
         return F.linear(attended, out_weight.to(dtype), out_bias.to(dtype)) * scale
 
@@ -132,11 +128,9 @@ class FeedForwardBranch:
     def __init__(self, config: DalleConfig) -> None:
         self.config = config
 
-    def __call__(
-        self, x: Tensor, weights: Tensors, dtype: torch.dtype, recorder: BranchRecorder | None = None
-    ) -> Tensor:
+    def __call__(self, x: Tensor, weights: Tensors, dtype: torch.dtype) -> Tensor:
         """x (b, n, dim); weights: norm weight and bias, scale, then expansion and contraction likewise."""
-        h = _norm_and_shift(self.config, x, weights, recorder)
+        h = _norm_and_shift(self.config, x, weights)
         expand, expand_bias, contract, contract_bias = (matrix.to(dtype) for matrix in weights[3:])
         return F.linear(_Geglu.apply(F.linear(h.to(dtype), expand, expand_bias)), contract, contract_bias) * weights[2]
 
@@ -207,10 +201,8 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return F.layer_norm(x, weight.shape, weight, bias, _EPS)
 
 
-def _norm_and_shift(config: DalleConfig, x: Tensor, weights: Tensors, recorder: BranchRecorder | None) -> Tensor:
+def _norm_and_shift(config: DalleConfig, x: Tensor, weights: Tensors) -> Tensor:
     h = layer_norm(x, weights[0], weights[1])
-    if recorder is not None:
-        recorder.normed(h)
     return shift_tokens(h, config.text_positions, config.image_size) if config.shift_tokens else h
 
 

@@ -1,6 +1,6 @@
 """Drawing codes one by one, many pictures side by side, with caches that follow each layer's attention type.
 
-The text (and given first codes) runs through the trunk once for each prompt. After that a step feeds one code of
+The text runs through the trunk once for each prompt. After that a step feeds one code of
 every picture: its keys and values join the caches, and the query sees the text region plus its own row, column or
 window (see cache). The codes are those that the whole trunk, run anew for each of them, would give.
 """
@@ -35,32 +35,24 @@ def draw_codes(
     noise: Tensor,
     sampling: Sampling,
     *,
-    prime: Tensor | None = None,
     on_token: Callable[[int], None] | None = None,
 ) -> Tensor:
     """Draw codes (b, N) int64 for captions text (p, text_length) int64, b a multiple of p, in raster order.
 
-    Each code is chosen by its number in [0, 1) of noise (b, N), see Sampling. ``prime`` (b, m) int64 fixes the first m
-    codes. ``on_token`` is called with the number of codes known so far after each new one, on a GPU after each row.
+    Each code is chosen by its number in [0, 1) of noise (b, N), see Sampling. ``on_token`` is called with the number of
+    codes known so far after each new one, on a GPU after each row.
 
-    A picture depends on its caption, its noise and its prime alone, but for rounding: matrix products of another
-    number of rows add in another order, and where a number falls between a code's two borders the other code is
-    chosen, and every later one may differ too. In float32 at the paper's size, batch 1 and 16 of an untrained model
-    would differ in one of 140 pictures with top-k 256, in one of six without filters.
+    A picture depends on its caption and its noise alone, but for rounding: matrix products of another number of rows
+    add in another order, and where a number falls between a code's two borders the other code is chosen, and every
+    later one may differ too. In float32 at the paper's size, batch 1 and 16 of an untrained model would differ in one
+    of 140 pictures with top-k 256, in one of six without filters.
     """
     codes = torch.empty(noise.shape, dtype=torch.int64, device=text.device)
-    rows, positions = codes.shape
-    known = 0
-    if prime is not None:
-        known = prime.shape[1]
-        if len(prime) != rows or known > positions:
-            raise ValueError(f"prime has shape {tuple(prime.shape)}, expected ({rows}, 0..{positions})")
-        codes[:, :known] = prime
+    positions = codes.shape[1]
     side = round(positions**0.5)
-    for position in range(known, positions):
-        if position == known:
-            logits = decoder.prefill(text, codes[:, :known])
-        else:
+    logits = decoder.prefill(text)
+    for position in range(positions):
+        if position:
             logits = decoder.step(codes[:, position - 1], position - 1)
         codes[:, position] = sampling.choose(logits, noise[:, position])
         if codes.is_cuda:  # the host runs ahead of a GPU by a row at most, so that progress is what was done
@@ -106,26 +98,21 @@ class StepDecoder:
         self._graph, self.mode = captured(self._step, device)
 
     @torch.no_grad()
-    def prefill(self, text: Tensor, prime: Tensor | None = None) -> Tensor:
-        """Take text (p, text_length) and each picture's first codes (b, m); logits (b, image_vocab) of the next.
-
-        Forgets the pictures drawn before.
-        """
+    def prefill(self, text: Tensor) -> Tensor:
+        """Take text (p, text_length); logits (b, image_vocab) of the first code. Forgets the pictures drawn before."""
         if len(text) != self.prompts:
             raise ValueError(f"text has {len(text)} rows, this decoder draws for {self.prompts} prompts")
         self.caches.forget()
-        primed = prime is not None and prime.shape[1] > 0
         outputs = []
         for start in range(0, self.prompts, PROMPTS_AT_ONCE):
             prompts = slice(start, min(start + PROMPTS_AT_ONCE, self.prompts))
-            rows = slice(prompts.start * self.samples, prompts.stop * self.samples)
-            if primed and prime is not None:  # text positions see no code: any of a prompt's rows gives its text
-                ids = self.dalle.ids(text[prompts].repeat_interleave(self.samples, dim=0), prime[rows])
-            else:
-                ids = self.dalle.ids(text[prompts], None)
-            outputs.append(image_logits(self.dalle, self._prefill(ids, prompts, rows), self.dtype))
-        logits = torch.cat(outputs)
-        return logits if primed else logits.repeat_interleave(self.samples, dim=0)
+
+            def record(layer: int, k: Tensor, v: Tensor, prompts: slice = prompts) -> None:
+                self.caches.attention[layer].text[:, prompts] = torch.stack([k, v])
+
+            x = self.dalle.embed(self.dalle.ids(text[prompts], None))
+            outputs.append(image_logits(self.dalle, self.dalle.trunk(x, self.dtype, record)[:, -1], self.dtype))
+        return torch.cat(outputs).repeat_interleave(self.samples, dim=0)
 
     @torch.no_grad()
     def step(self, code: Tensor, position: int) -> Tensor:
@@ -150,14 +137,6 @@ class StepDecoder:
         if weight not in self._projections:
             self._projections[weight] = Projection(weight, bias, self.dtype, self.prompts * self.samples)
         return self._projections[weight]
-
-    def _prefill(self, ids: Tensor, prompts: slice, rows: slice) -> Tensor:
-        """Run ids (rows or prompts, n) through the trunk into the caches; the last position's output."""
-
-        def recorder(layer: int, branch: int) -> _Recorder:
-            return _Recorder(self.tables, self._layers[layer][branch], ids.shape[1], prompts, rows)
-
-        return self.dalle.trunk(self.dalle.embed(ids), self.dtype, recorder)[:, -1]
 
     def _step(self) -> Tensor:
         """Logits after the codes self._code at self._position; nothing here depends on their values' being known."""
@@ -197,23 +176,6 @@ class StepDecoder:
     def _normed(self, branch: _Branch, x: Tensor, place: StepTables) -> Tensor:
         h = layer_norm(x, *branch.norm).to(self.dtype)
         return h if branch.shift is None else branch.shift.step(h, place)
-
-
-class _Recorder:
-    """Fills the caches of one branch while its input runs through in one piece."""
-
-    def __init__(self, tables: StepTables, branch: _Branch, n: int, prompts: slice, rows: slice) -> None:
-        self.tables, self.branch, self.n, self.prompts, self.rows = tables, branch, n, prompts, rows
-
-    def normed(self, h: Tensor) -> None:
-        """See blocks.BranchRecorder."""
-        if self.branch.shift is not None:
-            self.branch.shift.fill(h, self.tables, self.rows)
-
-    def keys_values(self, k: Tensor, v: Tensor) -> None:
-        """See blocks.BranchRecorder."""
-        if self.branch.cache is not None:
-            self.branch.cache.fill(k, v, self.n, self.tables, self.prompts)
 
 
 def image_logits(dalle: Dalle, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

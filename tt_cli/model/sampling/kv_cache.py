@@ -70,18 +70,8 @@ class ShiftState:
     read, and what comes from the left of the first column stays zero.
     """
 
-    def __init__(self, config: DalleConfig, kept: Tensor) -> None:
-        self.text, self.side = config.text_positions, config.image_size
+    def __init__(self, kept: Tensor) -> None:
         self.kept = kept
-
-    def fill(self, h: Tensor, tables: StepTables, rows: slice) -> None:
-        """Remember h (rows, n, dim) of the text region and n - text_positions codes."""
-        last = h.shape[1] - self.text
-        if last <= 0:
-            return
-        first = max(0, last - self.side)
-        given = h[:, self.text + first :].unflatten(2, (4, -1))[:, :, :2].to(self.kept.dtype)
-        self.kept[rows].index_copy_(1, tables.shift_to[first:last].flatten(), given.flatten(1, 2))
 
     def step(self, h: Tensor, place: StepTables) -> Tensor:
         """h (b, dim) at the position, with its neighbours' channels; remembers h's own."""
@@ -104,22 +94,6 @@ class KeyValueCache:
         self.text = text
         slots = slot_count(config, kind)
         self.image = text.new_zeros(*text.shape[:3], samples, slots, config.dim_head)
-
-    def fill(self, k: Tensor, v: Tensor, n: int, tables: StepTables, prompts: slice) -> None:
-        """Remember k, v (rows, heads, n or more, dim_head) of the text region and n - text_positions codes.
-
-        There is a row for each of the ``prompts``, or for each picture of theirs.
-        """
-        text = self.text.shape[3]
-        per_prompt = len(k) // len(self.text[0, prompts])
-        self.text[:, prompts] = torch.stack([k, v])[:, ::per_prompt, :, :text]
-        codes = n - text
-        if codes > 0:
-            first = max(0, codes - self.image.shape[4])
-            slots = tables.slot[self.kind][first:codes]
-            for kept, new in zip(self.image[:, prompts], (k, v), strict=True):
-                rows = new[:, :, text + first : n].unflatten(0, (-1, per_prompt)).transpose(1, 2)
-                kept.index_copy_(3, slots, rows)
 
     def attend(self, rotated: Tensor, place: StepTables) -> Tensor:
         """Remember k, v and attend with q of one position, (3, p, heads, s, dim_head), q scaled: the same for one."""
@@ -158,7 +132,7 @@ class Caches:
         branches = 2 * config.depth if config.shift_tokens else 0
         shift_shape = (branches, prompts * samples, 2 * (config.image_size + 1), config.dim // 4)
         self._shifts = torch.zeros(shift_shape, device=device, dtype=dtype)
-        shifts = [ShiftState(config, kept) for kept in self._shifts.unbind()]
+        shifts = [ShiftState(kept) for kept in self._shifts.unbind()]
         self.attention_shifts, self.feed_forward_shifts = shifts[::2], shifts[1::2]
         self.nbytes = texts.nbytes + self._shifts.nbytes + sum(layer.image.nbytes for layer in self.attention)
 
