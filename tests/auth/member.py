@@ -12,9 +12,9 @@ import sys
 import threading
 
 from tt_cli.auth import pass_renewer
-from tt_cli.auth.peer_admission import PeerAdmission
+from tt_cli.auth.peer_admission import admission
 from tt_cli.errors import TTError
-from tt_cli.run import load_run
+from tt_cli.run import folders, load_run
 
 
 def say(kind: str, **what: object) -> None:
@@ -35,15 +35,15 @@ def main() -> int:
         over.set()
 
     try:
-        admission = PeerAdmission(
-            load_run(sys.argv[1]),
-            names[0] if names else "trainer",
+        run, name = load_run(sys.argv[1]), names[0] if names else "trainer"
+        with admission(
+            run,
+            name,
             lambda line, level: say("said", words=line, level=level),
             send_token="--send-token" in flags,
             here="--here" in flags,
-        )
-        with admission as admitted:
-            text = admitted.key_file.with_suffix(".pass")
+        ) as admitted:
+            text = folders.run_folder(run) / f"{name}.pass"
             say("admitted", user=admitted.user, text=text.read_text().strip() if text.exists() else "")
             admitted.attach(over.set)
             threading.Thread(target=follow, daemon=True).start()

@@ -73,4 +73,6 @@ def begun(running: Running, told: Told, run: RunConfig | None = None) -> PassRen
     if run.membership.closed:
         text = running.authority.issue_here(client.peer_id, "ada")
         key_file(run).with_suffix(".pass").write_text(text)
-    return PassRenewer(run, key_file(run), client, told, told.refused.set)
+    keeper = PassRenewer(run, key_file(run), client, told)
+    keeper.attach(told.refused.set)
+    return keeper

@@ -19,7 +19,7 @@ from tt_cli.auth.authority_client import AuthorityClient
 from tt_cli.auth.authority_requests import PassRefused
 from tt_cli.auth.identities import free_identity
 from tt_cli.auth.pass_renewer import OnThisHost, PassRenewer
-from tt_cli.auth.peer_admission import UNGUARDED, PeerAdmission, is_here
+from tt_cli.auth.peer_admission import UNGUARDED, admission, is_here
 from tt_cli.errors import TTError, UsageError
 from tt_cli.identity.passes import read_notice, read_pass
 from tt_cli.run import folders
@@ -177,7 +177,7 @@ def test_an_open_run_has_bans_and_orders_and_no_pass(running: Running, told: Tol
 
 def test_the_organisers_own_peer_needs_no_hub(running: Running, told: Told) -> None:
     aux = folders.run_folder(running.run) / "aux.key"
-    with PeerAdmission(running.run, "aux", told, here=True) as admitted:
+    with admission(running.run, "aux", told, here=True) as admitted:
         assert admitted.user == "organiser"
         text = aux.with_suffix(".pass").read_text().strip()
         assert read_pass(text, running.key, running.run.identity, time.time()).user == "organiser"
@@ -195,14 +195,14 @@ def test_the_organisers_own_peer_needs_no_hub(running: Running, told: Told) -> N
 
 def test_a_run_without_an_authority_says_what_that_means(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="admits members of acme on the Hub only, and nobody is logged in"):
-        PeerAdmission(closed_run(), "trainer", told).__enter__()
+        admission(closed_run(), "trainer", told).__enter__()
     assert told.lines == [(UNGUARDED, "warning")]
-    with PeerAdmission(closed_run(), "aux", told, here=True) as admitted:
+    with admission(closed_run(), "aux", told, here=True) as admitted:
         assert admitted.user == ""
         admitted.check()
     run = closed_run().replaced({"membership.kind": "open", "membership.organisation": None})
     with pytest.raises(UsageError, match="--send-token: this run asks for no pass"):
-        PeerAdmission(run, "trainer", told, send_token=True)
+        admission(run, "trainer", told, send_token=True).__enter__()
     assert not AuthorityFolder(run).exists
 
 
@@ -227,7 +227,7 @@ def test_the_pass_is_that_of_the_key_which_the_worker_claims(running: Running, t
     free = []
     kept = []  # a lock ends with its file
     for name in map(identity_name, slots):
-        with PeerAdmission(running.run, name, told, here=True):
+        with admission(running.run, name, told, here=True):
             kept.append(claim_identity(folder, "trainer", name))
             text = (folder / f"{name}.pass").read_text().strip()
             assert read_pass(text, running.key, running.run.identity, time.time()).peer_id == kept[-1].peer_id

@@ -32,22 +32,37 @@ NEARLY_OVER = 60.0  # seconds: a pass this near to its end does not do for a sta
 SHORTEST_TURN = 5.0  # seconds between two tries to renew
 
 
-class PassRenewer:
+class Admitted:
+    """A peer that may take part. user: as whom, "" where nobody is logged in. refusal: why it may not any more."""
+
+    def __init__(self, tell: Tell, user: str = ""):
+        self._tell, self.user = tell, user
+        self._leave: Callable[[], None] = lambda: None
+        self.refusal = ""
+
+    def attach(self, leave: Callable[[], None]) -> None:
+        """Have `leave` called, which asks a worker to, when the pass is taken away; twice is possible."""
+        self._leave = leave
+        if self.refusal:
+            leave()
+
+    def check(self) -> None:
+        """Raises PassRefused when the pass has been taken away."""
+        if self.refusal:
+            raise PassRefused(self.refusal)
+
+
+class PassRenewer(Admitted):
     """A context manager: on entering it there is a pass (in a closed run), and it stays good until leaving.
 
-    key_file: of the peer. tell: gets lines for a person, from any thread. on_refused: called once when the authority
-    takes the pass away; `refusal` then says why.
+    key_file: of the peer. tell: gets lines for a person, from any thread.
     """
 
     def __init__(
-        self,
-        run: RunConfig,
-        key_file: Path,
-        source: AuthorityClient | OnThisHost,
-        tell: Tell,
-        on_refused: Callable[[], None] = lambda: None,
+        self, run: RunConfig, key_file: Path, source: AuthorityClient | OnThisHost, tell: Tell, user: str = ""
     ):
-        self._run, self._source, self._tell, self._on_refused = run, source, tell, on_refused
+        super().__init__(tell, user)
+        self._run, self._source = run, source
         self._authority_key = run.membership.authority_key or ""
         self._pass_file, self._notice_file = key_file.with_suffix(".pass"), key_file.with_name("notice")
         self._proofs = folders.accusations(run)
@@ -57,12 +72,6 @@ class PassRenewer:
         self._over = threading.Event()
         self._told: dict[str, bool] = {}  # troubles; whether the pass had expired by then
         self._refusing = threading.Lock()
-        self.refusal = ""
-
-    @property
-    def user(self) -> str:
-        """This peer's user, as the pass says; "" without one."""
-        return self._held.user if self._held is not None else ""
 
     def __enter__(self) -> Self:
         with contextlib.suppress(TTError):  # said again by the thread
@@ -70,8 +79,7 @@ class PassRenewer:
         if self._run.membership.closed:
             self._begin()
         self._check_ban()
-        if self.refusal:
-            raise PassRefused(self.refusal)
+        self.check()
         closed = (self._keep_renewing, self._keep_accusing) if self._run.membership.closed else ()
         self._threads = [threading.Thread(target=loop, daemon=True) for loop in (self._keep_listening, *closed)]
         for thread in self._threads:
@@ -106,6 +114,7 @@ class PassRenewer:
         held = read_pass(text, self._authority_key, self._run.identity, time.time())
         if held.peer_id != self._source.peer_id:
             raise InvalidPass("it is another peer's")
+        self.user = held.user
         return held
 
     def _take(self, text: str) -> None:
@@ -204,7 +213,8 @@ class PassRenewer:
         if first:
             with contextlib.suppress(OSError):
                 self._pass_file.unlink(missing_ok=True)
-            self._on_refused()
+            self._tell(reason, "error")
+            self._leave()
 
     def _worse(self, what: str, line: str) -> None:
         """Tell it once until it is well again, and once more when there is no pass left."""

@@ -118,7 +118,7 @@ def aux_peer(
     """Supervise an auxiliary peer's process until the user ends it."""
     from tt_cli import __version__
     from tt_cli.auth.authority.authority_server import ServeOptions
-    from tt_cli.auth.peer_admission import PeerAdmission
+    from tt_cli.auth.peer_admission import admission
     from tt_cli.auxiliary.evaluator_process import SamplesOptions, checked_prompts
     from tt_cli.auxiliary.parts import AUTHORITY, EVALUATOR, PUBLISHER, WEB_PAGE
     from tt_cli.auxiliary.standby import Standby
@@ -201,7 +201,7 @@ def aux_peer(
         beside(EVALUATOR, "evaluator.log", drawing),
         beside(PUBLISHER, "publisher.log", publishing),
         beside(AUTHORITY, "authority.log", serving if authority else None),
-        PeerAdmission(config, identity_name(slot), screen.tell, here=True) as admitted,
+        admission(config, identity_name(slot), screen.tell, here=True) as admitted,
         assistant() if assist else nullcontext(),
         Standby(config, screen.show, assistant) as standby,
     ):
@@ -234,7 +234,7 @@ def _assistant(
     config: RunConfig, beside: dict[str, Any], port: int | None, log: Path, screen: Screen
 ) -> Iterator[None]:
     """The assistant, with a pass of its own where the run asks for one. beside: the coordinator's options."""
-    from tt_cli.auth.peer_admission import PeerAdmission
+    from tt_cli.auth.peer_admission import admission
     from tt_cli.auxiliary import parts
 
     port = parts.port_beside(beside["port"]) if port is None else port
@@ -245,7 +245,7 @@ def _assistant(
         screen.tell(f"assistant: {line}", level)
 
     with (
-        PeerAdmission(config, parts.ASSISTANT_KEY, tell, here=True) as admitted,
+        admission(config, parts.ASSISTANT_KEY, tell, here=True) as admitted,
         parts.ASSISTANT.watched({**options, "user": admitted.user}, log, screen.show) as part,
     ):
         admitted.attach(part.leave)

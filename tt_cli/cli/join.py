@@ -98,7 +98,7 @@ def join(
 ) -> None:
     """Supervise a peer process until the run is done or the user leaves."""
     from tt_cli import __version__
-    from tt_cli.auth.peer_admission import PeerAdmission
+    from tt_cli.auth.peer_admission import admission
     from tt_cli.errors import UsageError
     from tt_cli.memory import parse_size
     from tt_cli.peer.join_settings import JoinSettings, read_settings, settings_file
@@ -157,7 +157,7 @@ def join(
     with (
         Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
         Screen(f"tt join {run}", config.identity, config.schedule.total_steps, plain=plain, json=json) as screen,
-        PeerAdmission(config, identity_name(slot), screen.tell, send_token=send_token) as admitted,
+        admission(config, identity_name(slot), screen.tell, send_token=send_token) as admitted,
         nullcontext(screen.show) if curves is None else logged(screen.show, curves) as show,
     ):
         supervise(start, show, control)
