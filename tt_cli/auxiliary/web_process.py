@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tt_cli.auxiliary.parts import remove_quietly, run_of
-from tt_cli.database import DatabaseDown
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import PICTURES
 from tt_cli.run import folders
 from tt_cli.supervisor.events import Emit, Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 from tt_cli.supervisor.reporter import Orders
-
-if TYPE_CHECKING:
-    from tt_cli.web.queries import Answers
 
 PORT = 8471
 MORE_PORTS = 8
@@ -53,7 +48,6 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     grace_seconds = 1  # live updates have no end of their own
     where = HttpOptions(opts.host, port, "--web-port", more_ports, MOST_CONNECTIONS, grace_seconds)
     server = HttpServer(app, where)
-    threading.Thread(target=_read_ahead, args=(answers,), daemon=True).start()
     url = f"http://{_shown(opts.host)}:{server.port}"
     emit(Log(f"the web page is at {url}/"))
     with suppress(OSError):  # for `tt monitor` on this machine, which does without it too
@@ -61,16 +55,6 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     server.run(orders.leave)
     remove_quietly(folder / "page")
     reader.close()
-
-
-def _read_ahead(answers: Answers) -> None:
-    """Read the history and compress the page's files, which takes a second, before somebody asks for them."""
-    from tt_cli.web.index_html import STATIC
-    from tt_cli.web.web_app import page_files
-
-    with suppress(DatabaseDown):
-        answers.history.look()
-    page_files(STATIC)
 
 
 def _shown(host: str) -> str:

@@ -22,10 +22,7 @@ class HistoryReader:
     def __init__(self, url: str):
         # Not pooled: a damaged SQLite file is replaced by another of the same name.
         self._database = Database(url, WHOSE, pooled=False)
-
-    def close(self) -> None:
-        """Close its connections."""
-        self._database.close()
+        self.close = self._database.close
 
     def newest(self, key: str) -> tuple[str, float] | None:
         """The newest "snapshot" (JSON), "model" (JSON) or other value of `Store.put`, and its Unix time."""

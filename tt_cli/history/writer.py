@@ -85,6 +85,7 @@ class HistoryWriter:
     def __init__(self, url: str, run: str, tell: Callable[[str], None] = lambda words: None, *, mends: bool = True):
         self._run, self._tell = run, tell
         self._database = Database(url, WHOSE, pooled=mends)
+        self.close = self._database.close
         self._insert: Any = (sqlite if self._database.engine.dialect.name == "sqlite" else postgresql).insert
         try:
             if mends:
@@ -96,10 +97,6 @@ class HistoryWriter:
         except TTError:
             self.close()
             raise
-
-    def close(self) -> None:
-        """Close its connections."""
-        self._database.close()
 
     # ---------------------------------------------------------------- its beginning, and its end
 

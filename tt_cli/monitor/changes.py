@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tt_cli.monitor.scene import peer_name
+from tt_cli.monitor.scene import peer_name, standing
 from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.format import clean, loss_value, plural, short_digest
 
@@ -82,13 +82,9 @@ def _standing(stayed: Sequence[tuple[PeerView, PeerView]], trainers: int) -> lis
             happened.setdefault(f"came to another state than most: {short_digest(peer.digest)}", []).append(peer)
         elif differs == [True, False] and peer.in_agreement:
             happened.setdefault("agrees with most again", []).append(peer)
-        for words, count, counted in (
-            ("made a wrong average, most say", peer.accused_by, old.accused_by),
-            ("is clipped again and again, most say", peer.clipped_by, old.clipped_by),
-            ("is left out for some steps: it held the others up", peer.slow_by, old.slow_by),
-        ):
-            if 2 * count >= trainers and count > 0 and 2 * counted < max(1, trainers):
-                happened.setdefault(words, []).append(peer)
+        for words in standing(peer, trainers):
+            if words not in standing(old, trainers):
+                happened.setdefault(f"{words}, most say", []).append(peer)
     return [f"{names(peers)} {words}" for words, peers in happened.items()]
 
 

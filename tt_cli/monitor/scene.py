@@ -116,6 +116,16 @@ def middle_speed(snapshot: SwarmNow) -> float:
     return speeds[len(speeds) // 2] if speeds else 0.0
 
 
+def standing(peer: PeerView, trainers: int) -> list[str]:
+    """What most trainers say against a peer, the worst first: by itself, anybody can say it of anybody."""
+    said = (
+        ("made a wrong average", peer.accused_by),
+        ("is clipped again and again", peer.clipped_by),
+        ("is left out for some steps: it held the others up", peer.slow_by),
+    )
+    return [words for words, count in said if count and 2 * count >= trainers]
+
+
 def remarks(peer: PeerView, trainers: int, middle: float) -> list[str]:
     """Name what is not as it should be with a peer, the worst first. trainers: how many there are."""
     words = []
@@ -152,4 +162,4 @@ def leaders_now(snapshot: SwarmSnapshot) -> list[Leader]:
     for user, peers in peers_of.items():
         given, seen = sum(peer.total_samples for peer in peers), snapshot.time - min(peer.age_s for peer in peers)
         rows.append(Leader(user=user, samples=given, seconds=0, peers=len(peers), share=given / whole, last_seen=seen))
-    return sorted(rows, key=lambda row: (-row.samples, row.user))
+    return rows

@@ -10,7 +10,7 @@ from typing import TextIO
 from rich.text import Text
 
 from tt_cli.monitor.peer_tables import others, peer_rows
-from tt_cli.monitor.scene import peer_name
+from tt_cli.monitor.scene import peer_name, standing
 from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
 from tt_cli.terminal.format import clean, duration, loss_value, percent, plural, rate, short_digest
 from tt_cli.terminal.live_view import Mode, clock, write_line
@@ -36,13 +36,9 @@ def one_truth(snapshot: SwarmNow) -> Text:
     line.append("".join(f"; {words}" for words in unlike[:NAMED]) + more)
     if snapshot.resynced_chunks:
         line.append(f"; {plural(snapshot.resynced_chunks, 'chunk')} resynced", style="yellow")
-    for peer in snapshot.peers:  # what most of the others say: anybody can say it of anybody
-        if peer.accused_by and 2 * peer.accused_by >= snapshot.trainers:
-            line.append(f"; {peer_name(peer)} made a wrong average", style="bold red")
-        elif peer.clipped_by and 2 * peer.clipped_by >= snapshot.trainers:
-            line.append(f"; {peer_name(peer)} is clipped again and again", style="yellow")
-        elif 2 * peer.slow_by > snapshot.trainers:
-            line.append(f"; {peer_name(peer)} is left out: it held the others up", style="yellow")
+    for peer in snapshot.peers:
+        for words in standing(peer, snapshot.trainers)[:1]:
+            line.append(f"; {peer_name(peer)} {words}", style="bold red" if peer.accused_by else "yellow")
     return line
 
 

@@ -25,7 +25,7 @@ from tt_cli.web.index_html import STATIC, index_html
 from tt_cli.web.live_updates import MOST_CLIENTS, EventStream, LiveUpdates
 from tt_cli.web.metrics import CONTENT_TYPE, Metrics
 from tt_cli.web.queries import Answers, NothingYet, Window
-from tt_cli.web.response_cache import CODINGS, FILE_QUALITY, Representation, ResponseCache, accepted_coding, respond
+from tt_cli.web.response_cache import FILE_QUALITY, Representation, ResponseCache, accepted_coding, respond
 
 RETRY_SECONDS = 5
 DAY_SECONDS = 86400
@@ -171,12 +171,8 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
 
 @functools.cache
 def page_files(folder: Path) -> dict[str, Representation]:
-    """The built page's files by name, compressed as well as can be."""
-    files = {file.name: Representation(file.read_bytes(), FILE_QUALITY) for file in folder.glob("*")}
-    for coding in CODINGS:
-        for file in files.values():
-            file.encoded(coding)
-    return files
+    """The built page's files by name, to be compressed as well as can be."""
+    return {file.name: Representation(file.read_bytes(), FILE_QUALITY) for file in folder.glob("*")}
 
 
 class SafeHeaders:
