@@ -47,7 +47,7 @@ from tt_cli.model import Dalle, DalleConfig
 from tt_cli.run import load_run
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.codec import GradientCodec, Linear8
-from tt_cli.swarm.compression.linear8_kernels import PortableLinear8
+from tt_cli.swarm.compression.linear8 import PortableLinear8
 
 PART = 512 * 1024  # elements: hivemind's parts of 512 KiB in 8 bits
 WEIGHT = 3.0

@@ -50,7 +50,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         orders: Orders,
     ) -> None:
         """In place of the training loop; writes no backups, watches neither memory nor micro-batches."""
-        collaboration, lifelines = step.collaboration, Lifelines(step.collaboration)
+        collaboration, lifelines = step.collaboration, Lifelines(step.collaboration.averager)
         while gate is not None and not Path(gate).exists() and not orders.leave.is_set():
             orders.leave.wait(GATE_SECONDS)
         for batch in stream.batches(batches.size):

@@ -32,11 +32,11 @@ def peer() -> Iterator[Any]:
 
 
 def test_a_peer_with_all_of_them_goes_on(peer: Any) -> None:
-    Lifelines(peer).check()
+    Lifelines(peer.averager).check()
 
 
 def test_without_its_daemon(peer: Any) -> None:
-    lifelines, daemon = Lifelines(peer), daemon_pid(peer.averager.dht)
+    lifelines, daemon = Lifelines(peer.averager), daemon_pid(peer.averager.dht)
     assert daemon is not None
     os.kill(daemon, signal.SIGKILL)
     while alive(daemon):
@@ -46,7 +46,7 @@ def test_without_its_daemon(peer: Any) -> None:
 
 
 def test_without_its_averager(peer: Any) -> None:
-    lifelines = Lifelines(peer)
+    lifelines = Lifelines(peer.averager)
     peer.averager.kill()
     peer.averager.join()
     with pytest.raises(WorkerBroken, match="averager"):
@@ -54,7 +54,7 @@ def test_without_its_averager(peer: Any) -> None:
 
 
 def test_where_the_machine_has_other_addresses(peer: Any) -> None:
-    lifelines = Lifelines(peer)
+    lifelines = Lifelines(peer.averager)
     peer.averager.dht.listening = ["/ip4/203.0.113.7/tcp/4242"]  # of no machine
     with pytest.raises(WorkerBroken, match="other addresses"):
         lifelines.check()

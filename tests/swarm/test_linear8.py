@@ -25,12 +25,15 @@ from torch import Tensor
 from tt_cli.kernel_choice import Implementation, choose
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.linear8 import (
+    BLOCK,
+    LARGEST,
+    SMALLEST,
+    PortableLinear8,
     add_decoded,
     check,
     decode_into,
     encode,
 )
-from tt_cli.swarm.compression.linear8_kernels import BLOCK, LARGEST, SMALLEST, PortableLinear8
 from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -188,7 +191,7 @@ from tt_cli.kernel_choice import Implementation
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.linear8 import add_decoded, decode_into, encode
 if sys.argv[3] == "portable":
-    from tt_cli.swarm.compression.linear8_kernels import PortableLinear8 as Kernels
+    from tt_cli.swarm.compression.linear8 import PortableLinear8 as Kernels
 else:
     from tt_cli.swarm.compression.linear8_numba import NumbaLinear8 as Kernels
 chosen = Implementation(Kernels(), "", "")

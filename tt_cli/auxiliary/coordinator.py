@@ -18,10 +18,10 @@ from tt_cli.auxiliary.recorder import RunRecorder
 from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
+from tt_cli.peer.health.lifelines import Lifelines
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
-from tt_cli.supervisor.processes import alive
-from tt_cli.supervisor.reporter import Orders, WorkerBroken
+from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.membership.orders import OrganiserOrders
@@ -59,7 +59,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         coordinator = Coordinator(run, CoordinatorOptions(**options), database, emit, closing)
         while not orders.leave.wait(LOOK_SECONDS):
             coordinator.look()
-            coordinator.check_alive()
+            coordinator.lifelines.check()
         emit(Finished("left"))
 
 
@@ -91,7 +91,7 @@ class Coordinator:
         self._lease = Lease(identity.peer_id, named, min(LEASE_SECONDS, run.swarm.statistics_expiration))
         self._lease_file = LeaseFile(folder)
         closing.callback(remove_quietly, self._lease_file.path)
-        self._daemon = dht_node.daemon_pid(dht)
+        self.lifelines = Lifelines(self._averager)
         # When the snapshot, the history and the database's snapshot were due last.
         self._told_at = self._remembered_at = self._written_at = -float("inf")
         self._leader = self._failed = ""
@@ -115,13 +115,6 @@ class Coordinator:
             self._fetching = threading.Thread(target=self._keeper.fetch, args=(self._averager,), daemon=True)
             self._fetching.start()
         self._tell(swarm)
-
-    def check_alive(self) -> None:
-        """Raise WorkerBroken where a process that this one needs has ended."""
-        if self._daemon is not None and not alive(self._daemon):
-            raise WorkerBroken("the p2p daemon of this peer was ended by something else")
-        if not self._averager.is_alive():
-            raise WorkerBroken("the averager process of this peer was ended by something else")
 
     def _look_for_leader(self, swarm: SwarmState) -> None:
         now = dht_time()

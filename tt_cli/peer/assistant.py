@@ -52,7 +52,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         watchdog = closing.enter_context(ProgressWatchdog(run, collaboration, observed, orders, marker, lambda: None))
         collaboration.synchronise()
         report.tell(Log(f"assists from step {collaboration.epoch}, at {', '.join(addresses_of(dht))}"))
-        lifelines = Lifelines(collaboration)
+        lifelines = Lifelines(collaboration.averager)
         while not orders.leave.wait(LOOK_SECONDS):
             collaboration.stand_by()
             collaboration.report()

@@ -225,7 +225,7 @@ def _train(
     orders: Orders,
 ) -> None:
     """Micro-batches, until the run is done, or this peer shall leave or pause."""
-    collaboration, lifelines, reported = step.collaboration, Lifelines(step.collaboration), 0.0
+    collaboration, lifelines, reported = step.collaboration, Lifelines(step.collaboration.averager), 0.0
     last: int | None = None  # the step to finish with
     for batch in watchdog.over(stream.batches(batches.size)):
         memory_watch.relieve(batches)

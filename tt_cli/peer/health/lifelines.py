@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from tt_cli.supervisor.processes import alive
 from tt_cli.supervisor.reporter import WorkerBroken
-from tt_cli.swarm.collaboration import Collaboration
+from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.network.dht_node import daemon_pid, has_moved
 
 
 class Lifelines:
     """Lifelines of one peer, all whole when this is made."""
 
-    def __init__(self, collaboration: Collaboration):
-        self._averager = collaboration.averager
-        self._daemon = daemon_pid(collaboration.averager.dht)
+    def __init__(self, averager: Averager):
+        self._averager, self._daemon = averager, daemon_pid(averager.dht)
 
     def check(self) -> None:
         """Without one of them a peer would go on for nobody. Raises WorkerBroken, so that it is started again."""

@@ -18,7 +18,7 @@ from hivemind.proto import runtime_pb2
 
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig
-from tt_cli.swarm.compression import linear8, linear8_kernels
+from tt_cli.swarm.compression import linear8
 
 SELF_TEST_ERROR = 0.05
 
@@ -93,7 +93,7 @@ class Blockwise8(Float16):
 class Linear8:
     """The 8 bits of `linear8.py`; its number is far from hivemind's own, which count up from 0."""
 
-    tag, block, scale_bytes, code_bytes, table = 64, linear8_kernels.BLOCK, 2, 1, b""
+    tag, block, scale_bytes, code_bytes, table = 64, linear8.BLOCK, 2, 1, b""
     encode, check = staticmethod(linear8.encode), staticmethod(linear8.check)
     decode_into, add_decoded = staticmethod(linear8.decode_into), staticmethod(linear8.add_decoded)
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numba import njit, types
 
-from tt_cli.swarm.compression.linear8_kernels import BLOCK, LARGEST, SMALLEST, PortableLinear8
+from tt_cli.swarm.compression.linear8 import BLOCK, LARGEST, SMALLEST, PortableLinear8
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
 VALUES = types.Array(types.float32, 1, "C")
