@@ -6,9 +6,10 @@ exits with the error's code. A traceback is for bugs.
 
 from __future__ import annotations
 
+import difflib
 import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -22,6 +23,12 @@ class UsageError(TTError):
     """A request that cannot be met as it stands: a wrong name, flag, file or value."""
 
     exit_code = 2
+
+
+def nearest(name: str, names: Iterable[str], otherwise: str) -> str:
+    """Which of the names may be meant, as a question; `otherwise` where none is near."""
+    close = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean '{close[0]}'?" if close else otherwise
 
 
 def first_line(error: BaseException) -> str:

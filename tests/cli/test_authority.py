@@ -97,7 +97,7 @@ def test_from_the_first_key_to_a_change_of_keys(
     ("arguments", "words"),
     [
         (["members"], "missing argument 'RUN'; see `tt authority members --help`"),
-        (["unheard", "FILE"], "no command is called 'unheard'; there are init, serve,"),
+        (["unheard", "FILE"], "no such command 'unheard'; see `tt authority --help`"),
         (["bans", "FILE"], "there is no authority in"),
         (["backup", "FILE", "x.json"], "there is no authority in"),
         (["ban", "FILE"], "who? Give a USER, or one peer with --peer"),

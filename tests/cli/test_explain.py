@@ -17,14 +17,14 @@ import pytest
 from tests.docs.links import anchors
 from tt_cli import errors
 from tt_cli.errors import TTError
-from tt_cli.terminal.troubleshooting import BY_ROOM, OTHERWISE, explaining, of_error, page, sections
+from tt_cli.terminal.troubleshooting import BY_ROOM, OTHERWISE, documentation, explaining, of_error, sections
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
 
 
 def test_topics_are_the_anchors_of_the_page() -> None:
-    assert set(sections()) < anchors(page())
+    assert set(sections()) < anchors(documentation() / "troubleshooting.md")
     assert {*BY_ROOM.values(), OTHERWISE} <= set(sections())
     rooms = {
         path.stem for path in (ROOT / "tt_cli").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from scripts.build_deploy import EXAMPLE, FOLDER
 from tt_cli.cli.main import COMMANDS, loaded
-from tt_cli.organise.server_files import EXAMPLE, ServerFacts, rendered
+from tt_cli.organise.server_files import ServerFacts, rendered
 
 SOURCE = Path(__file__).parents[2]
 
 
 def test_the_examples_are_what_init_writes() -> None:
-    found = {path.name: path.read_text() for path in (SOURCE / "configs" / "deploy").iterdir()}
-    assert found == rendered(EXAMPLE), "write them anew: python -m tt_cli.organise.server_files configs/deploy"
+    found = {path.name: path.read_text() for path in FOLDER.iterdir()}
+    assert found == rendered(EXAMPLE), "write them anew: scripts/build_deploy.py"
     assert not any("@{" in text for text in found.values())
 
 

@@ -10,7 +10,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -90,11 +90,12 @@ def remove_quietly(file: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def port_beside(coordinator: int) -> int:
-    """The assistant's port: the one after the coordinator's; any free one where that has any."""
-    return coordinator + 1 if 0 < coordinator < 65535 else 0
+def assistant_options(coordinator: Mapping[str, Any], port: int | None) -> dict[str, Any]:
+    """The assistant's, from the coordinator's. port: by default the one after its, any free one where it has any.
 
-
-def announced_beside(announced: Sequence[str], port: int) -> list[str]:
-    """The coordinator's announced addresses with the assistant's port; none where that is not known beforehand."""
-    return [re.sub(r"/tcp/\d+", f"/tcp/{port}", address) for address in announced] if port else []
+    Its announced addresses are the coordinator's with that port; none where that is not known beforehand.
+    """
+    if port is None:
+        port = coordinator["port"] + 1 if 0 < coordinator["port"] < 65535 else 0
+    announced = [re.sub(r"/tcp/\d+", f"/tcp/{port}", address) for address in coordinator["announce"]] if port else []
+    return {"run": coordinator["run"], "host": coordinator["host"], "port": port, "announce": announced}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tt_cli.cli.main import CommandGroup, app
+from tt_cli.cli.main import app
 from tt_cli.cli.options import Force, Run, argument, exclusive, option, switch
 from tt_cli.errors import UsageError
 
@@ -29,7 +29,7 @@ tt authority backup my-run.toml authority-2026-01-31.json
 
 `tt authority ACTION --help` says more about each. Bans and orders reach every peer within a minute."""
 
-authority = typer.Typer(cls=CommandGroup, epilog=EXAMPLES)
+authority = typer.Typer(epilog=EXAMPLES)
 app.add_typer(authority, name="authority")
 
 User = Annotated[str | None, argument("USER", "a user's name on the Hub: all peers of theirs")]

@@ -237,9 +237,7 @@ def _assistant(
     from tt_cli.auth.peer_admission import admission
     from tt_cli.auxiliary import parts
 
-    port = parts.port_beside(beside["port"]) if port is None else port
-    options = {"run": beside["run"], "host": beside["host"], "port": port}
-    options["announce"] = parts.announced_beside(beside["announce"], port)
+    options = parts.assistant_options(beside, port)
 
     def tell(line: str, level: str) -> None:
         screen.tell(f"assistant: {line}", level)

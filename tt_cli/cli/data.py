@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tt_cli.cli.main import CommandGroup, app
+from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, argument, option, switch
 from tt_cli.errors import UsageError
 from tt_cli.terminal.format import duration, plural
@@ -50,7 +50,7 @@ def share(text: str) -> tuple[int, int]:
     return int(index) - 1, int(count)
 
 
-data = typer.Typer(cls=CommandGroup, epilog=EXAMPLES)
+data = typer.Typer(epilog=EXAMPLES)
 app.add_typer(data, name="data")
 
 

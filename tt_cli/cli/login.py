@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tt_cli.cli.main import CommandGroup, app
+from tt_cli.cli.main import app
 from tt_cli.cli.options import Force, Json, OptionalValues, Run, argument, option, switch
 from tt_cli.errors import TTError, UsageError
 
@@ -86,7 +86,7 @@ def describe(user: User) -> str:
     return "\n".join([f"Logged in as {user.name}{source}.", heading, *names])
 
 
-identity = typer.Typer(cls=CommandGroup, epilog=IDENTITY_EXAMPLES)
+identity = typer.Typer(epilog=IDENTITY_EXAMPLES)
 app.add_typer(identity, name="identity")
 
 KeyFile = Annotated[Path, argument("FILE", "whoever has it can pose as your peer")]

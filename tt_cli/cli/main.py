@@ -7,7 +7,6 @@ Notable:
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import os
 import re
@@ -21,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_group
 
 from tt_cli import __version__
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError
 
 INTERRUPTED = 130  # what shells report for a program ended by Ctrl-C
 BROKEN_PIPE = 141  # … and by a reader that went away
@@ -69,22 +68,7 @@ tt monitor emoji              see who trains, and the loss
 tt infer "a red apple"        draw with the newest checkpoint"""
 
 
-class CommandGroup(TyperGroup):
-    """A group of commands that names the nearest one to a mistyped name."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name, the command and what is left of `args`. Raises UsageError for an unknown command."""
-        name = args[0]
-        if name not in self.commands and not name.startswith("-") and not ctx.resilient_parsing:
-            close = difflib.get_close_matches(name, self.commands, n=1)
-            hint = (
-                f"did you mean `{ctx.command_path} {close[0]}`?" if close else f"there are {', '.join(self.commands)}"
-            )
-            raise UsageError(f"no command is called '{name}'; {hint}")
-        return super().resolve_command(ctx, args)
-
-
-class LazyGroup(CommandGroup):
+class LazyGroup(TyperGroup):
     """The commands of the table, each loaded when it is run."""
 
     def __init__(self, **attributes: Any) -> None:
@@ -199,8 +183,8 @@ def error_line(error: Any) -> str:
         return f"no such flag: {error.option_name}; {close}"
     if isinstance(error, typer.BadParameter) and error.message and error.param is not None:
         return f"{'/'.join(error.param.opts)}: {_with_value(error)}"
-    message = error.format_message().rstrip(".")
-    return f"{message[:1].lower()}{message[1:]}; {hint}"
+    message, _, suggestion = error.format_message().rstrip(".").partition(". Did you mean ")
+    return f"{message[:1].lower()}{message[1:]}; {f'did you mean {suggestion}' if suggestion else hint}"
 
 
 def _with_value(error: typer.BadParameter) -> str:

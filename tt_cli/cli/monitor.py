@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tt_cli.cli.main import CommandGroup, app
+from tt_cli.cli.main import app
 from tt_cli.cli.options import Json, Run, argument, exclusive, option, switch
 from tt_cli.errors import TTError
 from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS
@@ -135,7 +135,7 @@ def _swarm(config: RunConfig, peers: list[str], log: Path | None) -> Iterator[Lo
             yield lambda: take_snapshot(config, observer.records(), observer.history(), time.time())
 
 
-site = typer.Typer(cls=CommandGroup, epilog=SITE_EXAMPLES)
+site = typer.Typer(epilog=SITE_EXAMPLES)
 app.add_typer(site, name="site")
 
 

@@ -8,11 +8,10 @@ here.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import Literal
 
-from tt_cli.errors import UsageError
+from tt_cli.errors import UsageError, nearest
 from tt_cli.run.run_source import builtin_runs
 
 Family = Literal["gpt", "gptj", "bert", "t5"]
@@ -134,8 +133,7 @@ def architecture(name: str) -> Architecture:
     if (model := known(name)) is not None:
         return model
     names = [*ARCHITECTURES, *builtin_runs()]
-    close = difflib.get_close_matches(name.lower(), [*names, *_ALIASES], n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(names)};"
+    hint = nearest(name.lower(), [*names, *_ALIASES], f"there are {', '.join(names)};")
     raise UsageError(f"no model is called '{name}'; {hint} else give a run: a .toml file, or ORGANISATION/REPOSITORY")
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from tt_cli.errors import UsageError
+from tt_cli.errors import UsageError, nearest
 from tt_cli.memory.byte_sizes import GIB, parse_size
 
 USABLE = 0.9  # of a device's memory: the rest is the desktop's and the driver's
@@ -47,6 +46,5 @@ def device_room(text: str) -> tuple[int, Gpu | None]:
         return GPUS[plain].memory * GIB, GPUS[plain]
     if text[:1].isdigit() or text[:1] in ".-":
         return parse_size(text), None
-    close = difflib.get_close_matches(plain, GPUS, n=1)
-    hint = f"did you mean '{close[0]}'?" if close else f"there are {', '.join(GPUS)},"
+    hint = nearest(plain, GPUS, f"there are {', '.join(GPUS)},")
     raise UsageError(f"no GPU is called '{text}'; {hint} or give its memory, such as 8GB")

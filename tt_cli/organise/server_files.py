@@ -1,15 +1,11 @@
 """The files that keep a run's aux peer running on a server: compose, Prometheus, systemd, nginx, Caddy.
 
-One source, templates/, for what `tt init` writes and for the examples in configs/deploy/:
-
-    python -m tt_cli.organise.server_files configs/deploy
+One source, templates/, for what `tt init` writes and for the examples in configs/deploy/.
 """
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -53,9 +49,6 @@ class ServerFacts:
         return flags
 
 
-EXAMPLE = ServerFacts("my-run", address="tt.example.org", authority="https://tt.example.org")
-
-
 def rendered(facts: ServerFacts) -> dict[str, str]:
     """File name to text."""
     inside = ["/run/tt/run.toml", *facts.flags("172.30.84.1")]
@@ -74,13 +67,3 @@ def rendered(facts: ServerFacts) -> dict[str, str]:
         names.get(path.name, path.name): _PLACE.sub(lambda match: values[match[1]], path.read_text(encoding="utf-8"))
         for path in sorted(TEMPLATES.iterdir())
     }
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Write the examples into a folder."""
-    for name, text in rendered(EXAMPLE).items():
-        (Path(arguments[0]) / name).write_text(text, encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

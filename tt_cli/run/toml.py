@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 import tomllib
@@ -11,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tt_cli.errors import UsageError
+from tt_cli.errors import UsageError, nearest
 
 _EXPECTED = {
     "bool_type": "must be true or false",
@@ -93,8 +92,7 @@ def _suggestion(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
         if isinstance(part, type) and issubclass(part, BaseModel):
             model = part
     names = sorted(model.model_fields)
-    close = difflib.get_close_matches(str(location[-1]), names, n=1)
-    return f"did you mean '{close[0]}'?" if close else f"allowed are {', '.join(names)}"
+    return nearest(str(location[-1]), names, f"allowed are {', '.join(names)}")
 
 
 def _input(value: Any) -> str:

@@ -50,17 +50,17 @@ class Section:
     patterns: tuple[re.Pattern[str], ...]
 
 
-def page() -> Path:
-    """Path of the page: in an installed wheel inside the package, in a source tree beside it."""
+def documentation() -> Path:
+    """The folder docs: in an installed wheel inside the package, in a source tree beside it."""
     package = Path(__file__).parents[1]
-    packaged = package / "docs" / "troubleshooting.md"
-    return packaged if packaged.is_file() else package.parent / "docs" / "troubleshooting.md"
+    return package / "docs" if (package / "docs").is_dir() else package.parent / "docs"
 
 
 @cache
 def sections() -> dict[str, Section]:
     """All that explain something, by anchor, in the page's order."""
-    parts = re.split(r"^### +(.+)$", page().read_text(encoding="utf-8"), flags=re.MULTILINE)
+    page = (documentation() / "troubleshooting.md").read_text(encoding="utf-8")
+    parts = re.split(r"^### +(.+)$", page, flags=re.MULTILINE)
     page_sections = {}
     for title, rest in zip(parts[1::2], parts[2::2], strict=True):
         text = re.split(r"^## ", rest, maxsplit=1, flags=re.MULTILINE)[0].strip()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
+
+from tt_cli.terminal.troubleshooting import documentation
 
 NAMES = ("join.ipynb", "infer.ipynb")
 CONTENT_TYPE = "application/x-ipynb+json"
@@ -12,17 +13,10 @@ _RUN = ('os.environ.get("TT_NOTEBOOK_RUN", "emoji")', 'os.environ.get("TT_NOTEBO
 _PEERS = ('os.environ.get("TT_NOTEBOOK_PEERS", "")', 'os.environ.get("TT_NOTEBOOK_PEERS", {})')
 
 
-def folder() -> Path:
-    """The folder of the notebooks: in an installed wheel inside the package, in a source tree beside it."""
-    package = Path(__file__).parents[1]
-    packaged = package / "docs" / "notebooks"
-    return packaged if packaged.is_dir() else package.parent / "docs" / "notebooks"
-
-
 def notebook(filename: str, facts: dict[str, Any]) -> bytes:
     """One of NAMES as a file for this run. facts: the answer of /api/run, of which the `tt join` command is taken."""
     name, *peers = _joined(facts["join"]["commands"][0])
-    content = json.loads((folder() / filename).read_text(encoding="utf-8"))
+    content = json.loads((documentation() / "notebooks" / filename).read_text(encoding="utf-8"))
     for cell in content["cells"]:
         if cell["cell_type"] == "code":
             text = "".join(cell["source"])
