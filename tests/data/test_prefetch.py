@@ -21,7 +21,7 @@ from data.rows import numbered, run_on, write
 from scripts.lab.process_watch import ProcessWatch
 from tt_cli.data.stream.plan import ReadPlan, plan_of
 from tt_cli.data.stream.prefetch import Prefetch
-from tt_cli.data.stream.prefetch_process import MessageQueue
+from tt_cli.data.stream.prefetch_process import Messages
 from tt_cli.data.stream.row_reader import Block
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.processes import alive
@@ -155,27 +155,25 @@ def test_troubles_come_in_words(plan: ReadPlan, tmp_path: Path) -> None:
     assert told and all("train-1.parquet" in words and "left out" in words for words in told)
 
 
-def test_messages_take_no_more_than_their_bound() -> None:
+def test_no_more_messages_wait_than_may() -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    broken = threading.Event()
-    messages = MessageQueue(sender, 50_000, broken.set)
-    done = threading.Thread(target=lambda: [messages.put(str(n), bytes(9_000)) for n in range(60)], daemon=True)
+    messages = Messages(sender, 5)
+    done = threading.Thread(target=lambda: [messages.add(str(n), bytes(9_000)) for n in range(60)], daemon=True)
     done.start()
     with receiver:
         for number in range(60):
             assert msgpack.unpackb(receiver.recv_bytes()) == [str(number), bytes(9_000)]
-            assert messages._held <= 50_000
+            assert messages.qsize() <= 5
         done.join()
-        messages.drain()
+        messages.join()
         assert not receiver.poll()
-    messages.put("block", None)
-    assert broken.wait(30), "nobody reads any more"
 
 
-def test_an_urgent_message_waits_for_nothing() -> None:
+def test_an_urgent_message_overtakes_the_others() -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
-    messages = MessageQueue(sender, 1, lambda: None)
-    messages.put("block", bytes(1 << 20))  # more than a pipe holds: its sender waits
+    messages = Messages(sender, 3)
+    messages.add("block", bytes(1 << 20))  # more than a pipe holds: its sender waits
     assert receiver.poll(30)
-    messages.put("trouble", None, urgent=True)
-    assert [msgpack.unpackb(receiver.recv_bytes())[0] for _ in range(2)] == ["block", "trouble"]
+    messages.add("block", None)
+    messages.add("trouble", None, urgent=True)
+    assert [msgpack.unpackb(receiver.recv_bytes())[0] for _ in range(3)] == ["block", "trouble", "block"]

@@ -1,7 +1,7 @@
 """Examples that another process reads ahead, so that the training process only takes them.
 
 The process is a program of its own (not a fork: no lock, no CUDA and no p2p daemon comes with it), loads neither torch
-nor hivemind, and ends with its parent. It sends blocks through a pipe. It holds PREFETCH_BYTES at most and then waits;
+nor hivemind, and ends with its parent. It sends blocks through a pipe. It holds PREFETCH_BLOCKS at most and then waits;
 nobody polls, and there is no thread here.
 """
 
@@ -23,7 +23,7 @@ from tt_cli.data.stream.plan import PLAN, ReadPlan
 from tt_cli.data.stream.row_reader import Block
 from tt_cli.errors import TTError, UsageError
 
-PREFETCH_BYTES = 16 << 20
+PREFETCH_BLOCKS = 24  # some 16 MB at the paper's sizes
 STARTS = 3  # of the process, when it ends before it gave anything
 PROGRAM = Path(__file__).with_name("prefetch_process.py")
 ENVIRONMENT = {  # memory that stays flat: one arena, and no allocator that keeps what it has
@@ -37,10 +37,10 @@ ENVIRONMENT = {  # memory that stays flat: one arena, and no allocator that keep
 class Prefetch:
     """The process that reads ahead; close it. on_trouble: hears a trouble and a remedy, in `next`.
 
-    bound: bytes that it may hold. A process that is ended by something else is started again, where it was.
+    bound: blocks that it may hold. A process that is ended by something else is started again, where it was.
     """
 
-    def __init__(self, plan: ReadPlan, on_trouble: Callable[[str, str], None], bound: int = PREFETCH_BYTES) -> None:
+    def __init__(self, plan: ReadPlan, on_trouble: Callable[[str, str], None], bound: int = PREFETCH_BLOCKS) -> None:
         self._plan, self._on_trouble, self._bound = plan, on_trouble, bound
         self._owner, self._ended_early = os.getpid(), 0
         self._process, self._messages = self._start()

@@ -6,12 +6,12 @@ that ended the reading. The process is run as a file: the package around it load
 
 from __future__ import annotations
 
-import collections
+import itertools
 import os
+import queue
 import sys
 import threading
 import traceback
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -21,47 +21,26 @@ import msgpack
 ROWS = 256  # of a message
 
 
-class MessageQueue:
-    """A queue of messages, of at most `bound` bytes together (one message at least), sent by a thread of its own.
+class Messages(queue.PriorityQueue[tuple[bool, int, bytes]]):
+    """Messages on their way, at most `bound` of them: `put` waits for room. A thread of its own sends them in order."""
 
-    broken: called by that thread when nobody reads any more.
-    """
-
-    def __init__(self, connection: Connection, bound: int, broken: Callable[[], None]) -> None:
-        self._connection, self._bound, self._broken, self._held = connection, bound, broken, 0
-        self._messages: collections.deque[bytes] = collections.deque()
-        self._change = threading.Condition()
+    def __init__(self, connection: Connection, bound: int) -> None:
+        super().__init__(bound)
+        self._connection, self._numbers = connection, itertools.count()
         threading.Thread(target=self._send, daemon=True).start()
 
-    def put(self, kind: str, message: Any, urgent: bool = False) -> None:
-        """Add a message; waits until there is room for it. An urgent one waits for nothing and overtakes all others."""
-        content: bytes = msgpack.packb((kind, message))
-        with self._change:
-            if urgent:
-                self._messages.appendleft(content)
-            else:
-                self._change.wait_for(lambda: self._held == 0 or self._held + len(content) <= self._bound)
-                self._messages.append(content)
-            self._held += len(content)
-            self._change.notify_all()
-
-    def drain(self) -> None:
-        """Wait until all is sent."""
-        with self._change:
-            self._change.wait_for(lambda: self._held == 0)
+    def add(self, kind: str, content: Any, urgent: bool = False) -> None:
+        """Add a message. An urgent one overtakes all others."""
+        self.put((not urgent, next(self._numbers), msgpack.packb((kind, content))))
 
     def _send(self) -> None:
         while True:
-            with self._change:
-                self._change.wait_for(lambda: self._messages)
-                content = self._messages.popleft()
+            *_, message = self.get()
             try:
-                self._connection.send_bytes(content)
-            except OSError:
-                return self._broken()
-            with self._change:
-                self._held -= len(content)
-                self._change.notify_all()
+                self._connection.send_bytes(message)
+            except OSError:  # nobody reads any more
+                os._exit(0)
+            self.task_done()
 
 
 def main(parent: int, bound: int) -> None:
@@ -72,7 +51,7 @@ def main(parent: int, bound: int) -> None:
     end_with(parent)
     connection = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # whatever a library prints goes to the log
-    messages = MessageQueue(connection, bound, lambda: os._exit(0))
+    messages = Messages(connection, bound)
     try:
         import pyarrow
 
@@ -82,15 +61,15 @@ def main(parent: int, bound: int) -> None:
         pyarrow.set_cpu_count(1)
         pyarrow.set_io_thread_count(1)
         plan = PLAN.validate_json(sys.stdin.buffer.read())
-        reader = RowReader(plan, lambda trouble, remedy: messages.put("trouble", (trouble, remedy), urgent=True))
+        reader = RowReader(plan, lambda trouble, remedy: messages.add("trouble", (trouble, remedy), urgent=True))
         for block in reader.blocks():
             for part in block.parts(ROWS):
-                messages.put("block", part.packed())
+                messages.add("block", part.packed())
     except TTError as error:
-        messages.put("error", (error.exit_code, str(error)))
+        messages.add("error", (error.exit_code, str(error)))
     except Exception:
-        messages.put("bug", traceback.format_exc())
-    messages.drain()
+        messages.add("bug", traceback.format_exc())
+    messages.join()
 
 
 if __name__ == "__main__":
