@@ -136,7 +136,7 @@ class Attacked(Member):
 
     def prepare(self) -> None:
         super().prepare()
-        self.allreduce._signer = self.node.signer
+        self.allreduce.signer = self.node.signer
         if self.attack in GRADIENTS:
             poisoned(self.allreduce._local, self.attack, 0, 0)
         elif self.attack:

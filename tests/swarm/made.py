@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 USUAL = {
@@ -20,3 +21,14 @@ USUAL = {
 def record(peer_id: str = "a", **changes: object) -> PeerRecord:
     """A trainer at step 5 with digest "aa" and 10 samples, except for `changes`."""
     return PeerRecord.model_validate({**USUAL, "peer_id": peer_id, **changes})
+
+
+class SteppedClock(Clock):
+    """Stands until it is set."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    dht_time = boottime = monotonic

@@ -438,9 +438,10 @@ def test_nobody_outside_the_group_sends_and_nobody_twice() -> None:
     member = Member(0)
     other = Member(1)
     member.everybody = other.everybody = {member.peer: member, other.peer: other}
-    member.prepare()
 
     async def call(peer: PeerID) -> int:
+        member.prepare()
+
         async def nothing() -> AsyncIterator[averaging_pb2.AveragingData]:
             return
             yield

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+import random
+
 from swarm.rounds import PEERS
 from swarm.test_audit import honest_round, lying_round
 
@@ -31,12 +32,17 @@ def test_the_parts_of_a_lying_reducer_look_wrong_to_everybody() -> None:
         assert sum(bool(look) for look in looks) > len(looks) / 4
 
 
-def test_what_looks_wrong_is_looked_at_at_once_and_costs_no_more_than_was_saved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_what_looks_wrong_is_looked_at_at_once_and_costs_no_more_than_was_saved() -> None:
     """Without chance: what is left is what was saved, and half of a round's chance with each round."""
-    monkeypatch.setattr(sampling.secrets, "randbelow", lambda most: most - 1 if most == 10**6 else 0)
-    allreduce, picker, rounds = lying_round()[0].allreduce, AuditSampler(), 400
+
+    class NoChance(random.Random):
+        def random(self) -> float:
+            return 1.0 - 1e-9
+
+        def randrange(self, *bounds: int) -> int:
+            return 0
+
+    allreduce, picker, rounds = lying_round()[0].allreduce, AuditSampler(NoChance(0)), 400
     picked = [picker.pick(allreduce) for _ in range(rounds)]
     assert [place[0] for place in picked[:3] if place] == [PEERS[2]] * 3
     assert {place[0] for place in picked if place} == {PEERS[2]}
@@ -54,8 +60,8 @@ def test_by_chance_every_part_of_the_others_is_looked_at() -> None:
     assert abs(share - sampling._chance(allreduce)) < 0.1 and share >= LEAST - 0.1
 
 
-def test_who_gave_nothing_looks_by_chance_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_gave_nothing_looks_by_chance_alone() -> None:
     """An assistant has no gradient of its own to compare with."""
     allreduce = lying_round()[0].allreduce
-    monkeypatch.setattr(allreduce, "weight", 0.0)
+    allreduce.weight = 0.0
     assert unlike(allreduce, PEERS[1:]) == []

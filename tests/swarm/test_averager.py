@@ -19,6 +19,7 @@ from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import Contribution, LeaderRendezvous, RoundPlan, claim_limits
 from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.matchmaking import Matchmaker
 
 
@@ -52,6 +53,7 @@ def average(samples: int, control: Control, overtaken: Callable[[], bool] = lamb
     sent: list[Any] = []
     averager: Any = SimpleNamespace(
         max_weight=384.0,
+        clock=Clock(),
         _run=SimpleNamespace(swarm=SimpleNamespace(averaging_timeout=10.0)),
         _outer_pipe=SimpleNamespace(send=sent.append),
     )
@@ -70,7 +72,7 @@ def test_a_member_may_claim_what_it_published_and_what_it_can_have_computed_sinc
     assert claim_limits(records, 52.0) == {"a": 2 * (100 + 20 + 4)}
     assert claim_limits(records, 40.0) == {"a": 2 * (100 + 4)}, "clocks differ"
     plan = RoundPlan("5_aa", frozenset("abc"), "a", 3)
-    assert RoundPlan.of("5_aa", records) == plan, "two of the same members are equal"
+    assert RoundPlan.of("5_aa", records, 0, get_dht_time()) == plan, "two of the same members are equal"
 
 
 @pytest.mark.parametrize(("samples", "weight"), [(0, 0.0), (96, 96.0), (384, 384.0), (620, 384.0)])
@@ -179,15 +181,15 @@ def test_a_group_that_was_given_up_as_it_formed_has_no_round() -> None:
 
 def test_the_smallest_peer_id_that_accepts_connections_leads() -> None:
     records = [record(peer_id=name, client_mode=name == "a") for name in "cab"]
-    plan = RoundPlan.of("5_aa", records)
+    plan = RoundPlan.of("5_aa", records, 0, get_dht_time())
     assert (plan.leader, len(plan.members)) == ("b", 3)
-    assert RoundPlan.of("5_aa", records[1:2]).leader == ""
+    assert RoundPlan.of("5_aa", records[1:2], 0, get_dht_time()).leader == ""
 
 
 class Rounds:
     """In the averager's place: every group that is sought ends in the same way."""
 
-    peer_id = "b"
+    peer_id, clock = "b", Clock()
 
     def __init__(self, outcome: RoundResult, began: bool = True) -> None:
         self.outcome, self.began, self.sought = outcome, began, 0

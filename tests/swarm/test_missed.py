@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ from tt_cli.run import load_run
 from tt_cli.swarm import step_replay as room
 from tt_cli.swarm.allreduce import average_buffer as stores
 from tt_cli.swarm.allreduce.average_buffer import AverageBuffer, KeptAverages
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 from tt_cli.swarm.records.publisher import SwarmState
@@ -39,6 +39,7 @@ class Others:
         self._news = threading.Condition()
         self._seen = (0, "")
         self.asked: list[str] = []
+        self.clock = Clock()
 
     def step(self) -> None:
         """Make one, and wait until this peer has looked."""
@@ -135,11 +136,10 @@ def test_a_full_disk_keeps_none_and_breaks_nothing(monkeypatch: pytest.MonkeyPat
     assert (made, mine.epoch) == (0, 0)
 
 
-def test_averages_are_kept_while_somebody_asks_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_averages_are_kept_while_somebody_asks_for_them() -> None:
     now = [1000.0]
-    monkeypatch.setattr(stores, "time", SimpleNamespace(monotonic=lambda: now[0]))
     store = Others().store
-    kept = KeptAverages(store)
+    kept = KeptAverages(store, lambda: now[0])
 
     def round_of(number: int) -> None:
         store.open(store.layout.parts(2))

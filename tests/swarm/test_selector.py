@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from swarm.made import record
+from swarm.made import SteppedClock, record
 
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.participants import selector as company_room
@@ -78,11 +78,10 @@ def test_nobody_waits_for_ever_for_one_that_stays_a_step_behind() -> None:
     assert waits <= 6
 
 
-def test_who_holds_the_others_up_is_named_for_some_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
-    monkeypatch.setattr(company_room, "time", clock)
+def test_who_holds_the_others_up_is_named_for_some_steps() -> None:
+    clock = SteppedClock()
     board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
-    mine = ParticipantSelector("me", board, lambda: (), patience=2.0)
+    mine = ParticipantSelector("me", board, lambda: (), patience=2.0, clock=clock)
     members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
     for epoch in range(1, stragglers.OFTEN + 1):
         result = RoundResult(complete=True, members=members, late={"slow": 30.0})
@@ -95,12 +94,11 @@ def test_who_holds_the_others_up_is_named_for_some_steps(monkeypatch: pytest.Mon
     assert not mine.slow, "it may come again"
 
 
-def test_nobody_is_blamed_while_the_swarm_computes_all_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_is_blamed_while_the_swarm_computes_all_the_time() -> None:
     """A slow line costs nothing where its rounds end before the next step's samples are there."""
-    clock = SimpleNamespace(monotonic=lambda: clock.now, now=0.0)
-    monkeypatch.setattr(company_room, "time", clock)
+    clock = SteppedClock()
     board: Any = SimpleNamespace(trainers=lambda: frozenset({"me", "b", "c", "slow"}))
-    mine = ParticipantSelector("me", board, lambda: (), patience=2.0)
+    mine = ParticipantSelector("me", board, lambda: (), patience=2.0, clock=clock)
     members: dict[str, dict[str, Any]] = {one: {"samples": 80} for one in ("me", "b", "c", "slow")}
     for epoch in range(1, 9):
         result = RoundResult(complete=True, members=members, late={"slow": 30.0})

@@ -14,6 +14,7 @@ from tt_cli.peer.trained_state import TrainedState
 from tt_cli.supervisor.events import Download, Event, Log, Synchronised
 from tt_cli.swarm import catch_up as room
 from tt_cli.swarm.catch_up import CatchUp, DownloadProgress
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.records.publisher import SwarmState
 from tt_cli.swarm.shared_state import LockedState
 from tt_cli.swarm.state.bridge import NoState, StateBuffer
@@ -21,6 +22,8 @@ from tt_cli.swarm.state.bridge import NoState, StateBuffer
 
 class NobodyGives:
     """An averager whose donors all fail."""
+
+    clock = Clock()
 
     def fetch_average(self, *asked: object) -> None:
         return None
@@ -98,11 +101,10 @@ def test_a_hub_that_fails_is_told_and_asked_again_later(monkeypatch: pytest.Monk
     assert len(asked) == 2
 
 
-def test_progress_is_told_with_the_rate_of_the_last_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_is_told_with_the_rate_of_the_last_seconds() -> None:
     said: list[Event] = []
     now = [100.0]
-    monkeypatch.setattr(room.time, "monotonic", lambda: now[0])
-    tell = DownloadProgress(said.append, threading.Event())
+    tell = DownloadProgress(said.append, threading.Event(), lambda: now[0])
     for second in range(1, 11):
         now[0] = 100.0 + second
         tell(second * 1000 if second <= 5 else 5000 + (second - 5) * 100, 10_000, 3)

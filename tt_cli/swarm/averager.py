@@ -25,7 +25,7 @@ from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.dht import DHT
 from hivemind.p2p import P2P, P2PContext, PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
-from hivemind.utils import MPFuture, get_dht_time, get_logger
+from hivemind.utils import MPFuture, get_logger
 from hivemind.utils.asyncio import achain, as_aiter
 from hivemind.utils.crypto import RSAPrivateKey
 
@@ -49,6 +49,7 @@ from tt_cli.swarm.allreduce.round_plan import (
     member_in,
 )
 from tt_cli.swarm.audit.audits import Audits
+from tt_cli.swarm.clock import Clock, loop_time
 from tt_cli.swarm.compression.gradient_buffer import PART_ELEMENTS, GradientBuffer
 from tt_cli.swarm.membership.admission import NotAdmitted
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
@@ -82,7 +83,9 @@ class Averager(StateBridge, DecentralizedAverager):
         source: StateSource,
         read_tree: TreeReader,
         line: BandwidthLimiter | None = None,
+        clock: Clock | None = None,
     ):
+        self.clock = clock or Clock()
         rules = RoundRules.of(run, shapes)
         self._line = line or BandwidthLimiter(None, None)
         self.local = GradientBuffer(rules.layout, rules.codec)
@@ -134,7 +137,7 @@ class Averager(StateBridge, DecentralizedAverager):
         The group is complete when all that are expected are there, else after the matchmaking time with those who came.
         """
         self._outer_pipe.send(("_prepare_round", [plan], {}))
-        now, longest = get_dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
+        now, longest = self.clock.dht_time(), self.matchmaking_kwargs["min_matchmaking_time"]
         timeout = 2 * longest + 1.0
         # a leader takes in who waits longer than itself, whoever of the two began earlier
         until = now + longest if plan.leader == str(self.peer_id) else now + timeout - 0.1
@@ -154,32 +157,32 @@ class Averager(StateBridge, DecentralizedAverager):
 
         overtaken: asked while the group is sought; True when the others have made the step: nobody would come to it.
         """
-        started = time.monotonic()
+        started = self.clock.monotonic()
         self._outer_pipe.send(("_contribute", [contribution], {}))
         try:
             # more piles up while rounds fail; the others would refuse it
             control.weight = min(float(contribution.samples), self.max_weight)
             control.allow_allreduce()
             limit = started + control.get_timeout() + self._run.swarm.averaging_timeout + 10.0
-            while time.monotonic() < limit and not (control.done() or control.began_allreduce):
+            while self.clock.monotonic() < limit and not (control.done() or control.began_allreduce):
                 with contextlib.suppress(TimeoutError):
                     return control.result(timeout=LOOK_SECONDS)
                 if overtaken():
                     control.cancel()
                     return RoundResult(overtaken=True)
-            return control.result(timeout=limit - time.monotonic())
+            return control.result(timeout=limit - self.clock.monotonic())
         except Exception as error:  # hivemind passes on whatever broke in the averager's process
             if not control.done():
                 control.cancel()
             words = " ".join(str(error).split()) or type(error).__name__
-            return RoundResult(problem=words, seconds={"matchmaking": time.monotonic() - started})
+            return RoundResult(problem=words, seconds={"matchmaking": self.clock.monotonic() - started})
 
     def fetch_average(self, donors: Sequence[str], state_key: str, timeout: float) -> str | None:
         """The average that others stepped with from the state `state_key`, into the store: the donor; None: no luck.
 
         Nobody vouches for it: whether it is the right one shows in the digest of the state that it leads to.
         """
-        future: MPFuture = MPFuture()
+        future = self.future_type()
         self._outer_pipe.send(("_fetch_average", [list(donors), state_key, future], {}))
         try:
             return future.result(timeout=timeout)
@@ -289,7 +292,7 @@ class Averager(StateBridge, DecentralizedAverager):
 
     async def _aggregate_with_group(self, group_info: GroupInfo, weight: float, **_: Any) -> RoundResult:
         """One round in a group that has formed, from the moment when this peer's gradient is ready."""
-        began = time.monotonic()
+        began = loop_time()
         try:
             self._keys().check(group_info)
             assert self._contribution is not None
@@ -302,11 +305,11 @@ class Averager(StateBridge, DecentralizedAverager):
                     del self._rounds[old]
                 self._begun.notify_all()
             await commit.allreduce.run()
-            transferred, received = time.monotonic(), self.store.received
+            transferred, received = loop_time(), self.store.received
             await commit.run()
         except Exception as error:
             raise MatchmakingException(f"the round failed: {error}") from error
-        seconds = {"transfer": transferred - began, "commit": time.monotonic() - transferred}
+        seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
         doubts: dict[str, str] = {}
         if not commit.dropped:
             self._averages.committed(self._plan.state_key)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 from tt_cli.errors import TTError
@@ -81,7 +80,7 @@ class CatchUp:
         return bool(view.donors()) and self._take_state(of_this_era)
 
     def _repeat_step(self, view: SwarmState) -> bool:
-        started, before = time.monotonic(), int(self._averager.traffic[1])
+        started, before = self._averager.clock.monotonic(), int(self._averager.traffic[1])
         donors = [donor for donor in view.donors() if donor != self._peer_id]
         donor = self._averager.fetch_average(donors, self._state.key, AVERAGE_SECONDS)
         if donor is None:
@@ -98,10 +97,10 @@ class CatchUp:
         return True
 
     def _take_state(self, wanted: Callable[[Tree], bool] = lambda tree: True) -> bool:
-        started = time.monotonic()
+        started = self._averager.clock.monotonic()
         self.ask_anew.clear()
         try:
-            progress = DownloadProgress(self._emit, self.ask_anew)
+            progress = DownloadProgress(self._emit, self.ask_anew, self._averager.clock.monotonic)
             with StepReplay(self._averager, self._look, self._peer_id) as replay:
                 taken = self._averager.take_state(self._state.tree(), STATE_SECONDS, progress)
                 with taken.chunks:
@@ -125,13 +124,13 @@ class CatchUp:
 
     def _take_published(self, wanted: Callable[[int, str], bool]) -> bool:
         """Become the published state, if it is wanted: (step, digest) → whether it is."""
-        if self._published is None or time.monotonic() < self._looked + HUB_SECONDS:
+        if self._published is None or self._averager.clock.monotonic() < self._looked + HUB_SECONDS:
             return False
-        self._looked = time.monotonic()
+        self._looked = self._averager.clock.monotonic()
         return self._become(self._published, wanted)
 
     def _become(self, published: StateLoader, wanted: Callable[[int, str], bool]) -> bool:
-        started = time.monotonic()
+        started = self._averager.clock.monotonic()
         try:
             tree, buffer, place = published()
             if not wanted(tree.step, tree.digest):
@@ -148,16 +147,16 @@ class CatchUp:
         return True
 
     def _arrived(self, donor: str, started: float, received: int, chunks: int = 0, names: Sequence[str] = ()) -> None:
-        seconds, (epoch, digest) = time.monotonic() - started, self._state.position
+        seconds, (epoch, digest) = self._averager.clock.monotonic() - started, self._state.position
         self._emit(Synchronised(epoch, donor, digest, seconds, received, chunks=chunks, names=list(names)))
 
 
 class DownloadProgress:
     """Emits how far a state has come, with the rate of the last seconds. Raises NoState when `give_up` is set."""
 
-    def __init__(self, emit: Emit, give_up: threading.Event):
+    def __init__(self, emit: Emit, give_up: threading.Event, clock: Callable[[], float]):
         self._emit, self._give_up = emit, give_up
-        self._throughput = Throughput(time.monotonic, RATE_SECONDS)
+        self._throughput = Throughput(clock, RATE_SECONDS)
 
     def __call__(self, received: int, total: int, donors: int) -> None:
         if self._give_up.is_set():

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import math
 import threading
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from hivemind.dht import DHT
-from hivemind.utils import get_dht_time
 
 from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig
@@ -30,6 +28,7 @@ from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.catch_up import CatchUp
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, all_finite
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.matchmaking import Matchmaker
@@ -56,13 +55,15 @@ IDLE_SECONDS = 3.0  # without delayed updates: after that the device goes on whi
 class NetworkAccess:
     """The way of one peer to the swarm: its node, which stays the caller's, its key, and caps on its traffic.
 
-    initial_peers: those it joined through.
+    initial_peers: those it joined through. averager: the process that speaks for this peer.
     """
 
     dht: DHT
     identity: Identity
     line: BandwidthLimiter | None = None
     initial_peers: Sequence[str] = ()
+    clock: Clock = field(default_factory=Clock)
+    averager: type[Averager] = Averager
 
 
 class Collaboration:
@@ -87,39 +88,48 @@ class Collaboration:
         orders: OrganiserOrders,
         published: StateLoader | None = None,
     ):
-        dht, identity = network.dht, network.identity
+        dht, identity, self.clock = network.dht, network.identity, network.clock
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, dht.client_mode
         self.orders, self.state = orders, LockedState(shared)
         self._target, self._delayed = run.swarm.target_batch_size, run.optimizer.delayed
 
-        self._throughput = Throughput()
+        self._throughput = Throughput(self.clock.monotonic)
         self._rejected = self._rejected_in_row = 0
         self._last_loss = FigureSums()
         self._contributed = self._stood_by = False
 
-        self._changed = threading.Condition()
+        self._changed = self.clock.condition()
         self._closing = False
         self._broken: BaseException | None = None
         self.seek_anew = threading.Event()
 
         shapes = shared.shapes()
         self._accumulator = Accumulator(list(shapes))
-        self.averager = Averager(
-            run, dht, identity.key, shapes, source=self.state.snapshot, read_tree=shared.read_tree, line=network.line
+        self.averager = network.averager(
+            run,
+            dht,
+            identity.key,
+            shapes,
+            source=self.state.snapshot,
+            read_tree=shared.read_tree,
+            line=network.line,
+            clock=self.clock,
         )
         self._matchmaker = Matchmaker(self.averager, run.swarm.matchmaking_time)
         self.take_over = CatchUp(
             self.peer_id, self.averager, self.state, emit, published, lambda: self.board.view, orders.ways_back
         )
-        self.contacts = ConnectivityMonitor(dht, network.initial_peers)
+        self.contacts = ConnectivityMonitor(dht, network.initial_peers, self.clock)
         self.round_log = RoundLog(self.peer_id, emit, lambda: self.board.view)
         self.board = PeerDirectory(
-            run, dht, identity, lambda error: self.round_log.trouble(error, "DHT", "records on the DHT")
+            run, dht, identity, lambda error: self.round_log.trouble(error, "DHT", "records on the DHT"), self.clock
         )
         guilty, late = self.averager.audits.proofs.guilty, BLAMELESS * run.swarm.next_chunk_timeout
-        self._selector = ParticipantSelector(self.peer_id, self.board, guilty, self.averager.show_proofs, late)
-        self._worker = threading.Thread(target=self._work, name="rounds", daemon=True)
+        self._selector = ParticipantSelector(
+            self.peer_id, self.board, guilty, self.averager.show_proofs, late, self.clock
+        )
+        self._worker: threading.Thread | None = None
 
     # ------------------------------------------------------------------ for the training loop
 
@@ -141,7 +151,7 @@ class Collaboration:
         if self.take_over.begin(view, self.round_log.phase):
             self._publish()
         self._catch_up(view)
-        self._worker.start()
+        self._worker = self.clock.thread(self._work, "rounds")
         self._trains()
 
     def step(
@@ -223,8 +233,7 @@ class Collaboration:
         self._closing = True
         self._wake()
         self._matchmaker.drop()
-        if self.board.is_alive():
-            self.board.stop()
+        self.board.stop()
         self.averager.end()
 
     def _publish(self) -> None:
@@ -253,7 +262,7 @@ class Collaboration:
                 bytes_received=int(self.averager.traffic[1]),
                 resynced_chunks=self.state.resynced,
                 era=self.orders.era,
-                time=get_dht_time(),
+                time=self.clock.dht_time(),
             )
         )
 
@@ -319,9 +328,9 @@ class Collaboration:
 
     def _make_step(self) -> None:
         """Average what was accumulated and step; repeat until committed, or until the others are ahead."""
-        started = time.monotonic()
+        started = self.clock.monotonic()
         self._hold()
-        encoding = time.monotonic() - started
+        encoding = self.clock.monotonic() - started
         view = self.board.view if self._matchmaker.standing else self._wait_for_late(started)
         while not self._closing and self.orders.due is None:
             if self._behind(view):
@@ -365,7 +374,7 @@ class Collaboration:
         """Give those who are finishing the step before the time that matchmaking would take; then go without them."""
         view = self.board.fresh_view()
         while late := self._selector.late(view, self.epoch):
-            if self._closing or time.monotonic() > started + self.run.swarm.matchmaking_time:
+            if self._closing or self.clock.monotonic() > started + self.run.swarm.matchmaking_time:
                 self._selector.no_shows.strike(record.peer_id for record in late)
                 break
             view = self.board.fresh_view()
@@ -374,7 +383,7 @@ class Collaboration:
     def _commit(self, started: float, result: RoundResult) -> None:
         """Step the shared state with the whole average, or with this peer's gradient where it is alone."""
         average = self.averager.store.buffer if len(result.members) > 1 else self.averager.local
-        before = time.monotonic()
+        before = self.clock.monotonic()
         try:
             facts = self.state.step(DecodedGradients(average))
         except RolledBack as error:
@@ -382,7 +391,7 @@ class Collaboration:
             self._accumulator.release()
             self._publish()
             return
-        stepped = time.monotonic()
+        stepped = self.clock.monotonic()
         self.board.stepped(*self.state.position)
         computing = self._target / max(self.board.view.samples_per_second(), 1e-9) if self._delayed else 0.0
         self.round_log.left_out(self._selector.stepped(self.epoch, result, computing))
@@ -423,5 +432,5 @@ class Collaboration:
             else:
                 self._wait(min(5.0, 0.5 * attempts))
             view = self.board.fresh_view()
-        if self._worker.is_alive():
+        if self._worker is not None:
             self._trains()

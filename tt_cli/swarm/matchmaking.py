@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from hivemind.averaging.control import AveragingStage, StepControl
@@ -46,11 +45,16 @@ class Matchmaker:
         """
         self._drop_outdated(plan)
         (sought, control), self._pending = self._pending or (plan, self._averager.seek(plan)), None
-        started = time.monotonic()
+        started = self._averager.clock.monotonic()
         result = self._averager.average(control, Contribution(samples, loss, plan.allowed), overtaken)
         if result.overtaken:  # this peer was late, not the others
             return result, frozenset()
-        waited = time.monotonic() - started - result.seconds.get("transfer", 0.0) - result.seconds.get("commit", 0.0)
+        waited = (
+            self._averager.clock.monotonic()
+            - started
+            - result.seconds.get("transfer", 0.0)
+            - result.seconds.get("commit", 0.0)
+        )
         result.seconds["matchmaking"] = waited
         self.lead = min(self._longest, SPARE_SECONDS + self.lead / 2 + waited)
         return result, self._missed(sought, control, result)

@@ -6,11 +6,8 @@ arrive.
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-import threading
 from collections.abc import Callable
-from concurrent import futures
 from pathlib import Path
 
 from hivemind.utils import get_logger
@@ -38,27 +35,25 @@ class StepReplay:
 
     def __init__(self, averager: Averager, view: Callable[[], SwarmState], me: str):
         self._averager, self._view, self._me = averager, view, me
-        self._changed = threading.Condition()
+        self._changed = averager.clock.condition()
         self._ending, self._looks, self._kept = False, 0, 0
-        # state → the one to which the others went on from it, the place of the average that leads there, if it is kept
-        self._steps: dict[Position, tuple[Position, futures.Future[int | None]]] = {}
+        self._steps: dict[Position, Position] = {}  # state → the one to which the others went on from it
+        self._places: dict[Position, int | None] = {}  # state → where the average is kept, if it is
+        self._wanted: list[tuple[Position, list[str]]] = []  # averages; members keep them for a while
         scratch = Path("/var/tmp")  # /tmp may be memory
         self._file = tempfile.TemporaryFile(dir=scratch if scratch.is_dir() else None)  # noqa: SIM115 - closed in __exit__
-        self._fetching = futures.ThreadPoolExecutor(1)  # one after the other: members keep them for a while
-        self._looking = threading.Thread(target=self._look, daemon=True)
 
     def __enter__(self) -> StepReplay:
-        self._looking.start()
+        self._threads = [self._averager.clock.thread(work, "step replay") for work in (self._look, self._fetch)]
         return self
 
     def __exit__(self, *exception: object) -> None:
         with self._changed:
             self._ending = True
             self._changed.notify_all()
-        self._looking.join(END_SECONDS)
-        self._fetching.shutdown(wait=False, cancel_futures=True)
         self._averager.drop_fetch()
-        futures.wait([place for _, place in self._steps.values()], END_SECONDS)
+        for thread in self._threads:
+            thread.join(END_SECONDS)
         self._file.close()
 
     def replay(self, state: LockedState) -> int:
@@ -88,13 +83,10 @@ class StepReplay:
         with self._changed:
             looks = self._looks
             self._changed.wait_for(lambda: position in self._steps or self._looks > looks + 1, FETCH_SECONDS)
-            if position not in self._steps:
-                return None
-            leads_to, fetch = self._steps[position]
-        with contextlib.suppress(TimeoutError):
-            if (place := fetch.result(FETCH_SECONDS)) is not None:
-                return leads_to, place
-        return None
+            if position in self._steps:
+                self._changed.wait_for(lambda: position in self._places, FETCH_SECONDS)
+            place = self._places.get(position)
+        return None if place is None else (self._steps[position], place)
 
     def _look(self) -> None:
         """Note every step that the others make, and have its average fetched."""
@@ -105,12 +97,25 @@ class StepReplay:
                 newest = (view.epoch, view.digest)
                 if view.digest and newest != known:
                     if known is not None and newest[0] == known[0] + 1:
-                        donors = [donor for donor in view.donors() if donor != self._me]
-                        self._steps[known] = newest, self._fetching.submit(self._keep, known, donors)
+                        self._steps[known] = newest
+                        self._wanted.append((known, [donor for donor in view.donors() if donor != self._me]))
                     known = newest
                 self._looks += 1
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._ending, LOOK_SECONDS)
+
+    def _fetch(self) -> None:
+        """Keep the averages that are wanted, until the end."""
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._wanted or self._ending)
+                if self._ending:
+                    return
+                state, donors = self._wanted.pop(0)
+            place = self._keep(state, donors)
+            with self._changed:
+                self._places[state] = place
+                self._changed.notify_all()
 
     def _keep(self, state: Position, donors: list[str]) -> int | None:
         """Fetch the average with which the others stepped from `state`. Returns its place."""

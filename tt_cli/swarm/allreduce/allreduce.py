@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import math
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
@@ -27,6 +26,7 @@ from tt_cli.swarm.allreduce.lateness import beyond_most, longer_of
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs, NotProven, Opening, Signer, input_hash
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.allreduce.round_plan import RoundGroup
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.codec import MalformedPart
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer
 
@@ -74,7 +74,7 @@ class AllReduce:
         self.stub_of, self.traffic = group.stub_of, group.traffic
         self.patience, self.longest = group.patience, SENDING * group.longest
         self.store, self.codec, self.weight = store, store.codec, weight
-        self._local, self._signer, self._usual = local, signer, usual
+        self._local, self.signer, self._usual = local, signer, usual
         self.parts = store.layout.parts(len(self.reducers))
         self._indexes: list[list[int]] = [[] for _ in self.reducers]  # of the parts of each reducer
         for index, part in enumerate(self.parts):
@@ -122,14 +122,14 @@ class AllReduce:
             await self._commit()
 
     async def _commit(self) -> None:
-        self._openings[str(self.me)] = (await self._opening(self.me)).sign(self._signer)
+        self._openings[str(self.me)] = (await self._opening(self.me)).sign(self.signer)
         senders = [str(member) for member in self.members if self.reducer.used(str(member))]
         inputs = Inputs(tuple(map(self._openings.__getitem__, senders)), tuple(map(self.reducer.used, senders)))
         self.inputs, self.used = inputs.pack(), inputs.used.count(len(self._own))
         place, outputs = self.reducers.index(self.me), tuple(self.store.hashes[index] for index in self._own)
         digest = hashlib.sha256(self.inputs).digest()
         commitment = Commitment(self.name, str(self.me), len(self.reducers), place, self.used, digest, outputs)
-        self.commitment = commitment.sign(self._signer)
+        self.commitment = commitment.sign(self.signer)
 
     def gone(self) -> set[str]:
         """Members that seem to be away: they stopped sending, and did not answer if they are reducers."""
@@ -164,7 +164,7 @@ class AllReduce:
         """Send this peer's share of the gradient to one reducer and take its averages, checked."""
         indexes, received = self.parts_of(reducer), 0
         try:
-            opening = (await self._opening(reducer)).sign(self._signer)
+            opening = (await self._opening(reducer)).sign(self.signer)
             stream = await self.stub_of(reducer).rpc_aggregate_part(self._opened(opening, self._outgoing(indexes)))
             async with aclosing(stream), asyncio.timeout(ANSWERING * self.longest):
                 async for message in aiter_with_timeout(stream, 2 * self.patience):
@@ -182,7 +182,7 @@ class AllReduce:
             if reducer not in self._started:  # who does not answer will not begin to send
                 await self.reducer.fail(str(reducer), "did not answer")
         finally:
-            self._ended[str(reducer)] = time.monotonic()
+            self._ended[str(reducer)] = loop_time()
 
     def _keep(self, index: int, message: averaging_pb2.AveragingData) -> None:
         if message.code != AVERAGED:
@@ -311,7 +311,7 @@ class AllReduce:
     def _read_opening(self, sender: str, message: averaging_pb2.AveragingData) -> Opening:
         """The signed opening of this sender for this peer. Raises MalformedPart."""
         try:
-            opening = Opening.read(message.peer_id)
+            opening = Opening.read(message.peer_id, self.signer.opened)
         except NotProven as error:
             raise MalformedPart(f"parts without a signature ({error})") from error
         if (opening.name, opening.sender, opening.reducer) != (self.name, sender, str(self.me)):

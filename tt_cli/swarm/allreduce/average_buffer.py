@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import time
+from collections.abc import Callable
 
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, Partition, TensorPart
 
@@ -52,22 +53,22 @@ class AverageBuffer:
 class KeptAverages:
     """Copies of the newest averages that led to a step, made only while somebody catches up: the store has the next."""
 
-    def __init__(self, store: AverageBuffer):
-        self._store, self._asked = store, -math.inf
+    def __init__(self, store: AverageBuffer, clock: Callable[[], float] = loop_time):
+        self._store, self._clock, self._asked = store, clock, -math.inf
         self._newest: tuple[str, list[bytes]] = ("", [])
         self._kept: dict[str, AverageBuffer] = {}
 
     def committed(self, state_key: str) -> None:
         """The store holds the average with which members step from this state."""
         self._newest = (state_key, self._store.hashes)
-        if time.monotonic() < self._asked + WANTED_SECONDS:
+        if self._clock() < self._asked + WANTED_SECONDS:
             self._copy()
         else:
             self._kept.clear()
 
     def find(self, state_key: str) -> AverageBuffer | None:
         """The average with which members stepped from this state, if it is still here. More are kept from now on."""
-        self._asked = time.monotonic()
+        self._asked = self._clock()
         if state_key not in self._kept and state_key == self._newest[0]:
             self._copy()
         return self._kept.get(state_key)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +34,7 @@ from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, MISSING
 from tt_cli.swarm.allreduce.lateness import waits_to_report
 from tt_cli.swarm.allreduce.messages import Commitment, NotProven
 from tt_cli.swarm.allreduce.part_fetch import fetch_parts
+from tt_cli.swarm.clock import loop_time
 
 logger = get_logger(__name__)
 
@@ -145,9 +145,7 @@ class CommitProtocol:
     """
 
     def __init__(self, allreduce: AllReduce, said: dict[str, Any]):
-        self._asks_until, self._ends = (
-            time.monotonic() + share * allreduce.group.longest for share in (ASKING, ENDING)
-        )
+        self._asks_until, self._ends = (loop_time() + share * allreduce.group.longest for share in (ASKING, ENDING))
         self.allreduce, self.store, self.patience = allreduce, allreduce.store, PATIENCE * allreduce.patience
         self.me, self.members, self.listening = allreduce.me, allreduce.members, allreduce.reducers
         self.statuses: dict[str, PartStatus] = {}
@@ -212,11 +210,11 @@ class CommitProtocol:
         return PartStatus(hashes, self._said, signed, clipped, others or {}, self.dropped, self._waited)
 
     def _left(self, until: float, patience: float = math.inf) -> float:
-        return max(0.0, min(self.patience, patience, until - time.monotonic()))
+        return max(0.0, min(self.patience, patience, until - loop_time()))
 
     async def _hear(self, peer: str, status: PartStatus) -> None:
         async with self._heard:
-            self.heard_at.setdefault(peer, time.monotonic())
+            self.heard_at.setdefault(peer, loop_time())
             self.statuses[peer] = status
             self._heard.notify_all()
 
@@ -249,7 +247,7 @@ class CommitProtocol:
                 self._answered[peer] = status.dropped
                 await self._hear(peer, status)
                 break
-        self.heard_at[peer] = time.monotonic()
+        self.heard_at[peer] = loop_time()
 
     async def _ask_about(self, silent: Collection[str], member: PeerID) -> None:
         """Ask if this member heard of those from whom this peer heard nothing: else one of them may drop the round."""
@@ -273,7 +271,7 @@ class CommitProtocol:
             if not lacking:
                 continue
             try:
-                async with asyncio.timeout(max(0.0, self._ends - time.monotonic())):
+                async with asyncio.timeout(max(0.0, self._ends - loop_time())):
                     stub, group_id = self.allreduce.stub_of(holder), self.allreduce.group_id
                     await fetch_parts(stub, group_id, self.store, lacking, self.patience, self.allreduce.traffic)
             except Exception as error:  # the next holder is asked
@@ -298,7 +296,7 @@ def unsigned_by(
         place = (allreduce.name, peer, len(allreduce.reducers), position)
         for envelope in [commitments[peer]] if peer in commitments else passed_on.get(peer, ()):
             try:
-                signed = Commitment.read(envelope)
+                signed = Commitment.read(envelope, allreduce.signer.opened)
                 if (signed.name, signed.reducer, signed.reducers, signed.position) != place:
                     raise NotProven("signed for another round or by somebody else")
                 if signed.outputs != tuple(allreduce.store.hashes[index] for index in indexes):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -48,13 +48,31 @@ class RoundName:
     group_id: bytes
 
 
+Opened = Callable[[bytes], tuple[str, bytes]]
+"""Envelope → peer id of who signed it, body. Raises NotProven where nobody did."""
+
+
+def open_envelope(envelope: bytes) -> tuple[str, bytes]:
+    """Open what `Signer.sign` made."""
+    body, public, signature = _read(envelope, wire.ENVELOPE)
+    try:
+        signer = peer_id_of(public)
+        valid = RSAPublicKey.from_bytes(public).verify(body, signature)
+    except Exception as error:  # cryptography raises many types
+        raise NotProven(f"no signed message: {error}") from error
+    if not valid:
+        raise NotProven("a signature that is wrong")
+    return signer, body
+
+
 class Signer:
-    """Signs as one peer. peer_id: of the key."""
+    """Signs as one peer. peer_id: of the key. opened: reads what others signed."""
 
     def __init__(self, key: RSAPrivateKey):
         self._key = key
         self._public = key.get_public_key().to_bytes()
         self.peer_id = peer_id_of(self._public)
+        self.opened: Opened = open_envelope
 
     def sign(self, fields: Sequence[Any]) -> bytes:
         """An envelope: the fields, the public key and the signature."""
@@ -82,16 +100,9 @@ class SignedMessage:
         return signer.sign([self.kind, name.run, name.state_key, name.group_id, *values, b"".join(hashes)])
 
     @classmethod
-    def read(cls, envelope: bytes) -> Self:
+    def read(cls, envelope: bytes, opened: Opened = open_envelope) -> Self:
         """Raises NotProven for anything else than such a message that its signer signed."""
-        body, public, signature = _read(envelope, wire.ENVELOPE)
-        try:
-            signer = peer_id_of(public)
-            valid = RSAPublicKey.from_bytes(public).verify(body, signature)
-        except Exception as error:  # cryptography raises many types
-            raise NotProven(f"no signed message: {error}") from error
-        if not valid:
-            raise NotProven("a signature that is wrong")
+        signer, body = opened(envelope)
         _, run, state_key, group_id, *values, joined = _read(body, cls.form)
         if len(joined) % cls.hash_bytes:
             raise NotProven("hashes of another length")
@@ -189,12 +200,16 @@ class Accusation:
 
 @dataclass(frozen=True)
 class RoundRules:
-    """The rules that fix an average: the run's identity, the cut of its gradients, its codec and its aggregation."""
+    """The rules that fix an average: the run's identity, the cut of its gradients, its codec and its aggregation.
+
+    opened: reads what members signed.
+    """
 
     run: str
     layout: Partition
     codec: GradientCodec
     aggregation: Aggregation
+    opened: Opened = open_envelope
 
     @classmethod
     def of(cls, run: RunConfig, shapes: Mapping[str, torch.Size]) -> RoundRules:
@@ -208,7 +223,7 @@ def verify(accusation: Accusation, rules: RoundRules) -> str:
 
     Guilty is who signed an average of other bytes than its inputs lead to, or inputs that nobody signed.
     """
-    commitment = Commitment.read(accusation.commitment)
+    commitment = Commitment.read(accusation.commitment, rules.opened)
     if commitment.name.run != rules.run or not rules.layout.size:
         raise NotProven("an accusation of another run")
     if hashlib.sha256(accusation.inputs).digest() != commitment.inputs:
@@ -221,7 +236,7 @@ def verify(accusation: Accusation, rules: RoundRules) -> str:
     part = own[accusation.index]
     try:
         inputs = Inputs.read(accusation.inputs)
-        openings = read_openings(inputs, commitment)
+        openings = read_openings(inputs, commitment, rules.opened)
     except NotProven:
         return commitment.reducer
     if len(accusation.parts) != len(openings):
@@ -243,9 +258,9 @@ def verify(accusation: Accusation, rules: RoundRules) -> str:
     return commitment.reducer
 
 
-def read_openings(inputs: Inputs, commitment: Commitment) -> list[Opening]:
+def read_openings(inputs: Inputs, commitment: Commitment, opened: Opened) -> list[Opening]:
     """The openings that a reducer committed to. Raises NotProven where an honest reducer would have refused them."""
-    openings = [Opening.read(envelope) for envelope in inputs.openings]
+    openings = [Opening.read(envelope, opened) for envelope in inputs.openings]
     order = [PeerID.from_base58(opening.sender).to_bytes() for opening in openings]
     if sorted(set(order)) != order:
         raise NotProven("senders out of order, or twice")

@@ -17,6 +17,7 @@ from hivemind.proto import runtime_pb2
 
 from tt_cli.swarm.allreduce.centered_clip import LARGEST, Aggregation, ReceivedPart, average_part
 from tt_cli.swarm.allreduce.messages import input_hash
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart
 from tt_cli.swarm.compression.gradient_buffer import GradientBuffer, TensorPart
 
@@ -129,10 +130,10 @@ class Reducer:
     async def _wait_for_all(self, index: int) -> None:
         """Wait for this part of all that are still there, and note who is late."""
         while late := self._without(index):
-            before = time.perf_counter()
+            before = loop_time()
             await self._changed.wait()
             if 2 * len(late) < len(self.senders):
-                passed = time.perf_counter() - before
+                passed = loop_time() - before
                 self.waited |= {sender: self.waited.get(sender, 0.0) + passed for sender in late}
 
     def _without(self, index: int) -> list[str]:

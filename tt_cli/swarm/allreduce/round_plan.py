@@ -51,11 +51,11 @@ class RoundPlan:
     allowed: Mapping[str, float] = field(default_factory=dict, compare=False)
 
     @classmethod
-    def of(cls, state_key: str, records: Sequence[PeerRecord], swarm: int = 0) -> RoundPlan:
-        """A round of the peers of these records; the smallest peer id that accepts connections leads."""
+    def of(cls, state_key: str, records: Sequence[PeerRecord], swarm: int, now: float) -> RoundPlan:
+        """A round of the peers of these records; the smallest peer id that accepts connections leads. now: DHT time."""
         members = frozenset(record.peer_id for record in records)
         leader = min((record.peer_id for record in records if not record.client_mode), default="")
-        allowed = claim_limits(records, get_dht_time())
+        allowed = claim_limits(records, now)
         return cls(state_key, members, leader, max(swarm, len(members)), allowed=allowed)
 
     @property

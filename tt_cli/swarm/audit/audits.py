@@ -56,8 +56,10 @@ class Audits(ServicerBase):
         rules: RoundRules,
         rounds: Mapping[bytes, CommitProtocol],
         stub_of: Callable[[PeerID], Any],
+        proofs: EvidenceStore | None = None,
+        sampler: AuditSampler | None = None,
     ):
-        self.rules, self.proofs, self.usual = rules, EvidenceStore(folders.accusations(run)), 0.0
+        self.rules, self.proofs, self.usual = rules, proofs or EvidenceStore(folders.accusations(run)), 0.0
         self._rounds, self._stub_of = rounds, stub_of
         self._patience = run.swarm.next_chunk_timeout  # seconds for an answer
         # Strangers to this peer's rounds are heard too, as whoever is new here, but not in the others' time.
@@ -65,7 +67,7 @@ class Audits(ServicerBase):
         self._showing: asyncio.Task[None] | None = None
         self._doubts: dict[str, str] = {}
         self._audit: asyncio.Task[None] | None = None
-        self._sampler = AuditSampler()
+        self._sampler = sampler or AuditSampler()
 
     def begin(self, commit: CommitProtocol) -> dict[str, str]:
         """A round is committed: audit one part in the background. Returns the doubts of the audit before."""
@@ -104,7 +106,7 @@ class Audits(ServicerBase):
                 raise ValueError("it showed something else than it signed")
             return answer
 
-        commitment = Commitment.read(envelope)
+        commitment = Commitment.read(envelope, self.rules.opened)
         try:
             packed = await ask(reducer, None, commitment.inputs)
         except Exception as error:  # P2P errors of many types
@@ -112,7 +114,7 @@ class Audits(ServicerBase):
             return finding
         try:
             inputs = Inputs.read(packed)
-            openings = read_openings(inputs, commitment)
+            openings = read_openings(inputs, commitment, self.rules.opened)
         except NotProven:
             return self._proven(finding, Accusation(envelope, packed, index, ()))
         used = {opening.sender: count for opening, count in zip(openings, inputs.used, strict=True)}

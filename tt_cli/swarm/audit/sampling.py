@@ -7,7 +7,7 @@ part that is much less like it than the others is looked at first. Looks prove n
 from __future__ import annotations
 
 import math
-import secrets
+import random
 import statistics
 from collections.abc import Sequence
 
@@ -22,6 +22,7 @@ SAVED = 3.0  # audits for what looks wrong, at most; half of a round's chance is
 MOST_COMPARED = 16  # parts: two of them are decoded for each
 FEWEST_COMPARED = 3
 LEAST_ELEMENTS = 1024  # of a part that is compared
+SYSTEM = random.SystemRandom()
 CLEAR = 6.0  # times what chance alone makes of a likeness
 
 Place = tuple[PeerID, int]
@@ -31,8 +32,8 @@ Place = tuple[PeerID, int]
 class AuditSampler:
     """Picks parts in the rounds of one peer, one after the other."""
 
-    def __init__(self) -> None:
-        self._saved = SAVED
+    def __init__(self, entropy: random.Random = SYSTEM):
+        self._saved, self._entropy = SAVED, entropy
 
     def pick(self, allreduce: AllReduce) -> Place | None:
         """A part of a round whose average has just come whole; None: not this time."""
@@ -41,13 +42,13 @@ class AuditSampler:
             return None
         chance = _chance(allreduce)
         self._saved = min(SAVED, self._saved + chance / 2)
-        if self._saved >= 1.0 and (doubtful := unlike(allreduce, others)):
+        if self._saved >= 1.0 and (doubtful := unlike(allreduce, others, self._entropy)):
             self._saved -= 1.0
-            return secrets.choice(doubtful)
-        if secrets.randbelow(10**6) >= chance * 10**6:
+            return self._entropy.choice(doubtful)
+        if self._entropy.random() >= chance:
             return None
         places = [(reducer, place) for reducer in others for place in range(len(allreduce.parts_of(reducer)))]
-        return secrets.choice(places)
+        return self._entropy.choice(places)
 
 
 def _chance(allreduce: AllReduce) -> float:
@@ -55,14 +56,14 @@ def _chance(allreduce: AllReduce) -> float:
     return max(LEAST, SHARE * 2 * len(allreduce.parts) / len(allreduce.members))
 
 
-def unlike(allreduce: AllReduce, others: Sequence[PeerID]) -> list[Place]:
+def unlike(allreduce: AllReduce, others: Sequence[PeerID], entropy: random.Random = SYSTEM) -> list[Place]:
     """Suspicious parts: of one of each reducer, those less than half as like this peer's gradient as the middle one."""
     if allreduce.weight <= 0.0:
         return []
     compared: dict[Place, int] = {}
-    for reducer in secrets.SystemRandom().sample(others, min(len(others), MOST_COMPARED)):
+    for reducer in entropy.sample(others, min(len(others), MOST_COMPARED)):
         indexes = allreduce.parts_of(reducer)
-        place = secrets.randbelow(len(indexes))
+        place = entropy.randrange(len(indexes))
         if allreduce.parts[indexes[place]].elements >= LEAST_ELEMENTS:
             compared[reducer, place] = indexes[place]
     if len(compared) < FEWEST_COMPARED:

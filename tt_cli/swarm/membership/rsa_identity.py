@@ -5,6 +5,7 @@ Since both come from the same key, a signed record proves which peer id it speak
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -29,6 +30,7 @@ class Identity:
     lock: IO[str]
 
 
+@functools.lru_cache(maxsize=1024)  # each look at the records asks for all of them
 def peer_id_of(public_key: bytes) -> str:
     """The libp2p peer id of an RSA public key in OpenSSH form (libp2p specification, "Peer Ids").
 

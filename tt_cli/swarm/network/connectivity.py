@@ -11,7 +11,6 @@ import contextlib
 import math
 import statistics
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +21,8 @@ from hivemind.p2p import PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils import get_dht_time
 from hivemind.utils.multiaddr import Multiaddr
+
+from tt_cli.swarm.clock import Clock
 
 PING_SECONDS, DIAL_SECONDS = 6.0, 4.0
 SPARE_SECONDS = 15.0  # for the node's own process to say something, on a busy machine
@@ -109,8 +110,8 @@ class ConnectivityMonitor:
     initial_peers: multiaddrs that it joined through; none for a first peer.
     """
 
-    def __init__(self, dht: DHT, initial_peers: Sequence[str] = ()):
-        self._dht = dht
+    def __init__(self, dht: DHT, initial_peers: Sequence[str] = (), clock: Clock | None = None):
+        self._dht, self._clock = dht, clock or Clock()
         self._lock = threading.Lock()
         self._known: dict[str, list[str]] = {}
         for address in initial_peers:
@@ -139,13 +140,13 @@ class ConnectivityMonitor:
         if not unseen:
             self._unseen_since = math.inf
             return ""
-        recent = time.monotonic() < self._began_at + RECENT_SECONDS
+        recent = self._clock.monotonic() < self._began_at + RECENT_SECONDS
         # Asked again before anybody counts as gone: the line may have broken when some had answered and others not yet.
         for look in range(2):
             found = self.newest if recent and not look else self.ask()
-            self._unseen_since = min(self._unseen_since, time.monotonic())
+            self._unseen_since = min(self._unseen_since, self._clock.monotonic())
             there = found.answered & unseen
-            if there and time.monotonic() < self._unseen_since + UNSEEN_SECONDS:
+            if there and self._clock.monotonic() < self._unseen_since + UNSEEN_SECONDS:
                 return UNSEEN.format(f"{len(there)} other trainers" if len(there) > 1 else "another trainer")
             if not found.answered and self._initial:
                 return CUT_OFF
@@ -158,11 +159,11 @@ class ConnectivityMonitor:
 
         anew: over new connections, and take whoever answers into the node's tables again.
         """
-        called = time.monotonic()
+        called = self._clock.monotonic()
         with self._lock:
             if self._asked_at > called and self._began_at > called - RECENT_SECONDS and not anew:
                 return self.newest  # another thread was asking
-            self._began_at = time.monotonic()
+            self._began_at = self._clock.monotonic()
             known = self._known | {peer: self._known.get(peer, []) for peer in (*peers, *self._company)}
             known.pop(str(self._dht.peer_id), None)
             known = dict(list(known.items())[:MOST_KNOWN])
@@ -179,5 +180,5 @@ class ConnectivityMonitor:
                     self._known.pop(next(peer for peer in self._known if peer not in self._initial))
                 clock = statistics.median(ahead.values()) if ahead else None
                 self.newest = Connectivity(frozenset(known), frozenset(ahead), self._initial, clock)
-            self._asked_at = time.monotonic()
+            self._asked_at = self._clock.monotonic()
             return self.newest

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import RoundPlan
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import Straggler, StragglerDetector
 from tt_cli.swarm.records.consensus import STEPS_APART
@@ -38,13 +38,14 @@ class ParticipantSelector:
         guilty: Callable[[], Collection[str]],
         show: Callable[[dict[str, list[str]]], None] = lambda lacking: None,
         patience: float = math.inf,
+        clock: Clock | None = None,
     ):
         self._me, self._board, self._guilty, self._show = me, board, guilty, show
-        self._showed_at = -SHOW_SECONDS
+        self._clock, self._showed_at = clock or Clock(), -math.inf
         self.avoided, self.slow = dict[str, int](), dict[str, int]()
         self._left_out: frozenset[str] = frozenset()  # of whom most say so
         self.no_shows, self._stragglers = NoShows(), StragglerDetector(patience)
-        self._stepped_at = time.monotonic()
+        self._stepped_at = self._clock.monotonic()
         self._disputed: frozenset[str] = frozenset()  # reducers about whose parts the last round disagreed
 
     @property
@@ -70,7 +71,7 @@ class ParticipantSelector:
         # others would take the places of those who should come; records may be read late
         welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
         swarm = len(self.other_trainers(epoch)) + 1
-        plan = RoundPlan.of(state_key(epoch, digest), [*own, *others], swarm)
+        plan = RoundPlan.of(state_key(epoch, digest), [*own, *others], swarm, self._clock.dht_time())
         return replace(plan, avoided=self.shunned, welcome=welcome)
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
@@ -84,9 +85,9 @@ class ParticipantSelector:
 
     def _show_proofs(self, guilty: set[str], view: SwarmState) -> None:
         """Show the proofs to those who do not say that they have them, now and then."""
-        if not guilty or time.monotonic() < self._showed_at + SHOW_SECONDS:
+        if not guilty or self._clock.monotonic() < self._showed_at + SHOW_SECONDS:
             return
-        self._showed_at = time.monotonic()
+        self._showed_at = self._clock.monotonic()
         trainers = [r for r in view.records if r.averages and r.peer_id not in guilty | {self._me}]
         lacking = {peer: [r.peer_id for r in trainers if peer not in r.accused] for peer in guilty}
         if any(lacking.values()):
@@ -131,7 +132,7 @@ class ParticipantSelector:
         """
         self._disputed = frozenset()
         self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= epoch}
-        now = time.monotonic()
+        now = self._clock.monotonic()
         whole, self._stepped_at = now - self._stepped_at, now
         samples = {peer: said.get("samples") or 0 for peer, said in result.members.items()}
         stragglers = self._stragglers.stepped(epoch, whole, max(0.0, whole - computing), samples)

@@ -14,11 +14,11 @@ after all of it ended, the foremost state of those who can hand it over counts.
 from __future__ import annotations
 
 import statistics
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 STEPS_APART = 1  # voters in touch: a step is made by more than half of them
@@ -93,7 +93,7 @@ class Vote:
     clock: seconds, which go on while the machine sleeps.
     """
 
-    def __init__(self, lifetime: float, clock: Callable[[], float] = lambda: time.clock_gettime(time.CLOCK_BOOTTIME)):
+    def __init__(self, lifetime: float, clock: Callable[[], float] = Clock.boottime):
         self._lifetime, self._clock = lifetime, clock
         self._follows = False  # it took a state over, or others may have gone on without it
         self._state: tuple[int, str] | None = None

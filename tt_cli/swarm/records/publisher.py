@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 
 from tt_cli.identity.passes import CLOCK_LEEWAY, era_of
 from tt_cli.run import RunConfig
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted, admits, membership_at
 from tt_cli.swarm.membership.control_notices import ControlNotices
 from tt_cli.swarm.membership.rsa_identity import Identity, peer_id_of
@@ -106,33 +106,36 @@ async def _ping(dht: DHT, node: DHTNode, peers: Sequence[str]) -> None:
     await asyncio.gather(*(ping(PeerID.from_base58(peer)) for peer in peers))
 
 
-class PeerDirectory(threading.Thread):
+class PeerDirectory:
     """Keeps this peer's record on the DHT and the view of the others fresh, in the background.
 
     A record expires `statistics_expiration` seconds after its last renewal; it is renewed every third of that, at once
     when the epoch is new, and after `pace` seconds when something else is. tell: gets what goes wrong with the DHT.
     """
 
-    def __init__(self, run: RunConfig, dht: DHT, identity: Identity, tell: Tell = lambda error: None):
-        super().__init__(name="board", daemon=True)
+    def __init__(
+        self, run: RunConfig, dht: DHT, identity: Identity, tell: Tell = lambda error: None, clock: Clock | None = None
+    ):
+        self._clock = clock or Clock()
+        self._thread: threading.Thread | None = None
         self._tell, self._told = tell, -float("inf")
         self._run, self._dht = run, dht
         self._owner, self._peer_id = RSASignatureValidator(identity.key).local_public_key, identity.peer_id
-        self._lock = threading.Condition()
+        self._lock = self._clock.condition()
         self._record: PeerRecord | None = None
         self.view = SwarmState.of(())  # the swarm as of the last read, a few seconds old at most
         self._reads_begun = self._reads_ended = 0
-        self.read_at = time.monotonic()  # the last read ended
+        self.read_at = self._clock.monotonic()  # the last read ended
         self._stopping = self._urgent = False
         self._known: dict[str, tuple[PeerRecord, float]] = {}  # by peer id, with the time until which it counts
         self._heard: dict[str, float] = {}  # trainers, with the time until which they count as part of the swarm
         self._parted: set[str] = set()
         self._refused: set[str] = set()  # whose passes do not count any more
-        self._pinged = time.monotonic()
+        self._pinged = self._clock.monotonic()
         self._membership = membership_at(dht)
         self._notices = ControlNotices(run, dht)
-        self._claims = ClaimLimits()
-        self._vote = Vote(run.swarm.statistics_expiration)
+        self._claims = ClaimLimits(self._clock.monotonic)
+        self._vote = Vote(run.swarm.statistics_expiration, self._clock.boottime)
         self.pace = QUICK_SECONDS
 
     def expect(self, seconds: float) -> None:
@@ -155,7 +158,7 @@ class PeerDirectory(threading.Thread):
 
     def publish_history(self, history: HistoryRecord) -> None:
         """Replace this auxiliary peer's history (kept ten minutes)."""
-        mine = {"peer_id": self._peer_id, "time": get_dht_time()}
+        mine = {"peer_id": self._peer_id, "time": self._clock.dht_time()}
         self._put(history_key(self._run.identity), history.model_copy(update=mine), HISTORY_SECONDS)
 
     def trainers(self) -> frozenset[str]:
@@ -172,7 +175,7 @@ class PeerDirectory(threading.Thread):
 
     def met(self, peer_ids: Iterable[str]) -> None:
         """These were in a round with this peer."""
-        until = time.monotonic() + self._run.swarm.statistics_expiration
+        until = self._clock.monotonic() + self._run.swarm.statistics_expiration
         with self._lock:
             self._claims.met(peer_ids)
             self._heard = self._heard | dict.fromkeys(peer_ids, until)  # never changed: others read it without the lock
@@ -186,19 +189,23 @@ class PeerDirectory(threading.Thread):
             self._lock.wait_for(lambda: self._reads_ended >= wanted or self._stopping, timeout)
             return self.view
 
-    def run(self) -> None:
+    def start(self) -> None:
+        """Begin to publish and to look."""
+        self._thread = self._clock.thread(self._run_until_stopped, "board")
+
+    def _run_until_stopped(self) -> None:
         published: PeerRecord | None = None
         published_at, renew = -float("inf"), self._run.swarm.statistics_expiration / 3
         while not self._stopping:
             with self._lock:
                 record = self._record
                 pause = renew if record is published else min(renew, self.pace)
-                due = self._urgent or time.monotonic() >= published_at + pause
+                due = self._urgent or self._clock.monotonic() >= published_at + pause
                 self._urgent = False
             if record is not None and due:
                 with self._failures_told():
                     self._store(record)
-                published, published_at = record, time.monotonic()
+                published, published_at = record, self._clock.monotonic()
             with self._lock:
                 self._reads_begun += 1
             read, claiming = list[PeerRecord](), frozenset[str]()
@@ -214,7 +221,7 @@ class PeerDirectory(threading.Thread):
                 self._keep_in_touch()
                 self._notices.look()
             with self._lock:
-                self.view, self._reads_ended, self.read_at = view, self._reads_begun, time.monotonic()
+                self.view, self._reads_ended, self.read_at = view, self._reads_begun, self._clock.monotonic()
                 self._lock.notify_all()
                 self._lock.wait_for(lambda: self._urgent or self._stopping, self.pace)
 
@@ -225,8 +232,8 @@ class PeerDirectory(threading.Thread):
             yield
         except Exception as error:  # whatever its process raised, or the pipe to it
             logger.warning(f"the DHT failed: {error!r}")
-            if time.monotonic() > self._told + TELL_SECONDS and not self._stopping:
-                self._told = time.monotonic()
+            if self._clock.monotonic() > self._told + TELL_SECONDS and not self._stopping:
+                self._told = self._clock.monotonic()
                 self._tell(error)
 
     def _remember(self, read: Sequence[PeerRecord]) -> list[PeerRecord]:
@@ -234,7 +241,7 @@ class PeerDirectory(threading.Thread):
 
         A look-up that fails must not make the others seem gone: a peer that thinks it is alone would step alone.
         """
-        now = time.monotonic()
+        now = self._clock.monotonic()
         for record in read:
             known = self._known.get(record.peer_id)
             if known is None or record.time > known[0].time:
@@ -251,7 +258,7 @@ class PeerDirectory(threading.Thread):
         return mine + [record for record in others if not record.left]
 
     def _count_trainers(self, view: SwarmState) -> None:
-        now = time.monotonic()
+        now = self._clock.monotonic()
         until = now + self._run.swarm.statistics_expiration
         here = {record.peer_id for record in view.trainers()}
         gone = {record.peer_id for record, _ in self._known.values() if record.left or record.peer_id not in here}
@@ -267,9 +274,9 @@ class PeerDirectory(threading.Thread):
 
         Gradients fill slow lines for minutes, and the DHT's messages wait behind them.
         """
-        if time.monotonic() < self._pinged + TOUCH_SECONDS:
+        if self._clock.monotonic() < self._pinged + TOUCH_SECONDS:
             return
-        self._pinged = time.monotonic()
+        self._pinged = self._clock.monotonic()
         peers = [peer_id for peer_id in self.trainers() if self._record is None or peer_id != self._record.peer_id]
         self._dht.run_coroutine(partial(_ping, peers=tuple(peers[:MOST_PINGED])), return_future=True)
 
@@ -287,7 +294,7 @@ class PeerDirectory(threading.Thread):
     def _put(self, key: str, record: PeerRecord | HistoryRecord, seconds: float) -> MPFuture[bool]:
         """Onto the DHT for so long, signed, with this peer's pass."""
         value = record.model_copy(update={"pass_text": self._membership.mine()}).model_dump()
-        until = get_dht_time() + seconds
+        until = self._clock.dht_time() + seconds
         return self._dht.store(key, subkey=self._owner, value=value, expiration_time=until, return_future=True)
 
     def stop(self) -> None:
@@ -295,9 +302,10 @@ class PeerDirectory(threading.Thread):
         with self._lock:
             self._stopping = True
             self._lock.notify_all()
-        self.join(timeout=2.0)
-        if self._record is None or not self._dht.is_alive():
+        if self._thread is not None:
+            self._thread.join(timeout=2.0)
+        if self._thread is None or self._record is None or not self._dht.is_alive():
             return
-        gone = self._send(self._record.model_copy(update={"left": True, "time": get_dht_time()}))
+        gone = self._send(self._record.model_copy(update={"left": True, "time": self._clock.dht_time()}))
         with contextlib.suppress(TimeoutError):
             gone.result(timeout=1.0)

@@ -48,6 +48,7 @@ class StateBridge:
     Call `share_state` before hivemind's `__init__`, which forks.
     """
 
+    future_type: Callable[[], Any] = MPFuture  # an answer of the averager's process
     traffic: torch.Tensor
     prefix: str
     serializer: Any
@@ -77,7 +78,7 @@ class StateBridge:
         timeout: seconds without a chunk. on_progress: called about once a second while chunks come. at_once: donors at
         most, each of which makes a copy of its state. Raises NoState. May be called by one thread at a time.
         """
-        buffer, future = StateBuffer.new(), MPFuture()
+        buffer, future = StateBuffer.new(), self.future_type()
         number = self._passage.send(buffer)
         self._progress.zero_()
         self._outer_pipe.send(("_take_state", [number, b"" if own is None else own.manifest(), future, at_once], {}))

@@ -1,0 +1,286 @@
+"""The averager's process in memory: the real `Averager` over a stand-in for hivemind's `DecentralizedAverager`.
+
+The stand-in finds groups as hivemind's matchmaking does (the leader takes in who asks, until all are there or its time
+is up), and gives the trainer's thread the same controls and futures. Signatures are a hash that names its signer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import random
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
+
+import msgpack
+from hivemind.averaging import DecentralizedAverager
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.control import AveragingStage
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.averaging.matchmaking import MatchmakingException
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+from simulation.state import SimulatedTree, Taken
+from simulation.virtual import Answer, wait_on
+
+from tt_cli.swarm import wire
+from tt_cli.swarm.allreduce.messages import NotProven, Signer
+from tt_cli.swarm.audit.audits import Audits
+from tt_cli.swarm.audit.sampling import AuditSampler
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.records.peer_record import PeerRecord, peers_key
+from tt_cli.swarm.state.client import NoState
+from tt_cli.swarm.state.trusted_digests import TrustedDigests
+
+RETRY_SECONDS = 0.1
+
+
+class HashSigner(Signer):
+    """Signs in a microsecond: what is searched for is who says what, not a weakness of RSA."""
+
+    def __init__(self, peer_id: str):
+        self.peer_id, self.opened = peer_id, opened
+
+    def sign(self, fields: Any) -> bytes:
+        body, me = msgpack.packb(list(fields)), self.peer_id.encode()
+        return wire.ENVELOPE.pack((body, me, hashlib.sha256(me + body).digest()))
+
+
+@functools.lru_cache(4096)
+def opened(envelope: bytes) -> tuple[str, bytes]:
+    """As `open_envelope`, of a HashSigner's."""
+    try:
+        body, signer, signature = wire.ENVELOPE.read(envelope)
+        if hashlib.sha256(signer + body).digest() != signature:
+            raise NotProven("a signature that is wrong")
+        return signer.decode("ascii"), body
+    except ValueError as error:
+        raise NotProven(str(error)) from None
+
+
+class MemoryEvidence:
+    """In the place of `EvidenceStore`, without files."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, bytes] = {}
+
+    def guilty(self) -> frozenset[str]:
+        return frozenset(self._kept)
+
+    def read(self, guilty: str) -> bytes:
+        return self._kept.get(guilty, b"")
+
+    def keep(self, guilty: str, packed: bytes) -> bool:
+        return self._kept.setdefault(guilty, packed) is packed
+
+
+class Control(Answer):
+    """In the place of hivemind's `StepControl`."""
+
+    def __init__(self, gather: str, ends: float, deadline: float):
+        super().__init__()
+        self.gather, self.scheduled_time, self.deadline, self.weight = gather, ends, deadline, 1.0
+        self.stage, self.began_allreduce = AveragingStage.LOOKING_FOR_GROUP, False
+        self.triggered, self.seeking = asyncio.Event(), None
+
+    def allow_allreduce(self) -> None:
+        self.triggered.set()
+
+    def get_timeout(self) -> float:
+        return max(0.0, self.deadline - asyncio.get_running_loop().time())
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if self.seeking is not None and not self.began_allreduce:
+            self.seeking.cancel()
+        return cancelled
+
+
+class InMemoryAverager(DecentralizedAverager):
+    """What `Averager` takes from hivemind."""
+
+    def __init__(self, averaged_tensors: Any, dht: Any, *, prefix: str, client_mode: bool, **settings: Any):
+        self.dht, self.prefix, self.client_mode, self._node = dht, prefix, client_mode, dht.node
+        self.next_chunk_timeout, self._longest = settings["next_chunk_timeout"], settings["allreduce_timeout"]
+        self.matchmaking_kwargs = {"min_matchmaking_time": settings["min_matchmaking_time"]}
+        self._running_groups: dict[bytes, asyncio.Future[Any]] = {}
+        leaders = SimpleNamespace(target_group_size=0)
+        self._matchmaking = SimpleNamespace(
+            group_key_manager=None, step_control=None, potential_leaders=leaders, target_group_size=0
+        )
+        self._outer_pipe, self._inner_pipe = SimpleNamespace(send=self._post), SimpleNamespace(fileno=lambda: 0)
+        self._joined: dict[PeerID, bytes] | None = None  # to the group that this peer leads now
+        self._came = asyncio.Condition()
+        self._led: asyncio.Future[GroupInfo] | None = None
+        self._node.process.run(self._serve())
+
+    def __del__(self) -> None: ...
+
+    def __repr__(self) -> str:
+        return f"averager {self._node.number}"
+
+    async def _serve(self) -> None:
+        if self.client_mode:
+            await self.audits.add_p2p_handlers(self._node, namespace=self.prefix)
+        else:
+            await self.add_p2p_handlers(self._node, namespace=self.prefix)
+
+    def _post(self, message: tuple[str, list[Any], dict[str, Any]]) -> None:
+        """The pipe from the trainer's process."""
+        method, args, more = message
+        self._node.process.run(getattr(self, method)(*args, **more))
+
+    def step(self, *, gather: str, timeout: float, scheduled_time: float, **_: Any) -> Control:
+        skew = self.clock.dht_time() - self.clock.monotonic()
+        control = Control(gather, scheduled_time - skew, self.clock.monotonic() + timeout)
+        self._post(("_step", [], {"step": control, "future_for_init": None}))
+        return control
+
+    async def _step(self, *, step: Control, future_for_init: None) -> None:
+        if step.done():
+            return
+        self._matchmaking.step_control = step
+        step.seeking = asyncio.create_task(self._seek(step))
+        try:
+            async with asyncio.timeout(step.get_timeout()):
+                group = await step.seeking
+            if step.cancelled():
+                return
+            step.stage, step.began_allreduce = AveragingStage.RUNNING_ALLREDUCE, True
+            self._running_groups[group.group_id] = asyncio.get_running_loop().create_future()
+            try:
+                result = await asyncio.wait_for(self._aggregate_with_group(group, step.weight), self._longest)
+            finally:
+                del self._running_groups[group.group_id]
+            if not step.done():
+                step.set_result(result)
+        except asyncio.CancelledError:
+            if not step.cancelled():
+                raise
+        except Exception as error:
+            if not step.done():
+                step.set_exception(error)
+
+    async def _seek(self, control: Control) -> GroupInfo:
+        keys = self._keys()
+        mode = AveragingMode.CLIENT if self.client_mode else AveragingMode.NODE
+        shown = wire.GATHERED.pack((None, mode.value, wire.SHOWN_PASS.pack(control.gather)))
+        seek = self._lead if keys.plan.leader == str(self.peer_id) else self._follow
+        group = await seek(control, keys.current_key, PeerID.from_base58(keys.plan.leader), shown)
+        await keys.update_key_on_group_assembled(group)
+        control.stage = AveragingStage.AWAITING_TRIGGER
+        await control.triggered.wait()
+        return group
+
+    async def _lead(self, control: Control, key: str, leader: PeerID, shown: bytes) -> GroupInfo:
+        loop, entropy = asyncio.get_running_loop(), self._node.network.entropy
+        self._joined, self._led, self._led_key = {}, loop.create_future(), key
+        try:
+            async with self._came:
+                left, size = max(0.0, control.scheduled_time - loop.time()), self._matchmaking.target_group_size
+                try:
+                    async with asyncio.timeout(left):
+                        await self._came.wait_for(lambda: len(self._joined) + 1 >= size)
+                except TimeoutError:
+                    if not self._joined:
+                        raise MatchmakingException("could not find a group") from None
+            gathered = {self.peer_id: shown, **self._joined}
+            group = GroupInfo(entropy.randbytes(8), tuple(gathered), tuple(gathered.values()))
+            self._led.set_result(group)
+            return group
+        finally:
+            self._joined = None
+            self._led.cancel()
+
+    async def rpc_join_group(
+        self, request: averaging_pb2.JoinRequest, context: P2PContext
+    ) -> AsyncIterator[averaging_pb2.MessageFromLeader]:
+        """As hivemind's leader."""
+        if self._joined is None or self._led_key != request.group_key:
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.NOT_LOOKING_FOR_GROUP)
+            return
+        joined, led = self._joined, self._led
+        async with self._came:
+            joined[context.remote_id] = request.gather
+            self._came.notify_all()
+        yield averaging_pb2.MessageFromLeader(code=averaging_pb2.ACCEPTED)
+        try:
+            group = await asyncio.shield(led)
+        except asyncio.CancelledError:
+            joined.pop(context.remote_id, None)
+            if not led.cancelled():
+                raise
+            yield averaging_pb2.MessageFromLeader(code=averaging_pb2.GROUP_DISBANDED)
+            return
+        yield averaging_pb2.MessageFromLeader(
+            code=averaging_pb2.BEGIN_ALLREDUCE,
+            group_id=group.group_id,
+            ordered_peer_ids=[peer.to_bytes() for peer in group.peer_ids],
+            gathered=group.gathered,
+        )
+
+    async def _follow(self, control: Control, key: str, leader: PeerID, shown: bytes) -> GroupInfo:
+        request = averaging_pb2.JoinRequest(gather=shown, client_mode=self.client_mode, group_key=key)
+        while True:
+            try:
+                async for message in await self._stub(leader).rpc_join_group(request):
+                    if message.code == averaging_pb2.BEGIN_ALLREDUCE:
+                        peers = tuple(PeerID(peer) for peer in message.ordered_peer_ids)
+                        return GroupInfo(message.group_id, peers, tuple(message.gathered))
+                    if message.code != averaging_pb2.ACCEPTED:
+                        break
+            except ConnectionError:
+                pass
+            await asyncio.sleep(RETRY_SECONDS)
+
+    def is_alive(self) -> bool:
+        return True
+
+    def shutdown(self) -> None: ...
+
+
+class SimulatedAverager(Averager, InMemoryAverager):
+    """The real averager. A state is handed over as what it is, a number and a hash, in some seconds."""
+
+    future_type = Answer
+
+    def __init__(self, run: Any, dht: Any, key: Any, shapes: Any, **more: Any):
+        super().__init__(run, dht, key, shapes, **more)
+        network, me = dht.node.network, str(dht.peer_id)
+        self.signer, rules = HashSigner(me), replace(self.audits.rules, opened=opened)
+        sampler = AuditSampler(random.Random(network.entropy.random()))
+        self.audits = Audits(run, rules, self._rounds, self._auditor, MemoryEvidence(), sampler)  # type: ignore[arg-type]
+
+    def share_state(self, run: Any, dht: Any, peer_id: str, source: Any, read_tree: Any) -> None:
+        self._run, self._dht_of_run, self._own_id = run, dht, peer_id
+        self._source, self._read_tree, self._membership, self._services = source, read_tree, membership_at(dht), ()
+
+    async def rpc_state(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
+        """Hand the state over."""
+        step, digest = self._source.__self__.position
+        return runtime_pb2.ExpertInfo(serialized_info=msgpack.packb((step, digest)))
+
+    def take_state(self, own: Any, timeout: float, on_progress: Any = None, **_: Any) -> Taken:
+        """As StateBridge's; in time that the seed draws. Raises NoState."""
+        return wait_on(self._node.process.run(self._taken(timeout)))
+
+    async def _taken(self, timeout: float) -> Taken:
+        digests = TrustedDigests(self._records, self._own_id)
+        await digests.look()
+        for donor in digests.donors(None):
+            try:
+                stub = self._stub(PeerID.from_base58(donor))
+                answer = await stub.rpc_state(runtime_pb2.ExpertInfo(), timeout=self.next_chunk_timeout)
+                await asyncio.sleep(self._node.network.entropy.uniform(0.1, 3.0))
+                tree = SimulatedTree(*msgpack.unpackb(answer.serialized_info))
+                if await digests.look_for(tree):
+                    return Taken(tree, [donor])
+            except (ConnectionError, TimeoutError, TypeError, ValueError):
+                continue
+        raise NoState("no peer handed over a state that can be used")
+
+    def _records(self) -> list[PeerRecord]:
+        return [PeerRecord.model_validate(value) for value in self.dht.seen(peers_key(self._run.identity)).values()]

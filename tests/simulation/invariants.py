@@ -1,0 +1,120 @@
+"""What must hold in every schedule, looked at whenever a member steps, and at the end.
+
+- *agreement*: no two honest members commit unlike bytes in one round;
+- *durability*: what a majority committed is what all come to: a step that they make otherwise, from the same state, in
+  another round, is a minority's, and it is overruled (counted, not forbidden: see docs/protocol.md);
+- *validity*: an average holds each member's gradient at most once, with its weight;
+- *no solo*: nobody steps alone or in a group of half of those who live or less;
+- *honesty*: no honest member is proven guilty;
+- *bounded memory*: of rounds, averages and tasks a machine keeps as many as the protocol says;
+- *progress*: see `schedule.run`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
+from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
+
+if TYPE_CHECKING:
+    from simulation.machine import Machine
+
+    from tt_cli.supervisor.events import Step
+
+EXACT = 0.02  # of a member's share of an average, for 8 bits
+MOST_TASKS = 60  # of one machine, beside some for each other member
+
+
+class Violation(Exception):
+    """An invariant that was broken; which one, and how."""
+
+
+class Watch:
+    """Follows the steps of all machines. valid: averages are means, so that their members' shares can be read off."""
+
+    def __init__(self, machines: Sequence[Machine], valid: bool):
+        self.machines, self._valid = machines, valid
+        self.violation: Violation | None = None
+        self._made: dict[tuple[tuple[int, str], bytes], str] = {}  # (state, round) → digest of what came of it
+        # state → digest to which members went on from it → their numbers
+        self.history: dict[tuple[int, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+        self.top = 0
+
+    def __call__(self, machine: Machine, step: Step, alone: bool) -> None:
+        if self.violation is not None or not machine.honest:
+            return
+        try:
+            self._look(machine, step.digest, alone)
+        except Violation as violation:
+            self.violation = violation
+
+    def _look(self, machine: Machine, digest: str, alone: bool) -> None:
+        number, state, averager = machine.number, machine.state, machine.collaboration.averager
+        self.top = max(self.top, state.epoch)
+        self.history[state.before][digest].add(number)
+        living = sum(other.alive for other in self.machines)
+        if alone:
+            if living > 1:
+                raise Violation(f"no solo: {number} made step {state.epoch} alone")
+            return
+        group_id, commit = list(averager._rounds.items())[-1]
+        if 2 * len(commit.members) <= living:
+            raise Violation(f"no solo: {number} made step {state.epoch} with {len(commit.members)} of {living}")
+        if self._made.setdefault((state.before, group_id), digest) != digest:
+            raise Violation(
+                f"agreement: {number} committed other bytes for step {state.epoch} than others of its round"
+            )
+        if self._valid:
+            self._check_shares(machine, {str(peer): self._number(str(peer)) for peer in commit.members})
+        for honest in (other for other in self.machines if other.honest):
+            if honest.name in averager.audits.proofs.guilty():
+                raise Violation(f"honesty: {number} holds a proof against {honest.number}, who is honest")
+        self._check_memory(machine)
+
+    def _number(self, peer_id: str) -> int:
+        return next(machine.number for machine in self.machines if machine.name == peer_id)
+
+    def _check_shares(self, machine: Machine, members: dict[str, int]) -> None:
+        commit = list(machine.collaboration.averager._rounds.values())[-1]
+        weights = np.zeros(machine.state.average.shape[1])
+        for peer, number in members.items():
+            status = commit.status() if peer == machine.name else commit.statuses.get(peer)
+            said = status.said.get("samples", np.nan) if status is not None else np.nan
+            weights[number] = min(said, machine.collaboration.averager.max_weight)
+        for shares in machine.state.average:
+            if (shares < -EXACT).any() or shares.sum() > 1.0 + EXACT * len(members):
+                raise Violation(f"validity: an average of {machine.number} holds more than a mean does")
+            counted = shares > EXACT / 4
+            if counted[[n for n in range(len(shares)) if n not in members.values()]].any():
+                raise Violation(f"validity: {machine.number} counted somebody outside of its round")
+            known = counted & ~np.isnan(weights) & (weights > 0.0)
+            if counted.any() and not np.isnan(weights[counted]).any():
+                right = weights * known / max(weights[known].sum(), 1.0)
+                if np.abs(shares - right)[known].max(initial=0.0) > EXACT:
+                    raise Violation(f"validity: {machine.number} has {shares[counted]} for weights {weights[counted]}")
+
+    def _check_memory(self, machine: Machine) -> None:
+        averager, most = machine.collaboration.averager, MOST_TASKS + 16 * len(self.machines)
+        kept = len(averager._rounds), len(averager._averages._kept), machine.process.most_tasks
+        if kept[0] > KEPT_GROUPS or kept[1] > KEPT_AVERAGES or kept[2] > most:
+            raise Violation(f"bounded memory: {machine.number} keeps {kept} rounds, averages and tasks")
+
+    def overruled(self) -> int:
+        """How many steps a minority made otherwise than the rest. Raises Violation for what a majority lost."""
+        count, final = 0, {(m.state.epoch, m.state.digest) for m in self.machines if m.honest and m.alive}
+        kept = set(final)
+        parents = {(state[0] + 1, digest): state for state, went in self.history.items() for digest in went}
+        while final := {parents[state] for state in final if state in parents}:
+            kept |= final
+        for state, went in self.history.items():
+            for digest, numbers in went.items():
+                if len(went) > 1 and (state[0] + 1, digest) not in kept:
+                    count += 1
+                    if 2 * len(numbers) > sum(machine.honest for machine in self.machines):
+                        raise Violation(f"durability: step {state[0] + 1}, which {sorted(numbers)} made, is lost")
+        return count

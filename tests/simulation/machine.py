@@ -1,0 +1,126 @@
+"""One simulated machine: a trainer that runs the real `Collaboration`, crashes, and begins again from its backup."""
+
+from __future__ import annotations
+
+import functools
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from hivemind.p2p import PeerID
+from simulation.averager import SimulatedAverager
+from simulation.network import Dht, Network, Node
+from simulation.state import SimulatedState, gradient_of
+from simulation.virtual import Process, VirtualClock
+
+from tt_cli.run import RunConfig, load_run
+from tt_cli.supervisor.events import Round, Step
+from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
+from tt_cli.swarm.membership.admission import Admission
+from tt_cli.swarm.membership.orders import OrganiserOrders
+from tt_cli.swarm.membership.rsa_identity import peer_id_of
+
+SAMPLES, MICRO_BATCHES = 8, 2  # of a micro-batch; that each gives to a step
+EXPIRATION = 20.0
+
+
+class Key:
+    """The public half of an RSA key that nobody has: a peer id that follows from a number."""
+
+    def __init__(self, number: int):
+        modulus = random.Random(f"key {number}").getrandbits(2048) | 1 | 1 << 2047
+        public = RSAPublicNumbers(65537, modulus).public_key()
+        self._bytes = public.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+        self.peer_id = peer_id_of(self._bytes)
+
+    def get_public_key(self) -> Key:
+        return self
+
+    def to_bytes(self) -> bytes:
+        return self._bytes
+
+
+key_of = functools.lru_cache(Key)
+
+
+@functools.lru_cache
+def run_of(members: int, aggregation: str) -> RunConfig:
+    """The run of a swarm of so many."""
+    return load_run("emoji").replaced(
+        {
+            "swarm.target_batch_size": SAMPLES * MICRO_BATCHES * members,
+            "swarm.matchmaking_time": 1.0,
+            "swarm.next_chunk_timeout": 1.0,
+            "swarm.averaging_timeout": 8.0,
+            "swarm.statistics_expiration": EXPIRATION,
+            "swarm.large_tensor": 1024,
+            "swarm.aggregation": aggregation,
+        }
+    )
+
+
+class Machine:
+    """Makes steps until it is killed. watch: told of every step that it made with a group, or alone.
+
+    pace: seconds of a micro-batch. stops: see `Process`. skew: see `VirtualClock`.
+    """
+
+    def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
+        self.network, self.number, self.run, self._watch = network, number, run, watch
+        self._client, self._stops, self._skew = ways.get("client", False), ways.get("stops", []), ways.get("skew", 0.0)
+        self._pace, self._lie = ways.get("pace", 0.4), ways.get("lie")
+        self.honest = self._lie is None
+        self.peer_id = PeerID.from_base58(key_of(number).peer_id)
+        self.backup: tuple[int, str] = (0, "00")
+        self.error: BaseException | None = None
+
+    @property
+    def alive(self) -> bool:
+        return not self.process.dead
+
+    @property
+    def name(self) -> str:
+        return str(self.peer_id)
+
+    def start(self) -> None:
+        """Begin, or begin again from the backup."""
+        self.process = Process(self._stops)
+        self.state = SimulatedState(self.backup)
+        node = Node(self.network, self.number, self.peer_id, self.process)
+        if self._lie is not None:
+            node.lie = self._lie
+        self.process.run(self._begin(node))
+
+    async def _begin(self, node: Node) -> None:
+        self.clock, key = VirtualClock(self._skew), key_of(self.number)
+        membership = Admission(self.run)
+        dht: Any = Dht(node, membership, self._client)
+        identity: Any = SimpleNamespace(key=key, peer_id=key.peer_id)
+        first = key_of(0).peer_id
+        known = [] if self.number == 0 else [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"]
+        access = NetworkAccess(dht, identity, None, known, self.clock, SimulatedAverager)
+        about, orders = About(micro_batch=SAMPLES), OrganiserOrders(membership, Path("/nonexistent"))
+        self.collaboration = Collaboration(self.run, access, self.state, about, self._hear, orders)
+        self.clock.thread(self._train, "trainer")
+
+    def _train(self) -> None:
+        gradients, collaboration = gradient_of(self.number), self.collaboration
+        try:
+            collaboration.synchronise()
+            while not self.process.dead:
+                self.clock.sleep(self._pace)
+                collaboration.step(gradients, SAMPLES, 1.0, {})
+        except Exception as error:
+            self.error = error
+
+    def _hear(self, event: Any) -> None:
+        if isinstance(event, Round):
+            self._round = event
+        elif isinstance(event, Step) and not self.process.dead:
+            self._watch(self, event, self._round.outcome == "alone")
+
+    def kill(self) -> None:
+        self.process.kill()

@@ -1,0 +1,288 @@
+"""An in-memory network in the places of libp2p and the DHT: delays, losses, duplicates, cuts and crashes from one seed.
+
+Messages of one stream arrive in their order, as over TCP; those of different streams and calls overtake each other.
+What is lost breaks its stream, or leaves the other side in silence, by chance.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from hivemind.p2p import P2PContext, PeerID
+from hivemind.utils.timed_storage import DHTExpiration, ValueWithExpiration
+from simulation.virtual import Answer, Process, wait_on
+
+SILENCE = 3600.0
+
+
+class Broken(ConnectionError):
+    """A stream or call that ended in the middle."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Between `group` and the others nothing passes from `start` to `stop`; one_way: only out of the group nothing."""
+
+    group: frozenset[int]
+    start: float
+    stop: float
+    one_way: bool = False
+
+    def parts(self, a: int, b: int, now: float) -> bool:
+        if not self.start <= now < self.stop:
+            return False
+        return (a in self.group) != (b in self.group) and (a in self.group or not self.one_way)
+
+
+@dataclass(frozen=True)
+class Line:
+    """The usual line. delay: mean seconds of a message. loss, twice: chances of one. until: when faults stop."""
+
+    delay: float = 0.02
+    loss: float = 0.0
+    twice: float = 0.0
+    until: float = 0.0
+
+
+class Network:
+    """Carries messages between machines (their numbers). slow: factors of the delay by (from, to)."""
+
+    def __init__(self, entropy: random.Random, line: Line, cuts: tuple[Cut, ...], slow: dict[tuple[int, int], float]):
+        self.entropy, self.line, self.cuts, self.slow = entropy, line, cuts, slow
+        self.nodes: dict[PeerID, Node] = {}
+        self.records: dict[tuple[str, Any], list[tuple[float, int, Any, DHTExpiration]]] = {}
+        self.log: list[tuple[float, int, int, str, str]] | None = None
+        self.digest = hashlib.sha256()
+        self.messages = 0
+        self._lines: dict[tuple[int, int], tuple[float, float]] = {}
+
+    @property
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def fate(self, a: int, b: int, what: str) -> tuple[float, bool]:
+        """Seconds until a message arrives, and whether it does."""
+        now, entropy = self.now, self.entropy
+        delay = entropy.expovariate(1.0) * self.line.delay * self.slow.get((a, b), 1.0)
+        arrives = now >= self.line.until or entropy.random() >= self.line.loss
+        for cut in self.cuts:
+            if cut.parts(a, b, now + delay):
+                held = entropy.random() < 0.5  # TCP sends it again when the cut is over
+                delay, arrives = max(delay, cut.stop - now + delay), arrives and held
+        self.messages += 1
+        fate = f"after {delay:.3f} s" if arrives else "lost"
+        self.digest.update(f"{now:.6f} {a}>{b} {what} {fate}\n".encode())
+        if self.log is not None:
+            self.log.append((now, a, b, what, fate))
+        return delay, arrives
+
+    def broken_after(self) -> float:
+        """Seconds until a sender learns of what was lost; or it never does."""
+        return self.entropy.choice([self.line.delay * 4, SILENCE])
+
+    def passes(self, a: int, b: int) -> bool:
+        """Whether they can talk at all, both ways."""
+        return not any(cut.parts(x, y, self.now) for cut in self.cuts for x, y in ((a, b), (b, a)))
+
+
+class Channel:
+    """One direction of a stream."""
+
+    def __init__(self, network: Network, a: int, b: int, what: str):
+        self._network, self._ends, self._what = network, (a, b), what
+        self._queue: deque[Any] = deque()
+        self._news = asyncio.Event()
+        self._last, self._over = 0.0, False
+
+    def put(self, item: Any) -> None:
+        """Send a message; None ends the stream."""
+        if self._over:
+            return
+        delay, arrives = self._network.fate(*self._ends, self._what)
+        if not arrives:
+            self._over, item, delay = True, Broken("lost"), delay + self._network.broken_after()
+        self._last = max(self._last + 1e-6, self._network.now + delay)  # timers of one moment are in no order
+        asyncio.get_running_loop().call_at(self._last, self._arrive, item)
+
+    def _arrive(self, item: Any) -> None:
+        self._queue.append(item)
+        self._news.set()
+
+    async def __aiter__(self) -> AsyncIterator[Any]:
+        while True:
+            while not self._queue:
+                self._news.clear()
+                await self._news.wait()
+            item = self._queue.popleft()
+            if item is None:
+                return
+            if isinstance(item, Exception):
+                raise item
+            yield item
+
+
+Lie = Callable[["Node", PeerID, str, Any], Any]
+"""(liar, to whom, method, message) → what it says instead; None: nothing."""
+
+
+class Node:
+    """One machine's libp2p node, as hivemind's servicers and stubs use it. lie: makes of each message what it sends."""
+
+    def __init__(self, network: Network, number: int, peer_id: PeerID, process: Process):
+        self.network, self.number, self.peer_id, self.process = network, number, peer_id, process
+        self.lie: Lie = lambda node, peer, method, message: message
+        self._handlers: dict[str, tuple[Any, bool, bool]] = {}
+        network.nodes[peer_id] = self
+
+    async def add_protobuf_handler(
+        self, name: str, handler: Any, kind: Any, *, stream_input: bool, stream_output: bool, balanced: bool = False
+    ) -> None:
+        self._handlers[name.rpartition(".")[2]] = handler, stream_input, stream_output
+
+    def _handler_at(self, peer: PeerID, method: str) -> tuple[Node, Any]:
+        there = self.network.nodes[peer]
+        if there.process.dead or method not in there._handlers:
+            raise Broken("nobody answers")
+        return there, there._handlers[method][0]
+
+    async def call_protobuf_handler(self, peer: PeerID, name: str, input: Any, output_type: Any) -> Any:
+        """A call with one answer."""
+        method = name.rpartition(".")[2]
+        if hasattr(input, "__aiter__"):
+            async for answer in await self.iterate_protobuf_handler(peer, name, input, output_type):
+                return answer
+            raise Broken("no answer")
+        there = self.network.nodes[peer]
+        await self._carry(self, there, method)
+        there, handler = self._handler_at(peer, method)
+        message, again = self.lie(self, peer, method, input), self.network.entropy.random() < self.network.line.twice
+        if message is None:
+            await asyncio.sleep(SILENCE)
+        calls = [there.process.run(handler(message, P2PContext(name, name, self.peer_id))) for _ in range(1 + again)]
+        try:
+            answer = await asyncio.shield(calls[0])
+        except Exception as error:
+            await self._carry(there, self, method + "!")
+            raise Broken(str(error)) from error
+        if there.process.dead or (answer := there.lie(there, self.peer_id, method + "!", answer)) is None:
+            await asyncio.sleep(SILENCE)
+        await self._carry(there, self, method + "!")
+        return answer
+
+    async def _carry(self, source: Node, target: Node, what: str) -> None:
+        delay, arrives = self.network.fate(source.number, target.number, what)
+        await asyncio.sleep(delay if arrives else delay + self.network.broken_after())
+        if not arrives or target.process.dead:
+            raise Broken("lost")
+
+    async def iterate_protobuf_handler(self, peer: PeerID, name: str, input: Any, output_type: Any) -> Any:
+        """A call whose answers are a stream."""
+        method, network = name.rpartition(".")[2], self.network
+        there = network.nodes[peer]
+        await self._carry(self, there, method)
+        there, handler = self._handler_at(peer, method)
+        _, many, _ = there._handlers[method]
+        out, back = (Channel(network, *ends, what) for ends, what in (
+            ((self.number, there.number), method), ((there.number, self.number), method + "!")))  # fmt: skip
+
+        async def feed() -> None:
+            async for message in input if many else _once(input):
+                if (message := self.lie(self, peer, method, message)) is not None:
+                    out.put(message)
+                await asyncio.sleep(0)
+            out.put(None)
+
+        async def serve() -> None:
+            try:
+                request = out.__aiter__() if many else await anext(out.__aiter__())
+                answers = handler(request, P2PContext(name, name, self.peer_id))
+                if hasattr(answers, "__aiter__"):
+                    async for answer in answers:
+                        if (answer := there.lie(there, self.peer_id, method + "!", answer)) is not None:
+                            back.put(answer)
+                else:
+                    back.put(await answers)
+                back.put(None)
+            except asyncio.CancelledError:
+                back.put(Broken("the other side went away"))
+                raise
+            except Exception as error:
+                back.put(Broken(str(error)))
+
+        tasks = [asyncio.create_task(feed()), there.process.run(serve())]
+
+        async def answers() -> AsyncIterator[Any]:
+            try:
+                async for message in back:
+                    yield message
+            finally:
+                for task in tasks:
+                    task.cancel()
+
+        return answers()
+
+
+async def _once(message: Any) -> AsyncIterator[Any]:
+    yield message
+
+
+class Dht:
+    """One machine's DHT node: what others store is seen some time later, and not through a cut."""
+
+    def __init__(self, node: Node, membership: Any, client_mode: bool):
+        self.node, self.membership, self.client_mode, self.peer_id = node, membership, client_mode, node.peer_id
+
+    def is_alive(self) -> bool:
+        return True
+
+    def store(self, key: str, subkey: Any, value: Any, expiration_time: float, return_future: bool) -> Answer:
+        network = self.node.network
+        entries = network.records.setdefault((key, subkey), [])
+        entries.append((network.now, self.node.number, value, expiration_time))
+        del entries[:-8]
+        return self._later(True)
+
+    def get(self, key: str, latest: bool, return_future: bool) -> Answer:
+        found = {subkey: ValueWithExpiration(value, 0.0) for subkey, value in self.seen(key).items()}
+        return self._later(ValueWithExpiration(found, 0.0) if found else None)
+
+    def seen(self, key: str) -> dict[Any, Any]:
+        """Subkey → value of what is seen from here now."""
+        kept = self.node.network.records.items()
+        newest = {subkey: self._newest(entries) for (place, subkey), entries in kept if place == key}
+        return {subkey: value for subkey, value in newest.items() if value is not None}
+
+    def _newest(self, entries: list[tuple[float, int, Any, float]]) -> Any:
+        network, me = self.node.network, self.node.number
+        for at, writer, value, expires in reversed(entries):
+            if expires < network.now:
+                return None
+            seen = at + network.line.delay * 5 * network.slow.get((writer, me), 1.0)
+            while cut := next((cut for cut in network.cuts if cut.parts(writer, me, seen)), None):
+                seen = cut.stop
+            if writer == me or seen <= network.now:
+                return value
+        return None
+
+    def run_coroutine(self, ping: Any, return_future: bool) -> Answer:
+        """Only pings are run in the DHT's process: of `ConnectivityMonitor`, and those that keep in touch."""
+        known = ping.keywords.get("known", {})
+        network, me = self.node.network, self.node.number
+        peers = {peer: node for node in network.nodes.values() if (peer := str(node.peer_id)) in known}
+        ahead = {p: 0.0 for p, node in peers.items() if not node.process.dead and network.passes(me, node.number)}
+        return self._later((ahead, {}))
+
+    def _later(self, result: Any) -> Answer:
+        answer, network = Answer(), self.node.network
+        delay = network.entropy.uniform(1.0, 3.0) * network.line.delay
+        asyncio.get_running_loop().call_later(delay, answer.set_result, result)
+        return answer
+
+
+__all__ = ["Channel", "Cut", "Dht", "Line", "Network", "Node", "wait_on"]

@@ -1,0 +1,260 @@
+"""A schedule: who takes part, what goes wrong, and when; drawn from one number, run, checked, and made smaller.
+
+What is real: `Collaboration` with its threads; `PeerDirectory`, `SwarmState`, `Vote` and `ClaimLimits` (records,
+consensus, what is believed); `ParticipantSelector` with no-shows and stragglers; `Matchmaker`, `RoundPlan` and
+`LeaderRendezvous`; `Averager` with `AllReduce`, `Reducer`, `CommitProtocol`, `fetch_parts`, `KeptAverages`, `Audits`;
+`CatchUp`, `StepReplay`, `TrustedDigests`; what `ConnectivityMonitor` makes of pings.
+
+What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, the chunks of a state (`StateClient`,
+`StateServer`), the optimizer, the supervisor. There are no roll-backs, no passes and no auxiliary peers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from simulation.invariants import Violation, Watch
+from simulation.liars import liar
+from simulation.machine import Machine, run_of
+from simulation.network import Cut, Line, Network
+from simulation.virtual import EPOCH, VirtualLoop
+
+FAULTS_SECONDS = (2.0, 10.0)  # after the beginning
+STEPS_AFTER = 2  # that all make when the faults are over
+PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
+LOOK_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What may go wrong, at most. loss, twice: see `Line`. cuts, crashes, stops, slow, clients: how many of them.
+
+    skew: seconds. liars: how members may lie, less than a third of them. known: where what it breaks is told.
+    """
+
+    loss: float = 0.0
+    twice: float = 0.0
+    cuts: int = 0
+    crashes: int = 0
+    stops: int = 0
+    slow: int = 0
+    clients: int = 0
+    skew: float = 0.0
+    liars: tuple[str, ...] = ()
+    aggregation: str = "mean"
+    sizes: tuple[int, ...] = (3, 3, 4, 4, 5, 5, 6, 8)
+    known: str = ""
+
+
+SCENARIOS = {
+    "calm": Scenario(),
+    "lossy": Scenario(loss=0.01, twice=0.05),
+    "crash": Scenario(crashes=2, clients=1),
+    "partition": Scenario(cuts=2),
+    "hang": Scenario(stops=2, slow=2, skew=2.0),
+    "everything": Scenario(loss=0.005, twice=0.02, cuts=1, crashes=1, stops=1, slow=1, clients=1, skew=2.0),
+    "pair": Scenario(loss=0.005, cuts=1, crashes=1, stops=1, sizes=(2,)),
+    "liar": Scenario(liars=("noise", "mute", "repeat"), aggregation="centered_clip", sizes=(4, 5, 6, 7)),
+    "large": Scenario(loss=0.001, crashes=2, cuts=1, sizes=(16, 32, 64)),
+    "two-faced": Scenario(liars=("two-faced",), aggregation="centered_clip", sizes=(4, 5, 6), known="issue 22, F3"),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that goes wrong. kind: cut, crash, stop, slow, client, skew, liar. about: numbers of members."""
+
+    kind: str
+    about: tuple[int, ...] = ()
+    start: float = 0.0
+    stop: float = 0.0
+    how: str = ""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Everything about one run of the simulator. It follows from its seed; `smaller` has fewer of it."""
+
+    seed: int
+    scenario: str
+    members: int
+    faults: tuple[Fault, ...]
+
+    @classmethod
+    def drawn(cls, seed: int, scenario: str, members: int | None = None) -> Schedule:
+        """The schedule with this number."""
+        most, entropy = SCENARIOS[scenario], random.Random(f"{scenario} {seed}")
+        count = members or entropy.choice(most.sizes)
+        everybody, (first, last) = range(count), FAULTS_SECONDS
+
+        def times(longest: float) -> tuple[float, float]:
+            start = entropy.uniform(first, last - 1.0)
+            return start, min(last, start + entropy.uniform(0.05, longest))
+
+        faults = []
+        for _ in range(entropy.randint(min(1, most.cuts), most.cuts) if most.cuts else 0):
+            group = tuple(sorted(entropy.sample(everybody, entropy.randint(1, count - 1))))
+            faults.append(Fault("cut", group, *times(5.0), entropy.choice(["", "", "one way"])))
+        for _ in range(entropy.randint(0, most.crashes)):
+            faults.append(Fault("crash", (entropy.randrange(count),), *times(6.0), entropy.choice(["", "for good"])))
+        for _ in range(entropy.randint(0, most.stops)):
+            faults.append(Fault("stop", (entropy.randrange(count),), *times(4.0)))
+        for _ in range(entropy.randint(0, most.slow)):
+            faults.append(Fault("slow", (entropy.randrange(count),), how=str(entropy.choice([5, 20]))))
+        clients = entropy.sample(range(1, count), min(count - 2, entropy.randint(0, most.clients)))
+        faults += [Fault("client", (number,)) for number in clients]
+        if most.skew:
+            faults += [Fault("skew", (n,), how=f"{entropy.uniform(-most.skew, most.skew):.2f}") for n in everybody]
+        if most.liars:
+            for number in sorted(entropy.sample(range(count), entropy.randint(1, max(1, (count - 1) // 3)))):
+                if number not in clients:
+                    faults.append(
+                        Fault("liar", (number,), how=f"{entropy.choice(most.liars)} {entropy.randrange(10**6)}")
+                    )
+        return cls(seed, scenario, count, tuple(faults))
+
+    def smaller(self) -> Iterator[Schedule]:
+        """Schedules with one fault less, then with one member less."""
+        for index in range(len(self.faults)):
+            yield replace(self, faults=self.faults[:index] + self.faults[index + 1 :])
+        if self.members > 2:
+            last = self.members - 1
+            kept = tuple(
+                replace(f, about=left) for f in self.faults if (left := tuple(n for n in f.about if n != last))
+            )
+            yield replace(self, members=last, faults=kept)
+
+    def about(self, kind: str) -> Iterator[tuple[int, Fault]]:
+        return ((number, fault) for fault in self.faults if fault.kind == kind for number in fault.about)
+
+
+@dataclass
+class Result:
+    """What came of a schedule. violation: words, "" without. overruled: steps of a minority that were in vain.
+
+    digest: of all messages with their times. log: (time, from, to, method, fate) of each, where it was asked for.
+    """
+
+    schedule: Schedule
+    violation: str
+    steps: int
+    seconds: float
+    messages: int
+    overruled: int
+    digest: str
+    log: list[tuple[float, int, int, str, str]]
+
+
+def run(schedule: Schedule, log: bool = False) -> Result:
+    """Run one schedule. *Progress*: when the faults are over, all who live make some more steps together, in time."""
+    logging.disable(logging.CRITICAL)
+    torch.set_num_threads(1)
+    gc.disable()  # a collection would end generators at times that do not follow from the seed
+    loop = VirtualLoop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(_run(schedule, log))
+    finally:
+        while tasks := asyncio.all_tasks(loop):
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+        asyncio.set_event_loop(None)
+
+
+async def _run(schedule: Schedule, log: bool) -> Result:
+    scenario, loop = SCENARIOS[schedule.scenario], asyncio.get_running_loop()
+    until = EPOCH + FAULTS_SECONDS[1]
+    cuts = tuple(
+        Cut(frozenset(fault.about), EPOCH + fault.start, EPOCH + fault.stop, fault.how == "one way")
+        for fault in schedule.faults
+        if fault.kind == "cut"
+    )
+    slow: dict[tuple[int, int], float] = {}
+    for number, fault in schedule.about("slow"):
+        slow |= {
+            pair: float(fault.how) for other in range(schedule.members) for pair in ((number, other), (other, number))
+        }
+    line = Line(loss=scenario.loss, twice=scenario.twice, until=until)
+    network = Network(random.Random(f"network {schedule.seed}"), line, cuts, slow)
+    network.log = [] if log else None
+    entropy, run_file = random.Random(f"members {schedule.seed}"), run_of(schedule.members, scenario.aggregation)
+    machines: list[Machine] = []
+    watch = Watch(machines, scenario.aggregation == "mean")
+    ways: list[dict[str, Any]] = [{"pace": entropy.uniform(0.3, 0.6)} for _ in range(schedule.members)]
+    for number, _ in schedule.about("client"):
+        ways[number]["client"] = True
+    for number, fault in schedule.about("skew"):
+        ways[number]["skew"] = float(fault.how)
+    for number, fault in schedule.about("stop"):
+        ways[number].setdefault("stops", []).append((EPOCH + fault.start, EPOCH + fault.stop))
+    for number, fault in schedule.about("liar"):
+        ways[number]["lie"] = liar(fault.how)
+    for number in range(schedule.members):
+        machines.append(Machine(network, number, run_file, watch, **ways[number]))
+    for machine in machines:
+        machine.start()
+    crashes = [asyncio.create_task(_crash(machines[number], fault)) for number, fault in schedule.about("crash")]
+    goal, words, deadline = 0, "", until + PROGRESS_SECONDS
+    while not words:
+        await asyncio.sleep(LOOK_SECONDS)
+        honest = [machine for machine in machines if machine.honest and machine.alive]
+        broken = next((machine for machine in honest if machine.error is not None), None)
+        if watch.violation is not None:
+            words = str(watch.violation)
+        elif broken is not None:
+            words = f"a defect: {broken.number}: {broken.error!r}"
+        elif loop.time() >= until:
+            goal = goal or watch.top + STEPS_AFTER
+            states = {(machine.state.epoch, machine.state.digest) for machine in honest}
+            if len(states) == 1 and min(states)[0] >= goal:
+                break
+            if loop.time() > deadline:
+                words = f"progress: {sorted((m.number, m.state.epoch, m.state.digest[:6]) for m in honest)}, not {goal}"
+    overruled = 0
+    try:
+        overruled = watch.overruled() if not words else 0
+    except Violation as violation:
+        words = str(violation)
+    for machine in machines:
+        machine.kill()
+    await asyncio.gather(*crashes)
+    return Result(
+        schedule,
+        words,
+        watch.top,
+        loop.time() - EPOCH,
+        network.messages,
+        overruled,
+        network.digest.hexdigest(),
+        network.log or [],
+    )
+
+
+async def _crash(machine: Machine, fault: Fault) -> None:
+    await asyncio.sleep(fault.start / 2)
+    machine.backup = machine.state.epoch, machine.state.digest
+    await asyncio.sleep(fault.start / 2)
+    machine.kill()
+    await asyncio.sleep(fault.stop - fault.start)
+    if fault.how != "for good":
+        machine.start()
+
+
+def shrunk(schedule: Schedule, tries: int = 60) -> Result:
+    """The smallest schedule found that still breaks the same invariant, with its messages."""
+    kind, smallest = run(schedule).violation.partition(":")[0], schedule
+    smaller = smallest.smaller()
+    while tries > 0 and (candidate := next(smaller, None)) is not None:
+        tries -= 1
+        if run(candidate).violation.partition(":")[0] == kind:
+            smallest, smaller = candidate, candidate.smaller()
+    return run(smallest, log=True)

@@ -1,0 +1,221 @@
+"""Virtual time: an event loop whose clock jumps to the next timer, and threads that are greenlets of it.
+
+Everything of a schedule runs in one thread, in an order that follows from the seed alone: coroutines on the loop, and
+the code that production runs in threads as greenlets, which give way only where they wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import math
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import greenlet
+
+from tt_cli.supervisor.processes import release_freed_memory
+from tt_cli.swarm.clock import Clock
+
+EPOCH = 1000.0
+
+PROCESS: contextvars.ContextVar[Process | None] = contextvars.ContextVar("process", default=None)
+
+
+class Process:
+    """What runs on one simulated machine until it crashes. stops: (from, to) in which it hangs, as by SIGSTOP."""
+
+    def __init__(self, stops: list[tuple[float, float]]):
+        self.stops, self.dead = stops, False
+        self._tasks: dict[asyncio.Task[Any], None] = {}  # in the order in which they began
+        self.most_tasks = 0
+
+    def began(self, task: asyncio.Task[Any]) -> None:
+        self._tasks[task] = None
+        task.add_done_callback(self._tasks.pop)
+        self.most_tasks = max(self.most_tasks, len(self._tasks))
+
+    def awake(self, when: float) -> float:
+        """The time from which on it runs what was due at `when`."""
+        for start, stop in self.stops:
+            if start <= when < stop:
+                when = stop
+        return when
+
+    def kill(self) -> None:
+        self.dead = True
+        for task in list(self._tasks):
+            task.cancel()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        """Begin a coroutine on this machine."""
+        context = contextvars.copy_context()
+        context.run(PROCESS.set, self)
+        return asyncio.get_running_loop().create_task(work, context=context)
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Never waits: when nothing is ready, it is the time of the next timer. Executors run at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self._selector, self._clock_resolution = EPOCH, self, 1e-9
+
+    def time(self) -> float:
+        return self.now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        if timeout is None:
+            raise RuntimeError("nothing will ever happen again")
+        self.now += timeout
+        return []
+
+    def _process_events(self, events: list[Any]) -> None: ...
+
+    def _write_to_self(self) -> None: ...
+
+    def close(self) -> None:
+        self._selector = None
+        super().close()
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
+        process = PROCESS.get() if context is None else context.get(PROCESS)
+        return super().call_at(process.awake(when) if process else when, callback, *args, context=context)
+
+    def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
+        task = super().create_task(coro, name=name, context=context)
+        process = PROCESS.get() if context is None else context.get(PROCESS)
+        if process is not None:
+            process.began(task)
+        return task
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        future = self.create_future()
+        try:
+            future.set_result(None if func is release_freed_memory else func(*args))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def wait_on(awaited: Awaitable[Any]) -> Any:
+    """Block this greenlet until it is done. Raises what it raises."""
+    return greenlet.getcurrent().parent.switch(awaited)
+
+
+class Thread:
+    """In the place of `threading.Thread`: begun when it is made."""
+
+    def __init__(self, target: Callable[[], None]):
+        self.task = asyncio.get_running_loop().create_task(self._run(target))
+
+    @staticmethod
+    async def _run(target: Callable[[], None]) -> None:
+        thread = greenlet.greenlet(target)
+        thread.gr_context = contextvars.copy_context()
+        awaited = thread.switch()
+        while not thread.dead:
+            try:
+                result = await awaited
+            except BaseException as error:
+                awaited = thread.throw(error)
+            else:
+                awaited = thread.switch(result)
+
+    def join(self, timeout: float | None = None) -> None:
+        wait_on(asyncio.wait({self.task}, timeout=timeout))
+
+
+class Condition:
+    """In the place of `threading.Condition`: nothing else runs between two waits, so there is no lock."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[bool], None] = {}
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def notify_all(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting:
+            _wake(future, True)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[bool] = loop.create_future()
+        self._waiting[future] = None
+        timer = loop.call_later(max(0.0, timeout), _wake, future, False) if timeout is not None else None
+        try:
+            return bool(wait_on(future))
+        finally:
+            self._waiting.pop(future, None)
+            if timer is not None:
+                timer.cancel()
+
+    def wait_for(self, holds: Callable[[], Any], timeout: float | None = None) -> Any:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + (math.inf if timeout is None else timeout)
+        while not (held := holds()) and loop.time() < ends:
+            self.wait(None if math.isinf(ends) else ends - loop.time())
+        return held
+
+
+def _wake(future: asyncio.Future[bool], value: bool) -> None:
+    if not future.done():
+        future.set_result(value)
+
+
+class Answer:
+    """In the place of hivemind's `MPFuture`: what a thread waits for, and a coroutine or a timer gives."""
+
+    def __init__(self) -> None:
+        self._changed = Condition()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._done = False
+
+    def done(self) -> bool:
+        return self._done
+
+    def cancelled(self) -> bool:
+        return isinstance(self._error, concurrent.futures.CancelledError)
+
+    def cancel(self) -> bool:
+        return not self._done and self._end(None, concurrent.futures.CancelledError())
+
+    def set_result(self, result: Any) -> None:
+        self._end(result, None)
+
+    def set_exception(self, error: BaseException) -> None:
+        self._end(None, error)
+
+    def _end(self, result: Any, error: BaseException | None) -> bool:
+        self._result, self._error, self._done = result, error, True
+        self._changed.notify_all()
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        if not self._changed.wait_for(self.done, timeout):
+            raise TimeoutError
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+
+class VirtualClock(Clock):
+    """The clock of one machine. skew: seconds by which its Unix time is ahead."""
+
+    def __init__(self, skew: float = 0.0):
+        loop = asyncio.get_running_loop()
+        self.monotonic = self.boottime = loop.time
+        self.dht_time = lambda: loop.time() + skew
+        self.condition = Condition
+
+    def thread(self, target: Callable[[], None], name: str) -> Thread:
+        return Thread(target)
+
+    def sleep(self, seconds: float) -> None:
+        """Block this thread."""
+        wait_on(asyncio.sleep(seconds))

@@ -1,0 +1,31 @@
+"""Time and threads of a peer: those of its machine, or the simulator's (tests/simulation), whose clock is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+from hivemind.utils import get_dht_time
+
+
+def loop_time() -> float:
+    """Seconds by the running event loop's clock."""
+    return asyncio.get_running_loop().time()
+
+
+class Clock:
+    """This machine's. monotonic: seconds. dht_time: Unix seconds. boottime: as monotonic, and goes on while the
+    machine sleeps. condition: what threads wait on."""
+
+    monotonic: Callable[[], float] = staticmethod(time.monotonic)
+    dht_time: Callable[[], float] = staticmethod(get_dht_time)
+    boottime: Callable[[], float] = staticmethod(lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
+    condition: Callable[[], threading.Condition] = staticmethod(threading.Condition)
+
+    def thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        """A thread that has begun, and does not keep the process alive."""
+        thread = threading.Thread(target=target, name=name, daemon=True)
+        thread.start()
+        return thread
