@@ -69,7 +69,8 @@ class Network:
     def fate(self, a: int, b: int, what: str) -> tuple[float, bool]:
         """Seconds until a message arrives, and whether it does."""
         now, entropy = self.now, self.entropy
-        delay = entropy.expovariate(1.0) * self.line.delay * self.slow.get((a, b), 1.0)
+        delay = entropy.expovariate(1.0) * self.line.delay
+        delay *= self.slow.get((a, b), 1.0) if now < self.line.until else 1.0
         arrives = now >= self.line.until or entropy.random() >= self.line.loss
         for cut in self.cuts:
             if cut.parts(a, b, now + delay):

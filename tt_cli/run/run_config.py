@@ -8,7 +8,6 @@ Notable:
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
@@ -38,7 +37,7 @@ class RunConfig(sections.Section):
     checkpoints: sections.CheckpointsPart = Field(default_factory=sections.CheckpointsPart)
     peers: sections.PeersPart = Field(default_factory=sections.PeersPart)
 
-    @functools.cached_property
+    @property
     def identity(self) -> str:
         """The run's key on the DHT and the name of its folder: "{name}-{8 hex digits}".
 
