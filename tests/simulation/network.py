@@ -69,8 +69,7 @@ class Network:
     def fate(self, a: int, b: int, what: str) -> tuple[float, bool]:
         """Seconds until a message arrives, and whether it does."""
         now, entropy = self.now, self.entropy
-        delay = entropy.expovariate(1.0) * self.line.delay
-        delay *= self.slow.get((a, b), 1.0) if now < self.line.until else 1.0
+        delay = entropy.expovariate(1.0) * self.usual(a, b)
         arrives = now >= self.line.until or entropy.random() >= self.line.loss
         for cut in self.cuts:
             if cut.parts(a, b, now + delay):
@@ -82,6 +81,10 @@ class Network:
         if self.log is not None:
             self.log.append((now, a, b, what, fate))
         return delay, arrives
+
+    def usual(self, a: int, b: int) -> float:
+        """Mean seconds of a message."""
+        return self.line.delay * (self.slow.get((a, b), 1.0) if self.now < self.line.until else 1.0)
 
     def broken_after(self) -> float:
         """Seconds until a sender learns of what was lost; or it never does."""
@@ -264,7 +267,7 @@ class Dht:
         for at, writer, value, expires in reversed(entries):
             if expires < network.now:
                 return None
-            seen = at + network.line.delay * 5 * network.slow.get((writer, me), 1.0)
+            seen = at + 5 * network.usual(writer, me)
             while cut := next((cut for cut in network.cuts if cut.parts(writer, me, seen)), None):
                 seen = cut.stop
             if writer == me or seen <= network.now:
