@@ -215,8 +215,7 @@ def phase_of(records: Sequence[PeerRecord]) -> tuple[str, str]:
 
 
 def _close(directory: PeerDirectory, averager: Averager) -> None:
-    if directory.is_alive():
-        directory.stop()
+    directory.stop()
     averager.shutdown()
     if averager.is_alive():
         averager.kill()
