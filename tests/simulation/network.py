@@ -42,11 +42,12 @@ class Cut:
 
 @dataclass(frozen=True)
 class Line:
-    """The usual line. delay: mean seconds of a message. loss, twice: chances of one. until: when faults stop."""
+    """The usual line. delay: mean seconds of a message. loss, twice: chances of one. since, until: when faults occur."""
 
     delay: float = 0.02
     loss: float = 0.0
     twice: float = 0.0
+    since: float = 0.0
     until: float = 0.0
 
 
@@ -70,7 +71,7 @@ class Network:
         """Seconds until a message arrives, and whether it does."""
         now, entropy = self.now, self.entropy
         delay = entropy.expovariate(1.0) * self.usual(a, b)
-        arrives = now >= self.line.until or entropy.random() >= self.line.loss
+        arrives = not self.line.since <= now < self.line.until or entropy.random() >= self.line.loss
         for cut in self.cuts:
             if cut.parts(a, b, now + delay):
                 held = entropy.random() < 0.5  # TCP sends it again when the cut is over
@@ -84,7 +85,8 @@ class Network:
 
     def usual(self, a: int, b: int) -> float:
         """Mean seconds of a message."""
-        return self.line.delay * (self.slow.get((a, b), 1.0) if self.now < self.line.until else 1.0)
+        faulty = self.line.since <= self.now < self.line.until
+        return self.line.delay * (self.slow.get((a, b), 1.0) if faulty else 1.0)
 
     def broken_after(self) -> float:
         """Seconds until a sender learns of what was lost; or it never does."""

@@ -26,7 +26,7 @@ from simulation.machine import Machine, run_of
 from simulation.network import Cut, Line, Network
 from simulation.virtual import EPOCH, VirtualLoop
 
-FAULTS_SECONDS = (2.0, 10.0)  # after the beginning
+FAULTS_SECONDS = (2.5, 10.0)  # after the beginning: a swarm begins whole, for halves that never met are two swarms
 STEPS_AFTER = 2  # that all make when the faults are over
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
 LOOK_SECONDS = 0.5
@@ -183,7 +183,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         slow |= {
             pair: float(fault.how) for other in range(schedule.members) for pair in ((number, other), (other, number))
         }
-    line = Line(loss=scenario.loss, twice=scenario.twice, until=until)
+    line = Line(loss=scenario.loss, twice=scenario.twice, since=EPOCH + FAULTS_SECONDS[0], until=until)
     network = Network(random.Random(f"network {schedule.seed}"), line, cuts, slow)
     network.log = [] if log else None
     entropy, run_file = random.Random(f"members {schedule.seed}"), run_of(schedule.members, scenario.aggregation)

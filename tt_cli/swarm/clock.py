@@ -7,8 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 
-from hivemind.utils import get_dht_time
-
 
 def loop_time() -> float:
     """Seconds by the running event loop's clock."""
@@ -16,11 +14,11 @@ def loop_time() -> float:
 
 
 class Clock:
-    """This machine's. monotonic: seconds. dht_time: Unix seconds. boottime: as monotonic, and goes on while the
+    """This machine's. monotonic: seconds. dht_time: Unix seconds, by which hivemind's DHT goes. boottime: as monotonic, and goes on while the
     machine sleeps. condition: what threads wait on."""
 
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
-    dht_time: Callable[[], float] = staticmethod(get_dht_time)
+    dht_time: Callable[[], float] = staticmethod(time.time)
     boottime: Callable[[], float] = staticmethod(lambda: time.clock_gettime(time.CLOCK_BOOTTIME))
     condition: Callable[[], threading.Condition] = staticmethod(threading.Condition)
 
