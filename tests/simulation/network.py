@@ -42,7 +42,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Line:
-    """The usual line. delay: mean seconds of a message. loss, twice: chances of one. since, until: when faults occur."""
+    """The usual line. delay: mean seconds of a message. loss, twice: chances of one, from `since` to `until`."""
 
     delay: float = 0.02
     loss: float = 0.0

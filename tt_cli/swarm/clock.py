@@ -14,8 +14,10 @@ def loop_time() -> float:
 
 
 class Clock:
-    """This machine's. monotonic: seconds. dht_time: Unix seconds, by which hivemind's DHT goes. boottime: as monotonic, and goes on while the
-    machine sleeps. condition: what threads wait on."""
+    """This machine's. monotonic: seconds. boottime: the same, and goes on while the machine sleeps.
+
+    dht_time: Unix seconds, by which hivemind's DHT goes. condition: what threads wait on.
+    """
 
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
     dht_time: Callable[[], float] = staticmethod(time.time)
