@@ -33,7 +33,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 
 from scripts.benchmarks.convergence import Training, swarm_average
 from scripts.benchmarks.harness import cpu_time
-from tt_cli.optim import warm_up
+from tt_cli.optim.kernels import warm_up
 from tt_cli.run import load_run
 from tt_cli.swarm.allreduce.centered_clip import ReceivedPart, average_part
 from tt_cli.swarm.allreduce.messages import Opening, RoundName, Signer, input_hash

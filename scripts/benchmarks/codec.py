@@ -43,7 +43,8 @@ from scripts.benchmarks.harness import in_turns
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.kernel_choice import Implementation
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import load_run
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.codec import GradientCodec, Linear8

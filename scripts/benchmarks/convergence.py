@@ -44,8 +44,9 @@ import torch
 
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model import Dalle, DalleConfig
-from tt_cli.optim import warm_up
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.optim.kernels import warm_up
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Listening, Round, Step

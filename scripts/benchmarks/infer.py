@@ -31,7 +31,8 @@ from torch import Tensor
 
 from scripts.benchmarks.baselines import dalle_pytorch, vqgan
 from scripts.benchmarks.process_figures import forget_peak, status_bytes
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.projection import drawing_dtype
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes

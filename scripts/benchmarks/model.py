@@ -31,8 +31,9 @@ import torch
 
 from scripts.benchmarks.baselines import dalle_pytorch
 from scripts.benchmarks.process_figures import forget_peak, status_bytes
-from tt_cli.model import Dalle, DalleConfig
 from tt_cli.model.allocator import keep_freed_memory
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 
 FULL_DEPTH = 64
 QUICK = "4 layers"

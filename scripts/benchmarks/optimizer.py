@@ -46,9 +46,11 @@ from scripts.benchmarks.harness import cpu_time
 from scripts.benchmarks.process_figures import forget_peak, status_bytes
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model import Dalle, DalleConfig
-from tt_cli.optim import Lamb8bit, implementation, learning_rate, warm_up
-from tt_cli.optim.kernels import LambKernels, PortableLamb
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.optim.kernels import LambKernels, PortableLamb, implementation, warm_up
+from tt_cli.optim.lamb import Lamb8bit
+from tt_cli.optim.schedule import learning_rate
 from tt_cli.run import load_run
 from tt_cli.run.sections import OptimizerPart
 

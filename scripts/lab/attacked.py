@@ -21,7 +21,8 @@ from scripts.lab.passes import HOUR, Issuer, key_file
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import (
     Event,

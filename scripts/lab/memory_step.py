@@ -154,7 +154,8 @@ def of_architecture(case: dict[str, Any]) -> dict[str, int]:
 
 def of_run(case: dict[str, Any]) -> dict[str, int]:
     """The decoder of a run: its weights, their gradients and a micro-batch's passes, without an optimizer."""
-    from tt_cli.model import Dalle, DalleConfig
+    from tt_cli.model.dalle import Dalle
+    from tt_cli.model.dalle_config import DalleConfig
     from tt_cli.run import RunConfig
 
     device = torch.device(case["device"])

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig
 
 LARGE = 2**16 + 1  # elements from which everybody's codecs and optimizers take a tensor for a large one

@@ -28,7 +28,7 @@ from torch import nn
 from scripts.lab.launched import Commands, tell, tell_line
 from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.model.allocator import keep_freed_memory
-from tt_cli.optim import warm_up
+from tt_cli.optim.kernels import warm_up
 from tt_cli.peer.trained_state import TrainedState, move_into_mapping
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Event

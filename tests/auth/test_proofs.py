@@ -23,7 +23,8 @@ from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, NoProof, judged
 from tt_cli.auth.authority_client import AuthorityClient
 from tt_cli.auth.authority_requests import Rejected
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig, folders
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
 from tt_cli.swarm.allreduce.centered_clip import ReceivedPart, average_part

@@ -16,7 +16,8 @@ from tt_cli.checkpoint.checkpoint_files import load, save
 from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.checkpoint.training_state import TrainingState, received_state
 from tt_cli.identity.passes import RollBack
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import folders
 from tt_cli.supervisor.events import Event, Log, Saved, Synchronised

@@ -23,7 +23,8 @@ from tt_cli.checkpoint.checkpoint_files import save
 from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, MadeStep, database_url
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders
 from tt_cli.run.model_card import BEGIN, card
@@ -38,7 +39,8 @@ FIND = """
 import json, sys
 from pathlib import Path
 from tt_cli.draw.weights_source import find_checkpoint
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.peer.published_states import newest_published
 from tt_cli.run import load_run
 from tt_cli.swarm.state.bridge import StateBuffer

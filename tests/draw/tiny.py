@@ -12,7 +12,8 @@ from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.data.stream.subset import subset_examples
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.draw.drawing import DrawingModels
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig, load_run
 from tt_cli.task.picture_codec import load_vqgan
 

@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from tt_cli.memory import trainer_need
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import load_run
 from tt_cli.swarm.compression.codec import codec_of

@@ -11,7 +11,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from tt_cli.memory.activations import _padded_length, activations
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.reversible import Half, Trunk
 from tt_cli.run import load_run
 

@@ -16,7 +16,8 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.published_names import load_published, to_published
 
 _DATA = Path(__file__).parent / "data"

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tt_cli.model import DalleConfig
+from tt_cli.model.dalle_config import DalleConfig
 
 Parameters = dict[str, Tensor]
 

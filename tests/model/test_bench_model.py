@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from scripts.benchmarks import harness, infer, model
-from tt_cli.model import DalleConfig
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import load_run
 
 BLOCKED = (

@@ -9,7 +9,8 @@ import math
 import pytest
 import torch
 
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import load_run
 
 SMALL = DalleConfig(16, 7, 2, 8, 20, 6, 4, 24)

@@ -6,11 +6,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from model.slow_drawing import WholeDecoder, generate
+from model.slow_drawing import WholeDecoder, generate, whole_logits
 from model.test_dalle_reference import configs, example, randomised
 
 from tt_cli.errors import UsageError
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.projection import Projection, has_onednn_linear
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
@@ -36,7 +37,7 @@ def test_cached_steps_equal_the_whole_trunk(config: DalleConfig, samples: int, s
     text, _ = example(config, seed)
     generator = torch.Generator().manual_seed(seed)
     image = torch.randint(0, config.image_vocab, (2 * samples, config.image_positions), generator=generator)
-    whole = dalle(text.repeat_interleave(samples, dim=0), image)[:, :, config.text_ids :]
+    whole = whole_logits(dalle, text.repeat_interleave(samples, dim=0), image)[:, :, config.text_ids :]
     decoder = StepDecoder(dalle, 2, samples)
     logits = [decoder.prefill(text), *(decoder.step(image[:, p], p) for p in range(config.image_positions - 1))]
     torch.testing.assert_close(torch.stack(logits, dim=1), whole[:, config.text_length :])

@@ -13,7 +13,8 @@ from model.published_fixture import export_published
 from torch import Tensor
 
 from tt_cli.errors import UsageError
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.published_names import from_published, load_published, published_names
 from tt_cli.run import load_run
 

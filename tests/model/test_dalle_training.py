@@ -11,9 +11,8 @@ import torch
 from model.slow_drawing import generate
 from torch import Tensor
 
-from tt_cli.model import Dalle, DalleConfig
-from tt_cli.model.dalle import _layers
-from tt_cli.model.dalle_config import ALL, NOTHING, STREAM
+from tt_cli.model.dalle import Dalle, _layers
+from tt_cli.model.dalle_config import ALL, NOTHING, STREAM, DalleConfig
 from tt_cli.model.layers.reversible import Trunk
 from tt_cli.model.losses import SplitCrossEntropy, Targets
 from tt_cli.model.sampling.code_choice import Sampling
@@ -267,9 +266,9 @@ def test_wrong_shapes_are_refused() -> None:
     dalle = Dalle(SMALL)
     text, image = batch(SMALL, 2)
     with pytest.raises(ValueError, match=r"text has shape \(2, 5\), expected \(b, 6\)"):
-        dalle(text[:, :5])
+        dalle.ids(text[:, :5], None)
     with pytest.raises(ValueError, match=r"image has shape \(2, 17\), expected \(2, 0..16\)"):
-        dalle(text, torch.zeros(2, 17, dtype=torch.int64))
+        dalle.ids(text, torch.zeros(2, 17, dtype=torch.int64))
     with pytest.raises(ValueError, match="image has 15 codes, a picture has 16"):
         dalle.loss(text, image[:, :15])
 

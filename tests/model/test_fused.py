@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch._inductor import config as inductor
 
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers import fused as room
 from tt_cli.model.layers.fused import Fusion, fused
 

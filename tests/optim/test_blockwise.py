@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optim.settings import normal
 
-from tt_cli.optim import warm_up
 from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map
+from tt_cli.optim.kernels import warm_up
 from tt_cli.optim.sums import SquareSum, add_in_order
 
 
@@ -78,8 +78,8 @@ def test_a_sum_does_not_see_what_the_buffer_held_before() -> None:
 def test_warming_up_loads_bitsandbytes_without_a_word() -> None:
     """bitsandbytes warns while it is imported; nobody who trains can do anything about it."""
     code = (
-        "import sys, tt_cli.optim; print('bitsandbytes' in sys.modules); "
-        "tt_cli.optim.warm_up(); print('bitsandbytes' in sys.modules)"
+        "import sys, tt_cli.optim.kernels; print('bitsandbytes' in sys.modules); "
+        "tt_cli.optim.kernels.warm_up(); print('bitsandbytes' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", code], capture_output=True, text=True, timeout=120, check=True

@@ -14,10 +14,10 @@ from optim.settings import Settings, normal
 from torch import Tensor
 
 from tt_cli.kernel_choice import choose
-from tt_cli.optim import Lamb8bit, NonFiniteGradient
 from tt_cli.optim import kernels as kernels_module
 from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, dynamic_map, parts
 from tt_cli.optim.kernels import PortableLamb
+from tt_cli.optim.lamb import Lamb8bit, NonFiniteGradient
 from tt_cli.optim.lamb_numba import NumbaLamb
 
 STEP = LambStep(clip_factor=1.0, beta1=0.9, beta2=0.96, eps=1e-6, decay=0.0)
@@ -202,7 +202,7 @@ def test_passes_over_kernels_that_differ_in_one_bit() -> None:
 
 def test_runs_without_numba_and_says_how_to_get_it() -> None:
     code = (
-        "import sys; sys.modules['numba'] = None; from tt_cli.optim import implementation; "
+        "import sys; sys.modules['numba'] = None; from tt_cli.optim.kernels import implementation; "
         "print(implementation().name, '|', implementation().reason)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)

@@ -12,8 +12,7 @@ from optim.settings import PlainLamb, Settings, normal
 from torch import Tensor
 
 from tt_cli.errors import TTError, UsageError
-from tt_cli.optim import Lamb8bit, NonFiniteGradient
-from tt_cli.optim.lamb import CHUNK
+from tt_cli.optim.lamb import CHUNK, Lamb8bit, NonFiniteGradient
 
 
 def clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

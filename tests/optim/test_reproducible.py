@@ -14,7 +14,7 @@ import hashlib
 import sys
 import torch
 from optim.settings import Settings, normal
-from tt_cli.optim import Lamb8bit
+from tt_cli.optim.lamb import Lamb8bit
 
 if sys.argv[1] == "portable":
     from tt_cli.optim.kernels import PortableLamb as Kernels

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tt_cli.optim import learning_rate
+from tt_cli.optim.schedule import learning_rate
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model import Dalle
+from tt_cli.model.dalle import Dalle
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import MicroBatches
 from tt_cli.peer.trainer import MicroStep

@@ -29,7 +29,7 @@ from tt_cli.draw.picture_files import text_chunks
 from tt_cli.errors import TTError, os_errors
 from tt_cli.history.reader import HistoryReader, Row
 from tt_cli.history.writer import PICTURES, HistoryWriter
-from tt_cli.model import Dalle
+from tt_cli.model.dalle import Dalle
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.run import RunConfig, folders
 from tt_cli.task import task_of

@@ -101,7 +101,7 @@ def monitor(
         if mode != "live":
             follow(look, sys.stdout, mode, interval=interval, watch=watch)
             return
-        from tt_cli.model import DalleConfig
+        from tt_cli.model.dalle_config import DalleConfig
         from tt_cli.monitor.monitor_app import MonitorApp
         from tt_cli.monitor.watch import SwarmWatch
 

@@ -24,7 +24,8 @@ from tt_cli.task.picture_codec import decode_pictures
 
 if TYPE_CHECKING:
     from tt_cli.data.tokenizer import Tokenizer
-    from tt_cli.model import Dalle, Vqgan
+    from tt_cli.model.dalle import Dalle
+    from tt_cli.model.vqgan import Vqgan
     from tt_cli.run import RunConfig
 
 # Values of float32 that decoding one picture holds at once, for each of its pixels and of the VQGAN's base channels.

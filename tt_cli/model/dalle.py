@@ -136,22 +136,6 @@ class Dalle(nn.Module):
 
     # -- training ---
 
-    def forward(self, text: Tensor, image: Tensor | None = None) -> Tensor:
-        """Logits (b, n, vocab) of text (b, text_length) int64 and image codes (b, m) int64 or None.
-
-        n is text_length + 1 + m, but at most text_length + image_size**2. Row i predicts position i + 1; ids
-        that cannot stand there have the lowest finite value of the dtype.
-        """
-        config = self.config
-        z = self.final_norm(self.trunk(self.embed(self.ids(text, image))))
-        weight, bias = self.logits.weight, self.logits.bias
-        rows, split = config.text_length, config.text_ids
-        text_logits = F.linear(z[:, :rows], weight[:split], bias[:split])
-        image_logits = F.linear(z[:, rows:], weight[split:], bias[split:])
-        lowest = torch.finfo(text_logits.dtype).min
-        text_logits = F.pad(text_logits, (0, config.image_vocab), value=lowest)
-        return torch.cat([text_logits, F.pad(image_logits, (split, 0), value=lowest)], dim=1)
-
     def loss(self, text: Tensor, image: Tensor) -> Losses:
         """Losses of text (b, text_length) int64 and complete pictures (b, image_size**2) int64.
 

@@ -167,7 +167,8 @@ def _step(run: RunConfig, batch: Batch, wanted: str | None) -> tuple[object, str
     """Forward, backward and the optimizer's step of one example, as a peer does them."""
     import torch
 
-    from tt_cli.optim import Lamb8bit, learning_rate
+    from tt_cli.optim.lamb import Lamb8bit
+    from tt_cli.optim.schedule import learning_rate
     from tt_cli.peer.device import choose_device
     from tt_cli.peer.memory_budget import check_host, check_room
     from tt_cli.task import task_of

@@ -11,7 +11,7 @@ from torch import nn
 
 from tt_cli import __version__
 from tt_cli.identity.passes import RollBack
-from tt_cli.optim import implementation, warm_up
+from tt_cli.optim.kernels import implementation, warm_up
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.published_states import newest_published, ways_back
 from tt_cli.peer.trained_state import TrainedState

@@ -11,7 +11,8 @@ from torch import nn
 from tt_cli.checkpoint.hash_tree import CHUNK, StateTree, bytes_of
 from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.model.allocator import mapped_like
-from tt_cli.optim import Lamb8bit, NonFiniteState, learning_rate
+from tt_cli.optim.lamb import Lamb8bit, NonFiniteState
+from tt_cli.optim.schedule import learning_rate
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.shared_state import RolledBack, StepFacts

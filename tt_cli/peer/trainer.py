@@ -15,8 +15,8 @@ import torch
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model import Dalle
 from tt_cli.model.allocator import is_out_of_memory, keep_freed_memory
+from tt_cli.model.dalle import Dalle
 from tt_cli.model.layers.fused import fusion
 from tt_cli.peer.backup import Backups
 from tt_cli.peer.device import Device, choose_device, release_memory

@@ -10,7 +10,9 @@ from torch import Tensor
 
 from tt_cli.data.examples import Batch
 from tt_cli.errors import TTError
-from tt_cli.model import Dalle, DalleConfig, Losses
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.model.losses import Losses
 from tt_cli.run import RunConfig
 
 

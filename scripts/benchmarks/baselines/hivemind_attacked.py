@@ -35,7 +35,8 @@ from scripts.lab.attacks.member import FALSE_DONOR
 from scripts.lab.launched import Commands, tell
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model import Dalle, DalleConfig
+from tt_cli.model.dalle import Dalle
+from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit
 

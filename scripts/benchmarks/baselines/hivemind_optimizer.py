@@ -49,7 +49,7 @@ from torch import Tensor
 
 from scripts.lab.launched import Commands, tell
 from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
-from tt_cli.optim import learning_rate
+from tt_cli.optim.schedule import learning_rate
 from tt_cli.run import RunConfig, load_run
 from tt_cli.run.sections import OptimizerPart
 from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit

@@ -5,7 +5,8 @@ from __future__ import annotations
 from tt_cli.supervisor.processes import alive
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.network.dht_node import daemon_pid, has_moved
+from tt_cli.swarm.network.addresses import moved
+from tt_cli.swarm.network.dht_node import daemon_pid
 
 
 class Lifelines:
@@ -20,5 +21,5 @@ class Lifelines:
             raise WorkerBroken("the p2p daemon of this peer was ended by something else")
         if not self._averager.is_alive():
             raise WorkerBroken("the averager process of this peer was ended by something else")
-        if has_moved(self._averager.dht):
+        if moved(self._averager.dht.listening):
             raise WorkerBroken("this machine has other addresses than when this peer began to listen")

@@ -25,7 +25,7 @@ from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.membership.admission import Admission, NoPass, check_own_pass
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.rsa_identity import Identity
-from tt_cli.swarm.network.addresses import listen_and_announce, moved
+from tt_cli.swarm.network.addresses import listen_and_announce
 from tt_cli.swarm.network.failures import classify
 from tt_cli.swarm.records import dht_search
 from tt_cli.swarm.records.validator import RecordValidator
@@ -106,11 +106,6 @@ def start_dht(
         if guard.refusal:
             raise NoPass(f"the peers of run {run.identity} do not admit this one: {guard.refusal}") from error
         raise _explain(error, run, initial_peers, port) from error
-
-
-def has_moved(dht: DHT) -> bool:
-    """True when this machine has other addresses than those at which the node listens: nobody reaches it any more."""
-    return moved(dht.listening)
 
 
 def _check_port_free(host: str, port: int) -> None:
