@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -161,8 +164,21 @@ def test_only_members_hand_in_proofs_and_only_what_they_announced(running: Runni
         for body, code in ((b"y" * 100, 401), (b"x" * 101, 401), (bytes(MOST_PROOF + 1), 413), (packed, 403)):
             assert http.post("/v1/proofs", content=body, headers=ticket).status_code == code
         assert http.post("/v1/proofs", content=packed, headers={"TT-Ticket": "A" * 40}).status_code == 401
-        with proof_judge._at_work:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def slow() -> Iterator[bytes]:
+            yield packed[:1]
+            begun.set()
+            go_on.wait(60)
+            yield packed[1:]
+
+        with ThreadPoolExecutor() as beside:  # while one is read, no other is
+            first = beside.submit(http.post, "/v1/proofs", content=slow(), headers=ticket)
+            assert begun.wait(60)
+            time.sleep(1.0)
             busy = http.post("/v1/proofs", content=packed, headers=ticket)
+            go_on.set()
+            assert first.result().status_code == 403
         assert busy.status_code == 429 and busy.headers["Retry-After"] == "10"
         running.authority.store.ban("peer", peer.peer_id, "", 0.0)
         assert announced().status_code == 403

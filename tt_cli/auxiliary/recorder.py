@@ -142,8 +142,6 @@ class RunRecorder:
 
     def _wake(self) -> None:
         if self._thread is None or not self._thread.is_alive():
-            if self._thread is not None and self._due:  # a bug, whose traceback is in the log
-                self._due.popleft()
             self._thread = threading.Thread(target=self._keep_writing, name="recorder", daemon=True)
             self._thread.start()
         self._news.set()

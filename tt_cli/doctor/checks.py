@@ -185,10 +185,10 @@ def disk(home: Path, state: int) -> Check:
 def shared_memory(folder: Path, state: int) -> Check:
     """Room where the peer's processes share their tensors. state: as for `disk`."""
     try:
-        found = os.statvfs(folder)
+        free = shutil.disk_usage(folder).free
     except OSError as error:
         return Check("shared memory", "fail", f"{folder}: {error.strerror}", "mount a tmpfs there")
-    free, need = found.f_bavail * found.f_frsize, 2 * state or 256 * 2**20
+    need = 2 * state or 256 * 2**20
     fix = "in Docker, start the container with --shm-size=2g or --ipc=host; else mount -o remount,size=50% /dev/shm"
     if free < need:
         return Check("shared memory", "fail", f"{shown(free)} free in {folder}, and {shown(need)} are needed", fix)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from tt_cli.errors import UsageError
 from tt_cli.organise.model_sizes import DIM_HEAD, SIZES, Size, nearest, takes
 from tt_cli.run import load_run
-from tt_cli.run.sections import HUB_NAME, CheckpointsPart, MembershipPart, RunPart
+from tt_cli.run.sections import HUB_NAME, CheckpointsPart, MembershipPart, RunPart, fitting
 
 BUILTIN_DATA = "emoji"
 CODES = {
@@ -121,17 +121,6 @@ def multiaddr_host(text: str) -> str:
     return f"/ip{address.version}/{address}"
 
 
-def _matching(fits: Callable[[str], object], wanted: str) -> Check:
-    """Take text that `fits`, as it is. wanted: what else to give."""
-
-    def check(text: str) -> str:
-        if not fits(text):
-            raise ValueError(f"give {wanted}")
-        return text
-
-    return check
-
-
 def _number(low: int, high: int) -> Check:
     def check(text: str) -> int:
         if not re.fullmatch(r"[0-9_,]{1,12}", text) or not low <= (value := int(re.sub("[_,]", "", text) or 0)) <= high:
@@ -176,7 +165,7 @@ QUESTIONS = (
     RunQuestion(
         "codes",
         "Which codes does that data hold?",
-        _matching(CODES.__contains__, " or ".join(CODES)),
+        fitting(CODES.__contains__, f"give {' or '.join(CODES)}"),
         "f8",
         lambda before: before["data"] != BUILTIN_DATA,
         lambda: [f"{name:<6} {words}" for name, words in CODES.items()],
@@ -184,7 +173,7 @@ QUESTIONS = (
     RunQuestion(
         "organisation",
         "Which organisation on the Hub may take part? Empty: anybody",
-        _or_none(_matching(_ORGANISATION.fullmatch, "the name of an organisation on the Hub")),
+        _or_none(fitting(_ORGANISATION.fullmatch, "give the name of an organisation on the Hub")),
     ),
     RunQuestion(
         "vqgan",
@@ -202,7 +191,7 @@ QUESTIONS = (
         "address",
         "IP or host name of the server with the aux peer? Empty: not known yet",
         _or_none(
-            _matching(multiaddr_host, "an IP address or a host name that volunteers can reach, such as 203.0.113.7")
+            fitting(multiaddr_host, "give an IP address or a host name that volunteers can reach, such as 203.0.113.7")
         ),
     ),
     RunQuestion("port", "Its TCP port for peers?", _number(1, 65534), "31337"),  # the assistant takes the next one

@@ -7,6 +7,7 @@ never meet (see `RunConfig.identity`); the other fields each peer may set as it 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
@@ -30,16 +31,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False, protected_namespaces=())
 
 
-def _run_name(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,40}", name):
-        raise ValueError("must be 1 to 41 of a-z, 0-9 and '-', and not start with '-'")
-    return name
+def fitting(fits: Callable[[Any], object], otherwise: str) -> Callable[[Any], Any]:
+    """A check that takes a value that `fits` as it is. otherwise: what its ValueError says."""
 
+    def check(value: Any) -> Any:
+        if not fits(value):
+            raise ValueError(otherwise)
+        return value
 
-def _repository(name: str) -> str:
-    if not HUB_NAME.fullmatch(name):
-        raise ValueError("must be OWNER/NAME, a repository on the Hugging Face Hub")
-    return name
+    return check
 
 
 def _is_url(text: str) -> bool:
@@ -64,20 +64,14 @@ def _location(place: str) -> str:
     return place
 
 
-def _authority_key(text: str) -> str:
-    authority_keys(text)
-    return text
-
-
-def _odd(value: int) -> int:
-    if value % 2 == 0:
-        raise ValueError("must be odd, for the window has a centre")
-    return value
-
-
 AttentionType = Literal["axial_row", "axial_col", "conv_like"]
 Multiaddr = Annotated[str, AfterValidator(check_multiaddr)]
 Text = Annotated[str, Field(min_length=1)]
+_run_name = fitting(
+    re.compile("[a-z0-9][a-z0-9-]{0,40}").fullmatch, "must be 1 to 41 of a-z, 0-9 and '-', and not start with '-'"
+)
+_repository = fitting(HUB_NAME.fullmatch, "must be OWNER/NAME, a repository on the Hugging Face Hub")
+_odd = fitting(lambda value: value % 2, "must be odd, for the window has a centre")
 
 
 class RunPart(Section):
@@ -260,7 +254,7 @@ class MembershipPart(Section):
     authority: Annotated[str, AfterValidator(_address)] | None = Untrained(
         None, examples=["https://passes.example.org"]
     )
-    authority_key: Annotated[str, AfterValidator(_authority_key)] | None = Untrained(
+    authority_key: Annotated[str, AfterValidator(fitting(authority_keys, "must be a key"))] | None = Untrained(
         None, description="`tt authority init` prints both", examples=["ed25519:…"]
     )
     oauth_client_id: Text | None = Untrained(

@@ -54,8 +54,10 @@ def restore(run: RunConfig, file: Path, now: float, *, database: str | None = No
         raise UsageError(f"{file} is a backup of run {backup.run}, not of {run.identity}")
     folder, settings = AuthorityFolder(run), backup.settings
     if folder.exists and not force:  # its keys may be newer than the backup's
-        if _has_database(folder):
-            raise UsageError(f"an authority of this run is here: it would be replaced; say --force for that ({file})")
+        with closing(MemberStore(folder.database_url())) as store:
+            if store.founded:
+                there = f"an authority of this run is here: it would be replaced; say --force for that ({file})"
+                raise UsageError(there)
         settings = folder.settings()
     if database is not None:
         settings = settings.model_copy(update={"database": database})
@@ -67,8 +69,3 @@ def restore(run: RunConfig, file: Path, now: float, *, database: str | None = No
             raise UsageError(f"{file} is damaged ({error}): take another backup") from error
         store.write_down(now, "organiser", "restored", detail=str(backup.at))
     return datetime.datetime.fromtimestamp(backup.at, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-def _has_database(folder: AuthorityFolder) -> bool:
-    with closing(MemberStore(folder.database_url())) as store:
-        return store.founded

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 
 from tt_cli.auth import authority_requests as requests
 from tt_cli.auth.authority.issuer import Authority, AuthorityFacts, Challenge, LoginInstructions, RequestRefused
-from tt_cli.auth.authority.proof_judge import MOST_PROOF, Busy
+from tt_cli.auth.authority.proof_judge import MOST_PROOF
 from tt_cli.auth.authority.request_limits import BoundedBodies, bounded_body
 from tt_cli.database import DatabaseDown
 from tt_cli.errors import TTError
@@ -133,10 +133,7 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
             raise _too_often(JUDGING_SECONDS)
         async with limits.proofs:
             body = await bounded_body(request.receive, MOST_PROOF, PROOF_SECONDS)
-            try:
-                return Conviction(guilty=await asyncio.to_thread(authority.convict, tt_ticket, body))
-            except Busy:
-                raise _too_often(JUDGING_SECONDS) from None
+            return Conviction(guilty=await asyncio.to_thread(authority.convict, tt_ticket, body))
 
     @app.post("/v1/login", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
     def begin_login(body: requests.LoginRequest) -> LoginInstructions:

@@ -206,7 +206,7 @@ class Authority:
         """Ban the peer whose guilt is proven; its id. Its user too, when it is the second peer of theirs.
 
         One wrong average may come from a computer that is broken. user, peer_id: who brings the proof. Raises
-        RequestRefused; Busy; TTError where nothing can be judged here.
+        RequestRefused; TTError where nothing can be judged here.
         """
         try:
             guilty = judged(self.run, proof)

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from typing import BinaryIO
 
 from tt_cli.errors import TTError
@@ -21,21 +20,13 @@ MOST_PROOF = 2**25  # bytes
 JUDGE_SECONDS = 120.0
 WORDS = 300  # of a reason
 
-_at_work = threading.Lock()
-
-
-class Busy(TTError):
-    """Another proof is being judged."""
-
 
 class NoProof(Exception):
     """It proves nothing; the text says why."""
 
 
 def judged(run: RunConfig, proof: bytes) -> str:
-    """The guilty peer's id. Raises NoProof, Busy, TTError where the judge itself fails."""
-    if not _at_work.acquire(blocking=False):
-        raise Busy("another proof is being judged")
+    """The guilty peer's id. Raises NoProof, TTError where the judge itself fails."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "tt_cli.auth.authority.proof_judge"],
@@ -49,8 +40,6 @@ def judged(run: RunConfig, proof: bytes) -> str:
         raise NoProof(f"it took more than {JUDGE_SECONDS:.0f} s") from None
     except OSError as error:
         raise TTError(f"no proof can be judged here: {error.strerror or error}") from error
-    finally:
-        _at_work.release()
     try:
         found = json.loads(done.stdout.splitlines()[-1])
         if "guilty" in found:
