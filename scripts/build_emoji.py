@@ -247,7 +247,7 @@ def write(
     save_file(half_precision(vqgan), fresh / BUILTIN_WEIGHTS)
     config = json.dumps(dataclasses.asdict(vqgan.config), indent=1)
     (fresh / BUILTIN_CONFIG).write_text(config + "\n", encoding="utf-8")
-    vqgan.load_state_dict({name: tensor.float() for name, tensor in half_precision(vqgan).items()})
+    vqgan.load_published({name: tensor.float() for name, tensor in half_precision(vqgan).items()})
     splits = {"train": [e for e in emoji if not e.heldout], "heldout": [e for e in emoji if e.heldout]}
     train_tokenizer(splits["train"]).save(str(fresh / TOKENIZER_FILE), pretty=False)
     quality: dict[str, float] = {}

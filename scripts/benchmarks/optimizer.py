@@ -48,7 +48,7 @@ from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.optim.kernels import PortableLamb, implementation, warm_up
+from tt_cli.optim.kernels import LambKernels, PortableLamb, implementation, warm_up
 from tt_cli.optim.lamb import Lamb8bit
 from tt_cli.optim.schedule import learning_rate
 from tt_cli.run import load_run
@@ -319,7 +319,7 @@ def compare(quick: bool, rounds: int) -> dict[str, Any]:
     }
 
 
-def fresh(kernels: PortableLamb) -> PortableLamb:
+def fresh(kernels: LambKernels) -> LambKernels:
     """Kernels of the same kind with scratch memory of their own, so that it is counted."""
     return type(kernels)()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from testbed.fork_server import fork_server
 
 from scripts.lab.namespaces import Network
 from tt_cli.run import RunConfig, load_run
@@ -42,12 +43,16 @@ def tiny_run(**changes: dict[str, object]) -> RunConfig:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def patient_peers() -> Iterator[None]:
-    """Trainers of these swarms leave each other the machine, as patient_peer.py says; `tt join` is as it is."""
+def path_of_processes() -> Iterator[None]:
+    """The way to the modules that processes of these tests run."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(map(str, Path(__file__).parents[1:3])))
-        patch.setattr(LocalSwarm, "trainer_module", "end_to_end.patient_peer")
         yield
+
+
+def local_swarm(run: RunConfig, folder: Path) -> LocalSwarm:
+    """A swarm of forks, whose trainers leave each other the machine, as patient_peer.py says."""
+    return LocalSwarm(run.to_toml(), folder, trainer_module="end_to_end.patient_peer", launch=fork_server().launch)
 
 
 @pytest.fixture
@@ -56,7 +61,7 @@ def start_swarm(tmp_path: Path) -> Iterator[Callable[[RunConfig], LocalSwarm]]:
     swarms: list[LocalSwarm] = []
 
     def start(run: RunConfig) -> LocalSwarm:
-        swarm = LocalSwarm(run.to_toml(), tmp_path / f"swarm-{len(swarms)}")
+        swarm = local_swarm(run, tmp_path / f"swarm-{len(swarms)}")
         swarms.append(swarm)
         swarm.start_aux()
         return swarm

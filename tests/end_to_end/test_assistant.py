@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 
 import pytest
-from end_to_end.conftest import WAIT, committed, digests, last_step, tiny_run, wait_for_step
+from end_to_end.conftest import WAIT, committed, digests, last_step, local_swarm, tiny_run, wait_for_step
 
 from scripts.lab.aux_command import AuxCommand
 from tt_cli.supervisor.events import Synchronised
-from tt_cli.supervisor.local_swarm import LocalSwarm
 
 
 @pytest.mark.promise(
@@ -22,7 +21,7 @@ def test_notebooks_alone_train_with_an_assistant_and_hand_the_state_on(tmp_path:
     run = tiny_run()
     with (
         AuxCommand(run, tmp_path / "aux", "--no-web", "--port", "0") as aux,
-        LocalSwarm(run.to_toml(), tmp_path / "trainers") as swarm,
+        local_swarm(run, tmp_path / "trainers") as swarm,
     ):
         swarm.addresses = aux.addresses
         anna = swarm.start_trainer("anna", batch_size=4, seed=0, client_mode=True)

@@ -7,12 +7,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from end_to_end.conftest import last_step, tiny_run, wait_for_step
+from end_to_end.conftest import last_step, local_swarm, tiny_run, wait_for_step
 from hub_standin import HubStandin
 
 from scripts.lab.aux_command import AuxCommand, free_port
 from tt_cli.history.reader import HistoryReader
-from tt_cli.supervisor.local_swarm import LocalSwarm
 
 PARTS = {
     "tt_cli.auxiliary.web_process": "the web page is at",
@@ -40,7 +39,7 @@ def test_every_part_that_is_killed_is_started_again(writer: HubStandin, tmp_path
     environment = {**writer.environment(tmp_path), "HF_TOKEN": "hf_write"}
     with (
         AuxCommand(run, tmp_path / "aux", *flags, "--assist-port", "0", "--web-port", str(port), **environment) as aux,
-        LocalSwarm(run.to_toml(), tmp_path / "trainers") as swarm,
+        local_swarm(run, tmp_path / "trainers") as swarm,
     ):
         swarm.addresses = aux.addresses
         anna = swarm.start_trainer("anna", batch_size=8, seed=0)
@@ -89,7 +88,7 @@ def test_two_do_one_job_and_one_of_them_is_enough(writer: HubStandin, tmp_path: 
         joined = [flag for address in one.addresses for flag in ("--peer", address)]
         with (
             AuxCommand(run, tmp_path / "two", *flags, *joined, **environment("two")) as two,
-            LocalSwarm(run.to_toml(), tmp_path / "trainers") as swarm,
+            local_swarm(run, tmp_path / "trainers") as swarm,
         ):
             swarm.addresses = [*one.addresses, *two.addresses]
             one.need(lambda: bool(one.said("leads: it publishes")), "a leader")

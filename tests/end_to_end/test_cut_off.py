@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from end_to_end.conftest import WAIT, assert_agreed, last_step, start_on_hosts, tiny_run, wait_for_step
+from end_to_end.conftest import WAIT, assert_agreed, last_step, local_swarm, start_on_hosts, tiny_run, wait_for_step
 
 from scripts.lab.namespaces import Network
 from tt_cli.supervisor.events import Phase, Round, Synchronised, Trouble
-from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
+from tt_cli.supervisor.local_swarm import LocalPeer
 
 NAMES = ("anna", "ben", "cleo")
 
@@ -28,7 +28,7 @@ def cut_off(member: LocalPeer) -> Trouble | None:
 def test_a_peer_that_is_cut_off_says_so_makes_no_step_of_its_own_and_comes_back(tmp_path: Path) -> None:
     short = {"statistics_expiration": 3.0, "next_chunk_timeout": 3.0, "averaging_timeout": 6.0}
     run = tiny_run(swarm={**short, "target_batch_size": 48})
-    with Network(hosts=len(NAMES)) as network, LocalSwarm(run.to_toml(), tmp_path) as swarm:
+    with Network(hosts=len(NAMES)) as network, local_swarm(run, tmp_path) as swarm:
         trainers = start_on_hosts(network, swarm, *NAMES)
 
         cleo = trainers[-1]

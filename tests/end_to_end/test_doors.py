@@ -6,12 +6,11 @@ import time
 from pathlib import Path
 
 import pytest
-from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, tiny_run, wait_for_step
+from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, local_swarm, tiny_run, wait_for_step
 
 from scripts.lab.passes import Issuer
 from tt_cli.identity.passes import CLOCK_LEEWAY
 from tt_cli.supervisor.events import Listening, Synchronised
-from tt_cli.supervisor.local_swarm import LocalSwarm
 
 NAMES = ("anna", "ben", "cleo", "dora")
 SHORT_SECONDS = 5.0
@@ -26,7 +25,7 @@ def test_who_counts_no_more_is_out_and_the_others_go_on(tmp_path: Path) -> None:
     """cleo is banned, of which only the auxiliary peer hears from the authority; dora's pass runs out."""
     issuer = Issuer()
     run = issuer.closed(tiny_run(schedule={"total_steps": 100_000}))
-    with LocalSwarm(run.to_toml(), tmp_path) as swarm:
+    with local_swarm(run, tmp_path) as swarm:
         issuer.admit(tmp_path / "aux", run, "aux", "organiser")
         swarm.start_aux()
         for seed, name in enumerate(NAMES):

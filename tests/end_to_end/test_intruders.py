@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, tiny_run, wait_for_step
+from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, local_swarm, tiny_run, wait_for_step
 from hivemind.p2p import P2P
 
 from scripts.lab.attacks.records import EPOCHS_AHEAD, RECORDS
@@ -66,7 +66,7 @@ class Training:
 def training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
     folder, issuer = tmp_path_factory.mktemp("closed"), Issuer()
     run = issuer.closed(tiny_run(schedule={"total_steps": 100_000}))
-    with LocalSwarm(run.to_toml(), folder) as swarm:
+    with local_swarm(run, folder) as swarm:
         issuer.admit(folder / "aux", run, "aux", "organiser")
         swarm.start_aux()
         for seed, name in enumerate(NAMES):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from end_to_end.conftest import WAIT, assert_agreed, last_step, start_on_hosts, tiny_run, wait_for_step
+from end_to_end.conftest import WAIT, assert_agreed, last_step, local_swarm, start_on_hosts, tiny_run, wait_for_step
 
 from scripts.lab.namespaces import Network
 from tt_cli.supervisor.events import Phase
-from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
+from tt_cli.supervisor.local_swarm import LocalPeer
 
 NAMES = ("anna", "ben", "cleo", "dora")
 
@@ -26,7 +26,7 @@ def waits_for_the_rest(member: LocalPeer, since: int) -> bool:
 @pytest.mark.netns
 def test_neither_half_of_a_divided_swarm_steps_without_the_other(tmp_path: Path) -> None:
     run = tiny_run(swarm={"statistics_expiration": 40.0, "next_chunk_timeout": 4.0, "averaging_timeout": 12.0})
-    with Network(hosts=len(NAMES)) as network, LocalSwarm(run.to_toml(), tmp_path) as swarm:
+    with Network(hosts=len(NAMES)) as network, local_swarm(run, tmp_path) as swarm:
         trainers = start_on_hosts(network, swarm, *NAMES)
 
         network.split(network.hosts[:2], network.hosts[2:])

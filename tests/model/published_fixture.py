@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.model.published_names import from_published, to_published
+from tt_cli.model.published_names import load_published, to_published
 
 _DATA = Path(__file__).parent / "data"
 
@@ -77,11 +77,6 @@ def config(**changes: Any) -> DalleConfig:
         "loss_image_weight": c["loss_img_weight"],
     }
     return DalleConfig(**(values | changes))
-
-
-def load_published(dalle: Dalle, published: dict[str, Tensor]) -> None:
-    """Give the model these weights, or none of them."""
-    dalle.load_state_dict(from_published(dalle, published))
 
 
 def model(**changes: Any) -> Dalle:

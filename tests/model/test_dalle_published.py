@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 from model import published_fixture as fixture
-from model.published_fixture import export_published, load_published
+from model.published_fixture import export_published
 from torch import Tensor
 
 from tt_cli.errors import UsageError
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.model.published_names import from_published, published_names
+from tt_cli.model.published_names import from_published, load_published, published_names
 from tt_cli.run import load_run
 
 # Keys and shapes of dalle-pytorch 1.6.6 with the paper's settings, reversible and sequential; `optimize_for_inference`

@@ -62,14 +62,14 @@ def handlers_of(service: Service) -> list[Any]:
 
 
 @contextlib.asynccontextmanager
-async def two_nodes(service: Service) -> AsyncIterator[tuple[P2P, P2P]]:
+async def two_nodes(service: Service, membership: type[Admission] = Admission) -> AsyncIterator[tuple[P2P, P2P]]:
     """A stranger's node, and one that serves, guarded."""
     serving = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
     stranger = await P2P.create(
         initial_peers=await serving.get_visible_maddrs(), host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client"
     )
     try:
-        stream_limits.guard(serving, Admission(load_run("emoji")))
+        stream_limits.guard(serving, membership(load_run("emoji")))
         assert all(handler.stream_output for handler in handlers_of(service))
         await service.add_p2p_handlers(serving, namespace=NAMESPACE)
         yield stranger, serving
@@ -202,12 +202,15 @@ def test_one_peer_holds_some_streams_and_no_more(monkeypatch: pytest.MonkeyPatch
     asyncio.run(asyncio.wait_for(test(), LONG))
 
 
-def test_a_banned_peer_gets_no_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Admission, "_banned_peer", lambda self, peer_id: True)
+class EveryoneBanned(Admission):
+    def is_banned(self, peer_id: str) -> bool:
+        return True
 
+
+def test_a_banned_peer_gets_no_stream() -> None:
     async def test() -> None:
         service = Service()
-        async with two_nodes(service) as (stranger, serving):
+        async with two_nodes(service, EveryoneBanned) as (stranger, serving):
             reader, writer = await opened(stranger, serving, "rpc_state_chunks")
             writer.write(header(10) + bytes(10))
             await hung_up(reader)

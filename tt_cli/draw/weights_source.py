@@ -26,7 +26,6 @@ from tt_cli.draw.drawing import DrawingModels
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.model.allocator import keep_freed_memory
-from tt_cli.model.published_names import from_published
 from tt_cli.run import RunConfig, folders
 from tt_cli.task import task_of
 from tt_cli.task.picture_codec import load_vqgan
@@ -41,13 +40,17 @@ _HUB_PLACE = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")
 
 @dataclass(frozen=True)
 class WeightsSource:
-    """Parameters to draw with. step: None where nobody wrote it down. origin: the file, or the peer it came from."""
+    """Parameters to draw with. step: None where nobody wrote it down. origin: the file, or the peer it came from.
+
+    published: the parameters have the names of the published checkpoint.
+    """
 
     run: RunConfig
     step: int | None
     origin: str
     reason: str
     parameters: dict[str, Tensor]
+    published: bool = False
 
 
 def find_checkpoint(
@@ -118,7 +121,14 @@ def load_models(source: WeightsSource, device: str = "auto") -> DrawingModels:
     where = torch_device(device)
     if where.type == "cpu":
         keep_freed_memory()
-    model = task_of(source.run).filled_model(source.parameters, source.origin)
+    task = task_of(source.run)
+    if source.published:
+        from tt_cli.model.published_names import load_published
+
+        model = task.unfilled_model()
+        load_published(model, source.parameters)
+    else:
+        model = task.filled_model(source.parameters, source.origin)
     decoder, vqgan = model.to(where).eval(), load_vqgan(source.run).to(where)
     return DrawingModels(source.run, decoder, vqgan, load_tokenizer(source.run))
 
@@ -177,8 +187,7 @@ def _from_file(run: RunConfig | None, path: Path, reason: str) -> WeightsSource:
         return _source(load(path), str(path), reason)
     if run is None:
         raise UsageError(f"{path} does not say which model it belongs to: name its run too, such as --run dalle")
-    parameters = from_published(task_of(run).unfilled_model("meta"), read_published(path))
-    return WeightsSource(run, None, str(path), f"{reason}, as published", parameters)
+    return WeightsSource(run, None, str(path), f"{reason}, as published", read_published(path), published=True)
 
 
 def _source(state: TrainingState, origin: str, reason: str) -> WeightsSource:

@@ -70,6 +70,17 @@ def published_names(config: DalleConfig, *, later: bool = False) -> dict[str, li
 
 
 @torch.no_grad()
+def load_published(dalle: Dalle, state: Mapping[str, Tensor]) -> None:
+    """Copy a published state dict into the model; the model is untouched if anything is wrong.
+
+    Reads and refuses what from_published does.
+    """
+    parameters = dict(dalle.named_parameters())
+    for ours, tensor in from_published(dalle, state).items():
+        parameters[ours].copy_(tensor)
+
+
+@torch.no_grad()
 def from_published(dalle: Dalle, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Our parameter name -> tensor (a view) of a published state dict, checked against the model's shape.
 

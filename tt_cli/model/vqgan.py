@@ -349,6 +349,10 @@ class Vqgan(nn.Module):
         raw = self.raw(_laid_out(embedded.to(dtype))).to(embedded.dtype)
         return raw.clamp_(-1, 1).add_(1).div_(2).contiguous()
 
+    def load_published(self, state_dict: Mapping[str, Tensor]) -> None:
+        """Loads the published weights; none if anything is wrong. Reads and refuses what `checked` does."""
+        self.load_state_dict(self.checked(state_dict))
+
     def checked(self, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of this model in a published state dict (a Lightning file's `state_dict` entry).
 

@@ -13,6 +13,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy
 import torch
@@ -21,6 +22,9 @@ from torch import Tensor
 from tt_cli.kernel_choice import Implementation, choose
 from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, Moment, PlainMoment
 from tt_cli.optim.sums import SquareSum, add_in_order
+
+if TYPE_CHECKING:
+    from tt_cli.optim.lamb_numba import NumbaLamb
 
 CHUNK = 2**18  # elements; a multiple of every block size
 
@@ -76,8 +80,11 @@ class PortableLamb:
             p.sub_(u.mul_(scale))
 
 
+LambKernels: TypeAlias = "PortableLamb | NumbaLamb"
+
+
 @functools.cache
-def implementation() -> Implementation[PortableLamb]:
+def implementation() -> Implementation[LambKernels]:
     """The kernels of this machine. The first call loads or compiles them and tests them."""
     return choose(PortableLamb(), "tt_cli.optim.lamb_numba:NumbaLamb", _trial)
 
@@ -99,13 +106,13 @@ def warm_up() -> None:
         logging.disable(logging.NOTSET)
 
 
-def _trial(kernels: PortableLamb) -> Iterator[tuple[str, object]]:
+def _trial(kernels: LambKernels) -> Iterator[tuple[str, object]]:
     """All that two steps on a few blocks come to, the last one short, and on a small tensor."""
     yield from _two_steps(kernels, 3 * 4096 + 1234, blockwise=True)
     yield from _two_steps(kernels, 5000, blockwise=False)
 
 
-def _two_steps(kernels: PortableLamb, count: int, *, blockwise: bool) -> Iterator[tuple[str, object]]:
+def _two_steps(kernels: LambKernels, count: int, *, blockwise: bool) -> Iterator[tuple[str, object]]:
     draws = numpy.random.Generator(numpy.random.PCG64(count))
     scales = numpy.exp(draws.normal(0, 4, count))  # eight decades within a block
 

@@ -4,8 +4,8 @@ Notable:
 - the update is the one of "Training Transformers Together" (arXiv:2207.03481): the gradients of all tensors
   are clipped together, there is no bias correction, weight decay is part of the update that the trust ratio
   scales, and only names that end in "bias" are free of it;
-- the arithmetic is in `kernels.py` (torch) and `lamb_numba.py` (numba): two implementations that give the same
-  bytes, so that a run may mix them;
+- the arithmetic is in `kernels.py` (torch) and `lamb_numba.py` (numba): two implementations of `LambKernels` that give
+  the same bytes, so that a run may mix them;
 - the update is kept in the gradient's memory until the norms that its scale needs are known.
 """
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, Moment, PlainMoment
-from tt_cli.optim.kernels import CHUNK, PortableLamb, implementation
+from tt_cli.optim.kernels import CHUNK, LambKernels, implementation
 
 if TYPE_CHECKING:
     from tt_cli.run.sections import OptimizerPart
@@ -57,7 +57,7 @@ class Lamb8bit:
     """
 
     def __init__(
-        self, parameters: Mapping[str, Tensor], settings: OptimizerPart, kernels: PortableLamb | None = None
+        self, parameters: Mapping[str, Tensor], settings: OptimizerPart, kernels: LambKernels | None = None
     ) -> None:
         if CHUNK % settings.block_size:
             raise UsageError(f"optimizer.block_size = {settings.block_size}: must be a power of two, at most {CHUNK}")

@@ -20,7 +20,6 @@ from numba import njit, types
 from torch import Tensor
 
 from tt_cli.optim.blockwise import LEAST_SQUARE, LambStep, Moment, PlainMoment, dynamic_map, parts
-from tt_cli.optim.kernels import PortableLamb
 from tt_cli.optim.sums import SUM_BLOCK
 
 OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "boundscheck": False}
@@ -197,8 +196,8 @@ def _subtract(p, u, scale):  # type: ignore[no-untyped-def]
         p[i] = p[i] - u[i] * scale
 
 
-class NumbaLamb(PortableLamb):
-    """The same with numba; a step takes 12 bytes per element of one block."""
+class NumbaLamb:
+    """The kernels with numba, see PortableLamb; a step takes 12 bytes per element of one block."""
 
     def __init__(self) -> None:
         self._tables = tuple((dynamic_map(signed).numpy(), parts(signed).table) for signed in (True, False))

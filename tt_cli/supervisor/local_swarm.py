@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -42,13 +43,20 @@ class LocalSwarm:
     """A context manager; leaving it ends every process that it started, by its own process group.
 
     run: the run file as TOML. folder: receives a home folder and a log for each member. show: gets every event
-    with its member's name. Use it from one thread.
+    with its member's name. trainer_module: what trainers run. launch: as Worker's. Use it from one thread.
     """
 
-    trainer_module = TRAINER_MODULE
-
-    def __init__(self, run: str, folder: Path, show: Callable[[str, Event], None] | None = None):
+    def __init__(
+        self,
+        run: str,
+        folder: Path,
+        show: Callable[[str, Event], None] | None = None,
+        *,
+        trainer_module: str = TRAINER_MODULE,
+        launch: Callable[..., Any] = subprocess.Popen,
+    ):
         self.run, self.folder, self._show = run, folder, show
+        self._trainer_module, self._launch = trainer_module, launch
         self.members: dict[str, LocalPeer] = {}
         self.addresses: list[str] = []
         self._news = threading.Condition()
@@ -77,7 +85,7 @@ class LocalSwarm:
     ) -> LocalPeer:
         """Start a training peer, again with the home of the one before it of that name. Does not wait."""
         options = {"initial_peers": self.addresses, "user": name, "threads": 1, **options}
-        return self.start(name, module or self.trainer_module, options, run)
+        return self.start(name, module or self._trainer_module, options, run)
 
     def start(self, name: str, module: str, options: dict[str, Any], run: str | None = None) -> LocalPeer:
         """Start any worker on loopback."""
@@ -89,6 +97,7 @@ class LocalSwarm:
             {"run": run or self.run, "host": "127.0.0.1", **options},
             self.folder / f"{name}.log",
             {"TT_HOME": str(home), "OMP_NUM_THREADS": threads},
+            self._launch,
         )
         member = LocalPeer(name, worker, home)
         self.members[name] = member

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,24 @@ class Worker:
 
     module: its `main` is called, see `run_worker`. options: handed over as JSON (no secrets: other
     users of the machine can read a command line). log: file that receives what the worker and its libraries print.
+    launch: starts a process, as subprocess.Popen does.
     Start it from the main thread: the kernel ends it when the starting thread ends.
     """
 
-    def __init__(self, module: str, options: dict[str, Any], log: Path, environment: dict[str, str] | None = None):
+    def __init__(
+        self,
+        module: str,
+        options: dict[str, Any],
+        log: Path,
+        environment: dict[str, str] | None = None,
+        launch: Callable[..., Any] = subprocess.Popen,
+    ):
         self.log = log
         reading, writing = os.pipe()
         try:
             with log.open("ab") as output:
                 log.chmod(0o600)
-                self._process = subprocess.Popen(
+                self._process = launch(
                     [sys.executable, "-m", "tt_cli.supervisor", module, str(writing), json.dumps(options)],
                     stdin=subprocess.PIPE,
                     stdout=output,

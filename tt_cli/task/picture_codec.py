@@ -53,7 +53,7 @@ def load_vqgan(run: RunConfig) -> Vqgan:
     with torch.device("meta"):
         vqgan = Vqgan(config, with_encoder="encoder.conv_in.weight" in tensors)
     vqgan.to_empty(device="cpu")
-    vqgan.load_state_dict(vqgan.checked(tensors))
+    vqgan.load_published(tensors)
     return vqgan.eval().requires_grad_(False)
 
 
