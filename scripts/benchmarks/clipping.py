@@ -139,9 +139,9 @@ def cost(members: int) -> dict[str, float]:
     codec = codec_of(load_run("emoji"))
     draws = torch.Generator().manual_seed(1)
     values = [torch.randn(PART_ELEMENTS, generator=draws).mul_(1e-3) for _ in range(members)]
-    encoded = [codec.encode_part(value, True) for value in values]
+    encoded = [codec.of(True).encode(value) for value in values]
     honest = [ReceivedPart(str(i), each, 20.0, 1e-3) for i, each in enumerate(encoded)]
-    spoiled = codec.encode_part(values[0] * 4, True)
+    spoiled = codec.of(True).encode(values[0] * 4)
     clipped = [ReceivedPart("0", spoiled, 20.0, 4e-3), *honest[1:]]
     rounds = PARAMETERS / PART_ELEMENTS / members  # parts of a reducer
     found = {

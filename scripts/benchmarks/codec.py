@@ -92,7 +92,7 @@ def emoji_gradients(steps: int, every: int) -> Iterator[list[torch.Tensor]]:
 def encode(codec: GradientCodec | CompressionBase, part: torch.Tensor) -> runtime_pb2.Tensor:
     """The message that carries a part."""
     if isinstance(codec, GradientCodec):
-        return codec.message(codec.encode_part(part, True), part.numel(), True)
+        return codec.message(codec.of(True).encode(part), part.numel(), True)
     return codec.compress(part, CompressionInfo.from_tensor(part, key=0))
 
 
@@ -101,7 +101,7 @@ def decode(message: runtime_pb2.Tensor) -> torch.Tensor:
     if message.compression != Linear8.tag:
         return deserialize_torch_tensor(message)
     tensor = torch.empty(message.size[0])
-    OURS.decode_into(OURS.read_part(message, tensor.numel(), True), True, tensor)
+    OURS.of(True).decode_into(OURS.read_part(message, tensor.numel(), True), tensor)
     return tensor
 
 

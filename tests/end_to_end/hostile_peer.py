@@ -33,9 +33,9 @@ mine: list[str] = []
 def times(allreduce: AllReduce, encoded: bytes, part: TensorPart, factor: float) -> bytes:
     """An encoded part, multiplied."""
     values = torch.empty(part.elements)
-    allreduce.codec.decode_into(encoded, part.large, values)
+    allreduce.codec.of(part.large).decode_into(encoded, values)
     most = 1e30 if part.large else 6e4
-    return allreduce.codec.encode_part(values.mul_(factor).clamp_(-most, most), part.large)
+    return allreduce.codec.of(part.large).encode(values.mul_(factor).clamp_(-most, most))
 
 
 def flip(allreduce: AllReduce) -> None:

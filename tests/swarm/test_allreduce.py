@@ -342,7 +342,7 @@ class Huge(Member):
         def encoded(self, index: int) -> bytes:
             part = self.parts[index]
             values = torch.full((part.elements,), 1e30 if part.large else 6e4)
-            return self.codec.encode_part(values, part.large)
+            return self.codec.of(part.large).encode(values)
 
     allreduce_type = Big
 
@@ -394,7 +394,7 @@ def reducer(senders: int = 2) -> tuple[Reducer, list[str]]:
 
 
 def ones(elements: int, large: bool) -> runtime_pb2.Tensor:
-    return CODEC.message(CODEC.encode_part(torch.ones(elements), large), elements, large)
+    return CODEC.message(CODEC.of(large).encode(torch.ones(elements)), elements, large)
 
 
 def test_a_weight_that_changes_between_parts_is_refused() -> None:

@@ -60,8 +60,8 @@ class Liar(Clipping):
         def keep(position: int, encoded: bytes) -> None:
             part = reducer.parts[position]
             average = torch.empty(part.elements)
-            CODEC.decode_into(encoded, part.large, average)
-            honest(position, CODEC.encode_part(average.neg_(), part.large))
+            CODEC.of(part.large).decode_into(encoded, average)
+            honest(position, CODEC.of(part.large).encode(average.neg_()))
 
         reducer._keep = keep
 

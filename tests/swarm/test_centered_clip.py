@@ -40,7 +40,7 @@ def gradient(member: int, weight: float, noise: float = 3.0) -> torch.Tensor:
 
 def sent(member: int, values: torch.Tensor, weight: float, large: bool = True, codec=CODEC) -> ReceivedPart:  # type: ignore[no-untyped-def]
     spread = float(values.double().square().mean().sqrt()) if bool(values.isfinite().all()) else 0.0
-    return ReceivedPart(f"p{member}", codec.encode_part(values, large), weight, spread)
+    return ReceivedPart(f"p{member}", codec.of(large).encode(values), weight, spread)
 
 
 def honest(weights: list[float], large: bool = True) -> list[ReceivedPart]:
@@ -125,10 +125,10 @@ def test_a_member_with_most_of_the_samples_must_still_be_near_the_others() -> No
 
 def test_a_part_that_only_one_member_has_a_gradient_for_is_not_lost() -> None:
     """Rare tokens: their rows of an embedding are zero for whoever did not meet them."""
-    members = [ReceivedPart(f"p{i}", CODEC.encode_part(torch.zeros(ELEMENTS), True), 10.0, 1.0) for i in range(5)]
+    members = [ReceivedPart(f"p{i}", CODEC.of(True).encode(torch.zeros(ELEMENTS)), 10.0, 1.0) for i in range(5)]
     one = torch.zeros(ELEMENTS)
     one[:64] = 2.0
-    members[2] = ReceivedPart("p2", CODEC.encode_part(one, True), 10.0, 1.0)
+    members[2] = ReceivedPart("p2", CODEC.of(True).encode(one), 10.0, 1.0)
     average, clipped = clip(members)
     assert not clipped and float(average[:64].min()) > 0.3
 
@@ -219,9 +219,9 @@ def test_threads_and_kernels_change_no_byte(threads: int, monkeypatch: pytest.Mo
 def test_the_bound_of_a_norm_is_above_it_and_near(seed: int, elements: int, large: bool) -> None:
     values = normal(seed, elements)
     for codec in (CODEC, BLOCKWISE):
-        encoded = codec.encode_part(values, large)
+        encoded = codec.of(large).encode(values)
         decoded = torch.empty(elements)
-        codec.decode_into(encoded, large, decoded)
+        codec.of(large).decode_into(encoded, decoded)
         found, norm = codec.most_norm(encoded, elements, large), float(decoded.double().norm())
         assert found >= 0.999 * norm
         assert elements < 3000 or found <= 6 * norm
@@ -240,7 +240,7 @@ def test_a_spread_is_that_of_all_parts_from_a_piece_of_each() -> None:
 def test_two_members_and_mean_runs_take_the_mean() -> None:
     two = honest([10.0, 20.0])
     two[1] = sent(1, gradient(1, 20.0) * 100, 20.0)
-    right = CODEC.encode_part(weighted_mean(CODEC, two, ELEMENTS, True), True)
+    right = CODEC.of(True).encode(weighted_mean(CODEC, two, ELEMENTS, True))
     made = average_part(CODEC, "centered_clip", two, ELEMENTS, True)
     assert made.encoded == right and not made.clipped
     three = attacked(1)
@@ -255,7 +255,7 @@ def test_weight_nought_counts_nowhere() -> None:
         assert average_part(CODEC, aggregation, [nothing, *members], ELEMENTS, True) == plain  # type: ignore[arg-type]
     empty = average_part(CODEC, "centered_clip", [nothing] * 3, ELEMENTS, True)
     zeros = torch.empty(ELEMENTS)
-    CODEC.decode_into(empty.encoded, True, zeros)
+    CODEC.of(True).decode_into(empty.encoded, zeros)
     assert not zeros.any()
 
 
@@ -265,7 +265,7 @@ def test_a_majority_of_huge_numbers_does_not_overflow() -> None:
     made = average_part(CODEC, "centered_clip", [*members, *huge], ELEMENTS, True)
     assert set(made.huge) <= {each.sender for each in huge}
     average = torch.empty(ELEMENTS)
-    CODEC.decode_into(made.encoded, True, average)
+    CODEC.of(True).decode_into(made.encoded, average)
     assert float(average.abs().max()) <= 1e18
 
 

@@ -33,7 +33,7 @@ def stock() -> GradientCodec:
 def encode(codec: GradientCodec, tensor: Tensor) -> runtime_pb2.Tensor:
     """As a sender sends a part: of a large tensor from LARGE elements on."""
     elements = tensor.numel()
-    return codec.message(codec.encode_part(tensor, elements >= LARGE), elements, elements >= LARGE)
+    return codec.message(codec.of(elements >= LARGE).encode(tensor), elements, elements >= LARGE)
 
 
 def decode(codec: GradientCodec, message: runtime_pb2.Tensor, elements: int) -> Tensor:
@@ -41,7 +41,7 @@ def decode(codec: GradientCodec, message: runtime_pb2.Tensor, elements: int) -> 
     encoded = codec.read_part(message, elements, elements >= LARGE)
     codec.check_part(encoded, elements, elements >= LARGE)
     tensor = torch.empty(elements)
-    codec.decode_into(encoded, elements >= LARGE, tensor)
+    codec.of(elements >= LARGE).decode_into(encoded, tensor)
     return tensor
 
 
@@ -82,13 +82,13 @@ def test_the_installed_packages_pass_the_self_test(codec: GradientCodec) -> None
 def test_the_self_test_finds_a_codec_that_is_off(
     broken: Callable[[Tensor], Tensor], words: str, codec: GradientCodec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    decode_into = codec.decode_into
+    decode_into = codec.large.decode_into
 
-    def decode_off(buffer: bytes, large: bool, out: Tensor) -> None:
-        decode_into(buffer, large, out)
+    def decode_off(buffer: bytes, out: Tensor) -> None:
+        decode_into(buffer, out)
         out.copy_(broken(out))
 
-    monkeypatch.setattr(codec, "decode_into", decode_off)
+    monkeypatch.setattr(codec.large, "decode_into", decode_off)
     with pytest.raises(TTError, match=words) as caught:
         self_test(codec)
     assert "\n" not in str(caught.value) and "reinstall" in str(caught.value)
@@ -126,17 +126,17 @@ def test_what_is_not_finite_is_never_encoded(value: float, elements: int, place:
 def test_parts_add_up_as_products_and_sums_that_are_rounded_one_by_one(codec: GradientCodec) -> None:
     for large, elements in ((True, 5000), (False, 700)):
         tensor, total = normal(4, elements), normal(5, elements)
-        encoded = codec.encode_part(tensor, large)
+        encoded = codec.of(large).encode(tensor)
         decoded = torch.empty(elements)
-        codec.decode_into(encoded, large, decoded)
+        codec.of(large).decode_into(encoded, decoded)
         expected = total + decoded * 7.0
-        codec.add(encoded, large, total, 7.0)
+        codec.of(large).add_decoded(encoded, total, 7.0)
         assert torch.equal(total, expected)
 
 
 def test_large_and_small_parts_are_not_taken_for_each_other(codec: GradientCodec) -> None:
     for large in (True, False):
-        message = codec.message(codec.encode_part(normal(1, 512), large), 512, large)
+        message = codec.message(codec.of(large).encode(normal(1, 512)), 512, large)
         with pytest.raises(MalformedPart, match="does not use here"):
             codec.read_part(message, 512, not large)
 
@@ -236,7 +236,7 @@ def test_random_messages_raise_nothing_else(message: runtime_pb2.Tensor, codec: 
         except MalformedPart:
             continue
         tensor = torch.empty(8)
-        codec.decode_into(encoded, large, tensor)
+        codec.of(large).decode_into(encoded, tensor)
         assert bool(torch.isfinite(tensor).all())
 
 

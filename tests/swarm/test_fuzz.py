@@ -57,7 +57,7 @@ OPENING = Opening(RoundName(RUN.identity, "5_ab", b"group"), PEER, PEER, 4.0, 0.
 MOST_BYTES = 2**25  # of memory: what an answer is checked against may be large, such as the tree of a state
 STORE = AverageBuffer(LAYOUT, CODEC)
 PART = 4096
-ENCODED = {large: CODEC.encode_part(torch.linspace(-1, 1, PART), large) for large in (True, False)}
+ENCODED = {large: CODEC.of(large).encode(torch.linspace(-1, 1, PART)) for large in (True, False)}
 
 
 def message(data: bytes) -> runtime_pb2.ExpertInfo:

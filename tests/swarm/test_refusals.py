@@ -144,7 +144,7 @@ class Boundless(Member):
         def keep(place: int, encoded: bytes) -> None:
             part = reducer.parts[place]
             values = torch.full((part.elements,), 1e25 if part.large else 6e4)
-            honest(place, CODEC.encode_part(values, part.large))
+            honest(place, CODEC.of(part.large).encode(values))
 
         reducer._keep = keep
 

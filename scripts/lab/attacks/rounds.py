@@ -103,7 +103,7 @@ def of_one_element(attacked: Round, part: TensorPart, message: Message) -> None:
 
 def _resized(attacked: Round, part: TensorPart, message: Message, elements: int) -> None:
     codec = attacked.allreduce.codec
-    encoded = codec.encode_part(torch.ones(elements), part.large)
+    encoded = codec.of(part.large).encode(torch.ones(elements))
     message.tensor_part.CopyFrom(codec.message(encoded, elements, part.large))
 
 
@@ -149,8 +149,8 @@ def lying(attacked: Round) -> None:
     def keep(position: int, encoded: bytes) -> None:
         part = reducer.parts[position]
         average = torch.empty(part.elements)
-        allreduce.codec.decode_into(encoded, part.large, average)
-        honest(position, allreduce.codec.encode_part(average.neg_(), part.large))
+        allreduce.codec.of(part.large).decode_into(encoded, average)
+        honest(position, allreduce.codec.of(part.large).encode(average.neg_()))
 
     reducer._keep = keep
 

@@ -88,12 +88,12 @@ def average_part(
         if again or average.abs().max() <= LARGEST:
             break
         huge = [part.sender for part in taking if _magnitude(codec, part, elements, large) > LARGEST]
-    return AveragedPart(codec.encode_part(average, large), frozenset(factors), huge)
+    return AveragedPart(codec.of(large).encode(average), frozenset(factors), huge)
 
 
 def _magnitude(codec: GradientCodec, part: ReceivedPart, elements: int, large: bool) -> float:
     decoded = torch.empty(elements)
-    codec.decode_into(part.encoded, large, decoded)
+    codec.of(large).decode_into(part.encoded, decoded)
     return float(decoded.abs().max())
 
 
@@ -229,9 +229,8 @@ def _look(
         rows = torch.empty(members, stop - start)
         for row, part in zip(rows, contributions, strict=True):
             whole = stop - start == elements
-            codec.decode_into(
-                part.encoded if whole else codec.cut(part.encoded, elements, large, start, stop), large, row
-            )
+            encoded = part.encoded if whole else codec.cut(part.encoded, elements, large, start, stop)
+            codec.of(large).decode_into(encoded, row)
         middle = centre[start:stop].numpy()
         if votes is not None:
             kernels.median(rows.numpy(), votes, middle)
@@ -256,7 +255,7 @@ def _moved(
     weights = np.array([part.weight for part in contributions])
     taken = weights * factors
     for part, weight in zip(contributions, taken.tolist(), strict=True):
-        codec.add(part.encoded, large, summed, weight)
+        codec.of(large).add_decoded(part.encoded, summed, weight)
     whole = add_up(weights)
     if whole <= 0.0:
         return summed

@@ -4,7 +4,9 @@ As in the paper (section 3.1, "communication"), tensors of 2^16 elements and mor
 8 bits are our `linear8`, or the paper's `blockwise8` (one scale per block of 4096; Dettmers et al., 2022).
 
 A part is a head, a scale for each block of elements, a table of values, and a code for each element. A class for each
-codec says how many bytes these have, encodes and decodes. tag: its number in the messages that carry parts.
+codec says how many bytes these have; it encodes a tensor (elements,), fp32 on the CPU, with finite values or
+ValueError, decodes checked parts, and adds them up with a weight, products and sums rounded one by one. tag: its number
+in the messages that carry parts.
 """
 
 from __future__ import annotations
@@ -115,10 +117,6 @@ class GradientCodec:
         """The one that is for such tensors: a part comes in no other form."""
         return self.large if large else self._small
 
-    def encode_part(self, tensor: torch.Tensor, large: bool) -> bytes:
-        """The bytes of a tensor (elements,), fp32 on the CPU. Raises ValueError for values that are not finite."""
-        return self.of(large).encode(tensor)
-
     def message(self, encoded: bytes, elements: int, large: bool) -> runtime_pb2.Tensor:
         return runtime_pb2.Tensor(buffer=encoded, size=[elements], dtype="float32", compression=self.of(large).tag)
 
@@ -147,7 +145,7 @@ class GradientCodec:
     def read_part(self, message: runtime_pb2.Tensor, elements: int, large: bool) -> bytes:
         """The bytes of a part that another peer sent. What they decode to is finite.
 
-        Raises MalformedPart for anything that `encode_part` cannot have made. Sizes are checked before a byte is
+        Raises MalformedPart for anything that `encode` cannot have made. Sizes are checked before a byte is
         decoded: blockwise8's decoder is native code that reads as far beyond the received bytes as they say.
         """
         if tuple(message.size) != (elements,):
@@ -170,14 +168,6 @@ class GradientCodec:
         except ValueError as error:
             raise MalformedPart(str(error)) from error
 
-    def decode_into(self, buffer: bytes, large: bool, out: torch.Tensor) -> None:
-        """Fill `out` (elements,) fp32 from the bytes of a checked part."""
-        self.of(large).decode_into(buffer, out)
-
-    def add(self, buffer: bytes, large: bool, accumulator: torch.Tensor, weight: float) -> None:
-        """accumulator (elements,) fp32 += weight times a checked part; products and sums are rounded one by one."""
-        self.of(large).add_decoded(buffer, accumulator, weight)
-
 
 def codec_of(run: RunConfig) -> GradientCodec:
     return GradientCodec(Linear8() if run.swarm.compression == "linear8" else Blockwise8())
@@ -197,7 +187,7 @@ def self_test(codec: GradientCodec) -> None:
     decoded = torch.empty_like(tensor)
     for large in (True, False):
         try:
-            codec.decode_into(codec.encode_part(tensor, large), large, decoded)
+            codec.of(large).decode_into(codec.of(large).encode(tensor), decoded)
             error = float((decoded - tensor).norm() / tensor.norm())
         except Exception as problem:  # whatever the codec's dependencies raise, the peer must not start
             raise TTError(

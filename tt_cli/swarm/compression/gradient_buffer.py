@@ -135,12 +135,12 @@ class GradientBuffer:
         """Write one tensor, divided by `divisor`; fp32 on any device. Raises ValueError where it is not finite."""
         for start, stop, piece in self._pieces(name, values.detach().reshape(-1)):
             mean = piece.to("cpu", torch.float32, copy=True).div_(divisor)
-            self.write(start, stop, self.codec.encode_part(mean, stop <= self.layout.boundary))
+            self.write(start, stop, self.codec.of(stop <= self.layout.boundary).encode(mean))
 
     def decode(self, name: str, out: torch.Tensor) -> None:
         """Fill `out` (elements,), contiguous fp32 on the CPU, with one tensor."""
         for start, stop, piece in self._pieces(name, out):
-            self.codec.decode_into(self.read(start, stop), stop <= self.layout.boundary, piece)
+            self.codec.of(stop <= self.layout.boundary).decode_into(self.read(start, stop), piece)
 
     def _pieces(self, name: str, flat: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Where each PIECE of a tensor lies in the buffer, and its elements."""
