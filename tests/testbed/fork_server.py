@@ -116,12 +116,12 @@ def fork_server() -> ForkServer:
 
 def serve(control: socket.socket) -> None:
     """Answer requests until nobody is left to ask; in a fork, run what it is to be."""
-    from tt_cli import optim
+    from tt_cli.optim.kernels import warm_up
     from tt_cli.swarm.compression import linear8
 
     for name in PRELOADED:
         importlib.import_module(name)
-    optim.warm_up()
+    warm_up()
     linear8.implementation()
     while True:
         message, descriptors, _, _ = socket.recv_fds(control, MOST, 16)
