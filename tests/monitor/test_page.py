@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -72,7 +73,7 @@ def serve() -> Iterator[Serve]:
 
 
 def test_what_a_page_knows(serve: Serve) -> None:
-    with Page(serve(answers()), IDENTITY) as page:
+    with closing(Page(serve(answers()), IDENTITY)) as page:
         now, past, rounds = page.snapshot(), page.past(), page.rounds()
     assert (now.epoch, now.peers[0].user, now.history) == (7, "anna", [])
     assert past.losses == {1: 6.0, 5: 5.0}
@@ -90,7 +91,7 @@ def test_the_newest_steps_come_unthinned(serve: Serve) -> None:
             asked.append(f"{what} {query}")
             return super()._get(what, **query)
 
-    with Noting(serve(answers(history=history([1, 9000], [6.0, 5.0]))), IDENTITY) as page:
+    with closing(Noting(serve(answers(history=history([1, 9000], [6.0, 5.0]))), IDENTITY)) as page:
         page.past()
     assert asked[:2] == ["history {'points': 1000}", "history {'points': 1000, 'first': 8001}"]
 
@@ -98,7 +99,7 @@ def test_the_newest_steps_come_unthinned(serve: Serve) -> None:
 def test_the_age_of_a_snapshot_does_not_hang_on_the_pages_clock(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages.time, "time", lambda: 5000.0)
     now = {**answers()["snapshot"], "time": 10**9, "age_s": 30.0}
-    with Page(serve(answers(snapshot=now)), IDENTITY) as page:
+    with closing(Page(serve(answers(snapshot=now)), IDENTITY)) as page:
         assert page.snapshot().time == 4970.0
 
 
@@ -126,7 +127,7 @@ def test_the_age_of_a_snapshot_does_not_hang_on_the_pages_clock(serve: Serve, mo
     ids=range(13),
 )
 def test_an_answer_of_another_form_is_one_line(serve: Serve, what: str, answer: Any, words: str) -> None:
-    with Page(serve(answers(**{what: answer})), IDENTITY) as page, pytest.raises(PageUnreachable) as caught:
+    with closing(Page(serve(answers(**{what: answer})), IDENTITY)) as page, pytest.raises(PageUnreachable) as caught:
         page.snapshot() if what == "snapshot" else page.past()
     assert words in str(caught.value) and str(caught.value).isprintable()
 
@@ -134,24 +135,27 @@ def test_an_answer_of_another_form_is_one_line(serve: Serve, what: str, answer: 
 def test_impossible_numbers_in_a_snapshot(serve: Serve) -> None:
     for field, value in (("samples_per_second", 1e300), ("epoch", 10**30), ("eta_s", float("inf"))):
         now = {**answers()["snapshot"], field: value}
-        with Page(serve(answers(snapshot=now)), IDENTITY) as page, pytest.raises(PageUnreachable):
+        with closing(Page(serve(answers(snapshot=now)), IDENTITY)) as page, pytest.raises(PageUnreachable):
             page.snapshot()
 
 
 def test_an_answer_without_end_is_not_read_to_its_end(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "MAX_ANSWER", 10_000)
-    with Page(serve(answers(snapshot=b" " * 100_000)), IDENTITY) as page, pytest.raises(PageUnreachable) as caught:
+    with (
+        closing(Page(serve(answers(snapshot=b" " * 100_000)), IDENTITY)) as page,
+        pytest.raises(PageUnreachable) as caught,
+    ):
         page.snapshot()
     assert "answers api/snapshot without end" in str(caught.value)
 
 
 def test_a_page_of_another_run(serve: Serve) -> None:
-    with Page(serve(answers()), "other-1") as page, pytest.raises(UsageError, match="shows another run"):
+    with closing(Page(serve(answers()), "other-1")) as page, pytest.raises(UsageError, match="shows another run"):
         page.snapshot()
 
 
 def test_nobody_listens() -> None:
-    with Page("http://127.0.0.1:9", IDENTITY) as page, pytest.raises(PageUnreachable, match="does not answer"):
+    with closing(Page("http://127.0.0.1:9", IDENTITY)) as page, pytest.raises(PageUnreachable, match="does not answer"):
         page.snapshot()
 
 
@@ -178,7 +182,7 @@ def test_the_page_of_an_aux_peer_on_this_machine(left: str | bytes | None, found
 def test_the_past_and_the_rounds_come_onto_the_screen(serve: Serve, tmp_path: Path) -> None:
     rounds = {"rows": [{"step": 1, "time": 1.0, "words": EVIL}]}
     url = serve(answers(rounds=rounds))
-    with Page(url, IDENTITY) as page:
+    with closing(Page(url, IDENTITY)) as page:
         watch = watch_of(page.snapshot, tmp_path, page=page)
         watch.look()
         watch.look_back()
@@ -191,7 +195,7 @@ def test_the_past_and_the_rounds_come_onto_the_screen(serve: Serve, tmp_path: Pa
 
 
 def test_a_page_that_fails_leaves_what_the_swarm_tells(serve: Serve, tmp_path: Path) -> None:
-    with Page(serve(answers(history=None)), IDENTITY) as page:
+    with closing(Page(serve(answers(history=None)), IDENTITY)) as page:
         watch = watch_of(lambda: snapshot(peers=[trainer(user="ada")]), tmp_path, page=page)
         watch.look()
         watch.look_back()

@@ -88,7 +88,7 @@ def monitor(
     log = folders.run_folder(config) / "monitor.log"
     with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as opened:
         url = page_url or (page_here(config) if mode == "live" else "")
-        page = opened.enter_context(Page(url, config.identity)) if url else None
+        page = opened.enter_context(contextlib.closing(Page(url, config.identity))) if url else None
         look: Look
         if page is not None and page_url and not peer:
             page.snapshot()  # an address that is no page of this run is told before there is a screen

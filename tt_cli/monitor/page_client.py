@@ -54,12 +54,7 @@ class Page:
         self._http = httpx2.Client(
             timeout=TIMEOUT, headers={"User-Agent": f"tt/{__version__}"}, follow_redirects=True, max_redirects=3
         )
-
-    def __enter__(self) -> Page:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._http.close()
+        self.close = self._http.close
 
     def snapshot(self) -> SwarmSnapshot:
         """The swarm as the page's aux peer last saw it. Raises PageUnreachable, UsageError for another run's page."""

@@ -10,33 +10,20 @@ from pathlib import Path
 from types import TracebackType
 
 BLANK = "…"  # in a quoted line: what differs from time to time
-# The section of a line that the page does not quote, by the room of tt_cli that said it.
-BY_ROOM = {
-    "atomic_write": "disk-and-files",
-    "auth": "membership",
-    "auxiliary": "for-organisers",
-    "checkpoint": "checkpoints-and-weights",
+# The section of lines that the page does not quote, and the rooms of tt_cli that say them.
+ROOMS_OF = {
+    "checkpoints-and-weights": "checkpoint draw",
     "data": "data",
-    "database": "for-organisers",
-    "doctor": "joining",
-    "draw": "checkpoints-and-weights",
-    "history": "for-organisers",
-    "hub": "the-hugging-face-hub",
-    "identity": "membership",
-    "kernel_choice": "memory-and-device",
-    "memory": "memory-and-device",
-    "model": "memory-and-device",
-    "monitor": "joining",
-    "optim": "memory-and-device",
-    "organise": "for-organisers",
-    "peer": "joining",
-    "run": "runs-and-run-files",
-    "supervisor": "running-peers",
-    "swarm": "joining",
-    "task": "memory-and-device",
-    "terminal": "running-peers",
-    "web": "for-organisers",
+    "disk-and-files": "atomic_write",
+    "for-organisers": "auxiliary database history organise web",
+    "joining": "doctor monitor peer swarm",
+    "membership": "auth identity",
+    "memory-and-device": "kernel_choice memory model optim task",
+    "running-peers": "supervisor terminal",
+    "runs-and-run-files": "run",
+    "the-hugging-face-hub": "hub",
 }
+BY_ROOM = {room: anchor for anchor, rooms in ROOMS_OF.items() for room in rooms.split()}
 OTHERWISE = "commands-and-flags"
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Metric, ProcessCollector, generate_latest
 from prometheus_client.core import GaugeMetricFamily
-from pydantic.fields import FieldInfo
 
 from tt_cli.errors import TTError
 from tt_cli.swarm.records.snapshot import PeerView
@@ -48,7 +47,8 @@ class Metrics:
         yield GaugeMetricFamily("tt_database_up", "Whether the history answers", 1)
         for name, field in Snapshot.model_fields.items():
             if isinstance(value := snapshot.get(name), int | float) and name != "time":
-                yield GaugeMetricFamily(metric_name(name, field), field.description or "", value)
+                declared = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+                yield GaugeMetricFamily(str(declared.get("metric", f"tt_{name}")), field.description or "", value)
         peers = snapshot["peers"]
         yield GaugeMetricFamily("tt_aux_peers", "Auxiliary peers", sum(peer["role"] == "aux" for peer in peers))
         behind = sum(peer["client_mode"] for peer in peers)
@@ -66,9 +66,3 @@ def _of_peers(peers: list[dict[str, Any]]) -> Iterator[Metric]:
         for of, place in (("least", 0), ("middle", len(values) // 2), ("most", -1)):
             family.add_metric([of], values[place])
         yield family
-
-
-def metric_name(name: str, field: FieldInfo) -> str:
-    """The name of a figure of the swarm."""
-    declared = field.json_schema_extra
-    return str(declared.get("metric", f"tt_{name}")) if isinstance(declared, dict) else f"tt_{name}"

@@ -87,7 +87,10 @@ class Answers:
 
     def checkpoints(self) -> Content:
         """/api/checkpoints."""
-        return {"rows": [{**row, "pictures": _linked(row["pictures"])} for row in self.source.checkpoints()]}
+        rows = self.source.checkpoints()
+        for picture in (picture for row in rows for picture in row["pictures"]):
+            picture["url"] = f"pictures/{quote(picture.pop('file'))}"
+        return {"rows": rows}
 
     def rounds(self) -> Content:
         """/api/rounds."""
@@ -120,7 +123,3 @@ class Answers:
     def _told(self, key: str, otherwise: Any) -> Any:
         newest = self.source.newest(key)
         return otherwise if newest is None else json.loads(newest[0])
-
-
-def _linked(drawn: list[Row]) -> list[Row]:
-    return [{"prompt": row["prompt"], "url": f"pictures/{quote(row['file'])}"} for row in drawn]

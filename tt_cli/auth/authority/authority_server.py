@@ -26,14 +26,12 @@ PORT = 8470
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Options of a server's process."""
+    """Options of a server's process. run: TOML text. trusted_proxy: IP address whose X-Forwarded-For is believed."""
 
     run: str
-    """The run file, TOML text."""
     host: str = "0.0.0.0"
     port: int = PORT
     trusted_proxy: str = ""
-    """The IP address of the proxy whose X-Forwarded-For is believed."""
     pass_seconds: float = PASS_SECONDS
     most_peers: int = MOST_PEERS
 
