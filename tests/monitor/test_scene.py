@@ -63,7 +63,6 @@ def test_floating_point_operations_in_words(flops: float | None, words: str) -> 
 
 def test_the_work_of_the_swarm_is_its_samples_times_the_models_operations() -> None:
     assert scene(snapshot=snapshot(samples_per_second=20.0), flops_per_sample=10**12).flops == 2e13
-    assert scene(snapshot=snapshot()).flops is None
 
 
 def test_without_an_aux_peers_records_the_leaders_are_those_who_are_here() -> None:

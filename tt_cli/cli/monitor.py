@@ -113,7 +113,7 @@ def monitor(
             source=source,
             page=page,
             folder=folders.run_folder(config),
-            flops=lambda: DalleConfig.from_run(config).flops_per_sample(),
+            flops=DalleConfig.from_run(config).flops_per_sample(),
         )
         with watching:
             MonitorApp(watching, interval).run()

@@ -145,10 +145,7 @@ def layer_tensors(model: Architecture, *, decoder: bool = False) -> list[Tensor]
         attention = [Tensor(inner, d)] * 3 + [Tensor(d, inner), norm[0]]
         feed_forward = [Tensor(hidden, d), Tensor(d, hidden), norm[0]]
         return attention * (2 if decoder else 1) + feed_forward
-    feed_forward = [
-        *(Tensor(hidden, d), Tensor(hidden)),
-        *(Tensor(d, hidden), Tensor(d)),
-    ]
+    feed_forward = [Tensor(hidden, d), Tensor(hidden), Tensor(d, hidden), Tensor(d)]
     if model.family == "gptj":
         return [*norm, *[Tensor(inner, d)] * 3, Tensor(d, inner), *feed_forward]
     if model.family == "bert":

@@ -54,7 +54,7 @@ class Scene:
     leaders: dict[str, list[Leader]] = field(default_factory=dict)
     mine: list[SeenSlot] = field(default_factory=list)
     log: list[tuple[float, str]] = field(default_factory=list)
-    flops_per_sample: int | None = None
+    flops_per_sample: int = 0
 
     @property
     def answered(self) -> float | None:
@@ -89,9 +89,7 @@ class Scene:
     @property
     def flops(self) -> float | None:
         """Speed of the whole swarm in FLOP/s: forward and backward pass, recomputation not counted."""
-        if self.flops_per_sample is None or self.snapshot is None:
-            return None
-        return self.flops_per_sample * self.snapshot.samples_per_second
+        return self.flops_per_sample * self.snapshot.samples_per_second if self.snapshot is not None else None
 
 
 def flops_words(flops: float | None) -> str:

@@ -162,15 +162,9 @@ def figures(snapshot: SwarmNow, flops: str, width: int) -> list[Text]:
     truth = [fit(one_truth(snapshot), width)] if snapshot.holders else []
     loss = ("loss ", ""), (loss_value(snapshot.loss), "bold")
     if width < NARROW:
-        return [
-            labelled("step", steps, width=width),
-            labelled("run", ends, width=width),
-            labelled("next", f"{samples} · {eta}", width=width),
-            labelled("swarm", who, width=width),
-            labelled("speed", speed, width=width),
-            labelled("loss", loss[1], width=width),
-            *truth,
-        ]
+        rows: dict[str, str | tuple[str, str]] = {"step": steps, "run": ends, "next": f"{samples} · {eta}"}
+        rows |= {"swarm": who, "speed": speed, "loss": loss[1]}
+        return [*(labelled(label, words, width=width) for label, words in rows.items()), *truth]
     words = max(len(f"{steps} · {ends}"), len(f"{samples} · {eta}"))
     room = max(8, min(80, width - 12 - words))
     return [

@@ -29,7 +29,7 @@ class SwarmWatch:
 
     look: one snapshot; it may take long and may raise. interval: seconds between two. source: where it looks, in words.
     page: where the past comes from, None for the DHT's short history. folder: of this machine's peers of the run.
-    flops: floating-point operations of one sample, asked for once, in a thread.
+    flops: floating-point operations of one sample.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class SwarmWatch:
         source: str,
         page: Page | None,
         folder: Path,
-        flops: Callable[[], int],
+        flops: int,
     ) -> None:
-        self._look, self._interval, self._page, self._folder, self._ask_flops = look, interval, page, folder, flops
+        self._look, self._interval, self._page, self._folder = look, interval, page, folder
         self.news = 0
         self._lock, self._end = threading.RLock(), threading.Event()
         began = time.time()
-        self._scene = Scene(run=run, identity=identity, now=began, asked_since=began, source=source)
+        self._scene = Scene(run, identity, now=began, asked_since=began, source=source, flops_per_sample=flops)
         self._past = Past({}, [], {})
         self._losses: dict[int, float] = {}
         self._active: deque[Active] = deque(maxlen=REMEMBERED)
@@ -59,7 +59,6 @@ class SwarmWatch:
         self._begin(self.look_here, HERE_SECONDS)
         if self._page is not None:
             self._begin(self.look_back, PAST_SECONDS)
-        threading.Thread(target=lambda: self._learn(flops_per_sample=self._ask_flops()), daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -48,15 +48,10 @@ def parse_toml(text: str, origin: str) -> dict[str, Any]:
 
 
 def toml_value(value: str | bool | int | float | list[Any]) -> str:
-    """Write one value as TOML."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        # A TOML basic string is a JSON string, but for DEL, which TOML wants escaped too.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-    if isinstance(value, list):
-        return "[" + ", ".join(toml_value(item) for item in value) + "]"
-    return repr(value)
+    """Write one value as TOML: as JSON, but for DEL in a text, which TOML wants escaped too."""
+    if isinstance(value, float):
+        return repr(value)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def wrong_value(model: type[BaseModel], error: ValidationError, origin: str) -> UsageError:
