@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tt_cli.auxiliary.state_keeper import StateKeeper
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import RollBack
 from tt_cli.peer.health.lifelines import Lifelines
+from tt_cli.peer.swarm_peer import PeerOptions
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Emit, Finished, Listening, Log, Phase, Snapshot
 from tt_cli.supervisor.reporter import Orders
@@ -40,23 +40,11 @@ LARGE_SNAPSHOT_PEERS, LARGE_SNAPSHOT_SECONDS = 200, 10.0  # so many are written 
 HISTORY_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class CoordinatorOptions:
-    """Options that `tt aux-peer` hands its process, beside the run (TOML text)."""
-
-    run: str
-    port: int
-    initial_peers: list[str] = field(default_factory=list)
-    host: str = "0.0.0.0"
-    announce: list[str] = field(default_factory=list)
-    user: str = ""
-
-
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     """Serve until it is asked to leave."""
     run, database = run_of(options)
     with ExitStack() as closing:
-        coordinator = Coordinator(run, CoordinatorOptions(**options), database, emit, closing)
+        coordinator = Coordinator(run, PeerOptions(**options), database, emit, closing)
         while not orders.leave.wait(LOOK_SECONDS):
             coordinator.look()
             coordinator.lifelines.check()
@@ -66,7 +54,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 class Coordinator:
     """The auxiliary peer's own work, one look at the swarm after the other. What it begins ends with `closing`."""
 
-    def __init__(self, run: RunConfig, opts: CoordinatorOptions, database: str, emit: Emit, closing: ExitStack):
+    def __init__(self, run: RunConfig, opts: PeerOptions, database: str, emit: Emit, closing: ExitStack):
         folder = folders.run_folder(run)
         identity = claim_identity(folder, "aux")
         self._run, self._emit, self._user, self._peer_id = run, emit, opts.user, identity.peer_id
@@ -182,7 +170,7 @@ class Coordinator:
             self._emit(Phase(*phase))
 
 
-def _join(run: RunConfig, identity: Identity, opts: CoordinatorOptions, emit: Emit) -> DHT:
+def _join(run: RunConfig, identity: Identity, opts: PeerOptions, emit: Emit) -> DHT:
     """The DHT through the other aux peers; alone when none of them answers: somebody must be the first."""
     others = [address for address in opts.initial_peers if not address.endswith(f"/p2p/{identity.peer_id}")]
     start = partial(dht_node.start_dht, run, identity, host=opts.host, port=opts.port, announce=opts.announce)

@@ -9,8 +9,7 @@ Notable:
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
@@ -124,41 +123,29 @@ def load_clip(place: str = DEFAULT, device: torch.device | str = "cpu") -> Clip:
 
 
 def _load(folder: Path, weights: Path, place: str, device: torch.device | str) -> tuple[Any, Any]:
-    with _quiet_transformers():
-        from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+    from transformers.utils import logging
 
-        try:
-            fields, _ = CLIPConfig.get_config_dict(folder, local_files_only=True)
-            if fields.get("model_type") != "clip":
-                raise UsageError(f"--clip {place}: config.json is that of a {fields.get('model_type')} model, not clip")
-            model, report = CLIPModel.from_pretrained(
-                None,
-                config=CLIPConfig.from_dict(fields),
-                state_dict=read_published(weights),
-                dtype=torch.float32,
-                output_loading_info=True,
-            )
-            tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
-        except (TTError, ImportError):
-            raise
-        except Exception as error:  # a model that anyone made: the library raises whatever its files lead it to
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            raise TTError(f"--clip {place}: the model in {folder} cannot be read ({reason})") from error
+    logging.set_verbosity_error()  # its warnings and bars are for developers
+    logging.disable_progress_bar()
+    from transformers import CLIPConfig, CLIPModel, CLIPTokenizer
+
+    try:
+        fields, _ = CLIPConfig.get_config_dict(folder, local_files_only=True)
+        if fields.get("model_type") != "clip":
+            raise UsageError(f"--clip {place}: config.json is that of a {fields.get('model_type')} model, not clip")
+        model, report = CLIPModel.from_pretrained(
+            None,
+            config=CLIPConfig.from_dict(fields),
+            state_dict=read_published(weights),
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+        tokenizer = CLIPTokenizer.from_pretrained(folder, local_files_only=True)
+    except (TTError, ImportError):
+        raise
+    except Exception as error:  # a model that anyone made: the library raises whatever its files lead it to
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise TTError(f"--clip {place}: the model in {folder} cannot be read ({reason})") from error
     if missing := sorted(report["missing_keys"]):
         raise TTError(f"--clip {place}: {weights} lacks {len(missing)} tensors, such as {missing[0]}")
     return model.to(device).eval(), tokenizer
-
-
-@contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    """Its own bars and warnings are for developers."""
-    from transformers.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        logging.enable_progress_bar()

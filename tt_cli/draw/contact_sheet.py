@@ -36,7 +36,8 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
     font = ImageFont.load_default(FONT_SIZE)
     height, width = drawings[0].picture.shape[:2]
     factor = max(1, PICTURE // max(height, width))
-    cell_width, cell_height = width * factor + GAP, height * factor + GAP
+    size = width * factor, height * factor
+    cell_width, cell_height = size[0] + GAP, size[1] + GAP
     across = min(columns, max(len(group) for _, group in strips))  # pictures side by side in a strip
     beside = min(columns // across, len(strips))  # strips side by side
     strip_width = across * cell_width
@@ -52,7 +53,8 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
             x = GAP + place * strip_width
             for number, drawing in enumerate(group):
                 down, right = divmod(number, across)
-                picture = _enlarge(Image.fromarray(drawing.picture), factor)
+                # decoded pictures are smooth, and blocks of equal pixels would hide what they show
+                picture = Image.fromarray(drawing.picture).resize(size, Image.Resampling.BICUBIC)
                 pictures.append(((x + right * cell_width, y + down * cell_height), picture))
             middle = x + (min(across, len(group)) * cell_width - GAP) // 2
             lines += [((middle, below - GAP // 2 + number * LINE), text) for number, text in enumerate(caption)]
@@ -65,13 +67,6 @@ def contact_sheet(drawings: Sequence[Drawing], columns: int | None = None) -> Im
     for top, text in lines:
         pen.text(top, text, fill=INK, font=font, anchor="ma")
     return sheet
-
-
-def _enlarge(picture: Image.Image, factor: int) -> Image.Image:
-    """Bicubic: decoded pictures are smooth, and blocks of equal pixels would hide what they show."""
-    if factor == 1:
-        return picture
-    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.BICUBIC)
 
 
 def _wrap(text: str, font: Font, width: int) -> list[str]:

@@ -27,6 +27,7 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.hub_files import download, repository_files
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.run import RunConfig, folders
+from tt_cli.run.checkpoint_names import step_in
 from tt_cli.task import task_of
 from tt_cli.task.picture_codec import load_vqgan
 
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from tt_cli.checkpoint.training_state import TrainingState
 
 WEIGHTS = (".safetensors", ".pt", ".pth", ".ckpt", ".bin")
-_STEP = re.compile(r"(?:.*/)?step-(\d{8,15})\.safetensors")
 _HUB_PLACE = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:/(.+))?")
 
 
@@ -162,7 +162,7 @@ def _from_hub(
     commit, names = repository_files(repository, revision)
     where = f"{repository} at {revision or commit[:12]}"
     if file is None:
-        steps = [(int(match[1]), name) for name in names if (match := _STEP.fullmatch(name))]
+        steps = [(step, name) for name in names if (step := step_in(Path(name).name)) is not None]
         if not steps:
             weights = [name for name in names if name.endswith(WEIGHTS)]
             have = f"; it has {', '.join(weights[:3])}" if weights else ""

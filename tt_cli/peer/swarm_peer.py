@@ -25,10 +25,11 @@ from tt_cli.swarm.membership.orders import OrganiserOrders
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.network.dht_node import DHT, addresses_of, daemon_watched, stop_dht
+from tt_cli.swarm.network.reachability import ListenOptions
 
 
-@dataclass(frozen=True)
-class PeerOptions:
+@dataclass(frozen=True, kw_only=True)
+class PeerOptions(ListenOptions):
     """Options that a command hands a peer's process. run: TOML text. max_upload, max_download: bits a second.
 
     identity: the name of its key file, "trainer-2"; else the first free one.
@@ -36,10 +37,6 @@ class PeerOptions:
 
     run: str
     initial_peers: list[str] = field(default_factory=list)
-    host: str = "0.0.0.0"
-    port: int = 0
-    announce: list[str] = field(default_factory=list)
-    client_mode: bool = False
     max_upload: float | None = None
     max_download: float | None = None
     user: str = ""

@@ -42,7 +42,7 @@ from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.compression.accumulator import Accumulator, all_finite
 from tt_cli.swarm.network.dht_node import daemon_watched
-from tt_cli.swarm.network.reachability import ListenOptions, start_reachable_dht
+from tt_cli.swarm.network.reachability import start_reachable_dht
 from tt_cli.task import task_of
 from tt_cli.task.dalle_task import DalleTask
 
@@ -51,7 +51,7 @@ HAND_OVER_SECONDS = 30.0
 FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainerOptions(PeerOptions):
     """Options that `tt join` hands its peer process. memory: bytes that the peer may use."""
 
@@ -83,8 +83,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
     release_freed_memory()
     emit(Phase("starting", "joining the DHT"))
-    listen = ListenOptions(opts.host, opts.port, opts.announce, opts.client_mode)
-    dht, client_mode = start_reachable_dht(run, peer.identity, emit, initial_peers=opts.initial_peers, listen=listen)
+    dht, client_mode = start_reachable_dht(run, peer.identity, emit, initial_peers=opts.initial_peers, listen=opts)
     with ExitStack() as closing:
         taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back)
         collaboration = closing.enter_context(taking_part)

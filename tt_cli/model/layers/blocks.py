@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from tt_cli.model.dalle_config import CHUNK_BYTES, DalleConfig
 from tt_cli.model.layers.attention import AttentionPattern
 from tt_cli.model.layers.fused import fused
-from tt_cli.model.layers.products import add_product_, add_sum_, linear, product
+from tt_cli.model.layers.products import add_product_, linear, product
 from tt_cli.model.layers.rotary import SplitHeads, joined_heads, rotary_table
 from tt_cli.model.layers.token_shift import shift_tokens, shifted, unshifted
 
@@ -167,7 +167,8 @@ class FeedForwardBranch:
                 output[rows] = linear(active, contract, contract_bias)
             add_product_(own, incoming.plain[rows], active, incoming.plain_unit)
             add_product_(into[3], into_expanded, h[rows], incoming.scaled_unit)
-            add_sum_(into[4], into_expanded, incoming.scaled_unit)
+            summed = into_expanded.sum(dim=0).to(into[4].dtype)  # half precision is summed in float32 and rounded once
+            into[4].add_(summed if incoming.scaled_unit is None else summed * incoming.scaled_unit)
             into_h[rows] = product(into_expanded, expand)
         _add_output_gradients(into, grad, own, weights)
         into_x = normed.backward(self.config, x, weights, into_h.view(x.shape), incoming.scaled_unit, into)

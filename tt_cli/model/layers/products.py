@@ -43,11 +43,5 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, unit: Tensor | None = None
             rows.addcmul_(piece.to(rows.dtype), unit)
 
 
-def add_sum_(total: Tensor, rows: Tensor, unit: Tensor | None = None) -> None:
-    """total (n,) += unit * the sum of rows (m, n), summed in float32 or better."""
-    piece = rows.sum(dim=0).to(total.dtype)  # half precision is summed in float32 and rounded once
-    total.add_(piece if unit is None else piece * unit)
-
-
 def _onednn_is_faster(x: Tensor) -> bool:
     return x.device.type == "cpu" and has_onednn_linear(x.dtype)

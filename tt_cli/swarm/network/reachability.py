@@ -173,10 +173,10 @@ def dialled_back(run: RunConfig, dht: DHT, ports: Iterable[int]) -> Reachability
 class ListenOptions:
     """The address at which a peer accepts connections, and what it tells others of it."""
 
-    host: str
-    port: int  # 0: any free one
-    announce: Sequence[str]  # multiaddrs that others are told, beside those that it finds out
-    client_mode: bool  # it calls the others, and nobody calls it
+    host: str = "0.0.0.0"
+    port: int = 0  # any free one
+    announce: Sequence[str] = ()  # multiaddrs that others are told, beside those that it finds out
+    client_mode: bool = False  # it calls the others, and nobody calls it
 
 
 def start_reachable_dht(
