@@ -101,8 +101,9 @@ def test_any_changed_nonce_is_refused(authority: Authority, data: st.DataObject)
     other = data.draw(st.sampled_from("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=. é"))
     changed = nonce[:at] + other + nonce[at + 1 :]
     if changed != nonce:
-        assert not authority._made(authority._key(), changed, peer.peer_id, "renew")
-    assert authority._made(authority._key(), nonce, peer.peer_id, "renew")
+        with pytest.raises(RequestRefused, match="the nonce is not one"):
+            authority._unseal("nonce", changed, f"renew {peer.peer_id}")
+    assert authority._unseal("nonce", nonce, f"renew {peer.peer_id}")[1].text == authority._key().text
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)

@@ -8,10 +8,8 @@ the signature and the pass before.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import os
-import struct
 import threading
 import time
 from collections import Counter
@@ -131,9 +129,9 @@ class Authority:
 
     def challenge(self, peer_id: str, purpose: requests.Purpose) -> Challenge:
         """A nonce for that peer and purpose. Nothing is stored until it is used."""
-        now, key = self.clock(), self._key()
-        head = struct.pack(">d", now + NONCE_SECONDS) + os.urandom(16)
-        return Challenge(encode(head + self._mac(key, head, peer_id, purpose)), key.text, now, now + NONCE_SECONDS)
+        now = self.clock()
+        nonce = self._seal("nonce", NONCE_SECONDS, f"{purpose} {peer_id}")
+        return Challenge(nonce, self._key().text, now, now + NONCE_SECONDS)
 
     def join(self, request: requests.JoinRequest) -> str:
         """A pass for the peer with this key. Raises RequestRefused; HubUnreachable, which leaves the nonce good."""
@@ -197,7 +195,7 @@ class Authority:
 
     def convict(self, ticket: str, proof: bytes) -> str:
         """Judge what the ticket's holder hands in: see `judge`."""
-        held = self._unseal("proof", ticket)
+        held, _ = self._unseal("proof", ticket)
         if hashlib.sha256(proof).hexdigest() != held["proof"]:
             raise RequestRefused(401, "the proof is not the one that the ticket is for")
         return self.judge(proof, held["user"], held["peer"])
@@ -241,7 +239,7 @@ class Authority:
 
     def poll_login(self, handle: str) -> str | None:
         """A ticket for `join` once the user has logged in, None before. Raises RequestRefused, HubUnreachable."""
-        held = self._unseal("login", handle)
+        held, _ = self._unseal("login", handle)
         try:
             account = self._hub.login_granted(self._client_id(), held["code"])
         except IdentityNotProven as error:
@@ -267,34 +265,16 @@ class Authority:
         """The peer id of whoever signed this with a nonce of ours that is still good, and the key that made it."""
         public = _public_key(request.key)
         signature, peer_id = _bytes(request.signature, "signature"), peer_key.peer_id(public)
-        for mine in self.folder.settings().keys:
-            if self._made(mine, request.nonce, peer_id, purpose):
-                break
-        else:
-            raise RequestRefused(401, "the nonce is not one that this authority made for this peer, or it is too old")
+        _, mine = self._unseal("nonce", request.nonce, f"{purpose} {peer_id}")
         message = requests.signed_message(purpose, mine.text, self.run.identity, request.nonce, peer_id, request.said())
         if not peer_key.signed(peer_key.public_key(public), signature, message):
             raise RequestRefused(401, "the signature is not that of the peer's key")
         return peer_id, mine
 
-    def _made(self, key: SigningKey, nonce: str, peer_id: str, purpose: requests.Purpose) -> bool:
-        try:
-            raw = decode(nonce)
-        except ValueError:
-            return False
-        if len(raw) != 56 or not hmac.compare_digest(raw[24:], self._mac(key, raw[:24], peer_id, purpose)):
-            return False
-        return self.clock() < struct.unpack(">d", raw[:8])[0]
-
-    @staticmethod
-    def _mac(key: SigningKey, head: bytes, peer_id: str, purpose: requests.Purpose) -> bytes:
-        return hmac.digest(key.secret("nonce"), head + f"{purpose} {peer_id}".encode(), "sha256")
-
     def _spend(self, nonce: str) -> None:
         """Last, so that a Hub which does not answer costs nobody their nonce; of two at a time, one gets through."""
-        raw = decode(nonce)
-        expires = struct.unpack(">d", raw[:8])[0]
-        if not self.store.use_nonce(hashlib.sha256(raw).hexdigest(), expires, self.clock()):
+        now = self.clock()
+        if not self.store.use_nonce(hashlib.sha256(decode(nonce)).hexdigest(), now + NONCE_SECONDS, now):
             raise RequestRefused(401, "the nonce has been used already")
 
     def _who(self, request: requests.JoinRequest, peer_id: str, signing: SigningKey) -> tuple[str, bool]:
@@ -306,7 +286,7 @@ class Authority:
         organisation = self._organisation()
         match proof:
             case requests.OAuthProof():
-                ticket = self._unseal("ticket", proof.ticket)
+                ticket, _ = self._unseal("ticket", proof.ticket)
                 if ticket["peer"] != peer_id:
                     raise IdentityNotProven("that login was begun by another peer")
                 return str(ticket["user"]), bool(ticket["member"])
@@ -356,22 +336,27 @@ class Authority:
     def _note(self, who: str, what: str, peer_id: str = "", detail: str = "") -> None:
         self.store.write_down(self.clock(), who, what, peer_id, detail)
 
-    def _seal(self, purpose: str, seconds: float, **content: Any) -> str:
-        """Text that holds `content`, which only this authority reads, for so long."""
-        nonce, data = os.urandom(12), json.dumps({**content, "until": self.clock() + seconds}).encode()
-        return encode(nonce + AESGCM(self._key().secret("seal")).encrypt(nonce, data, purpose.encode()))
+    def _seal(self, what: str, seconds: float, of: str = "", **content: Any) -> str:
+        """Text that holds `content`, which only this authority reads, for so long. what: "nonce", "login", ….
 
-    def _unseal(self, purpose: str, text: str) -> dict[str, Any]:
+        of: what it is for, which has to be said again when it is read.
+        """
+        nonce, data = os.urandom(12), json.dumps({**content, "until": self.clock() + seconds}).encode()
+        return encode(nonce + AESGCM(self._key().secret(f"sealed {what}")).encrypt(nonce, data, of.encode()))
+
+    def _unseal(self, what: str, text: str, of: str = "") -> tuple[dict[str, Any], SigningKey]:
+        """The content, and the key that sealed it. Raises RequestRefused."""
         for key in self.folder.settings().keys:
             try:
                 raw = decode(text)
-                opened = AESGCM(key.secret("seal")).decrypt(raw[:12], raw[12:], purpose.encode())
+                opened = AESGCM(key.secret(f"sealed {what}")).decrypt(raw[:12], raw[12:], of.encode())
             except (InvalidTag, ValueError):
                 continue
             content: dict[str, Any] = json.loads(opened)
             if self.clock() < content["until"]:
-                return content
-        raise RequestRefused(401, "the login is not one that this authority began, or it is too old: begin again")
+                return content, key
+        words = f"the {what} is not one that this authority made for this, or it is too old: begin again"
+        raise RequestRefused(401, words)
 
 
 def _public_key(text: str) -> bytes:
