@@ -22,6 +22,8 @@ from tt_cli.supervisor.peer_state import CURVE, PeerState
 from tt_cli.terminal.log_lines import best_address, join_line
 from tt_cli.terminal.worker_screen import Screen
 
+AT_START = PeerState(run="emoji", identity=TITLES[1], total_steps=2000)
+
 
 @pytest.fixture(autouse=True)
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
@@ -56,7 +58,7 @@ sent 12.1 MB, received 33.4 MB
 
 def shown(happened: list[e.Event], **options: Any) -> str:
     stream = io.StringIO()
-    with Screen("tt join emoji", "emoji-1a2b3c4d", 2000, stream=stream, **options) as one:
+    with Screen("tt join emoji", AT_START, stream=stream, **options) as one:
         for event in happened:
             one.show(event)
     return stream.getvalue()
@@ -130,14 +132,14 @@ def test_no_message_can_write_to_the_terminal() -> None:
 
 def test_a_stream_of_few_characters_gets_question_marks() -> None:
     raw = io.BytesIO()
-    with Screen("t", "i", 1, stream=io.TextIOWrapper(raw, encoding="ascii")) as one:
+    with Screen("t", AT_START, stream=io.TextIOWrapper(raw, encoding="ascii")) as one:
         one.show(e.Log("Zoë", at=0.0))
     assert raw.getvalue() == b"00:00:00 log          Zo?\n"
 
 
 def drawn(happened: list[e.Event], width: int, height: int, now: float, **options: Any) -> list[str]:
     """The live view after these events."""
-    screen = Screen(*TITLES, 2000, stream=io.StringIO(), **options)
+    screen = Screen(TITLES[0], AT_START, stream=io.StringIO(), **options)
     for event in happened:
         screen.show(event)
     return [line.plain.rstrip() for line in screen.frame(width, height, now)]
@@ -242,7 +244,7 @@ def on_a_terminal(happened: list[e.Event]) -> str:
     try:
         with (
             open(slave, "w", encoding="utf-8") as stream,
-            Screen("tt join emoji", "emoji-1a2b3c4d", 2000, join_run="emoji", stream=stream) as one,
+            Screen("tt join emoji", AT_START, join_run="emoji", stream=stream) as one,
         ):
             for event in happened:
                 one.show(event)

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
 from tt_cli.auth.authority_client import AuthorityClient, AuthorityUnreachable, Tell
@@ -22,9 +22,6 @@ from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import MAX_NOTICE, InvalidPass, Notice, Pass, allowed, read_notice, read_pass
 from tt_cli.run import RunConfig, folders
-
-if TYPE_CHECKING:
-    from tt_cli.auth.authority.issuer import Authority
 
 POLL_SECONDS = 15.0
 FIRST_WAITS = (2.0, 4.0, 8.0, 16.0)  # seconds between the tries of a peer that has no pass yet
@@ -262,7 +259,7 @@ class OnThisHost:
     def __init__(self, run: RunConfig, key_file: Path, user: str):
         from tt_cli.auth.authority.authority_server import open_authority
 
-        self._authority: Authority = open_authority(run)
+        self._authority = open_authority(run)
         self._user = user
         self.peer_id = peer_key.id_of(peer_key.made_key(key_file))
         self.close = self._authority.store.close

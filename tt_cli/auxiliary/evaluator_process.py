@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from tt_cli.auxiliary.lease import LeaseFile
@@ -73,14 +73,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     lease = LeaseFile(folders.run_folder(run)) if Database(database, "the history").file is None else None
     store, reader = HistoryWriter(database, run.identity, mends=False), HistoryReader(database)
     heartbeat = Heartbeat(partial(store.tell_part, "evaluator"))
-    told: set[str] = set()
-
-    def tell(message: str, level: str) -> None:
-        """Once, however often it is found to be so."""
-        if message not in told:
-            told.add(message)
-            emit(Log(message, level))
-
+    tell = cache(lambda message, level: emit(Log(message, level)))  # once, however often it is found to be so
     leave_at_once(orders)
     evaluator = Evaluator(run, store, reader, opts.every, opts.prompts, tell, heartbeat)
     emit(Log(f"measures checkpoints every {opts.every} steps, and draws from them: {', '.join(opts.prompts)}"))

@@ -190,8 +190,7 @@ def aux_peer(
         Control(slot, status, HouseholdLimits(), by_hand=sys.stdin.isatty()) as control,
         Screen(
             f"tt aux-peer {run}",
-            config.identity,
-            config.schedule.total_steps,
+            status,
             join_run=name_for_others(run, config),
             plain=plain,
             json=json,

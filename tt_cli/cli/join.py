@@ -156,7 +156,7 @@ def join(
 
     with (
         Control(slot, status, limits, by_hand=sys.stdin.isatty()) as control,
-        Screen(f"tt join {run}", config.identity, config.schedule.total_steps, plain=plain, json=json) as screen,
+        Screen(f"tt join {run}", status, plain=plain, json=json) as screen,
         admission(config, identity_name(slot), screen.tell, send_token=send_token) as admitted,
         nullcontext(screen.show) if curves is None else logged(screen.show, curves) as show,
     ):

@@ -32,7 +32,7 @@ FILLED = 3  # rows up to which an area is filled
 LEAST = (LABEL + 6, 3)  # columns and rows of the smallest chart
 
 
-def line_chart(points: Points, width: int, height: int, *, log: bool = False, style: str = "cyan") -> list[Text]:
+def line_chart(points: Points, width: int, height: int, *, log: bool = False) -> list[Text]:
     """`height` lines of at most `width` cells, the last with the x axis' steps. log: a logarithmic y axis.
 
     No line where there is nothing to draw or no room. On a logarithmic axis what is not above 0 is left out.
@@ -60,7 +60,7 @@ def line_chart(points: Points, width: int, height: int, *, log: bool = False, st
     labels = {dot_of(value) // 4: name for value, name in ticks or [(low, figure(low))]}
     first, last = points[0][0], points[-1][0]
     steps = [(x, f"{x:,.0f}") for x in (first, last)] + nice_ticks(first, last, max(1, width // 14), whole=True)
-    return [*_with_axis(curve, cloud, labels, style), _x_axis(steps, first, last, width)]
+    return [*_with_axis(curve, cloud, labels, "cyan"), _x_axis(steps, first, last, width)]
 
 
 def area_chart(points: Points, width: int, height: int, *, style: str = "cyan") -> list[Text]:

@@ -45,16 +45,15 @@ _DRAWN = ("phase", "step", "progress", "swarm", "listening", "download")
 class Screen(LiveScreen):
     """Shows the events of one worker. `show` may be called from any thread.
 
-    title: the command and run, such as "tt join emoji". identity: the run's. join_run: the run as others
-    name it; where it is given, the line with which others join through this peer is shown. draw_swarm: of a worker that
-    tells of the whole swarm. A `Failure` is not printed as a line: the command line says it on stderr.
+    title: the command and run, such as "tt join emoji". state: to begin with. join_run: the run as others name it;
+    where it is given, the line with which others join through this peer is shown. draw_swarm: of a worker that tells of
+    the whole swarm. A `Failure` is not printed as a line: the command line says it on stderr.
     """
 
     def __init__(
         self,
         title: str,
-        identity: str,
-        total_steps: int,
+        state: PeerState,
         *,
         join_run: str | None = None,
         plain: bool = False,
@@ -62,8 +61,8 @@ class Screen(LiveScreen):
         stream: TextIO | None = None,
         draw_swarm: DrawSwarm | None = None,
     ) -> None:
-        super().__init__(title, identity, plain=plain, json=json, stream=stream)
-        self.state = PeerState(run=title, identity=identity, total_steps=total_steps)
+        super().__init__(title, state.identity, plain=plain, json=json, stream=stream)
+        self.state = state.model_copy(deep=True)
         self._join_run, self._draw_swarm = join_run, draw_swarm
         self._lines, self._log = LogLines(), deque[LogLine](maxlen=LOG_LINES)
 

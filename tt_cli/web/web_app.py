@@ -53,8 +53,9 @@ def make_app(answers: Answers, pictures: Path) -> FastAPI:
     app.add_middleware(SafeHeaders)
     live, cache = LiveUpdates(answers), ResponseCache()
     metrics = Metrics(answers, live)
-    for error, handler in _HANDLERS.items():
-        app.add_exception_handler(error, handler)
+    app.add_exception_handler(DatabaseDown, _later("the run's history does not answer at the moment"))
+    app.add_exception_handler(NothingYet, _later("the swarm has not been looked at yet"))
+    app.add_exception_handler(RequestValidationError, malformed)
 
     def cached(request: Request, key: Hashable, seconds: float, make: Callable[[], Any]) -> Response:
         return respond(request, cache.get(key, seconds, lambda: Representation.of_json(make())))
@@ -197,10 +198,3 @@ class SafeHeaders:
 
 def _later(words: str) -> Callable[[Request, Exception], Response]:
     return lambda request, error: problem(503, words, RETRY_SECONDS)
-
-
-_HANDLERS: dict[type[Exception], Callable[[Request, Exception], Response]] = {
-    DatabaseDown: _later("the run's history does not answer at the moment"),
-    NothingYet: _later("the swarm has not been looked at yet"),
-    RequestValidationError: malformed,
-}
