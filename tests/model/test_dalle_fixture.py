@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from model import published_fixture as fixture
-from model.slow_drawing import generate
+from model.slow_drawing import generate, whole_logits
 from torch import Tensor
 
 from tt_cli.model.layers import attention
@@ -30,7 +30,7 @@ def split(logits: Tensor) -> tuple[Tensor, Tensor]:
 def test_logits(mode: str, dense_positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "DENSE_POSITIONS", dense_positions)
     config = fixture.config()
-    logits = fixture.model(reversible=mode == "reversible")(fixture.text(), fixture.image())
+    logits = whole_logits(fixture.model(reversible=mode == "reversible"), fixture.text(), fixture.image())
     assert logits.shape == (2, config.sequence_length, config.vocab)
     # Each float32 run deviates from float64 on its own; the fixture's scale is one such run.
     scale = 2 * fixture.facts()[mode]["logits_maxdiff"]
@@ -51,7 +51,7 @@ def test_logits_of_a_part_are_those_of_the_whole(
     """The fixture's own partial logits (0 and 11 codes) equal the first rows of its whole ones exactly."""
     monkeypatch.setattr(attention, "DENSE_POSITIONS", dense_positions)
     dalle = fixture.model(reversible=mode == "reversible")
-    logits = dalle(fixture.text(), fixture.image()[:, :codes] if codes else None)
+    logits = whole_logits(dalle, fixture.text(), fixture.image()[:, :codes])
     assert logits.shape[1] == fixture.config().text_positions + codes
     scale = 2 * fixture.facts()[mode]["logits_maxdiff"]
     for ours, name in zip(split(logits), ("text_logits", "image_logits"), strict=True):
@@ -105,5 +105,5 @@ def test_masks(kind: str) -> None:
 @torch.no_grad()
 def test_negative_control() -> None:
     """A later version's conv_like window gives visibly other logits: the parity above can tell them apart."""
-    _, ours = split(fixture.model()(fixture.text(), fixture.image()))
+    _, ours = split(whole_logits(fixture.model(), fixture.text(), fixture.image()))
     assert (ours[:1] - fixture.tensors()["control.image_logits"]).abs().max() > 1
