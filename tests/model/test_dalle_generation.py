@@ -221,7 +221,7 @@ def test_memory_is_known_before() -> None:
     for prompts, samples, dtype in ((1, 1, torch.float32), (2, 3, torch.float32), (1, 4, torch.bfloat16)):
         decoder = StepDecoder(dalle, prompts, samples, dtype)
         tensors = [t for layer in decoder.caches.attention for t in (layer.text, layer.image)]
-        tensors += [state.kept for state in decoder.caches.attention_shifts + decoder.caches.feed_forward_shifts]
+        tensors += [*decoder.caches.attention_shifts, *decoder.caches.feed_forward_shifts]
         held = sum(tensor.nbytes for tensor in tensors)
         assert decoder.caches.nbytes == held
         assert Caches(SMALL, prompts, samples, torch.device("meta"), dtype).nbytes == held

@@ -62,22 +62,18 @@ def from_column(column: str, rows: Sequence[bytes], count: int, codebook_size: i
 
 def from_bytes(column: str, rows: np.ndarray, count: int, codebook_size: int) -> np.ndarray:
     """As `from_column`, of bytes (b, w) uint8; w is what `column_bytes` says. It may be a view of them."""
-    if column == PACKED:
-        return _unpacked(rows, count, codebook_size)
-    return rows.view(CODE_DTYPE).astype(np.int16, copy=False)
-
-
-def _unpacked(stacked: np.ndarray, count: int, codebook_size: int) -> np.ndarray:
-    bits, width = bits_per_code(codebook_size), stacked.shape[1]
+    if column == CODE:
+        return rows.view(CODE_DTYPE).astype(np.int16, copy=False)
+    bits, width = bits_per_code(codebook_size), rows.shape[1]
     groups = -(-count // _GROUP)
     if width != groups * bits:
-        stacked = np.pad(stacked, ((0, 0), (0, groups * bits - width)))
-    packed = stacked.reshape(len(stacked), groups, bits)
-    codes = np.empty((len(stacked), groups, _GROUP), dtype=np.int16)
+        rows = np.pad(rows, ((0, 0), (0, groups * bits - width)))
+    packed = rows.reshape(len(rows), groups, bits)
+    codes = np.empty((len(rows), groups, _GROUP), dtype=np.int16)
     for lane in range(_GROUP):
         first, shift = divmod(lane * bits, 8)
         value = packed[:, :, first].astype(np.uint32)
         for byte in range(first + 1, (lane * bits + bits - 1) // 8 + 1):
             value |= packed[:, :, byte].astype(np.uint32) << (8 * (byte - first))
         codes[:, :, lane] = (value >> shift) & ((1 << bits) - 1)
-    return codes.reshape(len(stacked), groups * _GROUP)[:, :count]
+    return codes.reshape(len(rows), groups * _GROUP)[:, :count]

@@ -19,7 +19,7 @@ from tt_cli.model.layers.blocks import layer_norm
 from tt_cli.model.layers.projection import Projection
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.cuda_graph import captured
-from tt_cli.model.sampling.kv_cache import Caches, KeyValueCache, ShiftState, StepTables
+from tt_cli.model.sampling.kv_cache import Caches, KeyValueCache, StepTables, step_shifted
 
 if TYPE_CHECKING:
     from tt_cli.model.dalle import Dalle
@@ -71,7 +71,7 @@ class _Branch(NamedTuple):
     scale: Tensor
     first: Projection
     second: Projection
-    shift: ShiftState | None
+    shift: Tensor | None
     cache: KeyValueCache | None = None
 
 
@@ -175,7 +175,7 @@ class StepDecoder:
 
     def _normed(self, branch: _Branch, x: Tensor, place: StepTables) -> Tensor:
         h = layer_norm(x, *branch.norm).to(self.dtype)
-        return h if branch.shift is None else branch.shift.step(h, place)
+        return h if branch.shift is None else step_shifted(branch.shift, h, place)
 
 
 def image_logits(dalle: Dalle, x: Tensor, dtype: torch.dtype | None = None) -> Tensor:

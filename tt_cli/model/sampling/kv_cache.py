@@ -27,7 +27,7 @@ class StepTables(NamedTuple):
     slot: dict[str, Tensor]
     bias: dict[str, Tensor]
     rotation: Tensor  # cos and sin for q, k and v, (N, 3, dim_head // 2, 2); q's carry the scale of the scores
-    shift_from: Tensor  # slot pairs of ShiftStates, (N, 2)
+    shift_from: Tensor  # slot pairs of `step_shifted`, (N, 2)
     shift_to: Tensor
 
     @classmethod
@@ -62,24 +62,18 @@ class StepTables(NamedTuple):
         )
 
 
-class ShiftState:
-    """Normed inputs that later positions of one branch take over (see token_shift).
+def step_shifted(kept: Tensor, h: Tensor, place: StepTables) -> Tensor:
+    """h (b, dim) at the position, with its neighbours' channels (see token_shift); remembers h's own.
 
     ``kept`` (b, 2 * (image_size + 1), dim // 4): for each column what comes from above (even) and from the left (odd).
     A position writes under its own column and to the left of the next one; what the last column writes there is never
     read, and what comes from the left of the first column stays zero.
     """
-
-    def __init__(self, kept: Tensor) -> None:
-        self.kept = kept
-
-    def step(self, h: Tensor, place: StepTables) -> Tensor:
-        """h (b, dim) at the position, with its neighbours' channels; remembers h's own."""
-        half = h.shape[1] // 2
-        taken = self.kept.index_select(1, place.shift_from).flatten(1)
-        shifted = torch.cat([taken, h[:, half:]], dim=1)
-        self.kept.index_copy_(1, place.shift_to, h[:, :half].unflatten(1, (2, -1)))
-        return shifted
+    half = h.shape[1] // 2
+    taken = kept.index_select(1, place.shift_from).flatten(1)
+    shifted = torch.cat([taken, h[:, half:]], dim=1)
+    kept.index_copy_(1, place.shift_to, h[:, :half].unflatten(1, (2, -1)))
+    return shifted
 
 
 class KeyValueCache:
@@ -132,7 +126,7 @@ class Caches:
         branches = 2 * config.depth if config.shift_tokens else 0
         shift_shape = (branches, prompts * samples, 2 * (config.image_size + 1), config.dim // 4)
         self._shifts = torch.zeros(shift_shape, device=device, dtype=dtype)
-        shifts = [ShiftState(kept) for kept in self._shifts.unbind()]
+        shifts = self._shifts.unbind()
         self.attention_shifts, self.feed_forward_shifts = shifts[::2], shifts[1::2]
         self.nbytes = texts.nbytes + self._shifts.nbytes + sum(layer.image.nbytes for layer in self.attention)
 
