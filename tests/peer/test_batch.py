@@ -12,6 +12,7 @@ import torch
 
 from tt_cli.data.examples import Batch
 from tt_cli.errors import TTError
+from tt_cli.model.allocator import is_out_of_memory
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import (
     BatchSettings,
@@ -20,7 +21,6 @@ from tt_cli.peer.micro_batch import (
     Remembered,
     SizeChoice,
     choose_micro_batch,
-    is_out_of_memory,
     repeated,
     undisturbed_seconds,
     waiting_seconds,

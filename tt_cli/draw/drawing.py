@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from tt_cli.draw.draw_batches import MOST_ROWS, BatchLimit, PromptSlice, memory_limit, next_batch
-from tt_cli.errors import TTError, UsageError, first_line
+from tt_cli.errors import TTError, UsageError
 from tt_cli.memory import shown
-from tt_cli.model.allocator import is_out_of_memory
+from tt_cli.model.allocator import attempt
 from tt_cli.model.layers.projection import drawing_dtype
 from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.drawing_memory import drawing_bytes
@@ -157,7 +157,7 @@ class _Drawer:
                 self.on_progress(done + known * rows, codes.size)
 
             batch = partial(self._draw_batch, parts, np.stack(noise), settings.sampling, on_token)
-            drawn, refusal = _attempt(batch)
+            drawn, refusal = attempt(batch)
             if drawn is None:
                 self.decoder = None
                 _give_back()
@@ -206,7 +206,7 @@ def _decode(vqgan: Vqgan, codes: np.ndarray, limit: BatchLimit) -> np.ndarray:
     pictures: list[np.ndarray] = []
     start = 0
     while start < len(codes):
-        decoded, refusal = _attempt(partial(decode_pictures, vqgan, codes[start : start + size], batch=size))
+        decoded, refusal = attempt(partial(decode_pictures, vqgan, codes[start : start + size], batch=size))
         if decoded is not None:
             pictures.append(decoded)
             start += size
@@ -216,16 +216,6 @@ def _decode(vqgan: Vqgan, codes: np.ndarray, limit: BatchLimit) -> np.ndarray:
             raise TTError(f"there is not enough memory to decode even one picture at a time: {refusal}")
         size //= 2
     return np.concatenate(pictures)
-
-
-def _attempt(work: Callable[[], np.ndarray]) -> tuple[np.ndarray | None, str]:
-    """The result of `work`; None and the allocator's words where memory runs out. What it held is free by then."""
-    try:
-        return work(), ""
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        return None, first_line(error)
 
 
 def _give_back() -> None:

@@ -11,11 +11,15 @@ import contextlib
 import ctypes
 import mmap
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 
+from tt_cli.errors import first_line
 from tt_cli.supervisor.host_memory import host_memory
+
+Result = TypeVar("Result")
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _ALIGNMENT = 64  # bytes
@@ -73,3 +77,16 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _REFUSALS)
+
+
+def attempt(work: Callable[[], Result]) -> tuple[Result | None, str]:
+    """The result of `work`, and ""; None and the allocator's words where memory runs out.
+
+    The error goes then, and with it the tensors that its frames hold.
+    """
+    try:
+        return work(), ""
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        return None, first_line(error)

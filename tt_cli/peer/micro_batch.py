@@ -30,7 +30,7 @@ from tt_cli.checkpoint.training_state import CheckpointError
 from tt_cli.data.examples import Batch
 from tt_cli.errors import TTError
 from tt_cli.memory import shown
-from tt_cli.model.allocator import is_out_of_memory
+from tt_cli.model.allocator import attempt
 from tt_cli.peer.device import Device
 from tt_cli.peer.memory_budget import RoomMemory
 from tt_cli.supervisor.events import Choice, Emit, Log
@@ -205,7 +205,7 @@ class MicroBatchSearch:
     def _try(self, size: int) -> bool:
         """Time one size; False when memory ran out."""
         seconds: list[float] = []
-        if not in_memory(lambda: self._time(size, seconds)):
+        if attempt(lambda: self._time(size, seconds))[1]:
             self._stopped = f"{size} does not fit"
             self._memory.release()
             return False
@@ -316,10 +316,10 @@ class MicroBatches:
         start = 0
         while start < len(batch.text):
             piece = batch[start : start + self.now]
-            if in_memory(partial(self._step, piece)):
-                start += self.now
-            else:
+            if attempt(partial(self._step, piece))[1]:
                 self.halve(f"memory ran out on {self._step.device.name} with {len(piece.text)}")
+            else:
+                start += self.now
 
     def halve(self, why: str) -> None:
         """Go on with half as many examples at a time. Raises TTError at one."""
@@ -336,17 +336,6 @@ class MicroBatches:
         self._emit(Log(f"{why}: going on with {self.now} examples at a time", level))
         self._emit(Choice("micro-batch", str(self.now), why))
         self._step.changed(self.now)
-
-
-def in_memory(compute: Callable[[], object]) -> bool:
-    """Compute; False where memory ran out. The error goes then, and with it the tensors that its frames hold."""
-    try:
-        compute()
-    except Exception as error:
-        if not is_out_of_memory(error):
-            raise
-        return False
-    return True
 
 
 def repeated(few: Batch, size: int) -> Batch:
