@@ -115,6 +115,7 @@ class InMemoryAverager(DecentralizedAverager):
         self._joined: dict[PeerID, bytes] | None = None  # to the group that this peer leads now
         self._came = asyncio.Condition()
         self._led: asyncio.Future[GroupInfo] | None = None
+        self._node.averager = self
         self._node.process.run(self._serve())
 
     def __del__(self) -> None: ...

@@ -1,8 +1,8 @@
 """What must hold in every schedule, looked at whenever a member steps, and at the end.
 
 - *agreement*: no two honest members commit unlike bytes in one round;
-- *durability*: what a majority committed is what all come to: a step that they make otherwise, from the same state, in
-  another round, is a minority's, and it is overruled (counted, not forbidden: see docs/protocol.md);
+- *durability*: what a majority committed, of which one lives and can hand it over, is what all come to. What is made
+  otherwise from the same state, in another round, is a minority's: it is overruled, and counted (docs/protocol.md);
 - *validity*: an average holds each member's gradient at most once, with its weight;
 - *no solo*: nobody steps alone or in a group of half of those who live or less;
 - *honesty*: no honest member is proven guilty;
@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ import numpy as np
 
 from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
 from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
+from tt_cli.swarm.records.consensus import STEPS_APART
 
 if TYPE_CHECKING:
     from simulation.machine import Machine
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from tt_cli.supervisor.events import Step
 
 EXACT = 0.02  # of a member's share of an average, for 8 bits
+SEEN_SECONDS = 2.0  # until all see the record of who began, or took a state over
 MOST_TASKS = 60  # of one machine, beside some for each other member
 
 
@@ -57,7 +60,8 @@ class Watch:
         number, state, averager = machine.number, machine.state, machine.collaboration.averager
         self.top = max(self.top, state.epoch)
         self.history[state.before][digest].add(number)
-        living = sum(other.alive for other in self.machines)
+        # who is further behind, as after a restart, does not count until it has caught up
+        living = sum(m.honest and m.alive and self._counts(m, state.epoch - 1) for m in self.machines)
         if alone:
             if living > 1:
                 raise Violation(f"no solo: {number} made step {state.epoch} alone")
@@ -75,6 +79,14 @@ class Watch:
             if honest.name in averager.audits.proofs.guilty():
                 raise Violation(f"honesty: {number} holds a proof against {honest.number}, who is honest")
         self._check_memory(machine)
+
+    @staticmethod
+    def _counts(machine: Machine, epoch: int) -> bool:
+        """Whether nobody makes a step from `epoch` without it: nor does who is ahead and cannot hand its state over."""
+        if asyncio.get_running_loop().time() < machine.state.taken_at + SEEN_SECONDS:
+            return False
+        ahead = machine.state.epoch - epoch
+        return ahead >= -STEPS_APART and (ahead <= 0 or not machine.client)
 
     def _number(self, peer_id: str) -> int:
         return next(machine.number for machine in self.machines if machine.name == peer_id)
@@ -115,6 +127,7 @@ class Watch:
             for digest, numbers in went.items():
                 if len(went) > 1 and (state[0] + 1, digest) not in kept:
                     count += 1
-                    if 2 * len(numbers) > sum(machine.honest for machine in self.machines):
+                    held = any(m.alive and m.keeps for m in self.machines if m.number in numbers)
+                    if held and 2 * len(numbers) > sum(machine.honest for machine in self.machines):
                         raise Violation(f"durability: step {state[0] + 1}, which {sorted(numbers)} made, is lost")
         return count

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import torch
 from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2
 from simulation.network import Lie, Node
+
+from tt_cli.swarm.allreduce.average_buffer import part_hash
+from tt_cli.swarm.allreduce.commit import group_of, read_status
+from tt_cli.swarm.allreduce.messages import Commitment
 
 METHODS = ("rpc_aggregate_part", "rpc_settle", "rpc_fetch_average", "rpc_audit", "rpc_join_group", "rpc_accuse")
 
@@ -64,4 +73,56 @@ def repeat(entropy: random.Random) -> Lie:
     return lie
 
 
-KINDS = {"noise": noise, "mute": mute, "repeat": repeat}
+class Turned:
+    """As a reducer gives some members averages with their sign turned, and tells and signs so in its statuses."""
+
+    def __init__(self, deceived: Callable[[PeerID], bool]):
+        self._deceived, self._sent = deceived, Counter[tuple[bytes, PeerID]]()
+
+    def __call__(self, node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method not in ("rpc_aggregate_part!", "rpc_settle", "rpc_settle!") or not self._deceived(peer):
+            return message
+        rounds = list(node.averager._rounds.values())
+        if not rounds:
+            return message
+        allreduce = rounds[-1].allreduce
+        if method != "rpc_aggregate_part!":
+            return self._status(allreduce, message) if group_of(message) == allreduce.group_id else message
+        place = self._sent[allreduce.group_id, peer]
+        self._sent[allreduce.group_id, peer] += 1
+        if place < len(allreduce._own) and message.tensor_part.buffer:
+            message = averaging_pb2.AveragingData.FromString(message.SerializeToString())
+            message.tensor_part.buffer = self._turned(allreduce, allreduce._own[place])
+        return message
+
+    @staticmethod
+    def _turned(allreduce: Any, index: int) -> bytes:
+        part, values = allreduce.parts[index], torch.empty(allreduce.parts[index].elements)
+        allreduce.codec.decode_into(allreduce.store.get(index), part.large, values)
+        return bytes(allreduce.codec.encode_part(values.neg_(), part.large))
+
+    def _status(self, allreduce: Any, message: Any) -> Any:
+        status = read_status(message, len(allreduce.parts))
+        if not status.commitment:
+            return message
+        hashes = list(status.hashes)
+        for index in allreduce._own:
+            hashes[index] = part_hash(self._turned(allreduce, index))
+        signed = Commitment.read(status.commitment, allreduce.signer.opened)
+        signed = replace(signed, outputs=tuple(hashes[index] for index in allreduce._own))
+        status = replace(status, hashes=tuple(hashes), commitment=signed.sign(allreduce.signer))
+        return status.pack(allreduce.group_id)
+
+
+def wrong(entropy: random.Random) -> Lie:
+    """Gives all the same wrong averages."""
+    return Turned(lambda peer: True)
+
+
+def two_faced(entropy: random.Random) -> Lie:
+    """Gives some members wrong averages, and the others right ones."""
+    seed = entropy.random()
+    return Turned(lambda peer: random.Random(f"{peer} {seed}").random() < 0.5)
+
+
+KINDS = {"noise": noise, "mute": mute, "repeat": repeat, "wrong": wrong, "two-faced": two_faced}

@@ -76,16 +76,22 @@ class Machine:
 
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
         self.network, self.number, self.run, self._watch = network, number, run, watch
-        self._client, self._stops, self._skew = ways.get("client", False), ways.get("stops", []), ways.get("skew", 0.0)
+        self.client, self._stops, self._skew = ways.get("client", False), ways.get("stops", []), ways.get("skew", 0.0)
         self._pace, self._lie = ways.get("pace", 0.4), ways.get("lie")
         self.honest = self._lie is None
         self.peer_id = PeerID.from_base58(key_of(number).peer_id)
         self.backup: tuple[int, str] = (0, "00")
         self.error: BaseException | None = None
+        self.starts = 0
 
     @property
     def alive(self) -> bool:
         return not self.process.dead
+
+    @property
+    def keeps(self) -> bool:
+        """True while it can hand over whatever it ever held: it accepts connections and did not crash."""
+        return not self.client and self.starts == 1
 
     @property
     def name(self) -> str:
@@ -93,7 +99,9 @@ class Machine:
 
     def start(self) -> None:
         """Begin, or begin again from the backup."""
-        self.process = Process(self._stops)
+        if self.starts:
+            self.process.kill()
+        self.process, self.starts = Process(self._stops), self.starts + 1
         self.state = SimulatedState(self.backup)
         node = Node(self.network, self.number, self.peer_id, self.process)
         if self._lie is not None:
@@ -103,13 +111,15 @@ class Machine:
     async def _begin(self, node: Node) -> None:
         self.clock, key = VirtualClock(self._skew), key_of(self.number)
         membership = Admission(self.run)
-        dht: Any = Dht(node, membership, self._client)
+        dht: Any = Dht(node, membership, self.client)
         identity: Any = SimpleNamespace(key=key, peer_id=key.peer_id)
         first = key_of(0).peer_id
         known = [] if self.number == 0 else [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"]
         access = NetworkAccess(dht, identity, None, known, self.clock, SimulatedAverager)
         about, orders = About(micro_batch=SAMPLES), OrganiserOrders(membership, Path("/nonexistent"))
-        self.collaboration = Collaboration(self.run, access, self.state, about, self._hear, orders)
+        self.collaboration = Collaboration(
+            self.run, access, self.state, about, functools.partial(self._hear, node.process), orders
+        )
         self.clock.thread(self._train, "trainer")
 
     def _train(self) -> None:
@@ -122,10 +132,10 @@ class Machine:
         except Exception as error:
             self.error = error
 
-    def _hear(self, event: Any) -> None:
+    def _hear(self, process: Process, event: Any) -> None:
         if isinstance(event, Round):
             self._round = event
-        elif isinstance(event, Step) and not self.process.dead:
+        elif isinstance(event, Step) and not process.dead:
             self._watch(self, event, self._round.outcome == "alone")
 
     def kill(self) -> None:

@@ -143,6 +143,7 @@ class Node:
     def __init__(self, network: Network, number: int, peer_id: PeerID, process: Process):
         self.network, self.number, self.peer_id, self.process = network, number, peer_id, process
         self.lie: Lie = lambda node, peer, method, message: message
+        self.averager: Any = None
         self._handlers: dict[str, tuple[Any, bool, bool]] = {}
         network.nodes[peer_id] = self
 
@@ -172,12 +173,14 @@ class Node:
             await asyncio.sleep(SILENCE)
         calls = [there.process.run(handler(message, P2PContext(name, name, self.peer_id))) for _ in range(1 + again)]
         try:
-            answer = await asyncio.shield(calls[0])
+            await asyncio.wait(calls[:1])
+            answer = None if calls[0].cancelled() else calls[0].result()
         except Exception as error:
             await self._carry(there, self, method + "!")
             raise Broken(str(error)) from error
-        if there.process.dead or (answer := there.lie(there, self.peer_id, method + "!", answer)) is None:
-            await asyncio.sleep(SILENCE)
+        if answer is None or (answer := there.lie(there, self.peer_id, method + "!", answer)) is None:
+            await asyncio.sleep(self.network.broken_after())
+            raise Broken("the other side went away")
         await self._carry(there, self, method + "!")
         return answer
 

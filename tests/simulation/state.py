@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,11 +56,14 @@ class Taken:
 
 
 class SimulatedState:
-    """A `SharedState`. before, average: the state from which the newest step was made, and its average's blocks."""
+    """A `SharedState`. before, average: the state from which the newest step was made, and its average's blocks.
+
+    taken_at: when it began, or was taken over."""
 
     def __init__(self, position: tuple[int, str] = (0, "00")):
         self.epoch, self.digest = position
         self.before, self.average = position, np.zeros((BLOCKS, PLACES))
+        self.taken_at = asyncio.get_running_loop().time()
 
     @property
     def tree(self) -> SimulatedTree:
@@ -81,6 +85,7 @@ class SimulatedState:
 
     def patch(self, tree: SimulatedTree, chunks: Any) -> None:
         self.epoch, self.digest = tree
+        self.taken_at = asyncio.get_running_loop().time()
 
     def read_tree(self, manifest: bytes) -> Any:
         raise NotImplementedError("states are handed over as they are")

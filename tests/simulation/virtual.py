@@ -44,9 +44,12 @@ class Process:
         return when
 
     def kill(self) -> None:
+        """End all of it; again and again, for `asyncio.wait_for` may miss that it was cancelled."""
         self.dead = True
         for task in list(self._tasks):
             task.cancel()
+        if self._tasks:
+            asyncio.get_running_loop().call_soon(self.kill)
 
     def run(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Begin a coroutine on this machine."""

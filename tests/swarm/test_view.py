@@ -187,6 +187,8 @@ class Clock:
 def test_who_computes_votes_until_it_takes_a_state_over() -> None:
     vote = Vote(60.0, Clock())
     assert not vote.of(record(total_samples=0)), "it may be about to take one over"
+    assert not vote.of(record()), "with a backup too: the others may have gone on without it"
+    vote.stepped(5, "aa")
     assert vote.of(record())
     assert not vote.of(record(epoch=9, digest="bb")), "it took this one over"
     vote.stepped(10, "cc")
@@ -208,6 +210,8 @@ def test_a_step_that_shows_before_it_is_told_counts() -> None:
 def test_who_was_away_does_not_vote_before_its_next_step() -> None:
     clock = Clock()
     vote = Vote(60.0, clock)
+    vote.of(record())
+    vote.stepped(5, "aa")
     vote.stored()
     for seconds, votes in ((50.0, True), (59.0, True), (61.0, False), (1.0, False)):
         clock.now += seconds

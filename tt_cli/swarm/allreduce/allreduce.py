@@ -165,7 +165,8 @@ class AllReduce:
         indexes, received = self.parts_of(reducer), 0
         try:
             opening = (await self._opening(reducer)).sign(self.signer)
-            stream = await self.stub_of(reducer).rpc_aggregate_part(self._opened(opening, self._outgoing(indexes)))
+            opened = self.stub_of(reducer).rpc_aggregate_part(self._opened(opening, self._outgoing(indexes)))
+            stream = await asyncio.wait_for(opened, 2 * self.patience)  # who fell silent may take minutes
             async with aclosing(stream), asyncio.timeout(ANSWERING * self.longest):
                 async for message in aiter_with_timeout(stream, 2 * self.patience):
                     self._keep(indexes[received], message)

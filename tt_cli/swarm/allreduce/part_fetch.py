@@ -7,6 +7,7 @@ travelled in the round. What does not fit its hash or is no part of this run is 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -54,7 +55,8 @@ async def fetch_parts(
     whatever the connection raises.
     """
     indexes = None if wanted is None else sorted(wanted)
-    async with aclosing(await stub.rpc_fetch_average(request(key, indexes))) as answers:
+    # a stream to who fell silent may take minutes to open
+    async with aclosing(await asyncio.wait_for(stub.rpc_fetch_average(request(key, indexes)), patience)) as answers:
         stream = aiter_with_timeout(answers, patience)
         with contextlib.suppress(StopAsyncIteration):
             header = await anext(stream)

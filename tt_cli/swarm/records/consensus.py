@@ -1,8 +1,9 @@
 """Consensus from the members' records: which state is the swarm's, who holds it, how fast it is.
 
 Any key may sign any claim, so nothing follows from one record. Trainers **vote** with their records: those that took
-part in the swarm's steps and were in touch with it since. (A peer that takes the state over follows the vote; it votes
-again with its next step. Otherwise a crowd of newcomers, or of laptops that wake up, would outvote those who trained.)
+part in the swarm's steps and were in touch with it since. (A peer that begins, with a backup too, or that takes the
+state over follows the vote; it votes with its next step. Otherwise newcomers, or laptops that wake up, would outvote
+those who trained.)
 The middle of the voters' epochs is near the truth as long as less than half of them lie; who claims to be further from
 it than one step is left out; of the rest at least half must have signed a state for it to be believed.
 
@@ -69,8 +70,9 @@ class SwarmState:
     def trainers(self) -> list[PeerRecord]:
         """Those that count as part of the swarm: not more than a step away from what most hold."""
         making = [record for record in self.records if record.averages]
-        newest = self.epoch if self.voters else max((record.epoch for record in making), default=0)
-        return [record for record in making if abs(record.epoch - newest) <= STEPS_APART]
+        # who is ahead and cannot hand that over waits for the others to come by themselves: they do not wait for it
+        ahead = [r for r in making if r.client_mode and r.epoch > self.epoch]
+        return [r for r in making if abs(r.epoch - self.epoch) <= STEPS_APART and r not in ahead]
 
     def samples_per_second(self) -> float:
         """Of all trainers together; none counts for more than FASTER times the one in the middle."""
@@ -95,7 +97,7 @@ class Vote:
 
     def __init__(self, lifetime: float, clock: Callable[[], float] = Clock.boottime):
         self._lifetime, self._clock = lifetime, clock
-        self._follows = False  # it took a state over, or others may have gone on without it
+        self._follows = True  # it took a state over or begins with a backup, or others may have gone on without it
         self._state: tuple[int, str] | None = None
         self._stepped_to: tuple[int, str] | None = None
         self._stored_at: float | None = None
@@ -132,7 +134,7 @@ def voters_among(records: Iterable[PeerRecord]) -> list[PeerRecord]:
     records = [record for record in records if record.digest]
     able = {record.state for record in records if not record.client_mode}
     votes = [record for record in records if record.role == "trainer" and record.vote]
-    votes = [record for record in votes if record.state in able] or votes
+    votes = [record for record in votes if record.state in able or not able]
     middle = _middle(votes) if votes else 0
     return [record for record in votes if abs(record.epoch - middle) <= STEPS_APART]
 

@@ -1,0 +1,145 @@
+"""Bugs that are put in on purpose, to test the simulator: each is a piece of a real module's source that is changed.
+
+A mutant runs in a process of its own, in which the module is compiled from the changed source.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Mutant(NamedTuple):
+    """module: below tt_cli.swarm. old: what stands there once. new: in its place. scenario: where it is looked for."""
+
+    module: str
+    old: str
+    new: str
+    scenario: str = "everything"
+
+
+MUTANTS = {
+    "commit: half is heard": Mutant("allreduce.commit", "if there <= silent + dropped", "if there < 0", "partition"),
+    "commit: who dropped counts as heard": Mutant(
+        "allreduce.commit", "sum(self._answered.values()))", "0)", "partition"
+    ),
+    "commit: missing parts are no matter": Mutant("allreduce.commit", " or bool(self.store.missing())", "", "crash"),
+    "commit: lost parts are no matter": Mutant("allreduce.commit", "return not (self.lost or", "return not (", "crash"),
+    "commit: a fetched part is not checked": Mutant(
+        "allreduce.part_fetch", "if part_hash(encoded) != wanted[index]:", "if False:", "liar"
+    ),
+    "commit: other bytes are kept": Mutant("allreduce.commit", "elif best != mine:", "elif mine == MISSING:", "wrong"),
+    "commit: averages need no signature": Mutant(
+        "allreduce.commit", "self.dropped = bool(self.unsigned)", "pass", "wrong"
+    ),
+    "commit: few senders are enough": Mutant(
+        "allreduce.allreduce", "return members >= FEWEST and 2 * used <= members", "return False", "partition"
+    ),
+    "quorum: a plan of the minority": Mutant(
+        "allreduce.round_plan", "return 2 * len(self.members) > self.swarm", "return True", "partition"
+    ),
+    "quorum: a group of the minority": Mutant(
+        "allreduce.round_plan", "if 2 * len(group.peer_ids) <= self.swarm:", "if False:", "partition"
+    ),
+    "quorum: only those in the same state count": Mutant(
+        "participants.selector", "swarm = len(self.other_trainers(epoch)) + 1", "swarm = len(others) + 1", "partition"
+    ),
+    "quorum: unseen is gone": Mutant("network.connectivity", "if not unseen:", "if True:", "pair"),
+    "quorum: records expire at once": Mutant(
+        "records.publisher", "until = now + self._run.swarm.statistics_expiration", "until = now", "partition"
+    ),
+    "reduce: a failed sender's part counts": Mutant(
+        "allreduce.reducer", "if sender in self.failed:\n                return\n", "", "hang"
+    ),
+    "reduce: each sender weighs the same": Mutant(
+        "allreduce.reducer", "self.weights[sender] = weight\n", "self.weights[sender] = 8.0\n", "calm"
+    ),
+    "reduce: the average is made for each anew": Mutant(
+        "allreduce.allreduce",
+        "return self.codec.message(self.store.get(index), ",
+        "return self.codec.message(self.encoded(index) if position else self.store.get(index), ",
+        "calm",
+    ),
+    "catch-up: any average will do": Mutant(
+        "catch_up", "if self._state.position != (view.epoch, view.digest):", "if False:", "liar"
+    ),
+    "catch-up: nobody is ever behind": Mutant("records.consensus", "return (self.epoch > epoch or", "return (", "hang"),
+    "catch-up: who begins votes": Mutant(
+        "records.consensus", "self._follows = True  #", "self._follows = False  #", "crash"
+    ),
+    "replay: averages of another round": Mutant(
+        "allreduce.average_buffer", "if self._store.hashes is hashes:", "if True:", "hang"
+    ),
+    "audit: its own mistakes are proofs": Mutant(
+        "allreduce.messages",
+        "if part_hash(right.encoded) == commitment.outputs[accusation.index]:",
+        "if False:",
+        "calm",
+    ),
+    "audit: the guilty are whoever spoke": Mutant(
+        "audit.audits",
+        "finding.guilty = verify(accusation, self.rules)",
+        "finding.guilty = commitment.reducer",
+        "wrong",
+    ),
+    "memory: rounds are kept": Mutant(
+        "averager", "for old in list(self._rounds)[:-KEPT_GROUPS]:", "for old in ():", "calm"
+    ),
+    "memory: averages are kept": Mutant(
+        "allreduce.average_buffer", "for old in list(self._kept)[:-KEPT_AVERAGES]:", "for old in ():", "hang"
+    ),
+}
+
+
+class _Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+    """Compiles one module from a changed source."""
+
+    def __init__(self, mutant: Mutant):
+        name = f"tt_cli.swarm.{mutant.module}"
+        super().__init__(name, str(ROOT / f"{name.replace('.', '/')}.py"))
+        self._mutant = mutant
+
+    def find_spec(self, fullname: str, *_: Any) -> Any:
+        return importlib.util.spec_from_loader(fullname, self) if fullname == self.name else None
+
+    def get_code(self, fullname: str) -> Any:
+        source = Path(self.path).read_text(encoding="utf-8")
+        if source.count(self._mutant.old) != 1:
+            raise ValueError(f"{fullname} has not once {self._mutant.old!r}")
+        return compile(source.replace(self._mutant.old, self._mutant.new), self.path, "exec")
+
+
+def apply(name: str) -> None:
+    """Have the mutant's module compiled from its changed source from now on. Before it is imported."""
+    finder = _Changed(MUTANTS[name])
+    if finder.name in sys.modules:
+        raise RuntimeError("too late: it is imported")
+    sys.meta_path.insert(0, finder)
+
+
+def caught(name: str, most: int) -> str:
+    """The words of the first violation within `most` schedules; "" without one."""
+    code = f"from simulation.mutants import search; search({name!r}, {most})"
+    path = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
+
+
+def search(name: str, most: int) -> None:
+    """Print the first violation that the mutant leads to."""
+    apply(name)
+    from simulation.schedule import Schedule, run
+
+    for seed in range(most):
+        if violation := run(Schedule.drawn(seed, MUTANTS[name].scenario)).violation:
+            print(f"{MUTANTS[name].scenario} {seed}: {violation}"[:150])
+            return
