@@ -38,14 +38,19 @@ class User(BaseModel):
     token_role: str = Field("", validation_alias=AliasPath("auth", "accessToken", "role"), exclude=True)
 
 
+def token() -> str | None:
+    """The token in use, None for nobody. It may renew a login, over the network. Raises TTError."""
+    from huggingface_hub import get_token
+
+    with hub_errors("cannot read the stored login"):
+        return get_token()
+
+
 def token_source() -> Literal["environment", "login"] | None:
     """Say where the token in use comes from: "environment", "login" (stored on this machine) or None."""
     if any(os.environ.get(name, "").strip() for name in TOKEN_VARIABLES):
         return "environment"
-    from huggingface_hub import get_token
-
-    with hub_errors("cannot read the stored login"):
-        return "login" if get_token() else None
+    return "login" if token() else None
 
 
 def login(token: str | None = None) -> None:

@@ -20,7 +20,7 @@ import httpx2
 
 from tt_cli import __version__
 from tt_cli.auth import authority_requests as requests
-from tt_cli.auth.account import token_source, whoami
+from tt_cli.auth.account import token, token_source, whoami
 from tt_cli.auth.authority_requests import PassRefused, Rejected
 from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
@@ -217,8 +217,6 @@ class AuthorityClient(AuthorityConnection):
 
     def _read_token(self) -> str:
         """The token to be sent. Raises PassRefused for one that may do more than read, before it leaves here."""
-        import huggingface_hub
-
         address = urlsplit(self._run.membership.authority or "")
         if address.scheme != "https" and address.hostname not in ("127.0.0.1", "localhost", "::1"):
             raise PassRefused(
@@ -231,9 +229,7 @@ class AuthorityClient(AuthorityConnection):
                 '--send-token: your token may do more than read, so it stays here: make one of the type "read" in the '
                 "settings of your Hugging Face account, and set HF_TOKEN to it"
             )
-        token = huggingface_hub.get_token()
-        assert token is not None
-        return token
+        return token() or ""
 
 
 _REFUSALS: dict[int, tuple[type[TTError], str]] = {

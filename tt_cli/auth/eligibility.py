@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from tt_cli.auth.account import User, token_source, whoami
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig
@@ -35,9 +37,6 @@ def require_member(run: RunConfig) -> User | None:
 
 def current_user() -> str | None:
     """The name of the user logged in here, which is welcome and not needed; None too when the Hub does not tell it."""
-    if token_source() is None:
-        return None
-    try:
+    with suppress(TTError):  # nobody, no answer, or a token that has expired
         return whoami().name
-    except TTError:  # no answer, or a token that has expired
-        return None
+    return None

@@ -19,12 +19,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from tt_cli.auth.account import token as token_in_use
 from tt_cli.auxiliary.lease import LeaseFile
 from tt_cli.auxiliary.parts import Heartbeat, leave_at_once, run_of
 from tt_cli.errors import TTError, UsageError, os_errors
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter
-from tt_cli.hub.hub_files import HubUnreachable, hub_errors
+from tt_cli.hub.hub_files import HubUnreachable
 from tt_cli.hub.repository import CARD, Repository, RepositoryChanged, commit, read_text
 from tt_cli.run import RunConfig, folders
 from tt_cli.run.checkpoint_names import Head, name_of, outdated, read_head, step_in
@@ -122,7 +123,7 @@ class Publisher:
         if self._asked_with is None or now < self._ask_at:
             return True
         self._ask_at = now + self._opts.again  # to ask may renew a login, over the network
-        return self._asked_with[0] == _token()
+        return self._asked_with[0] == token_in_use()
 
     def _look(self) -> None:
         if self._stands_by():
@@ -130,7 +131,7 @@ class Publisher:
         if not (self._local() if self._there is None else self._plan(self._there)):
             self._heartbeat(self._state())
             return
-        token = _token()
+        token = token_in_use()
         self._asked_with = (token,)
         if token is None:
             raise UsageError(f"{self._action}: nobody is logged in here")
@@ -343,13 +344,6 @@ class PublishingPlan(NamedTuple):
 
 def _steps(names: Iterable[str]) -> frozenset[int]:
     return frozenset(step for name in names if (step := step_in(name)) is not None)
-
-
-def _token() -> str | None:
-    from huggingface_hub import get_token
-
-    with hub_errors("cannot read the stored login"):
-        return get_token()
 
 
 def _with_fix(error: UsageError) -> str:

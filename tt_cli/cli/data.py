@@ -5,7 +5,7 @@ from __future__ import annotations
 import json as codec
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -89,8 +89,7 @@ def encode(
     column = column or config.data.code_column
     job = encoding.EncodingJob(pictures, config, encoding.WorkShare(*shard), column, fields)
     journal.agree_on(out, job.settings(container))
-    work = journal.Journal(out, job.share.index, f".{container}")
-    try:
+    with closing(journal.Journal(out, job.share.index, f".{container}")) as work:
         encoder = encoding.PictureEncoder(load_vqgan(config).to(chosen), chosen)
         fitting, reason = encoding.choose_batch(chosen, config.vqgan.pixels)
         if batch:
@@ -101,8 +100,6 @@ def encode(
         done = encoding.encode(job, encoder, work, lambda progress: tell("progress", progress))
         journal.write_sums(out, job.share.count)
         tell("done", done)
-    finally:
-        work.close()
 
 
 @data.command(help="Put all shards on the Hub in one commit, with a card and checksums, once every share is finished.")

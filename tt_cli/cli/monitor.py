@@ -163,13 +163,10 @@ def export(
     folder = folders.run_folder(config)
     if not database and not (folder / FILE).is_file():
         raise TTError(f"this machine has recorded nothing of run {run}: `tt aux-peer {run}` does")
-    reader = HistoryReader(database_url(folder, database))
     name = name_for_others(run, config)
-    try:
+    with contextlib.closing(HistoryReader(database_url(folder, database))) as reader:
         answers = Answers(reader, config, name, calculator=Tables(config, name))
         written = export_site(answers, folder / PICTURES, out)
-    finally:
-        reader.close()
     if json:
         print(codec.dumps(dataclasses.asdict(written)))
     else:

@@ -142,11 +142,8 @@ def _first(run: RunConfig, tokenizer: Tokenizer) -> tuple[Batch, str]:
     from tt_cli.data.stream.example_stream import ExampleStream
 
     started = time.monotonic()
-    stream = ExampleStream(run, tokenizer, seed=0)
-    try:
+    with closing(ExampleStream(run, tokenizer, seed=0)) as stream:
         batch = next(stream.batches(1))
-    finally:
-        stream.close()
     caption = "".join(letter if letter.isprintable() else " " for letter in batch.captions[0])[:60]
     details = f'{run.data.name} gave "{caption}" in {time.monotonic() - started:.1f} s'
     return batch, f"{details} ({stream.counts.in_words()})" if stream.counts.problems() else details
