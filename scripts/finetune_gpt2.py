@@ -84,7 +84,7 @@ def sized(
     if place == "device":
         free, total = torch.cuda.mem_get_info(device)
     else:
-        free, total = host_memory().free + family_memory(os.getpid()).total, host_memory().total
+        free, total = host_memory().free + sum(family_memory(os.getpid())), host_memory().total
     if args.memory:
         memory = parse_size(args.memory)
         if place == "device":  # torch fails rather than take more

@@ -48,7 +48,7 @@ from tt_cli.peer.micro_batch import SLOWEST_MICRO_BATCH, MicroBatchSearch, undis
 from tt_cli.peer.trainer import MicroStep
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Choice, Event, Failure, Listening, Round
-from tt_cli.supervisor.host_memory import FamilyMemory, family_memory
+from tt_cli.supervisor.host_memory import family_memory
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.supervisor.processes import family_of
 from tt_cli.task import task_of
@@ -64,9 +64,10 @@ FINAL_ROUNDS = 9  # of the fastest and the chosen one
 
 @dataclass
 class Peak:
-    """The most that one peer took, in bytes, and of how many looks."""
+    """The most that one peer took, in bytes: in all, and of it files; and of how many looks."""
 
-    memory: FamilyMemory
+    memory: int = 0
+    files: int = 0
     looks: int = 0
 
 
@@ -75,7 +76,7 @@ class Sampler:
 
     def __init__(self, members: list[LocalPeer]):
         self._members = members
-        self.peaks = {member.name: Peak(FamilyMemory(0, 0)) for member in members}
+        self.peaks = {member.name: Peak() for member in members}
         self.gpu = 0
         self._free = _gpu_free()
         self._ended = threading.Event()
@@ -104,10 +105,10 @@ class Sampler:
                         self._look(member)
 
     def _look(self, member: LocalPeer) -> None:
-        peak, found = self.peaks[member.name], family_memory(member.worker.pid)
+        peak, (private, files) = self.peaks[member.name], family_memory(member.worker.pid)
         peak.looks += 1
-        if found.total > peak.memory.total:
-            peak.memory = found
+        if private + files > peak.memory:
+            peak.memory, peak.files = private + files, files
 
 
 def _gpu_free() -> int:
@@ -174,10 +175,10 @@ def _row(run: RunConfig, member: LocalPeer, size: int, sampler: Sampler, args: a
         "precision": choices["precision"],
         "predicted": need.host,
         "gpu_predicted": need.device,
-        "measured": peak.memory.total,
-        "of_it_files": peak.memory.files,
+        "measured": peak.memory,
+        "of_it_files": peak.files,
         "looks": peak.looks,
-        "error": round(need.host / peak.memory.total - 1, 4),
+        "error": round(need.host / peak.memory - 1, 4),
     }
 
 

@@ -105,7 +105,7 @@ def measure_row(count: int, nodes: int, every: float, seconds: float) -> dict[st
             "seen": seen,
             "records_kb": round(answer / 1e3, 1),
             "aux_cpu": round(cpu / took, 3),
-            "aux_rss_mib": round(family_memory(aux.worker.pid).total / 2**20),
+            "aux_rss_mib": round(sum(family_memory(aux.worker.pid)) / 2**20),
             "stores_per_s": round(stores / took, 1),
             "loopback_kb_per_s": round(moved / took / 1e3, 1),
             "store_kb": round(moved / max(1, stores) / 1e3, 1),

@@ -221,7 +221,7 @@ def look_at(root: int, at: float) -> Look:
             name = Path(f"/proc/{process}/comm").read_text().strip()
             taken = sum(int(line.split()[1]) * 1024 for line in rollup if line.startswith(("Pss_Anon", "Pss_Shmem")))
             private[f"{len(private)} {name}"] = taken
-    return Look(at, family_memory(root).total, files, len(family), private)
+    return Look(at, sum(family_memory(root)), files, len(family), private)
 
 
 def median(looks: list[Look], what: str) -> float:

@@ -14,7 +14,7 @@ from tt_cli.peer.device import Device
 from tt_cli.peer.memory_budget import RoomMemory, check_host, check_room, choose_activation_budget, host_room
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Choice, Event
-from tt_cli.supervisor.host_memory import FamilyMemory, HostMemory
+from tt_cli.supervisor.host_memory import HostMemory
 
 EMOJI, DALLE = load_run("emoji"), load_run("dalle")
 CPU = Device(torch.device("cpu"), "a CPU", None)
@@ -28,7 +28,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     monkeypatch.setattr(
         memory_budget, "host_memory", lambda: HostMemory(int(found["host"] * GIB), 16 * GIB, "this machine")
     )
-    monkeypatch.setattr(memory_budget, "family_memory", lambda pid: FamilyMemory(0, 0))
+    monkeypatch.setattr(memory_budget, "family_memory", lambda pid: (0, 0))
     monkeypatch.setattr(memory_budget, "free_memory", lambda device: int(found["gpu"] * GIB))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 8 * GIB))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
@@ -50,7 +50,7 @@ def test_a_fifth_of_what_is_free_is_left_to_others(free: dict[str, float]) -> No
 
 
 def test_what_the_peer_has_already_is_part_of_its_room(free: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory_budget, "family_memory", lambda pid: FamilyMemory(GIB, GIB))
+    monkeypatch.setattr(memory_budget, "family_memory", lambda pid: (GIB, GIB))
     assert host_room(None).most == 14 * GIB
 
 

@@ -60,7 +60,7 @@ def gpu_room(device: Device, memory: int | None) -> Room:
 
 def host_room(memory: int | None) -> Room:
     """RAM for this process and all that it starts."""
-    return _room("host", family_memory(os.getpid()).total, host_memory(), memory)
+    return _room("host", sum(family_memory(os.getpid())), host_memory(), memory)
 
 
 def _room(place: Place, own: int, there: HostMemory, memory: int | None) -> Room:
@@ -150,7 +150,7 @@ class RoomMemory:
     def measured(self) -> int:
         """The most that it has taken so far; on a CPU what the family takes now: freed memory stays with it."""
         if self._room.place == "host":
-            return family_memory(os.getpid()).total
+            return sum(family_memory(os.getpid()))
         return torch.cuda.max_memory_allocated(self._device.torch_device) + CUDA_ON_DEVICE
 
     def release(self) -> None:

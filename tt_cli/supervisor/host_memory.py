@@ -27,22 +27,6 @@ class HostMemory:
     whose: str
 
 
-@dataclass(frozen=True)
-class FamilyMemory:
-    """Memory that processes take together, in bytes: memory shared among them counts once.
-
-    private: heaps and shared memory. files: the libraries and other files that they have mapped.
-    """
-
-    private: int
-    files: int
-
-    @property
-    def total(self) -> int:
-        """Both."""
-        return self.private + self.files
-
-
 def host_memory(root: Path = Path("/")) -> HostMemory:
     """The least of what the machine and the control groups of this process leave free; `root` is for tests."""
     fields = _fields(root / "proc/meminfo")
@@ -54,8 +38,11 @@ def host_memory(root: Path = Path("/")) -> HostMemory:
     return least
 
 
-def family_memory(pid: int) -> FamilyMemory:
-    """Measure a process and all that descend from it. Processes that end meanwhile are left out."""
+def family_memory(pid: int) -> tuple[int, int]:
+    """Bytes of a process and all that descend from it: of heaps and shared memory, of libraries and other mapped files.
+
+    Memory that they share counts once. Processes that end meanwhile are left out.
+    """
     private = 0
     files: dict[str, int] = {}
     for process in family_of(pid):
@@ -65,7 +52,7 @@ def family_memory(pid: int) -> FamilyMemory:
             # forks share the files of their parent; another program has its own
             program = os.readlink(folder / "exe")
             files[program] = max(files.get(program, 0), _fields(folder / "status").get("RssFile", 0))
-    return FamilyMemory(private, sum(files.values()))
+    return private, sum(files.values())
 
 
 def _private(folder: Path) -> int:

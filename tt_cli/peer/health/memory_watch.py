@@ -75,7 +75,7 @@ class MemoryWatch:
         emit: Emit,
         *,
         lower: bool,
-        family: Callable[[], int] = lambda: family_memory(os.getpid()).total,
+        family: Callable[[], int] = lambda: sum(family_memory(os.getpid())),
         host: Callable[[], HostMemory] = host_memory,
         clock: Callable[[], float] = time.time,
     ):
