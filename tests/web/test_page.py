@@ -411,7 +411,7 @@ def test_the_calculator_answers_as_the_command_does(context: BrowserContext, ser
         )  # the page has powers of two
         verdict = page.locator("#calc-verdict")
         expect(verdict).to_contain_text("It fits" if found.fits else "It does not fit")
-        expect(verdict).to_contain_text(shown(found.taken))
+        expect(verdict).to_contain_text(shown(found.answer.taken))
         expect(verdict).to_contain_text(shown(found.room))
         for table, place in (("#calc-device", "device"), ("#calc-host", "host")):
             rows = [component for component in found.answer.components if component.place == place]

@@ -155,7 +155,7 @@ def _show_answers(say: Say, memory: MemoryReport) -> None:
     say()
     if memory.room is not None:
         verdict, style = ("✓ it fits", "green") if memory.fits else ("✗ it does not fit", "bold red")
-        say(Text(f"{verdict}: {shown(memory.taken)} of {shown(memory.room)}", style=style))
+        say(Text(f"{verdict}: {shown(memory.answer.taken)} of {shown(memory.room)}", style=style))
         say(f"largest micro-batch that fits: {memory.largest}" if memory.largest else "not even one example fits")
         if not memory.fits:
             change = f"smallest change: add {' '.join(memory.change)}" if memory.change else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tt_cli.cli.main import app
 from tt_cli.cli.options import Plain, exclusive, option, output_switch
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import UsageError, os_errors
 
 if TYPE_CHECKING:
     from tt_cli.supervisor.demo_swarm import DemoResult
@@ -120,10 +120,8 @@ def _tell_training(result: DemoResult, say: Callable[[str], None]) -> None:
 def _new_folder(named: Path | None) -> Path:
     """Make the folder for this demo. Raises UsageError for one that is in use, TTError when it cannot be made."""
     folder = (named or Path("tt-demo") / time.strftime("%Y-%m-%d-%H%M%S")).absolute()
-    try:
+    with os_errors(f"cannot make the folder {folder}", "name another with --out"):
         folder.mkdir(parents=True, exist_ok=True)
         if any(folder.iterdir()):
             raise UsageError(f"--out {folder}: is not empty; name a new folder")
-    except OSError as error:
-        raise TTError(f"cannot make the folder {folder}: {error.strerror}; name another with --out") from error
     return folder

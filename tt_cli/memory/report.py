@@ -36,14 +36,9 @@ class MemoryReport:
     compared: list[dict[str, Any]] = field(default_factory=list)
 
     @property
-    def taken(self) -> int:
-        """Bytes where training runs."""
-        return self.answer.taken
-
-    @property
     def fits(self) -> bool | None:
         """None where no room was named."""
-        return None if self.room is None else self.taken <= self.room
+        return None if self.room is None else self.answer.taken <= self.room
 
     def to_json(self) -> dict[str, Any]:
         """The form of --json: bytes, seconds and floating-point operations."""

@@ -24,11 +24,10 @@ from tt_cli.web import notebooks, schemas
 from tt_cli.web.index_html import STATIC, index_html
 from tt_cli.web.live_updates import MOST_CLIENTS, EventStream, LiveUpdates
 from tt_cli.web.metrics import CONTENT_TYPE, Metrics
-from tt_cli.web.queries import Answers, NothingYet, Window
+from tt_cli.web.queries import DAY_SECONDS, Answers, NothingYet, Window
 from tt_cli.web.response_cache import FILE_QUALITY, Representation, ResponseCache, accepted_coding, respond
 
 RETRY_SECONDS = 5
-DAY_SECONDS = 86400
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data:; object-src 'none'; base-uri 'none'; form-action 'none'; "
