@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -27,6 +27,8 @@ from tt_cli.run import RunConfig
 from tt_cli.run.checkpoint_names import name_of, outdated, read_head, step_in
 
 _CHUNK = 1 << 24
+
+OnProgress = Callable[[int, int], object]
 
 
 def save(folder: Path, state: TrainingState, keep: int = 3, *, spread: bool = False) -> Path:
@@ -62,19 +64,17 @@ def step_of(path: Path) -> int:
     return int(path.stem.removeprefix("step-"))
 
 
-def write(path: Path, pieces: Iterable[bytes | memoryview], on_bytes: Callable[[int], None] | None = None) -> None:
+def write(path: Path, pieces: Sequence[bytes | memoryview], on_progress: OnProgress = lambda done, total: None) -> None:
     """Write `pieces`, one after the other, as the file `path`, which may replace one; all of it or nothing.
 
-    `on_bytes` is told now and then how many bytes were written since it was told last. Raises CheckpointError.
+    `on_progress` gets the bytes written and to write, now and then. Raises CheckpointError.
     """
+    done, total = 0, sum(map(len, pieces))
     with refusals(path), atomic_file(path) as file:
         for piece in pieces:
-            view = memoryview(piece)
-            for start in range(0, len(view), _CHUNK):
-                part = view[start : start + _CHUNK]
-                file.write(part)
-                if on_bytes is not None:
-                    on_bytes(len(part))
+            for start in range(0, len(piece), _CHUNK):
+                done += file.write(memoryview(piece)[start : start + _CHUNK])
+                on_progress(done, total)
 
 
 def refusals(path: Path) -> AbstractContextManager[None]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import pickle
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tt_cli.atomic_write import atomic_file
-from tt_cli.checkpoint.checkpoint_files import refusals, write
+from tt_cli.checkpoint.checkpoint_files import OnProgress, refusals, write
 from tt_cli.checkpoint.training_state import CheckpointError, file_pieces
 from tt_cli.errors import UsageError, os_errors
 
@@ -59,13 +59,15 @@ def read_published(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def write_published(path: Path, state: Mapping[str, Tensor], on_bytes: Callable[[int], None] | None = None) -> None:
+def write_published(
+    path: Path, state: Mapping[str, Tensor], on_progress: OnProgress = lambda done, total: None
+) -> None:
     """Write named tensors (CPU) to `path`: safetensors if it is called so, else a state dict for `torch.load`.
 
-    Aliases are stored once. See `write`; torch writes its own format at once, of which `on_bytes` is not told.
+    Aliases are stored once. See `write`; torch writes its own format at once, of which `on_progress` is not told.
     """
     if path.suffix == ".safetensors":
-        write(path, _as_safetensors(state), on_bytes)
+        write(path, _as_safetensors(state), on_progress)
         return
     with refusals(path), atomic_file(path) as file:
         try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +43,8 @@ def to_checkpoint(file: Path, out: Path, run: str | None, step: int | None, say:
     weights = from_published(task_of(config).unfilled_model("meta"), state)
     parameters = {name: tensor.to(torch.float32).contiguous() for name, tensor in weights.items()}
     pieces = serialised(TrainingState(step, parameters, {}, config.to_toml(), config.identity))
-    with _writing(sum(len(piece) for piece in pieces), say) as on_bytes:
-        write(out, pieces, on_bytes)
+    with _writing(sum(len(piece) for piece in pieces), say) as on_progress:
+        write(out, pieces, on_progress)
     return {"kind": "checkpoint", "run": config.identity, "step": step, **_counted(parameters)}
 
 
@@ -57,8 +57,8 @@ def to_published_names(file: Path, out: Path, say: Say) -> dict[str, Any]:
     task = task_of(config)
     task.check_fit(parameters, str(file))
     state = to_published(task.unfilled_model("meta").config, parameters)
-    with _writing(sum(tensor.nbytes for tensor in parameters.values()), say) as on_bytes:
-        write_published(out, state, on_bytes)
+    with _writing(sum(tensor.nbytes for tensor in parameters.values()), say) as on_progress:
+        write_published(out, state, on_progress)
     return {"kind": "published", "run": config.identity, **_counted(parameters), "names": len(state)}
 
 
@@ -68,8 +68,8 @@ def _keep_vqgan(state: dict[str, Tensor], out: Path, say: Say) -> dict[str, Any]
     with torch.device("meta"):
         model = vqgan.Vqgan(vqgan.PUBLISHED, with_encoder="encoder.conv_in.weight" in state)
     tensors = {name: tensor.contiguous() for name, tensor in model.checked(state).items()}
-    with _writing(sum(tensor.nbytes for tensor in tensors.values()), say) as on_bytes:
-        write_published(out, tensors, on_bytes)
+    with _writing(sum(tensor.nbytes for tensor in tensors.values()), say) as on_progress:
+        write_published(out, tensors, on_progress)
     return {"kind": "vqgan", **_counted(tensors)}
 
 
@@ -77,16 +77,7 @@ def _counted(tensors: dict[str, Tensor]) -> dict[str, int]:
     return {"tensors": len(tensors), "elements": sum(tensor.numel() for tensor in tensors.values())}
 
 
-@contextmanager
-def _writing(total: int, say: Say) -> Iterator[Callable[[int], None]]:
-    """Show progress; yields a function to call with the bytes just written, of `total`."""
+def _writing(total: int, say: Say) -> AbstractContextManager[Callable[[int, int], None]]:
+    """Show progress; gives a function to call with the bytes written and to write."""
     say(f"Writing {total / 1e6:.1f} MB")
-    done = 0
-    with progress("Writing", "bytes", lines=False) as on_progress:
-
-        def on_bytes(count: int) -> None:
-            nonlocal done
-            done += count
-            on_progress(done, total)
-
-        yield on_bytes
+    return progress("Writing", "bytes", lines=False)
