@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from hub_standin import HubStandin
 
+pytestmark = pytest.mark.slow
+
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 
 

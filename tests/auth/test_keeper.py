@@ -26,6 +26,8 @@ from tt_cli.run import folders
 from tt_cli.supervisor.slot import AUX, TRAINER, claim_slot, identity_name
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:

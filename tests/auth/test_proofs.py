@@ -42,6 +42,8 @@ from tt_cli.swarm.allreduce.messages import (
     input_hash,
 )
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def signer(number: int) -> Signer:

@@ -20,6 +20,8 @@ from tt_cli.auth.authority_requests import PROOF_REPOSITORY, proof_content, proo
 from tt_cli.identity.passes import read_pass
 from tt_cli.run import RunConfig
 
+pytestmark = pytest.mark.slow
+
 SECRETS = ("hf_ada_write", "hf_ada_read", "hf_ada_login", "hf_mallory", "hf_fine", "refresh")
 NO_KEY = "ed25519:" + "A" * 43
 

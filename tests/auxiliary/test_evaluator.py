@@ -33,6 +33,8 @@ from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor import side_process as part_room
 from tt_cli.supervisor.events import Event, Log
 
+pytestmark = pytest.mark.slow
+
 RUN = tiny_run()
 PROMPTS = ["sailboat", "red apple"]
 WITHOUT_WEIGHTS = RUN.replaced({"vqgan.source": "hub", "vqgan.name": "org/x", "vqgan.filename": "x.safetensors"})

@@ -31,6 +31,8 @@ from tt_cli.run.model_card import BEGIN, card
 from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.worker_process import Worker
 
+pytestmark = pytest.mark.slow
+
 TINY = {"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16}
 RUN = small_run(**TINY, **{"checkpoints.repository": "acme/run", "schedule.total_steps": 100})
 WAIT = 120.0

@@ -17,6 +17,8 @@ from tt_cli.identity.passes import authority_keys
 from tt_cli.identity.peer_key import made_key
 from tt_cli.run import RunConfig, folders, load_run
 
+pytestmark = pytest.mark.slow
+
 Answer = subprocess.CompletedProcess[str]
 Tt = Callable[..., Answer]
 NO_KEY = "ed25519:" + "A" * 43

@@ -9,6 +9,8 @@ from conftest import Tt
 
 from tt_cli.run import load_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("url", "words"),

@@ -20,6 +20,8 @@ from tt_cli.cli.main import main
 from tt_cli.model import vqgan
 from tt_cli.run import RunConfig, load_run
 
+pytestmark = pytest.mark.slow
+
 
 def tiny_run(reversible: bool = True) -> RunConfig:
     """The paper's run at the size of the fixture."""

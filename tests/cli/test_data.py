@@ -20,6 +20,8 @@ from tt_cli.run import load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
+pytestmark = pytest.mark.slow
+
 
 def draw_pictures(folder: Path, count: int) -> None:
     """Pictures of discs on coloured ground, each with its caption."""

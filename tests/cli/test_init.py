@@ -16,6 +16,8 @@ from hub_standin import HubStandin
 from tt_cli.cli.main import main
 from tt_cli.run import load_run
 
+pytestmark = pytest.mark.slow
+
 Answer = subprocess.CompletedProcess[str]
 Tt = Callable[..., Answer]
 

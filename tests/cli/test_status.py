@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from supervisor.acting import ENVIRONMENT, WAIT
 
+pytestmark = pytest.mark.slow
+
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 Start = Callable[..., subprocess.Popen[str]]
 

@@ -12,6 +12,8 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_emoji.py"
 
 

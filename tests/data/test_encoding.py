@@ -29,6 +29,8 @@ from tt_cli.data.shard_format import CONTAINERS
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, load_run
 
+pytestmark = pytest.mark.slow
+
 ALL = WorkShare()
 
 

@@ -26,6 +26,8 @@ from tt_cli.data.stream.row_reader import Block
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.processes import alive
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def plan(tmp_path: Path) -> ReadPlan:

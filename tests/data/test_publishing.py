@@ -17,6 +17,8 @@ from tt_cli.data.build.dataset_publishing import card, finished_folder
 from tt_cli.data.build.journal import Journal, agree_on
 from tt_cli.errors import TTError, UsageError
 
+pytestmark = pytest.mark.slow
+
 NAME = "acme/codes"
 SETTINGS = {
     "format": 1,

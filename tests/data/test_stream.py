@@ -21,6 +21,8 @@ from tt_cli.data.tokenizer import Tokenizer, load_tokenizer
 from tt_cli.errors import TTError, UsageError
 from tt_cli.run import RunConfig, load_run
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:

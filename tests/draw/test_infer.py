@@ -19,6 +19,8 @@ from tt_cli import __version__
 from tt_cli.cli.main import main
 from tt_cli.run import folders
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

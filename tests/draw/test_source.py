@@ -21,6 +21,8 @@ from safetensors.torch import save_file
 
 from tt_cli.cli.main import main
 
+pytestmark = pytest.mark.slow
+
 CALLS = """
 import contextlib, io, json, sys
 from tt_cli.cli.main import main

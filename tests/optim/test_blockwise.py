@@ -16,6 +16,8 @@ from tt_cli.optim.blockwise import BlockwiseMoment, dynamic_map
 from tt_cli.optim.kernels import warm_up
 from tt_cli.optim.sums import SquareSum, add_in_order
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_the_maps_are_those_of_bitsandbytes_but_for_the_last_bit(signed: bool) -> None:

@@ -19,6 +19,8 @@ from tt_cli.organise.recipe import make
 from tt_cli.organise.run_check import authority, keys, look_over, within
 from tt_cli.run import RunConfig, load_run
 
+pytestmark = pytest.mark.slow
+
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 
 

@@ -20,6 +20,8 @@ from tt_cli.organise.questions import RunAnswers, answered
 from tt_cli.organise.recipe import make, next_steps
 from tt_cli.run import folders, load_run
 
+pytestmark = pytest.mark.slow
+
 CLOSED = {
     "organisation": "acme",
     "authority": "https://passes.example.org",

@@ -8,12 +8,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from hub_standin import HubStandin
 from peer.states import small_run, trained
 
 from tt_cli.checkpoint.checkpoint_files import save
 from tt_cli.checkpoint.training_state import serialised
 from tt_cli.peer.trained_state import TrainedState
+
+pytestmark = pytest.mark.slow
 
 TAKE = """
 import json, sys

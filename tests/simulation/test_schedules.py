@@ -11,6 +11,8 @@ import pytest
 from simulation.report import table
 from simulation.schedule import SCENARIOS, Schedule, run, shrunk
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 COUNTS = {"calm": 50, "lossy": 100, "crash": 150, "partition": 150, "hang": 150, "everything": 200, "pair": 200}
 

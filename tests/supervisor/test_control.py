@@ -29,6 +29,8 @@ from tt_cli.supervisor.slot import AUX, TRAINER, Slot, claim_slot, look_at, slot
 from tt_cli.supervisor.supervise import Failed, supervise
 from tt_cli.supervisor.worker_process import Worker
 
+pytestmark = pytest.mark.slow
+
 
 class Told:
     """A limit that says what the test wants."""

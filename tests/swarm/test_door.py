@@ -31,6 +31,8 @@ from tt_cli.swarm.network.dht_node import DHT, addresses_of, start_dht, stop_dht
 from tt_cli.swarm.observer import Observer
 from tt_cli.swarm.records.publisher import PeerDirectory, read_records
 
+pytestmark = pytest.mark.slow
+
 
 class Members:
     """A closed run, its issuer, and an auxiliary peer's node. start: one more node, with a pass unless it says so."""

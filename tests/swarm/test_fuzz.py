@@ -44,6 +44,8 @@ from tt_cli.swarm.records.peer_record import HistoryRecord, history_key, peers_k
 from tt_cli.swarm.records.publisher import _parse
 from tt_cli.swarm.records.validator import RecordValidator
 
+pytestmark = pytest.mark.slow
+
 ISSUER = Issuer()
 RUN = ISSUER.closed(load_run("emoji"))
 AUTHORITY = RUN.membership.authority_key or ""

@@ -22,6 +22,8 @@ from tt_cli.swarm.state import trusted_digests as signatures_room
 from tt_cli.swarm.state.client import NoState
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
+pytestmark = pytest.mark.slow
+
 PATIENCE = 60.0  # seconds that a taker waits for one donor at most
 
 

@@ -36,6 +36,8 @@ from tt_cli.swarm.compression.linear8 import (
 )
 from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = [0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK + 7, 2**19, 2**19 + 1, 2**20 + 300]
 

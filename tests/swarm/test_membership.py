@@ -74,6 +74,7 @@ def test_what_is_no_valid_pass_admits_nobody(text: str, words: str) -> None:
 
 
 def test_a_pass_is_shown_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
     closed = Admission(RUN)
     with pytest.raises(NotAdmitted, match="no pass was shown"):
         closed.admit_again("anna's")

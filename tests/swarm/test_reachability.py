@@ -22,6 +22,8 @@ from tt_cli.swarm.network import reachability
 from tt_cli.swarm.network.addresses import announceable, listen_and_announce, moved, steps_to_be_reached, tcp_addresses
 from tt_cli.swarm.network.reachability import DialBack, Reachability, reached_at, seen_at
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 120.0
 

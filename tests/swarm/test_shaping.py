@@ -26,6 +26,8 @@ from tt_cli.swarm.network.bandwidth import (
     TokenBucket,
 )
 
+pytestmark = pytest.mark.slow
+
 MBIT = 1e6
 WAIT = 120.0
 

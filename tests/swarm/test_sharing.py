@@ -28,6 +28,8 @@ from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
 from tt_cli.swarm.state.bridge import NoState, ReceivedState, StateBridge, StateBuffer
 
+pytestmark = pytest.mark.slow
+
 MEGABYTE = 2**20
 SHAPES = {"bias": (300,), "weight": (3 * MEGABYTE // 4 + 5,)}
 

@@ -20,6 +20,8 @@ from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.pass_guard import frame
 from tt_cli.swarm.network import stream_limits
 
+pytestmark = pytest.mark.slow
+
 NAMESPACE, LONG = "run", 40.0
 
 

@@ -33,6 +33,8 @@ from tt_cli.cli.main import COMMANDS, loaded
 from tt_cli.memory import shown
 from tt_cli.memory.report import report
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "finetune_gpt2.py"
 PAGE = ROOT / "docs" / "tutorials" / "memory.md"

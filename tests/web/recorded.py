@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import json
 import time
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from history.test_store import seen
 from swarm.made import record
 
 from tt_cli.history.writer import HistoryWriter, MadeStep, database_url
+from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import load_run
 from tt_cli.swarm.records.snapshot import take_snapshot
 
 RUN = load_run("emoji")
+
+
+class TablesMadeOnce(Tables):
+    """A page's tables, kept for the tests after the first that asks for them: they take seconds to make."""
+
+    def __init__(self) -> None:
+        super().__init__(RUN, "emoji")
+        self._made = cache(super().table)
+
+    def table(self, name: str) -> dict[str, Any]:
+        return self._made(name)
+
+
+TABLES = TablesMadeOnce()
 
 
 def write_history(folder: Path, *, steps: int) -> None:

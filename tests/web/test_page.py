@@ -15,14 +15,13 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
-from tests.web.recorded import RUN, write_history
+from tests.web.recorded import RUN, TABLES, write_history
 from tests.web.standin import HOSTILE, MadeRun, Standin
 from tt_cli.auxiliary.parts import WEB_PAGE
 from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import database_url
 from tt_cli.memory import shown
-from tt_cli.memory.answer_tables import Tables
 from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.report import report
 from tt_cli.run import folders
@@ -30,7 +29,7 @@ from tt_cli.supervisor.events import Event, Log
 from tt_cli.web.queries import Answers
 from tt_cli.web.site_export import export
 
-pytestmark = pytest.mark.debian
+pytestmark = [pytest.mark.debian, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 AXE = ROOT / "tt_cli/web/page/node_modules/axe-core/axe.min.js"
@@ -438,7 +437,7 @@ def test_the_calculator_answers_as_the_command_does(context: BrowserContext, ser
 def test_an_export_works_under_any_path(context: BrowserContext, tmp_path: Path) -> None:
     write_history(tmp_path / "run", steps=300)
     reader = HistoryReader(database_url(tmp_path / "run"))
-    answers = Answers(reader, RUN, "emoji", calculator=Tables(RUN, "emoji"))
+    answers = Answers(reader, RUN, "emoji", calculator=TABLES)
     export(answers, tmp_path / "run" / "pictures", tmp_path / "www" / "some" / "where")
     reader.close()
     asked: list[str] = []

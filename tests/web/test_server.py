@@ -34,6 +34,8 @@ from tt_cli.web.queries import Answers
 from tt_cli.web.step_columns import kept
 from tt_cli.web.web_app import make_app
 
+pytestmark = pytest.mark.slow
+
 RUN = load_run("emoji")
 PEER = record("a", user="<b>ada</b>", client_mode=True, samples_per_second=4.0, loss=2.5, time=1000.0)
 SNAPSHOT = take_snapshot(RUN, [PEER], None, 1005.0).to_json()

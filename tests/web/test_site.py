@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 
-from tests.web.recorded import RUN, write_history
+from tests.web.recorded import RUN, TABLES, write_history
 from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import database_url
-from tt_cli.memory.answer_tables import Tables
 from tt_cli.run import folders
 from tt_cli.web.index_html import STATIC
 from tt_cli.web.queries import Answers
 from tt_cli.web.site_export import MARK, Exported, export
+
+pytestmark = pytest.mark.slow
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -26,7 +27,7 @@ Tt = Callable[..., subprocess.CompletedProcess[str]]
 def exported(source: Path, out: Path) -> Exported:
     reader = HistoryReader(database_url(source))
     try:
-        answers = Answers(reader, RUN, "emoji", calculator=Tables(RUN, "emoji"))
+        answers = Answers(reader, RUN, "emoji", calculator=TABLES)
         return export(answers, source / "pictures", out)
     finally:
         reader.close()
@@ -46,7 +47,7 @@ def test_every_answer_is_a_file_and_the_page_knows(tmp_path: Path) -> None:
     assert answer(out, "leaderboard")["rows"][0]["user"] == "<b>ada</b>"
     assert {file.name for file in STATIC.iterdir()} <= {file.name for file in out.iterdir()}
     for name in ("run", "gpt2-large"):
-        assert answer(out, f"calculator-{name}") == json.loads(json.dumps(Tables(RUN, "emoji").table(name)))
+        assert answer(out, f"calculator-{name}") == json.loads(json.dumps(TABLES.table(name)))
     page = (out / "index.html").read_text()
     assert '<meta name="tt-static" content="1">' in page and "tt join emoji" in page
     (checkpoint,) = answer(out, "checkpoints")["rows"]  # one picture of two is not there any more
