@@ -74,16 +74,16 @@ def run_demo(
 def _wait_for_step(swarm: LocalSwarm, trainers: list[LocalPeer], step: int) -> None:
     """Wait until some trainer has made `step`. Raises TTError when all ended or nothing moves any more."""
 
-    def reached(goal: int) -> bool:
-        return any(event.epoch >= goal for trainer in trainers for event in trainer.of(Step))
+    def newest() -> int:
+        return max((event.epoch for trainer in trainers for event in trainer.of(Step)), default=0)
 
-    def settled(goal: int) -> bool:
-        return reached(goal) or not any(trainer.running for trainer in trainers)
+    def moved(made: int) -> bool:
+        return newest() > made or not any(trainer.running for trainer in trainers)
 
-    for goal in range(1, step + 1):
-        if not swarm.wait(partial(settled, goal), STALL_SECONDS):
+    while (made := newest()) < step:
+        if not swarm.wait(partial(moved, made), STALL_SECONDS):
             raise TTError(f"no step was made for {STALL_SECONDS:.0f} s: see the logs in {swarm.folder}")
-        if not reached(goal):
+        if newest() == made:
             failures = [event.message for trainer in trainers for event in trainer.of(Failure)]
             why = failures[-1] if failures else f"see the logs in {swarm.folder}"
             raise TTError(f"all training peers ended: {why}")

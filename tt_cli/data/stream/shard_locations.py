@@ -6,6 +6,7 @@ in every copy. Failures are words for a person: `ShardProblem` for what may pass
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterable
@@ -16,7 +17,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from tt_cli.data.folder_walk import files_below
 from tt_cli.data.shard_format import container_of
-from tt_cli.data.stream.transfer import PATIENCE, Request, ShardProblem, seconds_to_wait, text_at
+from tt_cli.data.stream.transfer import PATIENCE, Request, ShardProblem, fetch, seconds_to_wait
 from tt_cli.errors import UsageError
 from tt_cli.hub.hub_files import NO_DATA_SET, TIMEOUT, HubUnreachable, hub_errors
 
@@ -124,8 +125,10 @@ class Address:
             query = f"?{parts.query}" if parts.query else ""
             tries = [*(urljoin(folder, name) + query for name in INDEXES), folder]
         for address in tries:
+            content = io.BytesIO()
             try:
-                listed = {shard.name: shard for shard in _listed(text_at(self._request(address)))}
+                fetch(self._request(address), content)
+                listed = {shard.name: shard for shard in _listed(content.getvalue().decode("utf-8", "replace"))}
             except ShardProblem as error:
                 if not error.lasting:
                     raise

@@ -13,7 +13,6 @@ after a cut without asking whether it is still the same file, and keeps without 
 from __future__ import annotations
 
 import hashlib
-import io
 import math
 import time
 from collections.abc import Callable, Mapping
@@ -71,13 +70,6 @@ def fetch(request: Request, target: BinaryIO, on_size: Callable[[int], None] = l
         if transfer.go_on():
             return transfer.received()
     raise ShardProblem(f"the connection was cut {CUTS + 1} times")
-
-
-def text_at(request: Request) -> str:
-    """A small text. Raises ShardProblem."""
-    content = io.BytesIO()
-    fetch(request, content)
-    return content.getvalue().decode("utf-8", "replace")
 
 
 def problem_of(answer: Any) -> ShardProblem:
