@@ -67,8 +67,9 @@ class Coordinator:
         closing.enter_context(dht_node.daemon_watched(dht))
         hand_over, read_tree = keeper.hand_over, keeper.read_tree
         self._averager = Averager(run, dht, identity.key, {}, source=hand_over, read_tree=read_tree)
+        closing.callback(self._averager.end)
         self._directory = PeerDirectory(run, dht, identity)
-        closing.callback(_close, self._directory, self._averager)
+        closing.callback(self._directory.stop)
         self._directory.expect(AUX_LOOK_SECONDS)
         addresses = dht_node.addresses_of(dht)
         closing.callback(remove_quietly, folder / "address")
@@ -200,10 +201,3 @@ def phase_of(records: Sequence[PeerRecord]) -> tuple[str, str]:
         return "serving", who
     obstacle = f"{who} in client mode, so no step is made; the assistant helps (--assist)"
     return "waiting", f"for one who accepts connections: {obstacle}"
-
-
-def _close(directory: PeerDirectory, averager: Averager) -> None:
-    directory.stop()
-    averager.shutdown()
-    if averager.is_alive():
-        averager.kill()
