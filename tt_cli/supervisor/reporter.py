@@ -125,9 +125,6 @@ def run_worker(main: Main) -> NoReturn:
 
 def _follow_commands(orders: Orders) -> None:
     # Not through sys.stdin: its lock, held while reading, would hang forked processes, which close it first.
-    received = b""
-    while data := os.read(0, 4096):
-        *lines, received = (received + data).split(b"\n")
-        for line in lines:
-            orders.take(line.decode(errors="replace"))
+    for line in open(0, "rb", buffering=0, closefd=False):  # noqa: SIM115
+        orders.take(line.decode(errors="replace"))
     orders.leave.set()

@@ -35,7 +35,7 @@ def draw_codes(
     noise: Tensor,
     sampling: Sampling,
     *,
-    on_token: Callable[[int], None] | None = None,
+    on_token: Callable[[int], None] = lambda known: None,
 ) -> Tensor:
     """Draw codes (b, N) int64 for captions text (p, text_length) int64, b a multiple of p, in raster order.
 
@@ -59,8 +59,7 @@ def draw_codes(
             if (position + 1) % side:
                 continue
             torch.cuda.synchronize(codes.device)
-        if on_token is not None:
-            on_token(position + 1)
+        on_token(position + 1)
     return codes
 
 
