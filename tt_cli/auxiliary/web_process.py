@@ -48,17 +48,11 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     grace_seconds = 1  # live updates have no end of their own
     where = HttpOptions(opts.host, port, "--web-port", more_ports, MOST_CONNECTIONS, grace_seconds)
     server = HttpServer(app, where)
-    url = f"http://{_shown(opts.host)}:{server.port}"
+    host = f"[{opts.host}]" if ":" in opts.host else opts.host
+    url = f"http://{'localhost' if opts.host in ('0.0.0.0', '::') else host}:{server.port}"
     emit(Log(f"the web page is at {url}/"))
     with suppress(OSError):  # for `tt monitor` on this machine, which does without it too
         (folder / "page").write_text(f"{url}\n", encoding="utf-8")
     server.run(orders.leave)
     remove_quietly(folder / "page")
     reader.close()
-
-
-def _shown(host: str) -> str:
-    """The host in an address for a person on this machine."""
-    if host in ("0.0.0.0", "::"):
-        return "localhost"
-    return f"[{host}]" if ":" in host else host

@@ -199,19 +199,20 @@ class HubClient:
         data: a form to send. accept: statuses beside 200. limit: bytes of the body.
         """
         from huggingface_hub import get_session
+        from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.hub.hub_files
 
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         request: dict[str, Any] = {"headers": headers, "data": data, "timeout": TIMEOUT}
-        with (
-            self._turn(),
-            _unreachable(),
-            get_session().stream(method, address, follow_redirects=token is None, **request) as answer,
-        ):
-            body = b""
-            for piece in answer.iter_bytes():
-                body += piece
-                if len(body) > limit:
-                    raise IdentityNotProven(f"{missing} is longer than {limit} bytes")
+        stream = get_session().stream(method, address, follow_redirects=token is None, **request)
+        try:
+            with self._turn(), stream as answer:
+                body = b""
+                for piece in answer.iter_bytes():
+                    body += piece
+                    if len(body) > limit:
+                        raise IdentityNotProven(f"{missing} is longer than {limit} bytes")
+        except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # in words that quote none of the request
+            raise HubUnreachable(f"the Hugging Face Hub cannot be reached ({type(error).__name__})") from None
         if answer.status_code == 200 or answer.status_code in accept:
             return body, answer.links.get("next", {}).get("url")
         if answer.status_code in (401, 403, 404):
@@ -227,14 +228,3 @@ class HubClient:
             yield
         finally:
             self._slots.release()
-
-
-@contextmanager
-def _unreachable() -> Iterator[None]:
-    """No answer, in words that quote none of the request."""
-    from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.hub.hub_files
-
-    try:
-        yield
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:
-        raise HubUnreachable(f"the Hugging Face Hub cannot be reached ({type(error).__name__})") from None
