@@ -56,11 +56,11 @@ class Churn:
         """One peer, paced: as if each had a device of its own."""
         member = self.swarm.start_trainer(
             f"peer{number}",
-            module="scripts.lab.paced_trainer",
+            module="scripts.lab.peer",
             batch_size=MICRO_BATCH,
             seed=number,
             max_upload=UPLOAD,
-            micro_batch_seconds=PACE,
+            pace=PACE,
         )
         self.lives.append(member)
         return member

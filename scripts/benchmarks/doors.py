@@ -174,7 +174,7 @@ def in_rounds(members: int, steps: int, carrying: float) -> dict[str, float]:
         trainers = []
         for seed, name in enumerate(NAMES[:members]):
             issuer.admit(Path(scratch) / name, run, "trainer", name)
-            common = {"batch_size": size.micro_batch, "longest": size.longest, "gate": str(gate)}
+            common = {"batch_size": size.micro_batch, "lockstep": True, "longest": size.longest, "gate": str(gate)}
             trainers.append(swarm.start_trainer(name, module=TRAINER, seed=seed, **common))
         need(swarm, lambda: all(in_training(one) for one in trainers), "the start of all", trainers)
         gate.touch()

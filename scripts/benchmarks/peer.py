@@ -33,7 +33,7 @@ import torch
 
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import status_bytes
-from scripts.lab.random_examples_trainer import RandomExamples
+from scripts.lab.peer import RandomExamples
 from tt_cli.memory import Need, parse_size, trainer_need
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.peer.device import choose_device
@@ -129,8 +129,9 @@ def measure_memory(run: RunConfig, args: argparse.Namespace) -> dict[str, Any]:
 def measure_pair(run: RunConfig, sizes: tuple[int, int], args: argparse.Namespace) -> list[dict[str, Any]]:
     """Two peers with these micro-batches."""
     run = run.replaced({"swarm.target_batch_size": max(MICRO_BATCHES * sum(sizes), 4 * max(sizes))})
-    module = "tt_cli.peer.trainer" if run.data.source == "builtin" else "scripts.lab.random_examples_trainer"
     options: dict[str, Any] = {"threads": args.threads, "memory": args.memory, "device": args.device}
+    if run.data.source != "builtin":
+        options |= {"module": "scripts.lab.peer", "random": True, "patient": False}
     with (
         tempfile.TemporaryDirectory(prefix="bench-peer-") as scratch,
         LocalSwarm(run.to_toml(), Path(scratch)) as swarm,
@@ -138,7 +139,7 @@ def measure_pair(run: RunConfig, sizes: tuple[int, int], args: argparse.Namespac
         members = []
         for seed, size in enumerate(sizes):
             name = "ab"[seed]
-            member = swarm.start_trainer(name, module=module, batch_size=size, seed=seed, **options)
+            member = swarm.start_trainer(name, batch_size=size, seed=seed, **options)
             members.append(member)
             swarm.wait(lambda member=member: bool(member.of(Listening)) or not member.running, WAIT)
             swarm.addresses = swarm.addresses or [a for event in member.of(Listening) for a in event.addresses]

@@ -112,10 +112,10 @@ class Soak:
         with self.hosts[number].entered() if self.hosts else contextlib.nullcontext():
             member = self.swarm.start_trainer(
                 f"peer{number}",
-                module="scripts.lab.paced_trainer",
+                module="scripts.lab.peer",
                 batch_size=MICRO_BATCH,
                 seed=number,
-                micro_batch_seconds=PACE,
+                pace=PACE,
                 **options,
             )
         self.lives.append(member)

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from scripts.lab.attacks.intruder import ANOTHERS, BANNED, EXPIRED, FORGED, REPLAYED
+from scripts.lab.attacks.intruder import BANNED, EXPIRED, FORGED, REPLAYED
+from scripts.lab.attacks.member import ANOTHERS, FIRST_STEP
 from scripts.lab.attacks.stranger import Facts
 from scripts.lab.attacks.table import STRANGER, Attack
 from scripts.lab.disturbance import states_of
@@ -89,26 +90,26 @@ def run_attacked(size: Size, attack: Attack | None, folder: Path) -> dict[str, A
         if issuer is not None:
             issuer.admit(folder / "aux", run, "aux", "organiser")
         swarm.start_aux()
-        common = {"batch_size": size.micro_batch, "longest": size.longest, "gate": str(gate)}
+        common = {"batch_size": size.micro_batch, "lockstep": True, "longest": size.longest, "gate": str(gate)}
 
         def start(name: str, seed: int, **more: Any) -> LocalPeer:
             if issuer is not None and not name.startswith(ATTACKER):
                 issuer.admit(folder / name, run, "trainer", name)
-            module = more.pop("module", "scripts.lab.lockstep_trainer")
+            module = more.pop("module", "scripts.lab.peer")
             return swarm.start_trainer(name, module=module, seed=seed, **common, **more)
 
         honest = [start(name, seed) for seed, name in enumerate(NAMES[: size.honest])]
         bad = []
         for number in range(size.attackers if attack is not None else 0):
             assert attack is not None
-            name, options = f"{ATTACKER}-{number}", {"attack": attack.name}
+            name = f"{ATTACKER}-{number}"
             if attack.by_member:
-                bad.append(start(name, 100 + number, module=attack.module, number=number, **options))
+                bad.append(start(name, 100 + number, attacks={attack.name: FIRST_STEP}, number=number))
             elif attack.module == STRANGER:
-                bad.append(swarm.start(name, attack.module, {**options, "facts": str(facts)}))
+                bad.append(swarm.start(name, attack.module, {"attack": attack.name, "facts": str(facts)}))
             else:
                 assert issuer is not None
-                options |= intrude(attack, issuer, run, folder, name)
+                options = intrude(attack, issuer, run, folder, name)
                 bad.append(start(name, 100 + number, module=attack.module, **options))
         trainers = [*honest, *(bad if attackers else [])]
         need(swarm, lambda: all(in_training(member) for member in trainers), "the start of all", trainers)

@@ -1,4 +1,4 @@
-"""A lockstep trainer of a closed run that counts, in all its processes, what its doors check, and tells it each step.
+"""A trainer of a closed run that counts, in all its processes, what its doors check, and tells it each step.
 
 One JSON object a step: `epoch`; `requests`, calls and streams, its own and those of others; `admits`, looks at a
 pass at any door; `admit_s`, CPU seconds of those looks; `cpu_s`, of the whole peer; `at`, seconds. All since it began.
@@ -13,7 +13,7 @@ from multiprocessing import Array
 from typing import Any
 
 from scripts.benchmarks.process_figures import family_cpu_seconds
-from scripts.lab import lockstep_trainer
+from scripts.lab import peer
 from tt_cli.supervisor.events import Emit, Event, Log, Step
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.membership.admission import Admission
@@ -23,7 +23,7 @@ REQUESTS, ADMITS, NANOSECONDS = range(3)
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
-    """As a lockstep trainer's."""
+    """As those of `scripts.lab.peer`."""
     counts = Array("q", 3)  # what forks from here has it too
     admit, enter, call = Admission.admit, PassGuard.admit, PassGuard.call
 
@@ -57,4 +57,4 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
 
     Admission.admit = admitting  # type: ignore[method-assign]
     PassGuard.admit, PassGuard.call = entering, calling  # type: ignore[method-assign]
-    lockstep_trainer.main(options, noting, orders)
+    peer.main(options, noting, orders)

@@ -110,11 +110,11 @@ def run_ours(parts: list[Part], steps: int, args: argparse.Namespace, folder: Pa
         def start(part: Part) -> None:
             swarm.start_trainer(
                 part.name,
-                module="scripts.lab.paced_trainer",
+                module="scripts.lab.peer",
                 batch_size=MICRO_BATCH,
                 seed=list(last).index(part.name),
                 client_mode=part.client_mode,
-                micro_batch_seconds=args.pace * part.slowness,
+                pace=args.pace * part.slowness,
             )
 
         def newest() -> int:

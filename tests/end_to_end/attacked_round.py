@@ -17,7 +17,8 @@ from swarm.rounds import SHAPES, Member, Outcome, flattened
 
 from scripts.lab.attacks.gradients import GRADIENTS
 from scripts.lab.attacks.gradients import poison as poisoned
-from scripts.lab.attacks.rounds import ROUNDS, Round
+from scripts.lab.attacks.rounds import ROUNDS
+from scripts.lab.conduct import ConductedAllReduce, ConductedCommit
 from tt_cli.swarm.allreduce.messages import Signer
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 
@@ -115,6 +116,8 @@ class Nodes:
 class Attacked(Member):
     """A member whose messages travel through its node. attack, variant: how it misbehaves, "" for an honest one."""
 
+    allreduce_type, commit_type = ConductedAllReduce, ConductedCommit
+
     def __init__(self, number: int, node: Node, attack: str, variant: int = 0):
         super().__init__(number % 4)
         self.node, self.attack, self.variant = node, attack, variant
@@ -140,7 +143,8 @@ class Attacked(Member):
         if self.attack in GRADIENTS:
             poisoned(self.allreduce._local, self.attack, 0, 0)
         elif self.attack:
-            ROUNDS[self.attack](Round(self.allreduce, self.commit, self.variant))
+            assert isinstance(self.allreduce, ConductedAllReduce) and isinstance(self.commit, ConductedCommit)
+            self.allreduce.conduct = self.commit.conduct = ROUNDS[self.attack](self.variant)
 
     def stub(self, peer: PeerID) -> Any:
         return Node.get_stub(self.node.p2p, peer)

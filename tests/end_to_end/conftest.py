@@ -17,6 +17,7 @@ from tt_cli.supervisor.events import Listening, Round, Step, Synchronised
 from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalPeer, LocalSwarm
 
 WAIT = 240.0  # seconds; an upper bound for a busy machine, never a measurement
+TEST_PEER = "scripts.lab.peer"
 
 PEER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 NOBODY = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}"  # the discard port: nothing listens there
@@ -51,8 +52,8 @@ def path_of_processes() -> Iterator[None]:
 
 
 def local_swarm(run: RunConfig, folder: Path) -> LocalSwarm:
-    """A swarm of forks, whose trainers leave each other the machine, as patient_peer.py says."""
-    return LocalSwarm(run.to_toml(), folder, trainer_module="end_to_end.patient_peer", launch=fork_server().launch)
+    """A swarm of forks, whose trainers leave each other the machine, as scripts/lab/peer.py says."""
+    return LocalSwarm(run.to_toml(), folder, trainer_module=TEST_PEER, launch=fork_server().launch)
 
 
 @pytest.fixture

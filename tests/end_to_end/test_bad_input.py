@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import socket
 import sqlite3
@@ -204,33 +203,6 @@ def test_a_full_disk_stops_neither_the_aux_peer_nor_a_trainer(
 
 
 # --------------------------------------------------------------------------------------------------- ends of processes
-
-
-@pytest.mark.promise(
-    "A trainer whose p2p daemon is killed starts again from its backup", also="tests/peer/test_lifelines.py"
-)
-def test_a_trainer_whose_p2p_daemon_is_killed_starts_again_where_it_was(
-    start_swarm: Callable[[RunConfig], LocalSwarm], start: Start, tmp_path: Path
-) -> None:
-    swarm, file = start_swarm(tiny_run()), tmp_path / "run.toml"
-    file.write_text(swarm.run)
-    peer = ("--peer", swarm.addresses[0], *LOOPBACK, "--threads", "1", "--batch-size", "4")
-    joined = start("join", str(file), *peer, "--plain")
-    made = step_of(joined.line("step"))
-    (daemon,) = [pid for pid in family_of(joined.process.pid) if Path(f"/proc/{pid}/comm").read_text() == "p2pd\n"]
-    os.kill(daemon, signal.SIGKILL)
-    warning = joined.line("warning")
-    assert "the p2p daemon of this peer was ended by something else; starting it again from its backup" in warning
-    assert step_of(joined.line("step")) > made
-    assert joined.interrupt() == (0, "")
-    lines = "".join(joined.lines)
-    assert lines.count(" warning ") == 1 and " finished " in lines
-    assert "Traceback" not in lines
-
-
-def step_of(line: str) -> int:
-    """The step of a plain line "12:00:00 step  3 of 1,000, …"."""
-    return int(line.split()[2].replace(",", ""))
 
 
 @pytest.mark.promise("Ctrl-C ends `tt demo` and every process of its swarm")

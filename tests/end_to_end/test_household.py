@@ -20,6 +20,7 @@ from tt_cli.supervisor.events import (
     Contribution,
     Event,
     Finished,
+    Log,
     Phase,
     Progress,
     Round,
@@ -97,10 +98,13 @@ def home(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.promise(
     "`tt pause` leaves no process but the supervisor; `tt resume` catches up", also="tests/supervisor/test_control.py"
 )
+@pytest.mark.promise(
+    "A trainer whose p2p daemon is killed starts again from its backup", also="tests/peer/test_lifelines.py"
+)
 @pytest.mark.promise("`tt finish` ends a peer after its next step", also="tests/supervisor/test_control.py")
 @pytest.mark.promise("`tt status` tells what a peer does, and that it has ended", also="tests/cli/test_status.py")
 def test_a_peer_in_a_home(start_swarm: StartSwarm, tt: Tt, home: Path, tmp_path: Path) -> None:
-    """One swarm for all of it: hold, pause, resume, what status says, finish."""
+    """One swarm for all of it: hold, pause, resume, what status says, a killed daemon, finish."""
     run = tiny_run()
     file = tmp_path / "tiny.toml"
     file.write_text(run.to_toml())
@@ -142,6 +146,15 @@ def test_a_peer_in_a_home(start_swarm: StartSwarm, tt: Tt, home: Path, tmp_path:
     assert tt("resume", env=anna.env).stdout == f"{file}: starts again\n"
     anna.wait_for("a step", lambda: len(anna.of(Step)) > made)
     assert [event for event in anna.of(Synchronised) if event.epoch > paused_at]
+
+    # Its p2p daemon is killed: it starts again by itself, from its backup.
+    (daemon,) = [pid for pid in family_of(anna.process.pid) if Path(f"/proc/{pid}/comm").read_text() == "p2pd\n"]
+    os.kill(daemon, signal.SIGKILL)
+    words = "the p2p daemon of this peer was ended by something else; starting it again from its backup"
+    anna.wait_for("a warning", lambda: any(words in event.message for event in anna.of(Log)))
+    (again,) = [number for number, event in enumerate(anna.events) if isinstance(event, Log) and words in event.message]
+    anna.wait_for("a step", lambda: any(isinstance(event, Step) for event in anna.events[again:]))
+    assert anna.steps()[-1] > max(event.epoch for event in anna.events[:again] if isinstance(event, Step))
 
     # Asked to finish, it ends with a step in which it took part, and the others go on.
     answer = tt("finish", env=anna.env).stdout

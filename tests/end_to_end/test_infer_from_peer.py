@@ -13,17 +13,18 @@ from PIL import Image
 
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig
-from tt_cli.supervisor.events import Saved
+from tt_cli.supervisor.events import Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm
 
 Tt = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.mark.promise("`tt infer --peer` draws with a running swarm's state, bit for bit the checkpoint's")
+@pytest.mark.promise("The aux peer alone hands the state to those who return", also="tests/auxiliary/test_keeper.py")
 @pytest.mark.promise(
     "`tt infer --peer` says in one line that no peer has a state, that the run is another one, or that nobody answers"
 )
-def test_draws_with_the_state_that_an_aux_peer_hands_over(
+def test_an_aux_peer_hands_its_state_to_who_draws_and_to_who_returns(
     start_swarm: Callable[[RunConfig], LocalSwarm], tt: Tt, tmp_path: Path
 ) -> None:
     run = tiny_run()
@@ -62,6 +63,11 @@ def test_draws_with_the_state_that_an_aux_peer_hands_over(
     other_run = tt("infer", "owl", "--run", "emoji", "--peer", address)
     assert other_run.returncode == 1
     assert "check that the address and --run belong together" in other_run.stderr
+
+    ben = swarm.start_trainer("ben", batch_size=4, seed=1)
+    assert swarm.wait(lambda: bool(ben.of(Step)), WAIT)
+    assert (ben.of(Synchronised)[0].epoch, ben.of(Step)[0].epoch) == (told["step"], told["step"] + 1)
+    swarm.leave("ben")
     aux.worker.kill()
     aux.worker.wait(WAIT)
     gone = tt("infer", "owl", "--run", "tiny.toml", "--peer", address)

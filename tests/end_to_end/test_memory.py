@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from tt_cli.supervisor.events import Choice, Failure, Log, Progress, Round, Save
 from tt_cli.supervisor.local_swarm import LocalSwarm
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
-SHORT = "end_to_end.short_of_memory_peer"
 
 
 @pytest.mark.promise(
@@ -26,20 +24,20 @@ SHORT = "end_to_end.short_of_memory_peer"
 @pytest.mark.promise(
     "A peer that takes more than --memory begins anew from a backup", also="tests/peer/test_memory_watch.py"
 )
-def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm) -> None:
     """anna halves her micro-batch in the midst of step 2; ben leaks, and gives way when he takes more than --memory."""
-    monkeypatch.setenv("TT_TEST_MEMORY", json.dumps({"anna": {"step": 2, "fits": 2}, "ben": {"step": 2, "leak": 80}}))
     run = tiny_run()
     swarm = start_swarm(run)
     limit = trainer_need(run, "cpu").host + (250 << 20)
-    anna = swarm.start_trainer("anna", module=SHORT, batch_size=8, seed=0)
-    ben = swarm.start_trainer("ben", module=SHORT, batch_size=1, seed=1, memory=limit)
+    anna = swarm.start_trainer("anna", short={"step": 2, "fits": 2}, patient=False, batch_size=8, seed=0)
+    leaking = {"step": 2, "leak": 80}
+    ben = swarm.start_trainer("ben", short=leaking, patient=False, batch_size=1, seed=1, memory=limit)
 
     assert swarm.wait(lambda: not ben.running, WAIT), "ben should have given way"
     (failure,) = ben.of(Failure)
     assert failure.exit_code == 75 and "of --memory: beginning anew from a backup" in failure.message
     (saved,) = ben.of(Saved)
-    assert saved.epoch == last_step(ben) >= 1
+    assert last_step(ben) - 1 <= saved.epoch <= last_step(ben)  # a round may end while the backup is written
 
     state = load(Path(saved.path))
     assert digests([ben])[saved.epoch] == {state.digest()}, "the next process goes on from here"

@@ -74,6 +74,7 @@ class SwarmPeer:
         initial_peers: Sequence[str],
         client_mode: bool = False,
         leave_steps: Callable[[RollBack], None] = lambda order: None,
+        collaboration_type: type[Collaboration] = Collaboration,
     ) -> Iterator[Collaboration]:
         """Take part in the swarm through a DHT node, which ends with that.
 
@@ -85,7 +86,7 @@ class SwarmPeer:
             with daemon_watched(dht):
                 addresses = [] if client_mode else addresses_of(dht)
                 self.emit(Listening(self.identity.peer_id, addresses, client_mode))
-                collaboration = Collaboration(
+                collaboration = collaboration_type(
                     run,
                     NetworkAccess(dht, self.identity, self._line, initial_peers),
                     self.shared,

@@ -62,8 +62,9 @@ class TrainerOptions(PeerOptions):
     seed: int | None = None
 
 
-def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
-    """Train until the run is done or the supervisor says so."""
+def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | None = None) -> None:
+    """Train until the run is done or the supervisor says so. parts: others than a volunteer's peer is made of."""
+    parts = parts or Parts()
     opts = TrainerOptions(**options)
     run = RunConfig.from_toml(opts.run, "the run file")
     emit = observed = ObservedEmit(emit)
@@ -72,7 +73,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     if opts.threads:
         torch.set_num_threads(opts.threads)
     prepare_arithmetic(run, emit)
-    tokenizer = load_tokenizer(run)
+    tokenizer = parts.tokenizer(run)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.home() / "compiled"))
     task = task_of(run)
     model = task.new_model()
@@ -85,11 +86,11 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
     emit(Phase("starting", "joining the DHT"))
     dht, client_mode = start_reachable_dht(run, peer.identity, emit, initial_peers=opts.initial_peers, listen=opts)
     with ExitStack() as closing:
-        taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back)
+        taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back, parts.collaboration)
         collaboration = closing.enter_context(taking_part)
         if words := collaboration.averager.slow_line():
             emit(Log(words, "warning"))
-        stream = ExampleStream(
+        stream = parts.examples(
             run,
             tokenizer,
             backups.choose_seed(opts.seed),
@@ -106,7 +107,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         model.to(device.torch_device)
         if run.model.reversible:
             model.activation_budget = choose_activation_budget(run, device, room, emit)
-        step = MicroStep(task, model, device, collaboration, shared)
+        step = parts.micro_step(task, model, device, collaboration, shared)
         memory = RoomMemory(run, device, room, model.activation_budget)
         size = _choose_size(run, opts, step, memory, stream, emit)
         emit(Choice("elementwise kernels", *fusion.reason()))
@@ -212,6 +213,16 @@ class MicroStep:
             losses = self.task.loss(self.model, batch, self.device.torch_device)
         losses.total.backward()
         return float(losses.total.detach()), losses.figures()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer is made of; tests and benchmarks hand others in."""
+
+    micro_step: type[MicroStep] = MicroStep
+    collaboration: type[Collaboration] = Collaboration
+    examples: type[ExampleStream] = ExampleStream
+    tokenizer: Callable[[RunConfig], Any] = load_tokenizer
 
 
 def _train(

@@ -73,6 +73,8 @@ class Averager(StateBridge, DecentralizedAverager):
     read_tree: see StateBridge. line: caps on traffic, if there are any.
     """
 
+    allreduce_type, commit_type = AllReduce, CommitProtocol
+
     def __init__(
         self,
         run: RunConfig,
@@ -342,9 +344,9 @@ class Averager(StateBridge, DecentralizedAverager):
             },
         )
         aggregation, usual = self.audits.rules.aggregation, self.audits.usual
-        allreduce = AllReduce(group, self.signer, self.local, weight, self.store, aggregation, usual)
+        allreduce = self.allreduce_type(group, self.signer, self.local, weight, self.store, aggregation, usual)
         said = {"samples": contribution.samples, "loss": contribution.loss}
-        return CommitProtocol(allreduce, said)
+        return self.commit_type(allreduce, said)
 
     async def _round_of(self, group_id: bytes) -> CommitProtocol | None:
         """The round that another member speaks of; waits while this peer may be about to begin it."""

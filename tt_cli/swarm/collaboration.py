@@ -78,6 +78,8 @@ class Collaboration:
     give up the group that is sought, and try those again who did not come or spoiled a round.
     """
 
+    directory_type, state_type = PeerDirectory, LockedState
+
     def __init__(
         self,
         run: RunConfig,
@@ -91,7 +93,7 @@ class Collaboration:
         dht, identity, self.clock = network.dht, network.identity, network.clock
         self.run, self.emit, self.about = run, emit, about
         self.peer_id, self.client_mode = identity.peer_id, dht.client_mode
-        self.orders, self.state = orders, LockedState(shared)
+        self.orders, self.state = orders, self.state_type(shared)
         self._target, self._delayed = run.swarm.target_batch_size, run.optimizer.delayed
 
         self._throughput = Throughput(self.clock.monotonic)
@@ -122,7 +124,7 @@ class Collaboration:
         )
         self.contacts = ConnectivityMonitor(dht, network.initial_peers, self.clock)
         self.round_log = RoundLog(self.peer_id, emit, lambda: self.board.view)
-        self.board = PeerDirectory(
+        self.board = self.directory_type(
             run, dht, identity, lambda error: self.round_log.trouble(error, "DHT", "records on the DHT"), self.clock
         )
         guilty, late = self.averager.audits.proofs.guilty, BLAMELESS * run.swarm.next_chunk_timeout

@@ -8,7 +8,7 @@ from scripts.lab.attacks.intruder import INTRUDERS
 from scripts.lab.attacks.member import MEMBERS
 from scripts.lab.attacks.stranger import STRANGERS
 
-MEMBER, INTRUDER, STRANGER = (f"scripts.lab.attacks.{module}" for module in ("member", "intruder", "stranger"))
+MEMBER, INTRUDER, STRANGER = (f"scripts.lab.{module}" for module in ("peer", "attacks.intruder", "attacks.stranger"))
 TARGETS = {"sign flip x1": 1.05}  # of the honest loss against no attack; others: TARGET
 TARGET = 1.02
 OVERWRITTEN = "overwritten donor record"

@@ -1,0 +1,106 @@
+"""How a member conducts itself inside one averaging round. Faults and attacks change what passes here.
+
+They stand where messages leave and arrive: whatever the others' defences look at, they see it as it comes from another
+machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias
+
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import PeerID
+from hivemind.proto import averaging_pb2, runtime_pb2
+
+from tt_cli.swarm.allreduce.allreduce import AllReduce
+from tt_cli.swarm.allreduce.commit import CommitProtocol
+from tt_cli.swarm.allreduce.messages import Opening
+from tt_cli.swarm.averager import Averager
+
+Message: TypeAlias = averaging_pb2.AveragingData
+Messages: TypeAlias = AsyncIterator[Message]
+
+
+class Conduct:
+    """An honest member's. Each method gets what such a one does, and does it."""
+
+    def sends(self, allreduce: AllReduce, indexes: Sequence[int], messages: Messages) -> Messages:
+        """Its parts, on their way to a reducer."""
+        return messages
+
+    async def opens(self, allreduce: AllReduce, reducer: PeerID, opening: Opening) -> Opening:
+        """What it signs of what it sends."""
+        return opening
+
+    def reduces(self, allreduce: AllReduce, place: int, encoded: bytes) -> bytes:
+        """The average of one of its own parts."""
+        return encoded
+
+    def answers(self, allreduce: AllReduce, peer: PeerID, messages: Messages) -> Messages:
+        """Averages, on their way to a sender."""
+        return messages
+
+    async def commits(self, commit: CommitProtocol, run: Callable[[], Awaitable[None]]) -> None:
+        """The second phase of the round."""
+        await run()
+
+    async def asks(self, commit: CommitProtocol, ask: Callable[[], Awaitable[None]]) -> None:
+        """Another member for its status."""
+        await ask()
+
+    async def is_asked(
+        self, commit: CommitProtocol, answer: Callable[[], Awaitable[runtime_pb2.ExpertInfo]]
+    ) -> runtime_pb2.ExpertInfo:
+        """By another member for its own."""
+        return await answer()
+
+
+class ConductedAllReduce(AllReduce):
+    """The first phase of a round."""
+
+    conduct = Conduct()
+
+    def _outgoing(self, indexes: Sequence[int]) -> Messages:
+        return self.conduct.sends(self, indexes, super()._outgoing(indexes))
+
+    async def _opening(self, reducer: PeerID) -> Opening:
+        return await self.conduct.opens(self, reducer, await super()._opening(reducer))
+
+    def _put_own(self, place: int, encoded: bytes) -> None:
+        super()._put_own(place, self.conduct.reduces(self, place, encoded))
+
+    def rpc_aggregate_part(self, stream: Messages, context: Any) -> Messages:
+        return self.conduct.answers(self, context.remote_id, super().rpc_aggregate_part(stream, context))
+
+
+class ConductedCommit(CommitProtocol):
+    """The second one."""
+
+    conduct = Conduct()
+
+    async def run(self) -> None:
+        await self.conduct.commits(self, super().run)
+
+    async def _ask(self, member: PeerID) -> None:
+        await self.conduct.asks(self, partial(super()._ask, member))
+
+    async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
+        return await self.conduct.is_asked(self, partial(super().answer, peer, request))
+
+
+class ConductedAverager(Averager):
+    """Asks how to conduct itself in each round. Subclasses say so."""
+
+    allreduce_type, commit_type = ConductedAllReduce, ConductedCommit
+
+    def conduct(self, step: int) -> Conduct:
+        """In the round towards this step. In the averager's process."""
+        return Conduct()
+
+    def _begin(self, group_info: GroupInfo, weight: float) -> CommitProtocol:
+        commit = super()._begin(group_info, weight)
+        assert isinstance(commit, ConductedCommit) and isinstance(commit.allreduce, ConductedAllReduce)
+        commit.conduct = commit.allreduce.conduct = self.conduct(int(self._plan.state_key.split("_")[0]) + 1)
+        return commit

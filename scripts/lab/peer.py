@@ -1,0 +1,185 @@
+"""The training peer of tests and benchmarks: a real one that differs in what its options say, and in nothing else.
+
+Options are the trainer's, and those of `Differences`. Without any it is patient: it waits for the others once
+it has computed a whole step's samples by itself. Many peers share few cores in tests, and a tiny model's step is mostly
+waiting: a peer that computes on meanwhile, as one with a device of its own should, keeps the others from starting and
+from hearing each other.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from scripts.lab.attacks.member import attacking, speaking_for
+from scripts.lab.conduct import Conduct, ConductedAverager
+from scripts.lab.faults import DAMAGE, NOT_FINITE, DueFaults, FaultyState, conduct_of
+from tt_cli.data.examples import Batch
+from tt_cli.data.stream.example_stream import ExampleStream
+from tt_cli.peer import backup, trainer
+from tt_cli.peer.health import memory_watch
+from tt_cli.peer.health.lifelines import Lifelines
+from tt_cli.run import RunConfig
+from tt_cli.supervisor.events import Emit, Event, Step, Synchronised
+from tt_cli.supervisor.reporter import Orders
+from tt_cli.swarm.collaboration import Collaboration, NetworkAccess
+from tt_cli.swarm.compression import gradient_buffer
+
+WAIT_SECONDS = 0.1
+LOOK_SECONDS = 1.0  # how soon a peer in lockstep notices that it should leave
+SMALL_PART = 1024  # elements
+
+
+@dataclass(frozen=True)
+class Differences:
+    """How this peer differs from a volunteer's.
+
+    pace: seconds that a micro-batch takes at least, as if each peer had a device of its own; on shared cores, one that
+    leaves takes its own samples per second with it and nothing else changes. lockstep: it counts one micro-batch into
+    each global step and waits for the step before the next one; with as many samples in the micro-batches of all peers
+    as the target batch has, what the peers compute can be computed again elsewhere, to the last bit. longest: seconds
+    after which one in lockstep computes one more micro-batch for the same step. gate: a file that must exist before the
+    first one. patient: whether it waits as said above; None: unless it has a pace or goes in lockstep. random: examples
+    are random, for runs whose data are not at hand.
+
+    faults: see `Faults.of`. attacks: what it does wrong → from which step on; number: which of the attackers it is.
+    victim: in whose name it publishes its records. small_parts: of averages, so that a tiny model has many; all members
+    of a swarm must have them. short: of memory; {"step": 2, "fits": 2} asks for more than there is with more than two
+    examples from step 2 on, {"step": 2, "leak": 40} keeps 40 MiB more after every micro-batch.
+    """
+
+    pace: float = 0.0
+    lockstep: bool = False
+    longest: float = math.inf
+    gate: str | None = None
+    patient: bool | None = None
+    random: bool = False
+    faults: list[tuple[int, str]] = field(default_factory=list)
+    attacks: dict[str, int] = field(default_factory=dict)
+    number: int = 0
+    victim: str = ""
+    small_parts: bool = False
+    short: dict[str, int] = field(default_factory=dict)
+
+
+class RandomExamples(ExampleStream):
+    """Batches of the run's shapes without end, of no data."""
+
+    def __init__(self, run: RunConfig, *_: Any, **__: Any):
+        self.run = run
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+    def batches(self, batch_size: int) -> Iterator[Batch]:
+        run = self.run
+        while True:
+            text = torch.randint(1, run.tokenizer.vocab_size, (batch_size, run.model.text_length))
+            image = torch.randint(0, run.vqgan.codebook_size, (batch_size, run.vqgan.grid**2))
+            yield Batch(text, image, [""] * batch_size)
+
+
+def different(mine: Differences, orders: Orders, news: threading.Condition) -> trainer.Parts:
+    """What such a peer is made of. news: notified of every step."""
+    patient = not (mine.pace or mine.lockstep) if mine.patient is None else mine.patient
+    own_faults, leaked = DueFaults(mine.faults, own=True), list[bytes]()
+
+    class DifferentMicroStep(trainer.MicroStep):
+        """Paced, in lockstep, patient, short of memory, or with gradients that are not finite."""
+
+        _spoiled = -1  # the step whose gradients are
+
+        def __call__(self, batch: Batch) -> bool:
+            collaboration = self.collaboration
+            if patient and collaboration._accumulator.samples >= collaboration.run.swarm.target_batch_size:
+                collaboration.stand_by()
+                time.sleep(WAIT_SECONDS)
+                return True
+            while mine.gate is not None and not Path(mine.gate).exists() and not orders.leave.is_set():
+                orders.leave.wait(WAIT_SECONDS)
+            step, began = collaboration.epoch, time.monotonic()
+            finite = super().__call__(batch)
+            if mine.lockstep:
+                self._wait_for_step(step, began + mine.longest)
+            return finite
+
+        def _wait_for_step(self, step: int, until: float) -> None:
+            lifelines = Lifelines(self.collaboration.averager)
+            with news:
+                while self.collaboration.epoch == step and not orders.leave.is_set() and time.monotonic() < until:
+                    news.wait(min(until - time.monotonic(), LOOK_SECONDS))
+                    lifelines.check()
+
+        def gradients(self) -> dict[str, torch.Tensor]:
+            gradients, step = super().gradients(), self.collaboration.epoch + 1
+            if own_faults.take(step, NOT_FINITE):
+                self._spoiled = step
+            for gradient in gradients.values() if step == self._spoiled else ():
+                gradient.fill_(float("nan"))
+            return gradients
+
+        def _backward(self, batch: Batch) -> tuple[float, dict[str, float]]:
+            due = time.monotonic() + mine.pace
+            losses = super()._backward(batch)
+            if mine.short and self.collaboration.epoch + 1 >= mine.short["step"]:
+                if len(batch.text) > mine.short.get("fits", len(batch.text)):
+                    torch.empty(1 << 60, dtype=torch.uint8)  # of the real allocator, amid the backward pass
+                leaked.append(b"x" * (mine.short.get("leak", 0) << 20))
+            orders.leave.wait(max(0.0, due - time.monotonic()))
+            return losses
+
+    class Averager(ConductedAverager):
+        """Fails, or attacks, in some rounds. Of this name, for hivemind calls other peers by the name of the class."""
+
+        faults = DueFaults(mine.faults, own=False)
+
+        def conduct(self, step: int) -> Conduct:
+            attacks = [attack for attack, first in mine.attacks.items() if first <= step]
+            return conduct_of(self.faults.take(step) or next(reversed(attacks), ""), mine.number)
+
+    class DifferentState(FaultyState):
+        """In memory that is damaged."""
+
+        faults = own_faults
+
+    class DifferentCollaboration(Collaboration):
+        """With these."""
+
+        state_type = DifferentState
+
+        def __init__(self, run: RunConfig, network: NetworkAccess, *rest: Any, **more: Any):
+            super().__init__(run, replace(network, averager=Averager), *rest, **more)
+
+    collaboration = attacking(DifferentCollaboration, mine.attacks, mine.number)
+    if mine.victim:
+        collaboration = speaking_for(collaboration, mine.victim)
+    if mine.random:
+        return trainer.Parts(DifferentMicroStep, collaboration, RandomExamples, lambda run: None)
+    return trainer.Parts(DifferentMicroStep, collaboration)
+
+
+def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
+    """As a training peer's."""
+    mine = Differences(**{each.name: options.pop(each.name) for each in fields(Differences) if each.name in options})
+    news = threading.Condition()
+
+    def noting(event: Event) -> None:
+        emit(event)
+        if isinstance(event, (Step, Synchronised)):
+            with news:
+                news.notify_all()
+
+    if mine.small_parts:
+        gradient_buffer.PART_ELEMENTS = SMALL_PART
+    if any(stage == DAMAGE for _, stage in mine.faults):
+        backup.BACKUP_SECONDS = 0.0
+    if mine.short:
+        memory_watch.LOOK_SECONDS = 0.1  # a test need not wait
+    trainer.main(options, noting, orders, different(mine, orders, news))
