@@ -7,6 +7,7 @@ in on standard input, one a line. It dies with its supervisor, and everything it
 from __future__ import annotations
 
 import ctypes
+import importlib
 import json
 import os
 import resource
@@ -128,3 +129,8 @@ def _follow_commands(orders: Orders) -> None:
     for line in open(0, "rb", buffering=0, closefd=False):  # noqa: SIM115
         orders.take(line.decode(errors="replace"))
     orders.leave.set()
+
+
+if __name__ == "__main__":
+    # With MODULE DESCRIPTOR OPTIONS. That module meets this one under its own name, which __main__ is not.
+    importlib.import_module("tt_cli.supervisor.reporter").run_worker(importlib.import_module(sys.argv.pop(1)).main)

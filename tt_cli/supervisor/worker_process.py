@@ -45,7 +45,7 @@ class Worker:
             with log.open("ab") as output:
                 log.chmod(0o600)
                 self._process = launch(
-                    [sys.executable, "-m", "tt_cli.supervisor", module, str(writing), json.dumps(options)],
+                    [sys.executable, "-m", "tt_cli.supervisor.reporter", module, str(writing), json.dumps(options)],
                     stdin=subprocess.PIPE,
                     stdout=output,
                     stderr=output,
