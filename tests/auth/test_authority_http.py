@@ -198,7 +198,7 @@ def test_the_limits_own_memory_is_limited() -> None:
     limit = RateLimit(burst=1, per_second=1.0, most=10, clock=clock)
     for number in range(1000):
         assert limit.wait(str(number)) == 0.0
-    assert len(limit) == 10
+    assert len(limit._left) == 10
     assert limit.wait("999") == 1.0
     clock.now = 0.25
     assert limit.wait("999") == 0.75

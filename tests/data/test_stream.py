@@ -208,7 +208,7 @@ for turn in range(2):
     batches = stream.batches(10)
     found = [caption for _ in range(2) for caption in next(batches).captions]
     next(batches)
-    print(len(found), len(set(found)), stream.state()["position"]["taken"], flush=True)
+    print(len(found), len(set(found)), stream.state["position"]["taken"], flush=True)
     stream.close()
 """
 

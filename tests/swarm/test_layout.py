@@ -45,7 +45,7 @@ def test_parts_follow_each_other_over_the_whole_buffer(sizes: list[int], reducer
 @settings(max_examples=40, deadline=None)
 def test_tensors_do_not_overlap_and_large_ones_share_no_block(sizes: list[int]) -> None:
     made = layout(sizes)
-    places = sorted((made.start(name), shape.numel()) for name, shape in made.shapes.items())
+    places = sorted((made.starts[name], shape.numel()) for name, shape in made.shapes.items())
     for (start, size), (following, _) in zip(places, [*places[1:], (made.size, 0)], strict=True):
         assert start + size <= following < start + size + BLOCK
         assert (size < LARGE) == (start >= made.boundary)

@@ -255,7 +255,7 @@ def test_what_is_remembered_of_peers_is_bounded() -> None:
     rate = RateLimit(burst=1.0, per_second=1.0, most=10)
     for number in range(100):
         rate.charge(str(number))
-    assert len(rate) == 10
+    assert len(rate._left) == 10
 
 
 def test_places_are_given_back() -> None:

@@ -56,9 +56,6 @@ class RateLimit:
         if self.wait(key, cost):
             raise Crowded("too much for now: ask again later")
 
-    def __len__(self) -> int:
-        return len(self._left)
-
 
 class Places:
     """Requests under way. each: of one key at once. total: of all together."""

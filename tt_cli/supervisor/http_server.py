@@ -70,19 +70,17 @@ class HttpServer:
     def run(self, until: threading.Event | None = None) -> None:
         """Serve until `stop`, until this event is set, or, in the main thread, until Ctrl-C."""
         if until is not None:
-            threading.Thread(target=self._stop_at, args=(until,), daemon=True).start()
+            threading.Thread(target=self.stop, args=(until,), daemon=True).start()
         try:
             self._server.run(sockets=[self._socket])
         finally:
             self._socket.close()
 
-    def stop(self) -> None:
-        """Have `run` return after the requests under way; from any thread."""
+    def stop(self, when: threading.Event | None = None) -> None:
+        """Have `run` return after the requests under way; from any thread. when: waits for this event first."""
+        if when is not None:
+            when.wait()
         self._server.should_exit = True
-
-    def _stop_at(self, event: threading.Event) -> None:
-        event.wait()
-        self.stop()
 
 
 def _listen(options: HttpOptions, port: int) -> socket.socket:

@@ -66,7 +66,7 @@ class ExampleStream:
         self._prefetch: Prefetch | None = None
         self._block: Block | None = None  # the last that came, and how many of its examples were taken
         self._taken = 0
-        self._state: dict[str, Any] | None = None
+        self.state: dict[str, Any] | None = None  # the position, after the last batch that was done with; JSON
 
     def batches(self, batch_size: int) -> Iterator[Batch]:
         """Batches of exactly `batch_size` examples; an epoch's last examples share a batch with the next's first.
@@ -77,10 +77,6 @@ class ExampleStream:
         if self._in_memory is None:
             self._started()
         return self._batches(batch_size)
-
-    def state(self) -> dict[str, Any] | None:
-        """The position of this stream as JSON: after the last batch that was asked for and done with; None before."""
-        return self._state
 
     def close(self) -> None:
         """End the process that reads ahead."""
@@ -127,7 +123,7 @@ class ExampleStream:
         return None
 
     def _save(self, state: dict[str, Any]) -> None:
-        self._state = state
+        self.state = state
         if self._state_path is None:
             return
         try:

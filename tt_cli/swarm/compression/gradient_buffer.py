@@ -43,27 +43,23 @@ class Partition:
     """The place of each tensor in the buffer. shapes: name → shape. large_tensor: elements from which one is large.
 
     block: elements that share a scale in the run's 8 bits. size: elements of the buffer. boundary: where the small
-    tensors begin.
+    tensors begin. starts: the first element of each tensor.
     """
 
     def __init__(self, shapes: Mapping[str, torch.Size], large_tensor: int, block: int):
         self.shapes, self.block = dict(shapes), block
-        self._starts: dict[str, int] = {}
+        self.starts: dict[str, int] = {}
         position = 0
         for name, shape in shapes.items():
             if shape.numel() >= large_tensor:
-                self._starts[name] = position
+                self.starts[name] = position
                 position = self._aligned(position + shape.numel())
         self.boundary = position
         for name, shape in shapes.items():
-            if name not in self._starts:
-                self._starts[name] = position
+            if name not in self.starts:
+                self.starts[name] = position
                 position += shape.numel()
         self.size = position
-
-    def start(self, name: str) -> int:
-        """The first element of a tensor."""
-        return self._starts[name]
 
     def parts(self, reducers: int) -> tuple[TensorPart, ...]:
         """The cut for a group with so many reducers, in the order of the buffer. Raises ValueError for none or many."""
@@ -144,7 +140,7 @@ class GradientBuffer:
 
     def _pieces(self, name: str, flat: torch.Tensor) -> Iterator[tuple[int, int, torch.Tensor]]:
         """Where each PIECE of a tensor lies in the buffer, and its elements."""
-        start = self.layout.start(name)
+        start = self.layout.starts[name]
         for piece in flat.split(PIECE):
             yield start, start + len(piece), piece
             start += len(piece)
