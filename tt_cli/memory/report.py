@@ -13,7 +13,7 @@ from tt_cli.memory.known_subject import Known
 from tt_cli.memory.question import CalculatorQuestion, largest_that_fits
 from tt_cli.memory.run_subject import OfRun
 from tt_cli.memory.trainer_account import Kind
-from tt_cli.run.run_source import builtin_runs
+from tt_cli.run.run_source import builtin_runs, load_run
 
 Subject = Known | OfRun
 
@@ -109,7 +109,7 @@ def report(question: CalculatorQuestion, *, compare: bool = False) -> MemoryRepo
 def _subject(question: CalculatorQuestion) -> Subject:
     name = question.model
     may_be_a_run = name in builtin_runs() or name.endswith(".toml") or "/" in name or name.startswith((".", "~"))
-    return OfRun.asked(question) if may_be_a_run and known(name) is None else Known.asked(question)
+    return OfRun.of(load_run(name), question) if may_be_a_run and known(name) is None else Known.asked(question)
 
 
 def _largest(subject: Subject, room: int | None) -> int | None:

@@ -10,7 +10,7 @@ from tt_cli.memory.calculator import Answer
 from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.trainer_account import Kind, encoded_bytes, place_of, trainer_need
 from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.run import RunConfig, load_run
+from tt_cli.run import RunConfig
 
 
 @dataclass
@@ -24,13 +24,8 @@ class OfRun:
     target: int | None
 
     @classmethod
-    def asked(cls, question: CalculatorQuestion) -> OfRun:
-        """Raises UsageError for a run that is not there, and for what a run's peers do not do."""
-        return cls.of(load_run(question.model), question)
-
-    @classmethod
     def of(cls, run: RunConfig, question: CalculatorQuestion) -> OfRun:
-        """A run that is at hand. Raises UsageError for what its peers do not do."""
+        """Choose what the question leaves open. Raises UsageError for what a run's peers do not do."""
         if question.optimizer not in (None, "lamb") or question.bits not in (None, 8):
             raise UsageError(f"{run.run.name} is trained with 8-bit LAMB, as all runs of tt: leave the optimizer out")
         for flag, given in (

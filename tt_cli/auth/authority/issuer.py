@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -264,12 +265,13 @@ class Authority:
     def _possession(self, request: requests.SignedRequest, purpose: requests.Purpose) -> tuple[str, SigningKey]:
         """The peer id of whoever signed this with a nonce of ours that is still good, and the key that made it."""
         public = _public_key(request.key)
-        signature, peer_id = _bytes(request.signature, "signature"), peer_key.peer_id(public)
+        peer_id = peer_key.peer_id(public)
         _, mine = self._unseal("nonce", request.nonce, f"{purpose} {peer_id}")
         message = requests.signed_message(purpose, mine.text, self.run.identity, request.nonce, peer_id, request.said())
-        if not peer_key.signed(peer_key.public_key(public), signature, message):
-            raise RequestRefused(401, "the signature is not that of the peer's key")
-        return peer_id, mine
+        with suppress(ValueError):
+            if peer_key.signed(peer_key.public_key(public), decode(request.signature), message):
+                return peer_id, mine
+        raise RequestRefused(401, "the signature is not that of the peer's key")
 
     def _spend(self, nonce: str) -> None:
         """Last, so that a Hub which does not answer costs nobody their nonce; of two at a time, one gets through."""
@@ -361,16 +363,9 @@ class Authority:
 
 def _public_key(text: str) -> bytes:
     """A peer's key (DER)."""
-    key = _bytes(text, "key")
     try:
+        key = decode(text)
         peer_key.public_key(key)
     except ValueError as error:
         raise RequestRefused(401, f"no public key of a peer: {error}") from None
     return key
-
-
-def _bytes(text: str, name: str) -> bytes:
-    try:
-        return decode(text)
-    except ValueError as error:
-        raise RequestRefused(401, f"the {name} is {error}") from None
