@@ -35,6 +35,7 @@ LOOK_SECONDS = 0.5
 @dataclass(frozen=True)
 class Scenario:
     """What may go wrong, at most. loss, twice: see `Line`. cuts, crashes, stops, slow, clients: how many of them.
+    cut_seconds: of a cut, at most.
 
     skew: seconds. liars: how members may lie, less than a third of them. known: where what it breaks is told.
     """
@@ -42,6 +43,7 @@ class Scenario:
     loss: float = 0.0
     twice: float = 0.0
     cuts: int = 0
+    cut_seconds: float = 5.0
     crashes: int = 0
     stops: int = 0
     slow: int = 0
@@ -58,6 +60,7 @@ SCENARIOS = {
     "lossy": Scenario(loss=0.01, twice=0.05),
     "crash": Scenario(crashes=2, clients=1),
     "partition": Scenario(cuts=2),
+    "split": Scenario(loss=0.03, cuts=12, cut_seconds=0.4, sizes=(3, 3, 4, 5)),
     "hang": Scenario(stops=2, slow=2, skew=2.0),
     "everything": Scenario(loss=0.005, twice=0.02, cuts=1, crashes=1, stops=1, slow=1, clients=1, skew=2.0),
     "pair": Scenario(loss=0.005, cuts=1, crashes=1, stops=1, sizes=(2,)),
@@ -102,7 +105,7 @@ class Schedule:
         faults = []
         for _ in range(entropy.randint(min(1, most.cuts), most.cuts) if most.cuts else 0):
             group = tuple(sorted(entropy.sample(everybody, entropy.randint(1, count - 1))))
-            faults.append(Fault("cut", group, *times(5.0), entropy.choice(["", "", "one way"])))
+            faults.append(Fault("cut", group, *times(most.cut_seconds), entropy.choice(["", "", "one way"])))
         for _ in range(entropy.randint(0, most.crashes)):
             faults.append(Fault("crash", (entropy.randrange(count),), *times(6.0), entropy.choice(["", "for good"])))
         for _ in range(entropy.randint(0, most.stops)):
@@ -156,6 +159,9 @@ class Result:
 def run(schedule: Schedule, log: bool = False) -> Result:
     """Run one schedule. *Progress*: when the faults are over, all who live make some more steps together, in time."""
     logging.disable(logging.CRITICAL)
+    if gc.isenabled():
+        gc.collect()
+        gc.freeze()  # what was imported need not be looked at again
     torch.set_num_threads(1)
     gc.disable()  # a collection would end generators at times that do not follow from the seed
     loop = VirtualLoop()
@@ -169,6 +175,7 @@ def run(schedule: Schedule, log: bool = False) -> Result:
             loop.run_until_complete(asyncio.sleep(0))
         loop.close()
         asyncio.set_event_loop(None)
+        gc.collect()
 
 
 async def _run(schedule: Schedule, log: bool) -> Result:

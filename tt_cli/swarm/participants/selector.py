@@ -119,6 +119,8 @@ class ParticipantSelector:
         self._stragglers.round_ended(result.late, result.waited, spoilers, lost)
         if result.complete:
             return
+        if not result.members:  # the others take in who spoiled the last round: rather a round with it than none
+            self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until > epoch}
         again, self._disputed = result.disputed & self._disputed, result.disputed
         self.avoided |= dict.fromkeys(result.failed.keys() | again, epoch)
         self.avoided |= dict.fromkeys(result.rejected, epoch + AVOIDED_STEPS)
