@@ -104,7 +104,8 @@ class Averager(StateBridge, DecentralizedAverager):
         self._rounds: dict[bytes, CommitProtocol] = {}
         self._averages = KeptAverages(self.store)
         self._fetches: set[asyncio.Task[None]] = set()
-        self._joins, self._places = RateLimit(JOINS_AT_ONCE, JOINS), Places(SETTLING, MOST_SETTLING)
+        self._joins = RateLimit(JOINS_AT_ONCE, JOINS, clock=self.clock.monotonic)
+        self._places = Places(SETTLING, MOST_SETTLING)
         self.signer, self.audits = Signer(key), Audits(run, rules, self._rounds, self._auditor)
         if shapes:
             centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
