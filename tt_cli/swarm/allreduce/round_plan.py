@@ -28,6 +28,7 @@ from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 POLL_SECONDS = 0.1
+SPOILED = "who spoiled a round"
 KEPT_GROUPS = 2  # that others may still ask about
 SPARE = 2.0  # times the samples that a member may claim: records are a few seconds old, and speeds are means
 
@@ -80,7 +81,7 @@ class RoundPlan:
         Two groups that both hold more than half of the trainers cannot be: a state has one successor.
         """
         if spoilers := self.avoided.intersection(map(str, group.peer_ids)):
-            raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, who spoiled a round")
+            raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, {SPOILED}")
         if 2 * len(group.peer_ids) <= self.swarm:
             raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} trainers came")
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import RoundPlan
+from tt_cli.swarm.allreduce.round_plan import SPOILED, RoundPlan
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import Straggler, StragglerDetector
@@ -119,8 +119,8 @@ class ParticipantSelector:
         self._stragglers.round_ended(result.late, result.waited, spoilers, lost)
         if result.complete:
             return
-        if not result.members:  # the others take in who spoiled the last round: rather a round with it than none
-            self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until > epoch}
+        if SPOILED in result.problem:  # the others take it in each time: rather a round with it than none
+            self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= FOREVER}
         again, self._disputed = result.disputed & self._disputed, result.disputed
         self.avoided |= dict.fromkeys(result.failed.keys() | again, epoch)
         self.avoided |= dict.fromkeys(result.rejected, epoch + AVOIDED_STEPS)
