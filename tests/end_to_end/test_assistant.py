@@ -43,7 +43,11 @@ def test_notebooks_alone_train_with_an_assistant_and_hand_the_state_on(tmp_path:
 
         # The coordinator has checkpoints of the run, which it too can have from nobody else.
         aux.need(lambda: bool(aux.of("saved")), "a checkpoint")
-        aux.need(lambda: bool(aux.said("of the swarm's traffic")), "the assistant's share")
-        share = re.search(r"(\d+)% of the swarm's traffic", aux.said("of the swarm's traffic")[-1])
-        assert share is not None
-        assert 30 <= int(share[1]) <= 80, "the only reducer: all that the others move goes to it or comes from it"
+
+        def shares() -> list[int]:
+            return [
+                int(found) for found in re.findall(r"(\d+)% of the swarm's traffic", "\n".join(aux.said("traffic")))
+            ]
+
+        # The only reducer: all that the others move goes to it or comes from it. Their records tell it a little later.
+        aux.need(lambda: any(30 <= share <= 80 for share in shares()), "the assistant's share, about a half")

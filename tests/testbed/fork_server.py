@@ -11,6 +11,7 @@ import ctypes
 import functools
 import importlib
 import json
+import multiprocessing
 import os
 import runpy
 import select
@@ -19,6 +20,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from typing import Any
 
 PRELOADED = ("hivemind", "tt_cli.auxiliary.coordinator", "tt_cli.peer.trainer", "tt_cli.swarm.collaboration")
@@ -143,7 +145,12 @@ def serve(control: socket.socket) -> None:
 def become(request: dict[str, Any], descriptors: list[int]) -> None:
     """Run a module as `python -m` does. Ends with SystemExit, as it does."""
     import numpy
+    from hivemind.utils.asyncio import _AsyncContextWrapper
+    from hivemind.utils.mpfuture import MPFuture
 
+    # Locks that hivemind made when it was imported: a fork that is killed with one would hang all others.
+    MPFuture.reset_backend()
+    _AsyncContextWrapper.EXECUTOR_LOCK = multiprocessing.Lock()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
     for given, wanted in zip([os.dup2(each, 500 + each) for each in descriptors], request["at"], strict=True):
@@ -154,6 +161,7 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
     os.environ.clear()
     os.environ.update(request["environment"])
     numpy.random.seed(int.from_bytes(os.urandom(4), "little"))  # Python's own is seeded anew by a fork
+    warnings.filterwarnings("ignore", "'tt_cli.*' found in sys.modules", RuntimeWarning)  # it was preloaded
     sys.argv = [request["module"], *request["arguments"]]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     sys.exit()
