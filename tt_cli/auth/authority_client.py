@@ -54,9 +54,9 @@ class AuthorityConnection:
         self._http = httpx2.Client(base_url=run.membership.authority, timeout=TIMEOUT, headers=headers)
         self.close = self._http.close
 
-    def notice(self, known: int) -> str | None:
+    def notice(self, known: int, seconds: float = TIMEOUT) -> str | None:
         """The signed notice; None when it is the one with this number. Raises AuthorityUnreachable, TTError."""
-        text = self._send("GET", "/v1/notice", headers={"If-None-Match": f'"{known}"'})
+        text = self._send("GET", "/v1/notice", headers={"If-None-Match": f'"{known}"'}, timeout=seconds)
         return text.decode(errors="replace") or None
 
     def _post(self, path: str, **arguments: Any) -> dict[str, Any]:

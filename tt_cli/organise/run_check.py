@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tt_cli.data.tokenizer import Tokenizer
 
 DATA_SECONDS = 120.0  # until the first example: a shuffle buffer is filled before
+ANSWER_SECONDS = 5.0
 PROMPT = "a red apple"
 
 Result = TypeVar("Result")
@@ -101,7 +102,7 @@ def authority(run: RunConfig) -> Check:
     """Ask it for a notice, which the key in the run file must have signed."""
     try:
         with closing(AuthorityConnection(run)) as connection:
-            signed = connection.notice(-1) or ""
+            signed = connection.notice(-1, ANSWER_SECONDS) or ""
         notice = read_notice(signed, run.membership.authority_key or "", run.identity, time.time())
     except AuthorityUnreachable as error:
         fix = "start it (`tt aux-peer RUN --authority`), and look at the proxy before it"
