@@ -46,7 +46,7 @@ def save(
         model.save_pretrained(into)
         tokenizer.save(str(into / TOKENIZER))
         save_file(state_tensors(model, optimizer), into / OPTIMIZER)
-        record = {"step": step, "settings": settings, "stream": stream.state}
+        record = {"step": step, "settings": settings, "stream": stream.state()}
         (into / RECORD).write_text(json.dumps(record))  # as the last: now it is complete
         if last and last != into:
             shutil.rmtree(last)
