@@ -116,6 +116,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         emit(Phase("syncing", "looking for the swarm's state"))
 
         def save() -> None:
+            collaboration.end_steps()
             with collaboration.state.use():  # nothing else is to be done: the state itself is written, not a copy
                 backups.write(shared.state(), wait=True)
 

@@ -103,6 +103,7 @@ class Collaboration:
 
         self._changed = self.clock.condition()
         self._closing = False
+        self._committing = threading.Lock()
         self._broken: BaseException | None = None
         self.seek_anew = threading.Event()
 
@@ -230,9 +231,14 @@ class Collaboration:
         here = {record.peer_id for record in self.board.view.members(*self.state.position)}
         return sorted(map(self.round_log.name, self._selector.other_trainers(self.epoch) - here))
 
+    def end_steps(self) -> None:
+        """Make no step any more; one under way is made and told first."""
+        with self._committing:
+            self._closing = True
+
     def close(self) -> None:
         """Leave: withdraw the record, end the averager's process. The others do not wait for this peer."""
-        self._closing = True
+        self.end_steps()
         self._wake()
         self._matchmaker.drop()
         self.board.stop()
@@ -352,7 +358,8 @@ class Collaboration:
                 if result.complete:
                     self.board.met(result.members)
                     result.seconds["encode"] = encoding
-                    self._commit(started, result)
+                    with self._committing:
+                        self._commit(started, result)
                     return
                 self.round_log.failed(self.epoch, result, missed, held.samples, started)
             elif not held.samples:
@@ -361,7 +368,8 @@ class Collaboration:
                 self._wait(missing=why)
             else:
                 self._matchmaker.drop()
-                self._commit(started, RoundResult.alone(self.peer_id, held.samples, held.loss))
+                with self._committing:
+                    self._commit(started, RoundResult.alone(self.peer_id, held.samples, held.loss))
                 return
             view = self.board.fresh_view()
 
@@ -384,6 +392,8 @@ class Collaboration:
 
     def _commit(self, started: float, result: RoundResult) -> None:
         """Step the shared state with the whole average, or with this peer's gradient where it is alone."""
+        if self._closing:
+            return
         average = self.averager.store.buffer if len(result.members) > 1 else self.averager.local
         before = self.clock.monotonic()
         try:
