@@ -64,7 +64,8 @@ def status(run: RunHere = None, json: Json = False) -> None:
 
     peers = sorted(known_peers(run), key=lambda seen: (not seen.running, -seen.status.updated))
     if json:
-        print(codec.dumps({"peers": [_as_json(seen) for seen in peers]}, indent=1))
+        rows = [dict(running=p.running, answers=p.answers, **codec.loads(p.status.model_dump_json())) for p in peers]
+        print(codec.dumps({"peers": rows}, indent=1))
     elif peers:
         _print(peers)
     else:
@@ -129,10 +130,6 @@ def known_peers(run: str | None) -> list[SeenSlot]:
     if run is None:
         return peers
     return [seen for seen in peers if names & {seen.status.run, seen.status.identity, seen.slot.folder.name}]
-
-
-def _as_json(seen: SeenSlot) -> dict[str, object]:
-    return {"running": seen.running, "answers": seen.answers, **codec.loads(seen.status.model_dump_json())}
 
 
 def _print(peers: list[SeenSlot]) -> None:

@@ -41,7 +41,8 @@ def export(answers: Answers, pictures: Path, out: Path) -> Exported:
     """
     if not (STATIC / "index.html").is_file():
         raise TTError("the page has not been built: scripts/build_page builds it")
-    if out.exists() and not _replaceable(out):
+    replaceable = out.is_dir() and not out.is_symlink() and ((out / MARK).is_file() or not any(out.iterdir()))
+    if out.exists() and not replaceable:
         raise UsageError(f"{out} is there and no earlier export: name a new or an empty folder")
     parent = out.absolute().parent
     with os_errors(f"cannot write {out}"):
@@ -61,10 +62,6 @@ def export(answers: Answers, pictures: Path, out: Path) -> Exported:
                 raise
         sizes = [file.stat().st_size for file in out.rglob("*") if file.is_file()]
     return Exported(str(out.absolute()), step, pictures_copied, len(sizes), sum(sizes))
-
-
-def _replaceable(out: Path) -> bool:
-    return out.is_dir() and not out.is_symlink() and ((out / MARK).is_file() or not any(out.iterdir()))
 
 
 def _write(answers: Answers, pictures: Path, folder: Path) -> tuple[int, int]:
