@@ -40,17 +40,17 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler would talk on the terminal; read by its import
 
 import torch  # noqa: E402
+from testbed import gpt2_model, saved_training  # noqa: E402
+from testbed.memory_step import optimizer_of, peaks_of, tensors_of  # noqa: E402
+from testbed.offloaded import Offloaded  # noqa: E402
+from testbed.text_stream import Stream, readable, write_shard  # noqa: E402
 from tokenizers import Tokenizer  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from scripts.lab import gpt2_model, saved_training  # noqa: E402
-from scripts.lab.memory_step import optimizer_of, peaks_of, tensors_of  # noqa: E402
-from scripts.lab.offloaded import Offloaded  # noqa: E402
-from scripts.lab.text_stream import Stream, readable, write_shard  # noqa: E402
 from tt_cli.errors import TTError, UsageError  # noqa: E402
 from tt_cli.memory import CUDA_ON_DEVICE, Place, parse_size, shown  # noqa: E402
 from tt_cli.memory.architectures import Architecture  # noqa: E402

@@ -34,6 +34,7 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.pop(name, None)
     os.environ["HF_HOME"] = f"{_scratch.name}/hf"
     os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, Path(__file__).parents[:2]))  # of processes that tests start
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

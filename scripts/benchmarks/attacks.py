@@ -35,9 +35,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from testbed.attacked import Size, attacked_run, first_loss, run_attacked
+from testbed.attacks.table import ATTACKS
+
 from scripts.benchmarks.harness import progress
-from scripts.lab.attacked import Size, attacked_run, first_loss, run_attacked
-from scripts.lab.attacks.table import ATTACKS
 
 NOBODY = "no attack"
 QUICK = "one row, few peers and steps"

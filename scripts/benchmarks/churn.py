@@ -28,7 +28,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripts.lab.disturbance import compare_states, need, small_run, states_of
+from testbed.disturbance import compare_states, need, small_run, states_of
+
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.supervisor.events import Phase, Round, Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
@@ -56,7 +57,7 @@ class Churn:
         """One peer, paced: as if each had a device of its own."""
         member = self.swarm.start_trainer(
             f"peer{number}",
-            module="scripts.lab.peer",
+            module="testbed.peer",
             batch_size=MICRO_BATCH,
             seed=number,
             max_upload=UPLOAD,

@@ -294,7 +294,7 @@ def measure_swarm(size: Size, peers: int) -> dict[str, Any]:
         with LocalSwarm(run.to_toml(), Path(scratch)) as swarm:
             for member, name in enumerate(NAMES[:peers]):
                 options = {"batch_size": sizes[member], "seed": stream_seed(run, member)}
-                joined = swarm.start_trainer(name, module="scripts.lab.peer", lockstep=True, **options)
+                joined = swarm.start_trainer(name, module="testbed.peer", lockstep=True, **options)
                 need(swarm.wait(lambda joined=joined: bool(joined.of(Listening)), WAIT), f"the start of {name}")
                 swarm.addresses = swarm.addresses or joined.of(Listening)[0].addresses
             members = [swarm.members[name] for name in NAMES[:peers]]

@@ -35,10 +35,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from testbed.namespaces import Network, NoNetwork
 
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import cpu_seconds, status_bytes
-from scripts.lab.namespaces import Network, NoNetwork
 from tt_cli.data import builtin
 from tt_cli.data.codes import to_column
 from tt_cli.data.shard_format import write_shard

@@ -33,9 +33,9 @@ from hivemind.proto.auth_pb2 import AccessToken
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.auth import AuthRole, AuthRPCWrapper, TokenAuthorizerBase
 from hivemind.utils.crypto import RSAPrivateKey
+from testbed.attacked import NAMES, Size, attacked_run, in_training, need
+from testbed.passes import Issuer, key_file
 
-from scripts.lab.attacked import NAMES, Size, attacked_run, in_training, need
-from scripts.lab.passes import Issuer, key_file
 from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.run import load_run
 from tt_cli.supervisor.events import Finished, Log
@@ -48,7 +48,7 @@ from tt_cli.swarm.membership.pass_guard import frame
 QUICK = "few members and steps"
 REQUESTS, REPEATS = 2000, 3
 WITHOUT, OPEN, CLOSED = "dht request without a door", "dht request, open run", "dht request, closed run"
-TRAINER = "scripts.lab.counting_trainer"
+TRAINER = "testbed.counting_trainer"
 FIRST_STEP = 2  # with the first one come the meetings, which are no round's
 
 

@@ -26,9 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from testbed.launched import Commands, Launched, tell
+from testbed.namespaces import Network
+
 from scripts.benchmarks.process_figures import family_cpu_seconds
-from scripts.lab.launched import Commands, Launched, tell
-from scripts.lab.namespaces import Network
 
 DONORS, DONOR_MBIT, JOINER_MBIT = 3, 100, 300
 STATE_BYTES, QUICK_BYTES = 500_000_000, 100_000_000

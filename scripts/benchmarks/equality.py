@@ -1,6 +1,6 @@
 """Measure what equal state costs and holds: bytes of a global step, and a hundred steps with peers that come and go.
 
-Bytes. Four peers in network namespaces of their own train together, ours (scripts/lab/simulated_peer.py) and after it
+Bytes. Four peers in network namespaces of their own train together, ours (tests/testbed/simulated_peer.py) and after it
 stock hivemind.Optimizer as the paper used it (baselines/hivemind_optimizer.py), on the shapes of the paper's
 model. The kernel counts the bytes at each peer's link, everything included: gradients, parameters where they are
 averaged, matchmaking, the DHT. Counted are whole steps, from the end of the first to that of a later one. --part keeps
@@ -38,12 +38,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from scripts.benchmarks.harness import progress
-from scripts.lab.disturbance import Part, disturbed_parts, run_baseline, run_ours
-from scripts.lab.launched import Launched
-from scripts.lab.namespaces import Network, NoNetwork, need_namespaces
+from testbed.disturbance import Part, disturbed_parts, run_baseline, run_ours
+from testbed.launched import Launched
+from testbed.namespaces import Network, NoNetwork, need_namespaces
 
-MODULES = {"ours": "scripts.lab.simulated_peer", "baseline": "scripts.benchmarks.baselines.hivemind_optimizer"}
+from scripts.benchmarks.harness import progress
+
+MODULES = {"ours": "testbed.simulated_peer", "baseline": "scripts.benchmarks.baselines.hivemind_optimizer"}
 WAIT = 900.0
 QUICK = "fewer peers and steps, a small part of the model"
 

@@ -1,6 +1,6 @@
 """Measure the host memory that averaging adds to a training loop, per parameter, ours and stock hivemind.Optimizer's.
 
-- Two peers of each kind train together on loopback with a simulated device: scripts/lab/simulated_peer.py and
+- Two peers of each kind train together on loopback with a simulated device: tests/testbed/simulated_peer.py and
   baselines/hivemind_optimizer.py. Shapes are the paper's model, 125.9M parameters.
 - Memory is the proportional set size of a peer's whole family of processes (Linux, smaps_rollup): pages that several
   processes share are counted once, shared memory is included, also what is open and mapped nowhere. It is looked at
@@ -35,9 +35,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from testbed.launched import Launched
+
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import status_bytes
-from scripts.lab.launched import Launched
 from tt_cli.supervisor.processes import children_of, family_of
 
 QUICK = "a tenth of the model, two steps, no hand-over"
@@ -45,7 +46,7 @@ QUICK_SECONDS, SAMPLE_SECONDS = 0.02, 1.0
 PLAIN = 8  # bytes per parameter of a plain training loop: fp32 parameter and gradient
 TINY = 0.002
 WAIT, HAND_OVER_WAIT = 900.0, 240.0
-MODULES = {"ours": "scripts.lab.simulated_peer", "baseline": "scripts.benchmarks.baselines.hivemind_optimizer"}
+MODULES = {"ours": "testbed.simulated_peer", "baseline": "scripts.benchmarks.baselines.hivemind_optimizer"}
 FORKED = {"ours": ["averager"], "baseline": ["state averager", "gradient averager"]}
 Parts = dict[str, dict[str, int]]  # process → kind of memory → bytes
 

@@ -1,12 +1,12 @@
 """Measure the memory calculator against reality, beside the one of "Training Transformers Together".
 
-- Every configuration is a real model in a process of its own, scripts/lab/memory_step.py: transformers' classes made
+- Every configuration is a real model in a process of its own, tests/testbed/memory_step.py: transformers' classes made
   from small configurations of the same structure, and the project's decoder. It makes a step to warm up, then another
   whose worst moment is measured: forward and backward pass with summed gradients, and the optimizer's update.
 - On a CPU the measure is the bytes of tensors, every allocation seen by torch's profiler; on a GPU (--device cuda,
   which adds GPT-2 Large as published) torch.cuda.max_memory_allocated.
 - `ours` is `tt calc`'s answer without what is not a tensor (CUDA, processes, allocator's slack); `paper's` comes from
-  scripts/lab/memory_paper.py. The decoder's rows count weights, gradients and activations: its optimizer runs
+  tests/testbed/memory_paper.py. The decoder's rows count weights, gradients and activations: its optimizer runs
   elsewhere.
 
 Examples:
@@ -25,15 +25,16 @@ import sys
 from dataclasses import replace
 from typing import Any
 
+from testbed.memory_paper import WARNED, paper_bytes
+
 from scripts.benchmarks.harness import progress
-from scripts.lab.memory_paper import WARNED, paper_bytes
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture
 from tt_cli.memory.calculator import reckon
 from tt_cli.memory.question import CalculatorOptions
 from tt_cli.memory.trainer_account import trainer_need
 from tt_cli.run import RunConfig, load_run
 
-STEP = "scripts.lab.memory_step"
+STEP = "testbed.memory_step"
 TOKENS, FEW_IDS, MANY_IDS = 384, 2000, 12000
 # model, precision, optimizer, bits of its state, attention, checkpointing
 CASES = (

@@ -31,8 +31,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from testbed.namespaces import Host, Network, NoNetwork
+
 from scripts.benchmarks.harness import ROOT
-from scripts.lab.namespaces import Host, Network, NoNetwork
 
 QUICK = "a run of one's own alone, with this clone's environment"
 PORT = 31337

@@ -1,10 +1,10 @@
 """Measure the share of time in which the devices of four peers are busy, while rounds go on over slow links.
 
-Each peer is a host of its own (a network namespace, scripts/lab/namespaces.py) with a link of so many Mbit/s each way.
-They train on the shapes of the paper's model, 125.9 million parameters. The device is simulated by its time: a
-micro-batch takes so many seconds, in which the host's cores are free, as beside a GPU; the peers' speeds differ by a
+Each peer is a host of its own (a network namespace, tests/testbed/namespaces.py) with a link of so many Mbit/s
+each way. They train on the shapes of the paper's model, 125.9 million parameters. The device is simulated by its time:
+a micro-batch takes so many seconds, in which the host's cores are free, as beside a GPU; the peers' speeds differ by a
 few percent, and a target batch takes all of them together `--compute` seconds. Everything else is real: accumulating,
-rounds, 8-bit LAMB on the CPU, digests. Ours with delayed updates (scripts/lab/simulated_peer.py), then stock
+rounds, 8-bit LAMB on the CPU, digests. Ours with delayed updates (tests/testbed/simulated_peer.py), then stock
 hivemind.Optimizer as the paper used it (baselines/hivemind_optimizer.py), one after the other.
 
 `busy_100mbit`: seconds of forward and backward, over the time from the end of the first global step to that of the
@@ -47,13 +47,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from testbed.launched import Launched, Line
+from testbed.namespaces import Network, need_namespaces
+from testbed.shapes import count, model_shapes
+
 from scripts.benchmarks.harness import progress
-from scripts.lab.launched import Launched, Line
-from scripts.lab.namespaces import Network, need_namespaces
-from scripts.lab.shapes import count, model_shapes
 from tt_cli.run import load_run
 
-MODULES = {"ours": "scripts.lab.simulated_peer", "baseline": "scripts.benchmarks.baselines.hivemind_optimizer"}
+MODULES = {"ours": "testbed.simulated_peer", "baseline": "scripts.benchmarks.baselines.hivemind_optimizer"}
 BYTES_PER_PARAMETER, BYTES_PER_PEER = {"ours": 22, "baseline": 42}, 3e8  # of host memory, at the peak
 SPEEDS = (0.94, 0.98, 1.02, 1.06)  # of the peers: they need not be in step with each other
 MICRO_BATCH = 16

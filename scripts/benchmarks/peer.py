@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from testbed.peer import RandomExamples
 
 from scripts.benchmarks.harness import progress
 from scripts.benchmarks.process_figures import status_bytes
-from scripts.lab.peer import RandomExamples
 from tt_cli.memory import Need, parse_size, trainer_need
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.peer.device import choose_device
@@ -131,7 +131,7 @@ def measure_pair(run: RunConfig, sizes: tuple[int, int], args: argparse.Namespac
     run = run.replaced({"swarm.target_batch_size": max(MICRO_BATCHES * sum(sizes), 4 * max(sizes))})
     options: dict[str, Any] = {"threads": args.threads, "memory": args.memory, "device": args.device}
     if run.data.source != "builtin":
-        options |= {"module": "scripts.lab.peer", "random": True, "patient": False}
+        options |= {"module": "testbed.peer", "random": True, "patient": False}
     with (
         tempfile.TemporaryDirectory(prefix="bench-peer-") as scratch,
         LocalSwarm(run.to_toml(), Path(scratch)) as swarm,

@@ -39,7 +39,7 @@ from tt_cli.swarm.records.snapshot import take_snapshot
 NODES, COUNTS = 20, (10, 100, 1000)
 QUICK_NODES, QUICK_COUNTS = 4, (10, 50)
 QUICK = f"{QUICK_NODES} nodes, {QUICK_COUNTS} peers, short windows"
-NODE = "scripts.lab.record_node"
+NODE = "testbed.record_node"
 START_SECONDS = 600.0  # keys for a thousand peers are made first
 EVERY, MOST_PER_SECOND = 15.0, 5.0  # seconds between two records of a peer; records of all of them
 LIVES = 2.5  # times as long as that a record counts, at least, so that one may be lost

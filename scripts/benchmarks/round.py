@@ -1,6 +1,6 @@
 """Measure one averaging round of four peers, each on a host of its own, beside raw TCP and hivemind's own averager.
 
-Every host is a network namespace with a link of so many Mbit/s each way (scripts/lab/namespaces.py: root and iproute2),
+Every host is a network namespace with a link of so many Mbit/s each way (tests/testbed/namespaces.py: root, iproute2),
 and runs real processes: a DHT node with its p2p daemon, and an averager. They average some 32 million fp32 parameters.
 In turn, on the same links:
 
@@ -41,10 +41,10 @@ from bitsandbytes.functional import quantize_blockwise
 from hivemind.averaging import DecentralizedAverager
 from hivemind.compression import BlockwiseQuantization, Float16Compression, SizeAdaptiveCompression
 from hivemind.dht import DHT
+from testbed.namespaces import Host, Network, Traffic
+from testbed.raw_tcp import Exchange
 
 from scripts.benchmarks.process_figures import cpu_seconds
-from scripts.lab.namespaces import Host, Network, Traffic
-from scripts.lab.raw_tcp import Exchange
 from tt_cli.errors import TTError
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.processes import family_of

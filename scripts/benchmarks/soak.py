@@ -1,6 +1,6 @@
 """Let a small swarm live through what volunteers do to it, and see whether a peer that stays stays as it is.
 
-`tt aux-peer` with all its parts and four trainers with a small model (scripts/lab/disturbance.py), each in a network
+`tt aux-peer` with all its parts and four trainers with a small model (tests/testbed/disturbance.py), each in a network
 namespace of its own behind a link of 20 Mbit/s each way. Trainers are SIGKILLed with all their processes by a schedule
 that the seed gives, one every few minutes, and started again half a minute later. The first trainer is never killed.
 Its family of processes is looked at every few seconds, and that of the auxiliary peer, which takes part in averaging,
@@ -37,9 +37,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from scripts.lab.aux_command import AuxCommand
-from scripts.lab.disturbance import need, small_run, states_of
-from scripts.lab.namespaces import Host, Network, NoNetwork, need_namespaces
+from testbed.aux_command import AuxCommand
+from testbed.disturbance import need, small_run, states_of
+from testbed.namespaces import Host, Network, NoNetwork, need_namespaces
+
 from tt_cli.supervisor.events import Phase, Round, Step, Trouble
 from tt_cli.supervisor.host_memory import family_memory
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
@@ -112,7 +113,7 @@ class Soak:
         with self.hosts[number].entered() if self.hosts else contextlib.nullcontext():
             member = self.swarm.start_trainer(
                 f"peer{number}",
-                module="scripts.lab.peer",
+                module="testbed.peer",
                 batch_size=MICRO_BATCH,
                 seed=number,
                 pace=PACE,

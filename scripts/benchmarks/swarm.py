@@ -26,7 +26,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripts.lab.process_watch import ProcessWatch
+from testbed.process_watch import ProcessWatch
+
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Contribution, Round, Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm

@@ -14,8 +14,8 @@ import pytest
 from conftest import Tt
 from data.rows import read_rows
 from PIL import Image, ImageDraw
+from testbed.process_watch import ProcessWatch
 
-from scripts.lab.process_watch import ProcessWatch
 from tt_cli.run import load_run
 from tt_cli.supervisor.processes import family_of
 from tt_cli.task.picture_codec import decode_pictures, load_vqgan

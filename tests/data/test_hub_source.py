@@ -62,7 +62,7 @@ def test_a_data_set_is_streamed_shard_by_shard(hub: HubStandin, tmp_path: Path) 
     hub.fault("train-00001-of-00002.parquet", 503)
     done = subprocess.run(
         [sys.executable, "-c", CLIENT, "acme/photos", "acme/words", "acme/none", "acme/secret"],
-        env={**os.environ, **hub.environment(tmp_path), "PYTHONPATH": "."},
+        env={**os.environ, **hub.environment(tmp_path)},
         capture_output=True,
         text=True,
         timeout=200,

@@ -17,8 +17,8 @@ from pathlib import Path
 import msgpack
 import pytest
 from data.rows import numbered, run_on, write
+from testbed.process_watch import ProcessWatch
 
-from scripts.lab.process_watch import ProcessWatch
 from tt_cli.data.stream.plan import ReadPlan, plan_of
 from tt_cli.data.stream.prefetch import Prefetch
 from tt_cli.data.stream.prefetch_process import Messages

@@ -68,7 +68,7 @@ def encoded(tmp_path: Path, hub: HubStandin) -> Path:
 
 def client(hub: HubStandin, encoded: Path, *names: str, token: str = "hf_write") -> subprocess.Popen[str]:
     """A process that publishes under one name after the other; its results begin with "= "."""
-    env = {**os.environ, **hub.environment(encoded.parent), "HF_TOKEN": token, "PYTHONPATH": "."}
+    env = {**os.environ, **hub.environment(encoded.parent), "HF_TOKEN": token}
     command = [sys.executable, "-c", CLIENT, str(encoded), *names]
     return subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True)
 

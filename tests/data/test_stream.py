@@ -216,7 +216,7 @@ for turn in range(2):
 def client(hub: HubStandin, home: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        env={**os.environ, **hub.environment(home), "PYTHONPATH": os.pathsep.join([".", "tests"])},
+        env={**os.environ, **hub.environment(home)},
         capture_output=True,
         text=True,
         timeout=100,

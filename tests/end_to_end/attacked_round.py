@@ -14,11 +14,11 @@ import torch
 from hivemind.p2p import P2P, P2PContext, PeerID, ServicerBase
 from hivemind.proto import averaging_pb2, runtime_pb2
 from swarm.rounds import SHAPES, Member, Outcome, flattened
+from testbed.attacks.gradients import GRADIENTS
+from testbed.attacks.gradients import poison as poisoned
+from testbed.attacks.rounds import ROUNDS
+from testbed.conduct import ConductedAllReduce, ConductedCommit
 
-from scripts.lab.attacks.gradients import GRADIENTS
-from scripts.lab.attacks.gradients import poison as poisoned
-from scripts.lab.attacks.rounds import ROUNDS
-from scripts.lab.conduct import ConductedAllReduce, ConductedCommit
 from tt_cli.swarm.allreduce.messages import Signer
 from tt_cli.swarm.membership.rsa_identity import claim_identity
 

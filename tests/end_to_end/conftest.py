@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from testbed.fork_server import fork_server
+from testbed.namespaces import Network
 
-from scripts.lab.namespaces import Network
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Listening, Round, Step, Synchronised
 from tt_cli.supervisor.local_swarm import AUX_MODULE, LocalPeer, LocalSwarm
 
 WAIT = 240.0  # seconds; an upper bound for a busy machine, never a measurement
-TEST_PEER = "scripts.lab.peer"
+TEST_PEER = "testbed.peer"
 
 PEER_ID = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
 NOBODY = f"/ip4/127.0.0.1/tcp/9/p2p/{PEER_ID}"  # the discard port: nothing listens there
@@ -43,16 +42,8 @@ def tiny_run(**changes: dict[str, object]) -> RunConfig:
     return RunConfig.model_validate_json(json.dumps(data))
 
 
-@pytest.fixture(autouse=True, scope="session")
-def path_of_processes() -> Iterator[None]:
-    """The way to the modules that processes of these tests run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(map(str, Path(__file__).parents[1:3])))
-        yield
-
-
 def local_swarm(run: RunConfig, folder: Path) -> LocalSwarm:
-    """A swarm of forks, whose trainers leave each other the machine, as scripts/lab/peer.py says."""
+    """A swarm of forks, whose trainers leave each other the machine, as tests/testbed/peer.py says."""
     return LocalSwarm(run.to_toml(), folder, trainer_module=TEST_PEER, launch=fork_server().launch)
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 from end_to_end.conftest import WAIT, committed, digests, last_step, local_swarm, tiny_run, wait_for_step
+from testbed.aux_command import AuxCommand
 
-from scripts.lab.aux_command import AuxCommand
 from tt_cli.supervisor.events import Synchronised
 
 

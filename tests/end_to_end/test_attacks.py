@@ -12,9 +12,9 @@ import pytest
 import torch
 from end_to_end.attacked_round import Nodes, mean_of
 from swarm.rounds import Member, Outcome
+from testbed.attacks.gradients import GRADIENTS
+from testbed.attacks.rounds import ROUNDS
 
-from scripts.lab.attacks.gradients import GRADIENTS
-from scripts.lab.attacks.rounds import ROUNDS
 from tt_cli.swarm.allreduce.result import late_of
 from tt_cli.swarm.compression import gradient_buffer
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from end_to_end.conftest import last_step, local_swarm, tiny_run, wait_for_step
 from hub_standin import HubStandin
+from testbed.aux_command import AuxCommand, free_port
 
-from scripts.lab.aux_command import AuxCommand, free_port
 from tt_cli.history.reader import HistoryReader
 
 PARTS = {

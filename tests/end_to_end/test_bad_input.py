@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 from end_to_end.conftest import NOBODY, WAIT, contents, last_step, one_line, tiny_run, wait_for_step
+from testbed.process_watch import ProcessWatch
 
-from scripts.lab.process_watch import ProcessWatch
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Finished, Log, Saved, Synchronised
 from tt_cli.supervisor.local_swarm import LocalSwarm

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from end_to_end.conftest import WAIT, assert_agreed, last_step, local_swarm, start_on_hosts, tiny_run, wait_for_step
+from testbed.namespaces import Network
 
-from scripts.lab.namespaces import Network
 from tt_cli.supervisor.events import Phase, Round, Synchronised, Trouble
 from tt_cli.supervisor.local_swarm import LocalPeer
 

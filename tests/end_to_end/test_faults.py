@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from end_to_end.conftest import WAIT, assert_agreed, committed, digests, last_step, tiny_run, wait_for_step
+from testbed.faults import Faults
 
-from scripts.lab.faults import Faults
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Log, Phase, Progress, Round, Saved, Step, Synchronised, Trouble

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 from end_to_end.conftest import WAIT, last_step, tiny_run, wait_for_step
+from testbed.process_watch import ProcessWatch
 
-from scripts.lab.process_watch import ProcessWatch
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import (
     Contribution,

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 from end_to_end.conftest import WAIT, assert_agreed, committed, last_step, local_swarm, tiny_run, wait_for_step
 from hivemind.p2p import P2P
+from testbed.attacks.records import EPOCHS_AHEAD, RECORDS
+from testbed.attacks.stranger import STRANGERS, Attempt, Facts, Pretence, Stranger, Tried, try_door
+from testbed.passes import HOUR, Issuer, key_file
 
-from scripts.lab.attacks.records import EPOCHS_AHEAD, RECORDS
-from scripts.lab.attacks.stranger import STRANGERS, Attempt, Facts, Pretence, Stranger, Tried, try_door
-from scripts.lab.passes import HOUR, Issuer, key_file
 from tt_cli.identity.passes import CLOCK_LEEWAY
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Listening, Phase, Step, Synchronised, Trouble

@@ -12,8 +12,8 @@ from statistics import median
 import pytest
 import torch
 from end_to_end.conftest import WAIT, assert_agreed, committed, digests, last_step, local_swarm, tiny_run, wait_for_step
+from testbed.process_watch import ProcessWatch
 
-from scripts.lab.process_watch import ProcessWatch
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import (

@@ -133,7 +133,7 @@ def test_state_is_what_the_optimizers_keep() -> None:
 )
 def test_passes_take_what_torch_allocates(name: str, precision: str, layers: str) -> None:
     pytest.importorskip("transformers")
-    from scripts.lab.memory_step import of_architecture
+    from testbed.memory_step import of_architecture
 
     model = ARCHITECTURES[name]
     shape = TINY | {"sequence": 96} | ({"positions": 96} if model.positions else {})

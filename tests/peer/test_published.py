@@ -35,8 +35,7 @@ except TTError as error:
 
 
 def take(hub: HubStandin, home: Path) -> object:
-    path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2])])
-    environment = {**os.environ, **hub.environment(home), "PYTHONPATH": path}
+    environment = {**os.environ, **hub.environment(home)}
     done = subprocess.run([sys.executable, "-c", TAKE], env=environment, capture_output=True, text=True, check=True)
     return json.loads(done.stdout)
 
@@ -82,8 +81,7 @@ print(json.dumps(found))
 
 
 def back(hub: HubStandin, home: Path, step: int, digest: str, source: str) -> list[object]:
-    path = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parents[2])])
-    environment = {**os.environ, **hub.environment(home), "PYTHONPATH": path, "TT_HOME": str(home / "tt")}
+    environment = {**os.environ, **hub.environment(home), "TT_HOME": str(home / "tt")}
     order = json.dumps({"step": step, "digest": digest, "source": source, "order": 1})
     command = [sys.executable, "-c", BACK, order]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from testbed.attacks.table import ATTACKS
 
 from scripts.benchmarks import attacks, harness
 from scripts.benchmarks.baselines import hivemind_attacked_swarm
-from scripts.lab.attacks.table import ATTACKS
 
 CALM = {"row": "no attack", "side": "ours", "loss": 5.0, "seconds_per_step": 2.0, "longest_step_s": 2.5}
 CALM |= {"rounds_lost": 0, "finished": 7}

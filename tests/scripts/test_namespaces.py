@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
+from testbed import namespaces
+from testbed.namespaces import NAMES, PREFIX, Network, NoNetwork
 
-from scripts.lab import namespaces
-from scripts.lab.namespaces import NAMES, PREFIX, Network, NoNetwork
 from tt_cli.supervisor.processes import alive
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +29,7 @@ connection.sendall(b"done")
 """
 LEFT_BEHIND = """
 import sys
-from scripts.lab.namespaces import Network
+from testbed.namespaces import Network
 network = Network(hosts=1)
 network.__enter__()
 network.hosts[0].start(["sh", "-c", "sleep 600 & echo $!; wait"])  # sleep is not told when this process ends

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from supervisor.acting import ENVIRONMENT, WAIT, all_events, next_event, start_actor, start_boss
+from testbed.process_watch import ProcessWatch
 
-from scripts.lab.process_watch import ProcessWatch
 from tt_cli.errors import TTError
 from tt_cli.supervisor.events import Event, Failure, Finished, Log, Phase, Step
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken

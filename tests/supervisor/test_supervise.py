@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 from supervisor.acting import WAIT, next_event, start_actor, start_boss
+from testbed.process_watch import ProcessWatch
 
-from scripts.lab.process_watch import ProcessWatch
 from tt_cli.supervisor import supervise as room
 from tt_cli.supervisor.control import Control
 from tt_cli.supervisor.events import Event, Finished, Log, Phase

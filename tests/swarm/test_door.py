@@ -19,8 +19,8 @@ from hivemind.p2p import P2P, P2PHandlerError, PeerID, ServicerBase
 from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer, get_dht_time
 from swarm.made import record
+from testbed.passes import HOUR, Issuer, key_file
 
-from scripts.lab.passes import HOUR, Issuer, key_file
 from tt_cli.identity.rate_limit import Crowded, RateLimit
 from tt_cli.swarm.membership import dht_auth as room
 from tt_cli.swarm.membership.admission import Admission, NoPass, NotAdmitted, membership_at

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from swarm.handing import read_tree, state
 from swarm.made import record
 from swarm.rounds import CODEC, LAYOUT
+from testbed.passes import Issuer
 
-from scripts.lab.passes import Issuer
 from tt_cli.identity.passes import InvalidPass, Notice, Pass, read_notice, read_pass, sign
 from tt_cli.run import load_run
 from tt_cli.swarm import wire

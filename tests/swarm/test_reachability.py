@@ -13,9 +13,9 @@ from typing import Any
 import msgpack
 import pytest
 from hivemind.p2p import P2P
+from testbed.launched import Launched
+from testbed.namespaces import Network
 
-from scripts.lab.launched import Launched
-from scripts.lab.namespaces import Network
 from tt_cli.swarm import wire
 from tt_cli.swarm.network import addresses as room
 from tt_cli.swarm.network import reachability
@@ -157,7 +157,7 @@ def test_nobody_is_dialled_twice_at_once(monkeypatch: pytest.MonkeyPatch) -> Non
 JOIN = """
 import json, sys
 from pathlib import Path
-from scripts.lab.launched import tell_line
+from testbed.launched import tell_line
 from tt_cli.run import load_run
 from tt_cli.supervisor.reporter import die_with_parent
 from tt_cli.swarm.network.dht_node import addresses_of, stop_dht

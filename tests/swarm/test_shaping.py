@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from testbed.launched import Launched
+from testbed.namespaces import Network
 
-from scripts.lab.launched import Launched
-from scripts.lab.namespaces import Network
 from tt_cli.run import load_run
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.network import bandwidth
@@ -143,7 +143,7 @@ def test_the_kernel_counts_no_more_than_the_cap_and_nobody_takes_the_peer_for_de
                 command += [*known, "--seed", number, "--wait-for-go"]
                 with host.entered():
                     log = tmp_path / f"log{number}"
-                    members.append(Launched(f"peer {number}", "scripts.lab.simulated_peer", command, log))
+                    members.append(Launched(f"peer {number}", "testbed.simulated_peer", command, log))
                 if not known:
                     members[0].wait_for(lambda: members[0].of("listening"), WAIT, "the DHT")
                     known = ["--initial-peer", members[0].of("listening")[0]["addresses"][0]]

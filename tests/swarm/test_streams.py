@@ -11,8 +11,8 @@ from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the nam
 import pytest
 from hivemind.p2p import P2P, P2PContext, P2PHandlerError, ServicerBase
 from hivemind.proto import runtime_pb2
+from testbed.passes import Issuer, key_file
 
-from scripts.lab.passes import Issuer, key_file
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
 from tt_cli.run import load_run
 from tt_cli.swarm import hivemind_patches

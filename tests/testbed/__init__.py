@@ -1,1 +1,1 @@
-"""What tests of real processes share."""
+"""What tests of real processes and benchmarks share: networks, unusual peers, attackers, a fork server."""

@@ -23,11 +23,11 @@ from typing import Any
 import pytest
 import torch
 from hub_standin import HubStandin
+from testbed.memory_step import optimizer_of
+from testbed.offloaded import Offloaded
+from testbed.saved_training import OPTIMIZER, put_back, save, state_tensors
 
 from scripts import finetune_gpt2
-from scripts.lab.memory_step import optimizer_of
-from scripts.lab.offloaded import Offloaded
-from scripts.lab.saved_training import OPTIMIZER, put_back, save, state_tensors
 from tt_cli.cli.calc import question
 from tt_cli.cli.main import COMMANDS, loaded
 from tt_cli.memory import shown

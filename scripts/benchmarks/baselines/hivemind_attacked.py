@@ -28,11 +28,11 @@ from hivemind.compression import serialize_torch_tensor
 from hivemind.optim.progress_tracker import LocalTrainingProgress
 from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.proto import averaging_pb2
+from testbed.attacked import Size, attacked_run
+from testbed.attacks.member import FALSE_DONOR
+from testbed.launched import Commands, tell
 
 from scripts.benchmarks.baselines.hivemind_optimizer import Messages, make_optimizer
-from scripts.lab.attacked import Size, attacked_run
-from scripts.lab.attacks.member import FALSE_DONOR
-from scripts.lab.launched import Commands, tell
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model.dalle import Dalle

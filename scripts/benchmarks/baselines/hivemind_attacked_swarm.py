@@ -1,4 +1,4 @@
-"""A swarm of stock `hivemind.Optimizer` peers under one attack, beside scripts/lab/attacked.py.
+"""A swarm of stock `hivemind.Optimizer` peers under one attack, beside tests/testbed/attacked.py.
 
 hivemind has no passes: in the rows of strangers, a peer that nobody knows asks once.
 """
@@ -21,13 +21,13 @@ from hivemind.optim.state_averager import TrainingStateAverager
 from hivemind.p2p import P2P, PeerID
 from hivemind.proto import averaging_pb2
 from hivemind.utils import get_dht_time
+from testbed.attacked import Size, attacked_run, held_out_loss
+from testbed.attacks.member import FALSE_DONOR
+from testbed.attacks.table import OVERWRITTEN
+from testbed.launched import Launched
 
 from scripts.benchmarks.baselines import hivemind_attacked
 from scripts.benchmarks.baselines.hivemind_attacked import FIRST_STEP, RUN_ID
-from scripts.lab.attacked import Size, attacked_run, held_out_loss
-from scripts.lab.attacks.member import FALSE_DONOR
-from scripts.lab.attacks.table import OVERWRITTEN
-from scripts.lab.launched import Launched
 from tt_cli.run import RunConfig
 
 WAIT, LIMIT = 300.0, 600.0
@@ -86,7 +86,7 @@ def joined(stranger: Launched) -> str:
 
 
 def run_attacked_baseline(size: Size, row: str, folder: Path) -> dict[str, Any]:
-    """As `scripts.lab.attacked.run_attacked`, with hivemind.Optimizer."""
+    """As `testbed.attacked.run_attacked`, with hivemind.Optimizer."""
     attackers = size.attackers if row in hivemind_attacked.ATTACKS else 0
     run = attacked_run(size, attackers)
     given = ["--honest", size.honest, "--attackers", attackers, "--steps", size.steps]
@@ -142,7 +142,7 @@ def come_to(step: int, peer: Launched) -> None:
 
 
 def tried(door: str, tries: int, got: int, words: str) -> dict[str, Any]:
-    """As `scripts.lab.attacked.tries` tells it. got: how often it came in."""
+    """As `testbed.attacked.tries` tells it. got: how often it came in."""
     return {door: {"tries": tries, "refused": tries - got, "words": "", "got": words if got else ""}}
 
 

@@ -45,10 +45,10 @@ from hivemind.compression import (
     Uniform8BitQuantization,
 )
 from hivemind.optim.grad_averager import GradientAverager
+from testbed.launched import Commands, tell
+from testbed.shapes import Device, Gradients, count, first_parameters, model_shapes
 from torch import Tensor
 
-from scripts.lab.launched import Commands, tell
-from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.optim.schedule import learning_rate
 from tt_cli.run import RunConfig, load_run
 from tt_cli.run.sections import OptimizerPart

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from scripts.lab.text_stream import readable
+from testbed.text_stream import readable
 from tt_cli.data import builtin
 from tt_cli.errors import UsageError
 from tt_cli.hub.hub_files import download

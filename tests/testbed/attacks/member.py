@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from scripts.lab.attacks.gradients import GRADIENTS, poison
-from scripts.lab.attacks.records import RECORDS, false_bytes, false_state
-from scripts.lab.attacks.rounds import ROUNDS
+from testbed.attacks.gradients import GRADIENTS, poison
+from testbed.attacks.records import RECORDS, false_bytes, false_state
+from testbed.attacks.rounds import ROUNDS
 from tt_cli.swarm.collaboration import Collaboration
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.shared_memory import StateBuffer

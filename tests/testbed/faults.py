@@ -26,8 +26,8 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2, runtime_pb2
 
-from scripts.lab.attacks.rounds import ROUNDS
-from scripts.lab.conduct import Conduct, Messages
+from testbed.attacks.rounds import ROUNDS
+from testbed.conduct import Conduct, Messages
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.shared_state import LockedState, StepFacts

@@ -13,7 +13,7 @@ from multiprocessing import Array
 from typing import Any
 
 from scripts.benchmarks.process_figures import family_cpu_seconds
-from scripts.lab import peer
+from testbed import peer
 from tt_cli.supervisor.events import Emit, Event, Log, Step
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.membership.admission import Admission
@@ -23,7 +23,7 @@ REQUESTS, ADMITS, NANOSECONDS = range(3)
 
 
 def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
-    """As those of `scripts.lab.peer`."""
+    """As those of `testbed.peer`."""
     counts = Array("q", 3)  # what forks from here has it too
     admit, enter, call = Admission.admit, PassGuard.admit, PassGuard.call
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from scripts.lab.attacks.member import attacking, speaking_for
-from scripts.lab.conduct import Conduct, ConductedAverager
-from scripts.lab.faults import DAMAGE, NOT_FINITE, DueFaults, FaultyState, conduct_of
+from testbed.attacks.member import attacking, speaking_for
+from testbed.conduct import Conduct, ConductedAverager
+from testbed.faults import DAMAGE, NOT_FINITE, DueFaults, FaultyState, conduct_of
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.peer import backup, trainer

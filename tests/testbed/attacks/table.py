@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from scripts.lab.attacks.intruder import INTRUDERS
-from scripts.lab.attacks.member import MEMBERS
-from scripts.lab.attacks.stranger import STRANGERS
+from testbed.attacks.intruder import INTRUDERS
+from testbed.attacks.member import MEMBERS
+from testbed.attacks.stranger import STRANGERS
 
-MEMBER, INTRUDER, STRANGER = (f"scripts.lab.{module}" for module in ("peer", "attacks.intruder", "attacks.stranger"))
+MEMBER, INTRUDER, STRANGER = (f"testbed.{module}" for module in ("peer", "attacks.intruder", "attacks.stranger"))
 TARGETS = {"sign flip x1": 1.05}  # of the honest loss against no attack; others: TARGET
 TARGET = 1.02
 OVERWRITTEN = "overwritten donor record"

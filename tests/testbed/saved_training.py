@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from scripts.lab.offloaded import Offloaded
-from scripts.lab.text_stream import Stream, readable
+from testbed.offloaded import Offloaded
+from testbed.text_stream import Stream, readable
 from tt_cli.errors import TTError, UsageError
 
 TOKENIZER, OPTIMIZER, RECORD = "tokenizer.json", "optimizer.safetensors", "training.json"

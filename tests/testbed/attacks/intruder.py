@@ -1,15 +1,15 @@
 """A training peer of a closed run whose pass should not count, and who tries everything that a member does.
 
-Its folder holds the pass that the experiment gave it (scripts/lab/passes.py). It does not look at it itself: the others
-have to. Options: those of `scripts.lab.peer`, and `victim`, the peer in whose name it publishes its records.
+Its folder holds the pass that the experiment gave it (tests/testbed/passes.py). It does not look at it itself:
+the others have to. Options: those of `testbed.peer`, and `victim`, the peer in whose name it publishes its records.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from scripts.lab import peer
-from scripts.lab.attacks.member import ANOTHERS
+from testbed import peer
+from testbed.attacks.member import ANOTHERS
 from tt_cli.supervisor.events import Emit
 from tt_cli.supervisor.reporter import Orders
 from tt_cli.swarm.network import dht_node

@@ -11,7 +11,7 @@ import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import runtime_pb2
 
-from scripts.lab.conduct import Conduct, Message, Messages
+from testbed.conduct import Conduct, Message, Messages
 from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.allreduce.messages import Opening, input_hash

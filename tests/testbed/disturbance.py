@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from scripts.lab.launched import Launched
+from testbed.launched import Launched
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Phase, Round, Saved, Step, Synchronised
@@ -110,7 +110,7 @@ def run_ours(parts: list[Part], steps: int, args: argparse.Namespace, folder: Pa
         def start(part: Part) -> None:
             swarm.start_trainer(
                 part.name,
-                module="scripts.lab.peer",
+                module="testbed.peer",
                 batch_size=MICRO_BATCH,
                 seed=list(last).index(part.name),
                 client_mode=part.client_mode,

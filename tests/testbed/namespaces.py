@@ -3,7 +3,7 @@
 Needs root and iproute2. Each host has one link to the bridge, limited to so many Mbit/s each way by `tc … tbf`: what it
 sends on its own end, what it receives on the bridge's. There is no added delay and no loss but that of full queues.
 
-    from lab.namespaces import Network            # from tests: scripts.lab.namespaces
+    from testbed.namespaces import Network            # from tests: testbed.namespaces
 
     with Network(hosts=4, mbit=100) as network:   # everything in it is ended and removed at the end
         first, *others = network.hosts

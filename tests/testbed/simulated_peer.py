@@ -8,8 +8,8 @@ both have them, and so are the lines it prints: "listening", "started", "step", 
 collaboration are printed too, under their own kinds.
 
 Examples:
-  python -m scripts.lab.simulated_peer --part 0.01 --steps 3 --micro-batch 16 --target-batch-size 64 --home /tmp/anna
-  python -m scripts.lab.simulated_peer --initial-peer /ip4/…/p2p/… --micro-batch-seconds 2 --seed 1 --home /tmp/ben
+  python -m testbed.simulated_peer --part 0.01 --steps 3 --micro-batch 16 --target-batch-size 64 --home /tmp/anna
+  python -m testbed.simulated_peer --initial-peer /ip4/…/p2p/… --micro-batch-seconds 2 --seed 1 --home /tmp/ben
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from scripts.lab.launched import Commands, tell, tell_line
-from scripts.lab.shapes import Device, Gradients, count, first_parameters, model_shapes
+from testbed.launched import Commands, tell, tell_line
+from testbed.shapes import Device, Gradients, count, first_parameters, model_shapes
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.optim.kernels import warm_up
 from tt_cli.peer.trained_state import TrainedState, move_into_mapping

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from scripts.lab.attacks.intruder import BANNED, EXPIRED, FORGED, REPLAYED
-from scripts.lab.attacks.member import ANOTHERS, FIRST_STEP
-from scripts.lab.attacks.stranger import Facts
-from scripts.lab.attacks.table import STRANGER, Attack
-from scripts.lab.disturbance import states_of
-from scripts.lab.passes import HOUR, Issuer, key_file
+from testbed.attacks.intruder import BANNED, EXPIRED, FORGED, REPLAYED
+from testbed.attacks.member import ANOTHERS, FIRST_STEP
+from testbed.attacks.stranger import Facts
+from testbed.attacks.table import STRANGER, Attack
+from testbed.disturbance import states_of
+from testbed.passes import HOUR, Issuer, key_file
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
@@ -95,7 +95,7 @@ def run_attacked(size: Size, attack: Attack | None, folder: Path) -> dict[str, A
         def start(name: str, seed: int, **more: Any) -> LocalPeer:
             if issuer is not None and not name.startswith(ATTACKER):
                 issuer.admit(folder / name, run, "trainer", name)
-            module = more.pop("module", "scripts.lab.peer")
+            module = more.pop("module", "testbed.peer")
             return swarm.start_trainer(name, module=module, seed=seed, **common, **more)
 
         honest = [start(name, seed) for seed, name in enumerate(NAMES[: size.honest])]

@@ -1,1 +1,0 @@
-"""What the benchmarks of the swarm need to measure several machines on one."""
