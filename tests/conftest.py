@@ -14,9 +14,10 @@ import pytest
 from hub_standin import HubStandin
 from hypothesis import settings
 
-# The same examples every time, and no deadline: how long an example takes says how busy the machine is.
-settings.register_profile("any machine", deadline=None, derandomize=True, database=None)
-settings.load_profile("any machine")
+# The same examples every time, and no deadline: how long an example takes says how busy the machine is. All in CI.
+settings.register_profile("ci", deadline=None, derandomize=True, database=None)
+settings.register_profile("default", settings.get_profile("ci"), max_examples=20)
+settings.load_profile("ci" if os.environ.get("CI") == "true" else "default")
 
 _scratch = tempfile.TemporaryDirectory(prefix="tt-tests-")
 
@@ -51,8 +52,21 @@ def tt_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tt:
+    """`tt` in this process and a folder of the test's own: here("explain", "clock") -> CompletedProcess."""
+    from tt_cli.cli.main import main
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(arguments, main(arguments), *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture
 def tt(tmp_path: Path) -> Tt:
-    """Run `tt` as a person does: tt("whoami", "--json", env={…}, stdin="…") -> CompletedProcess."""
+    """Run `tt` as a person does, as a process: tt("whoami", "--json", env={…}, stdin="…") -> CompletedProcess."""
 
     def run(
         *arguments: str, env: dict[str, str] | None = None, stdin: str = "", cwd: Path = tmp_path

@@ -6,34 +6,19 @@ import json
 import stat
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from auth.peers import closed_run, pointed
+from conftest import Tt
 
-from tt_cli.cli.main import main
 from tt_cli.identity.passes import authority_keys
 from tt_cli.identity.peer_key import made_key
 from tt_cli.run import RunConfig, folders, load_run
 
 pytestmark = pytest.mark.slow
 
-Answer = subprocess.CompletedProcess[str]
-Tt = Callable[..., Answer]
 NO_KEY = "ed25519:" + "A" * 43
-
-
-@pytest.fixture
-def here(capsys: pytest.CaptureFixture[str]) -> Tt:
-    """`tt` in this process, which takes no second to start."""
-
-    def run(*arguments: str) -> Answer:
-        code = main(arguments)
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
-
-    return run
 
 
 @pytest.fixture
@@ -51,48 +36,47 @@ def ok(answer: subprocess.CompletedProcess[str]) -> str:
 def test_from_the_first_key_to_a_change_of_keys(
     here: Tt, file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tt = here
-    said = ok(tt("authority", "init", file, "--url", "https://passes.example.org"))
+    said = ok(here("authority", "init", file, "--url", "https://passes.example.org"))
     lines = said[said.index("authority = ") :].splitlines()
     path = Path(file)
     path.write_text(path.read_text().replace('organisation = "acme"', "\n".join(['organisation = "acme"', *lines])))
     run = load_run(file)
     assert run.membership.closed and run.membership.authority == "https://passes.example.org"
-    again = tt("authority", "init", file)
+    again = here("authority", "init", file)
     assert again.returncode == 2 and again.stderr.count("\n") == 1 and "has its key already" in again.stderr
 
-    assert ok(tt("authority", "ban", file, "Mallory", "--reason", "poison")).startswith("Banned user Mallory.")
-    assert ok(tt("authority", "ban", file, "--peer", "QmPeer")).startswith("Banned peer QmPeer.")
-    bans = [json.loads(line) for line in ok(tt("authority", "bans", file, "--json")).splitlines()]
+    assert ok(here("authority", "ban", file, "Mallory", "--reason", "poison")).startswith("Banned user Mallory.")
+    assert ok(here("authority", "ban", file, "--peer", "QmPeer")).startswith("Banned peer QmPeer.")
+    bans = [json.loads(line) for line in ok(here("authority", "bans", file, "--json")).splitlines()]
     assert [(one["kind"], one["name"], one["reason"]) for one in bans] == [
         ("user", "mallory", "poison"),
         ("peer", "QmPeer", ""),
     ]
-    assert ok(tt("authority", "unban", file, "mallory")) == "User mallory may join again.\n"
-    assert ok(tt("authority", "members", file)) == "None.\n"
-    assert "pauses within a minute" in ok(tt("authority", "pause", file, "no disk"))
-    assert "goes on" in ok(tt("authority", "resume", file))
-    missing = tt("authority", "rollback", file, "12")
+    assert ok(here("authority", "unban", file, "mallory")) == "User mallory may join again.\n"
+    assert ok(here("authority", "members", file)) == "None.\n"
+    assert "pauses within a minute" in ok(here("authority", "pause", file, "no disk"))
+    assert "goes on" in ok(here("authority", "resume", file))
+    missing = here("authority", "rollback", file, "12")
     assert missing.returncode == 2 and "(there is none): name one of those, or DIGEST and --source" in missing.stderr
     digest = "3f8a" * 16
-    words = ok(tt("authority", "rollback", file, "12", digest, "--source", "acme/checkpoints"))
+    words = ok(here("authority", "rollback", file, "12", digest, "--source", "acme/checkpoints"))
     assert "goes back to step 12" in words
 
     key = run.membership.authority_key or ""
     until = time.strftime("%Y-%m-%d", time.gmtime(time.time() + 5 * 86400))
-    line = ok(tt("authority", "rotate", file, "--until", until)).split('"')[1]
+    line = ok(here("authority", "rotate", file, "--until", until)).split('"')[1]
     assert line.endswith(f" {key} until {until}") and len(authority_keys(line)) == 2
-    trail = [json.loads(line) for line in ok(tt("authority", "audit", file, "--json")).splitlines()]
+    trail = [json.loads(line) for line in ok(here("authority", "audit", file, "--json")).splitlines()]
     assert [one["what"] for one in trail] == ["ban", "ban", "unban", "pause", "resume", "rollback", "rotate"]
     assert set(trail[0]) == {"at", "who", "what", "peer_id", "detail"}
 
     backup = tmp_path / "backup.json"
-    ok(tt("authority", "backup", file, str(backup)))
+    ok(here("authority", "backup", file, str(backup)))
     assert stat.S_IMODE(backup.stat().st_mode) == 0o600
     monkeypatch.setenv("TT_HOME", str(tmp_path / "elsewhere"))
-    assert ok(tt("authority", "restore", file, str(backup))).startswith("Restored as of ")
-    assert "QmPeer" in ok(tt("authority", "bans", file))
-    assert tt("authority", "restore", file, str(backup)).returncode == 2
+    assert ok(here("authority", "restore", file, str(backup))).startswith("Restored as of ")
+    assert "QmPeer" in ok(here("authority", "bans", file))
+    assert here("authority", "restore", file, str(backup)).returncode == 2
 
 
 @pytest.mark.parametrize(
@@ -115,19 +99,18 @@ def test_what_is_wrong_is_one_line(here: Tt, file: str, arguments: list[str], wo
 
 
 def test_identities_go_to_another_machine(here: Tt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tt = here
-    assert "No identity of run emoji here yet" in ok(tt("identity", "show", "emoji"))
-    ok(tt("authority", "init", "emoji"))  # its keys are none of a peer's
-    assert json.loads(ok(tt("identity", "show", "emoji", "--json"))) == {}
-    nothing = tt("identity", "export", "emoji", "mine.json")
+    assert "No identity of run emoji here yet" in ok(here("identity", "show", "emoji"))
+    ok(here("authority", "init", "emoji"))  # its keys are none of a peer's
+    assert json.loads(ok(here("identity", "show", "emoji", "--json"))) == {}
+    nothing = here("identity", "export", "emoji", "mine.json")
     assert nothing.returncode == 2 and "join it first" in nothing.stderr
     made_key(folders.run_folder(load_run("emoji")) / "trainer.key")
-    shown = json.loads(ok(tt("identity", "show", "emoji", "--json")))
+    shown = json.loads(ok(here("identity", "show", "emoji", "--json")))
     exported = str(tmp_path / "mine.json")
-    assert shown["trainer"] in ok(tt("identity", "export", "emoji", exported))
+    assert shown["trainer"] in ok(here("identity", "export", "emoji", exported))
     monkeypatch.setenv("TT_HOME", str(tmp_path / "elsewhere"))
-    assert shown["trainer"] in ok(tt("identity", "import", "emoji", exported))
-    assert json.loads(ok(tt("identity", "show", "emoji", "--json"))) == shown
+    assert shown["trainer"] in ok(here("identity", "import", "emoji", exported))
+    assert json.loads(ok(here("identity", "show", "emoji", "--json"))) == shown
 
 
 def member_file(run: RunConfig, path: Path, url: str) -> str:
@@ -135,10 +118,10 @@ def member_file(run: RunConfig, path: Path, url: str) -> str:
     return str(path)
 
 
-def test_joining_a_closed_run_without_a_login_is_one_line(tt: Tt, tmp_path: Path) -> None:
+def test_joining_a_closed_run_without_a_login_is_one_line(here: Tt, tmp_path: Path) -> None:
     file = member_file(closed_run(), tmp_path / "closed.toml", "http://127.0.0.1:9")
     for command in (("join", file, "--new-swarm"), ("monitor", file, "--peer", "/ip4/127.0.0.1/tcp/9/p2p/" + PEER)):
-        answer = tt(*command, env={"HF_HOME": str(tmp_path / "hf")})
+        answer = here(*command)
         assert answer.returncode == 2, answer.stderr
         assert answer.stderr == (
             "tt: the run emoji admits members of acme on the Hub only, and nobody is logged in here: run `tt login`\n"

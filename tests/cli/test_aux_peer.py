@@ -9,8 +9,6 @@ from conftest import Tt
 
 from tt_cli.run import load_run
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.mark.parametrize(
     ("url", "words"),
@@ -20,11 +18,10 @@ pytestmark = pytest.mark.slow
         ("sqlite:////missing/folder/x.db", "there is no folder /missing/folder"),
     ],
 )
-def test_a_database_that_cannot_be_is_one_line(url: str, words: str, tt: Tt) -> None:
-    for answer in (
-        tt("aux-peer", "emoji", "--plain", "--database", url),
-        tt("aux-peer", "emoji", "--plain", env={"TT_DATABASE": url}),
-    ):
+def test_a_database_that_cannot_be_is_one_line(url: str, words: str, here: Tt, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = here("aux-peer", "emoji", "--plain", "--database", url)
+    monkeypatch.setenv("TT_DATABASE", url)
+    for answer in (given, here("aux-peer", "emoji", "--plain")):
         assert (answer.returncode, answer.stdout) == (2, "")
         assert words in answer.stderr and answer.stderr.count("\n") == 1 and "secret" not in answer.stderr
 
@@ -40,8 +37,8 @@ def test_a_database_that_cannot_be_is_one_line(url: str, words: str, tt: Tt) -> 
         (["--samples", "--prompt", "x" * 301], "--prompt: 301 characters are too many; at most 300"),
     ],
 )
-def test_samples_that_cannot_be_are_one_line(flags: list[str], words: str, tt: Tt) -> None:
-    answer = tt("aux-peer", "emoji", "--plain", *flags)
+def test_samples_that_cannot_be_are_one_line(flags: list[str], words: str, here: Tt) -> None:
+    answer = here("aux-peer", "emoji", "--plain", *flags)
     assert (answer.returncode, answer.stdout) == (2, "")
     assert words in answer.stderr and answer.stderr.count("\n") == 1
 
@@ -57,10 +54,10 @@ def test_samples_that_cannot_be_are_one_line(flags: list[str], words: str, tt: T
     ],
 )
 def test_publishing_that_cannot_be_is_one_line(
-    repository: str, flags: list[str], words: str, tt: Tt, tmp_path: Path
+    repository: str, flags: list[str], words: str, here: Tt, tmp_path: Path
 ) -> None:
     run = load_run("emoji").replaced({"checkpoints.repository": repository or None})
     (tmp_path / "run.toml").write_text(run.to_toml())
-    answer = tt("aux-peer", "run.toml", "--plain", *flags)
+    answer = here("aux-peer", "run.toml", "--plain", *flags)
     assert (answer.returncode, answer.stdout) == (2, "")
     assert words in answer.stderr and answer.stderr.count("\n") == 1

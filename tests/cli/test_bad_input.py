@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Tt
 from end_to_end.conftest import NOBODY, contents, one_line, tiny_run
 
-from tt_cli.cli import main as entry
 from tt_cli.run import folders
-
-Tt = Callable[..., subprocess.CompletedProcess[str]]
-
-
-@pytest.fixture
-def tt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Tt:
-    """As the fixture of this name that starts a process: tt("whoami", "--json") -> CompletedProcess."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        code = entry.main(arguments)
-        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
-
-    return run
-
 
 # ---------------------------------------------------------------------------------------------- names and run files
 
@@ -35,8 +18,8 @@ def tt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
     [["join"], ["aux-peer"], ["monitor"], ["infer", "a red apple", "--run"], ["demo", "--run"]],
     ids=lambda arguments: arguments[0],
 )
-def test_an_unknown_run(arguments: list[str], tt: Tt, tmp_path: Path) -> None:
-    line = one_line(tt(*arguments, "emoij"), 2)
+def test_an_unknown_run(arguments: list[str], here: Tt, tmp_path: Path) -> None:
+    line = one_line(here(*arguments, "emoij"), 2)
     assert "no run is called 'emoij'; did you mean 'emoji'?" in line
     assert contents(tmp_path) == {}
 
@@ -52,21 +35,21 @@ def test_an_unknown_run(arguments: list[str], tt: Tt, tmp_path: Path) -> None:
     ids=["malformed", "wrong key", "wrong type", "out of range"],
 )
 @pytest.mark.parametrize("command", ["join", "aux-peer"])
-def test_a_wrong_run_file(command: str, old: str, new: str, said: str, tt: Tt, tmp_path: Path) -> None:
+def test_a_wrong_run_file(command: str, old: str, new: str, said: str, here: Tt, tmp_path: Path) -> None:
     text = tiny_run().to_toml()
     assert text.count(f"\n{old}\n") == 1
     file = tmp_path / "run.toml"
     file.write_text(text.replace(f"\n{old}\n", f"\n{new}\n"))
     before = contents(tmp_path)
-    line = one_line(tt(command, "run.toml"), 2)
+    line = one_line(here(command, "run.toml"), 2)
     assert said in line
     assert contents(tmp_path) == before
 
 
-def test_a_run_of_an_organisation_without_a_login(tt: Tt, tmp_path: Path) -> None:
+def test_a_run_of_an_organisation_without_a_login(here: Tt, tmp_path: Path) -> None:
     run = tiny_run(membership={"kind": "organisation", "organisation": "some-lab"})
     (tmp_path / "run.toml").write_text(run.to_toml())
-    line = one_line(tt("join", "run.toml", "--peer", NOBODY), 2)
+    line = one_line(here("join", "run.toml", "--peer", NOBODY), 2)
     assert "admits members of some-lab" in line and "run `tt login`" in line
 
 
@@ -87,17 +70,17 @@ def test_a_run_of_an_organisation_without_a_login(tt: Tt, tmp_path: Path) -> Non
         (["monitor", "emoji"], "no peer of run emoji is known to ask: give one with --peer"),
     ],
 )
-def test_no_address_or_a_wrong_one(arguments: list[str], said: str, tt: Tt) -> None:
-    assert said in one_line(tt(*arguments), 2)
+def test_no_address_or_a_wrong_one(arguments: list[str], said: str, here: Tt) -> None:
+    assert said in one_line(here(*arguments), 2)
 
 
 @pytest.mark.parametrize("damage", [b"\xff\xfe\x00", b"/ip4/127.0.0.1/tc"])
-def test_a_damaged_address_file_is_no_address(damage: bytes, tt: Tt, tmp_path: Path) -> None:
+def test_a_damaged_address_file_is_no_address(damage: bytes, here: Tt, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(tiny_run().to_toml())
     file = folders.run_folder(tiny_run()) / "address"
     file.write_bytes(damage)
     for command in ("join", "monitor"):
-        assert "no peer of run run.toml is known" in one_line(tt(command, "run.toml"), 2)
+        assert "no peer of run run.toml is known" in one_line(here(command, "run.toml"), 2)
     assert file.read_bytes() == damage
 
 
@@ -110,25 +93,25 @@ def test_a_damaged_address_file_is_no_address(damage: bytes, tt: Tt, tmp_path: P
     ids=lambda arguments: arguments[0],
 )
 def test_a_home_that_cannot_be_made(
-    arguments: list[str], tt: Tt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    arguments: list[str], here: Tt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("TT_HOME", str(tmp_path / "file" / "home"))
-    line = one_line(tt(*arguments), 1)
+    line = one_line(here(*arguments), 1)
     assert f"cannot make the folder {tmp_path}/file/home" in line and "set TT_HOME to a folder" in line
     assert contents(tmp_path) == {tmp_path / "file": b"in the way"}
 
 
-def test_a_demo_that_cannot_write(tt: Tt, tmp_path: Path) -> None:
+def test_a_demo_that_cannot_write(here: Tt, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    line = one_line(tt("demo", "--out", "file/demo"), 1)
+    line = one_line(here("demo", "--out", "file/demo"), 1)
     assert f"cannot make the folder {tmp_path}/file/demo: Not a directory; name another with --out" in line
     assert contents(tmp_path) == {tmp_path / "file": b"in the way"}
 
 
-def test_a_demo_never_writes_into_a_folder_in_use(tt: Tt, tmp_path: Path) -> None:
+def test_a_demo_never_writes_into_a_folder_in_use(here: Tt, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("years of work")
     before = contents(tmp_path)
-    assert f"--out {tmp_path}/mine: is not empty; name a new folder" in one_line(tt("demo", "--out", "mine"), 2)
+    assert f"--out {tmp_path}/mine: is not empty; name a new folder" in one_line(here("demo", "--out", "mine"), 2)
     assert contents(tmp_path) == before

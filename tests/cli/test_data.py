@@ -46,11 +46,11 @@ def rows_in(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_encode_a_folder(tmp_path: Path, tt: Tt) -> None:
+def test_encode_a_folder(tmp_path: Path, here: Tt) -> None:
     draw_pictures(tmp_path / "pictures", 12)
     (tmp_path / "pictures/0003.png").write_bytes(b"no picture")
     (tmp_path / "pictures/0005.txt").write_text("ox")
-    done = tt("data", "encode", "pictures", "codes", "--run", "emoji", "--json")
+    done = here("data", "encode", "pictures", "codes", "--run", "emoji", "--json")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout.splitlines()[-1])
     assert facts["event"] == "done"
@@ -67,26 +67,24 @@ def test_encode_a_folder(tmp_path: Path, tt: Tt) -> None:
         ["sha256sum", "-c", "SHA256SUMS"], cwd=tmp_path / "codes", capture_output=True, text=True, check=False
     )
     assert sums.returncode == 0 and sums.stdout == "data/train-000-00000.parquet: OK\n"
-    again = tt("data", "encode", "pictures", "codes", "--run", "emoji")
+    again = here("data", "encode", "pictures", "codes", "--run", "emoji")
     assert "10 of 12 pictures are encoded, in 1 shard of" in again.stdout
     assert "left out, picture broken: 1" in again.stdout
 
 
-def test_killed_and_gone_on_with(tmp_path: Path) -> None:
-    """kill -9 as soon as something is recorded, twice: every picture is there, once, in its order; no process stays."""
+def test_killed_and_gone_on_with(tmp_path: Path, here: Tt) -> None:
+    """kill -9 as soon as something is recorded: every picture is there, once, in its order; no process stays."""
     draw_pictures(tmp_path / "pictures", 24)
-    command = [sys.executable, "-m", "tt_cli.cli.main", "data", "encode", "pictures", "codes"]
-    command += ["--run", "emoji", "--json", "--batch", "1"]
-    seen = []
-    for _ in range(2):
-        with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            seen.append(json.loads(process.stdout.readline())["seen"])
-            workers = ProcessWatch(family_of(process.pid) - {process.pid})
-            process.kill()
-        assert workers.left_after(60) == set()
-    done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)
-    assert 0 < seen[0] < seen[1] <= json.loads(done.stdout.splitlines()[-1])["kept"] == 24
+    flags = ["data", "encode", "pictures", "codes", "--run", "emoji", "--json", "--batch", "1"]
+    command = [sys.executable, "-m", "tt_cli.cli.main", *flags]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        first = json.loads(process.stdout.readline())["seen"]
+        workers = ProcessWatch(family_of(process.pid) - {process.pid})
+        process.kill()
+    assert workers.left_after(60) == set()
+    going_on, *_, last = map(json.loads, here(*flags).stdout.splitlines())
+    assert 0 < first < going_on["seen"] and last["kept"] == 24
     assert [row["caption"] for row in rows_in(tmp_path / "codes")] == [f"discs number {i}" for i in range(24)]
 
 
@@ -101,11 +99,11 @@ def test_killed_and_gone_on_with(tmp_path: Path) -> None:
         (["one", "out", "--run", "emojo"], "tt: no run is called 'emojo'"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, tt: Tt, arguments: list[str], words: str) -> None:
+def test_bad_input_is_one_line(tmp_path: Path, here: Tt, arguments: list[str], words: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     draw_pictures(tmp_path / "one", 1)
-    done = tt("data", "encode", *arguments)
+    done = here("data", "encode", *arguments)
     assert done.returncode in (1, 2)
     assert done.stderr.strip().splitlines()[-1].startswith(words)
     assert "Traceback" not in done.stderr

@@ -9,17 +9,16 @@ import pty
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Tt
 
 from tests.docs.links import anchors
 from tt_cli import errors
 from tt_cli.errors import TTError
 from tt_cli.terminal.troubleshooting import BY_ROOM, OTHERWISE, documentation, explaining, of_error, sections
 
-Tt = Callable[..., subprocess.CompletedProcess[str]]
 ROOT = Path(__file__).parents[2]
 
 
@@ -55,24 +54,24 @@ def test_an_error_that_is_not_quoted_has_the_section_of_its_room() -> None:
     assert of_error(errors.UsageError("words that nobody wrote down")) == OTHERWISE
 
 
-def test_what_it_prints(tt: Tt) -> None:
-    listed = tt("explain")
+def test_what_it_prints(here: Tt) -> None:
+    listed = here("explain")
     assert listed.returncode == 0 and [line.split()[0] for line in listed.stdout.splitlines()] == list(sections())
-    clock = tt("explain", "clock")
+    clock = here("explain", "clock")
     assert "timedatectl" in clock.stdout and "(#" not in clock.stdout
-    assert tt("explain", "no", "group", "formed", "in", "time").stdout == tt("explain", "matchmaking").stdout
-    assert tt("explain", "DHT").returncode == 0 and tt("explain", "Data stream").returncode == 0
-    found = json.loads(tt("explain", "membership", "--json").stdout)
+    assert here("explain", "no", "group", "formed", "in", "time").stdout == here("explain", "matchmaking").stdout
+    assert here("explain", "DHT").returncode == 0 and here("explain", "Data stream").returncode == 0
+    found = json.loads(here("explain", "membership", "--json").stdout)
     assert found["topic"] == "membership" and "bans" not in found["title"] and "|" in found["text"]
-    wrong = tt("explain", "run")
+    wrong = here("explain", "run")
     assert wrong.returncode == 2 and "did you mean runs-and-run-files or running-peers?" in wrong.stderr
-    assert tt("explain", "nonsense").stderr == (
+    assert here("explain", "nonsense").stderr == (
         "tt: nothing is written about 'nonsense'; `tt explain` lists the topics\n"
     )
 
 
-def test_a_person_is_told_where_more_is_written_and_a_program_is_not(tt: Tt) -> None:
-    assert len(tt("monitor", "no-such-run").stderr.splitlines()) == 1
+def test_a_person_is_told_where_more_is_written_and_a_program_is_not(here: Tt) -> None:
+    assert len(here("monitor", "no-such-run").stderr.splitlines()) == 1
     terminal, end = pty.openpty()
     command = [sys.executable, "-m", "tt_cli.cli.main", "monitor", "no-such-run"]
     ran = subprocess.run(command, check=False, stderr=end, stdout=subprocess.DEVNULL, cwd=ROOT)

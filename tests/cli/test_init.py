@@ -7,32 +7,15 @@ import os
 import pty
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Tt
 from hub_standin import HubStandin
 
-from tt_cli.cli.main import main
 from tt_cli.run import load_run
 
 pytestmark = pytest.mark.slow
-
-Answer = subprocess.CompletedProcess[str]
-Tt = Callable[..., Answer]
-
-
-@pytest.fixture
-def here(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tt:
-    """`tt` in this process and a folder of the test's own."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Answer:
-        code = main(arguments)
-        said = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, code, said.out, said.err)
-
-    return run
 
 
 def test_an_organisation_without_an_authority_is_told_to_be_unguarded(here: Tt) -> None:

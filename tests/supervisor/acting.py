@@ -26,16 +26,24 @@ def all_events(worker: Worker) -> list[Event]:
     return list(worker.events(timeout=WAIT))
 
 
-def start_boss(act: str, folder: Path) -> subprocess.Popen[str]:
-    """A supervisor in a process of its own; its standard output is a line for each event."""
+def start_boss(act: str, folder: Path, kind: str = "peer", terminal: int = subprocess.PIPE) -> subprocess.Popen[str]:
+    """A supervisor in a process of its own, of a run in `folder`; its standard output is a line for each event."""
     return subprocess.Popen(
-        [sys.executable, "-m", "workers.boss", act, str(folder / "log")],
+        [sys.executable, "-m", "workers.boss", act, str(folder), kind],
         env={**os.environ, **ENVIRONMENT},
-        stdout=subprocess.PIPE,
+        stdin=terminal,
+        stdout=terminal,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
+
+
+def until(boss: subprocess.Popen[str], words: str) -> None:
+    """Read what a supervisor prints, up to a line with these words."""
+    assert boss.stdout is not None
+    while words not in line_of(boss.stdout):
+        pass
 
 
 def next_event(boss: subprocess.Popen[str]) -> Event:

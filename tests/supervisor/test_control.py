@@ -8,15 +8,13 @@ import pty
 import signal
 import socket
 import stat
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from supervisor.acting import ENVIRONMENT, WAIT, start_actor
+from supervisor.acting import WAIT, start_actor, start_boss, until
 
 from tt_cli.errors import TTError
 from tt_cli.supervisor import supervise as room
@@ -348,16 +346,9 @@ def test_nobody_and_somebody_silent_are_told_apart(folder: Path) -> None:
 
 
 def test_a_killed_supervisor_leaves_what_was_last_known(folder: Path) -> None:
-    boss = subprocess.Popen(
-        [sys.executable, "-m", "workers.boss", "obey", str(folder / "log"), str(folder)],
-        env={**os.environ, **ENVIRONMENT},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert boss.stdout is not None
+    boss = start_boss("obey", folder)
     try:
-        while '"training"' not in boss.stdout.readline():
-            assert boss.poll() is None
+        until(boss, '"training"')
     finally:
         boss.kill()
         boss.communicate()
@@ -369,16 +360,9 @@ def test_a_killed_supervisor_leaves_what_was_last_known(folder: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_machine_that_shuts_down_lets_it_leave(number: signal.Signals, folder: Path) -> None:
-    boss = subprocess.Popen(
-        [sys.executable, "-m", "workers.boss", "obey", str(folder / "log"), str(folder)],
-        env={**os.environ, **ENVIRONMENT},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert boss.stdout is not None
+    boss = start_boss("obey", folder)
     try:
-        while '"training"' not in boss.stdout.readline():
-            assert boss.poll() is None
+        until(boss, '"training"')
         boss.send_signal(number)
         output, _ = boss.communicate(timeout=WAIT)
     finally:
@@ -405,15 +389,7 @@ def test_steps_survive_in_the_status_of_the_next_peer(folder: Path) -> None:
 def test_a_terminal_that_is_closed_lets_it_leave(folder: Path) -> None:
     """The supervisor writes to a terminal, and is told of its end by a signal, as shells do."""
     master, slave = pty.openpty()
-    boss = subprocess.Popen(
-        [sys.executable, "-m", "workers.boss", "obey", str(folder / "log"), str(folder)],
-        env={**os.environ, **ENVIRONMENT},
-        stdin=slave,
-        stdout=slave,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+    boss = start_boss("obey", folder, terminal=slave)
     os.close(slave)
     try:
         said = b""
@@ -421,7 +397,7 @@ def test_a_terminal_that_is_closed_lets_it_leave(folder: Path) -> None:
             said += os.read(master, 1 << 16)
         os.close(master)
         boss.send_signal(signal.SIGHUP)
-        _, errors = boss.communicate(timeout=WAIT)
+        boss.communicate(timeout=WAIT)
     finally:
         boss.kill()
     status = read_status(folder / "peer.json")

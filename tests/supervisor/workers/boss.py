@@ -1,6 +1,6 @@
-"""A supervisor: `python -m workers.boss ACT LOG [FOLDER [KIND]]` supervises `workers.actor`, prints what it shows.
+"""A supervisor: `python -m workers.boss ACT FOLDER KIND` supervises `workers.actor`, prints what it shows.
 
-FOLDER: the run's folder, where others may ask it; else that of the log. KIND: "peer" or "aux-peer".
+FOLDER: the run's folder, where others may ask it, and its log. KIND: "peer" or "aux-peer".
 """
 
 from __future__ import annotations
@@ -22,14 +22,13 @@ def show(event: Event) -> None:
 
 
 def start() -> Worker:
-    worker = Worker("workers.actor", {"act": sys.argv[1]}, Path(sys.argv[2]))
+    worker = Worker("workers.actor", {"act": sys.argv[1]}, Path(sys.argv[2]) / "log")
     show(Log(str(worker.pid)))
     return worker
 
 
 if __name__ == "__main__":
-    act, log, *rest = sys.argv[1:]
-    folder, kind = Path(rest[0]) if rest else Path(log).parent, rest[1] if rest[1:] else TRAINER
+    folder, kind = Path(sys.argv[2]), sys.argv[3]
     role = "trainer" if kind == TRAINER else "aux"
     status = PeerState(run="emoji", identity=folder.name, role=role, total_steps=600)
     with Control(claim_slot(folder, kind), status, HouseholdLimits(), by_hand=True) as control:
