@@ -20,7 +20,7 @@ from auth.running import Running, Told, begun
 from hivemind.utils.crypto import RSAPrivateKey
 
 from tt_cli.auth import pass_renewer as room
-from tt_cli.auth.authority import proof_judge
+from tt_cli.auth.authority import issuer, proof_judge
 from tt_cli.auth.authority.issuer import CONVICTED, MOST_WRONG
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, NoProof, judged
@@ -70,9 +70,17 @@ def proof(run: RunConfig, reducer: Signer, *, honest: bool = False) -> bytes:
     return Accusation(commitment, inputs, 0, (sent,)).pack()
 
 
+def judged_here(run: RunConfig, packed: bytes) -> str:
+    told = heard(run, packed)
+    if "reason" in told:
+        raise NoProof(told["reason"])
+    return told["guilty"]
+
+
 @pytest.fixture
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     monkeypatch.setattr(room, "POLL_SECONDS", 0.1)
+    monkeypatch.setattr(issuer, "judged", judged_here)
     one = Running(life=3600.0)
     yield one
     one.end()
@@ -83,7 +91,7 @@ def banned(running: Running) -> dict[str, str]:
 
 
 def heard(run: RunConfig, packed: bytes) -> dict[str, str]:
-    """What the judge's process prints, in this one."""
+    """What the judge's process prints, in this one, which has loaded torch."""
     return proof_judge.main(BytesIO(json.dumps(run.to_toml()).encode() + b"\n" + packed))
 
 
@@ -95,7 +103,6 @@ def test_the_judge_computes_the_sum_again() -> None:
         assert heard(run, nothing) == {"reason": "no accusation"}
     other = run.replaced({"run.name": "other"})
     assert heard(other, proof(run, signer(1))) == {"reason": "an accusation of another run"}
-    assert judged(run, proof(run, signer(1))) == signer(1).peer_id  # in a process of its own
 
 
 def test_a_judge_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +193,10 @@ def test_only_members_hand_in_proofs_and_only_what_they_announced(running: Runni
         assert announced().status_code == 403
 
 
-def test_the_organisers_own_peer_hands_in_without_the_network(running: Running, tmp_path: Path) -> None:
+def test_the_organisers_own_peer_hands_in_without_the_network(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(issuer, "judged", judged)  # in a process of its own
     here = room.OnThisHost(running.run, tmp_path / "aux.key", "organiser")
     running.authority.issue_here(signer(1).peer_id, "bob")
     assert here.accuse(proof(running.run, signer(1)), "") == signer(1).peer_id

@@ -15,9 +15,10 @@ from tt_cli.cli.main import main
 WITHOUT_TORCH = """
 import contextlib, io, sys
 from tt_cli.cli.main import main
-with contextlib.redirect_stdout(io.StringIO()):
-    code = main(sys.argv[1:])
-print(code, sorted({"torch", "hivemind", "datasets", "numpy", "transformers"} & set(sys.modules)))
+for words in ("gpt2-large --gpu 8GB --8bit --offload", "dalle --gpu t4 --compare", "--list"):
+    with contextlib.redirect_stdout(io.StringIO()):
+        assert main(["calc", *words.split()]) == 0
+print(sorted({"torch", "hivemind", "datasets", "numpy", "transformers"} & set(sys.modules)))
 """
 
 
@@ -27,15 +28,9 @@ def answer(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any
     return found
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["gpt2-large", "--gpu", "8GB", "--8bit", "--offload"], ["dalle", "--gpu", "t4", "--compare"], ["--list"]],
-)
-def test_torch_is_not_imported(arguments: list[str]) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, "calc", *arguments], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "0 []\n"
+def test_torch_is_not_imported() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_TORCH], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_json_says_all(capsys: pytest.CaptureFixture[str]) -> None:

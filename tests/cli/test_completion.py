@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
-import sys
 
 import pytest
+from conftest import Tt
 
 from tt_cli.cli.main import COMMANDS, main
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-def offered(*words: str) -> set[str]:
-    """What bash is offered for the last word."""
-    environment = os.environ | {
-        "_TT_COMPLETE": "complete_bash",
-        "COMP_WORDS": " ".join(("tt", *words)),
-        "COMP_CWORD": str(len(words)),
-    }
-    command = [sys.executable, "-m", "tt_cli"]
-    answer = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    return set(answer.stdout.split())
+def test_commands_flags_subcommands_and_values_are_completed(here: Tt, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TT_COMPLETE", "complete_bash")
 
+    def offered(*words: str) -> set[str]:
+        """What bash is offered for the last word."""
+        monkeypatch.setenv("COMP_WORDS", " ".join(("tt", *words)))
+        monkeypatch.setenv("COMP_CWORD", str(len(words)))
+        return set(here().stdout.split())
 
-def test_commands_flags_subcommands_and_values_are_completed() -> None:
     assert offered("") >= {command.name for command in COMMANDS}
     assert offered("jo") == {"join"}
     assert offered("join", "--max") == {"--max-gpu-temp", "--max-upload", "--max-download"}

@@ -74,7 +74,7 @@ def test_encode_a_folder(tmp_path: Path, here: Tt) -> None:
 
 def test_killed_and_gone_on_with(tmp_path: Path, here: Tt) -> None:
     """kill -9 as soon as something is recorded: every picture is there, once, in its order; no process stays."""
-    draw_pictures(tmp_path / "pictures", 24)
+    draw_pictures(tmp_path / "pictures", 12)
     flags = ["data", "encode", "pictures", "codes", "--run", "emoji", "--json", "--batch", "1"]
     command = [sys.executable, "-m", "tt_cli.cli.main", *flags]
     with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
@@ -84,8 +84,8 @@ def test_killed_and_gone_on_with(tmp_path: Path, here: Tt) -> None:
         process.kill()
     assert workers.left_after(60) == set()
     going_on, *_, last = map(json.loads, here(*flags).stdout.splitlines())
-    assert 0 < first < going_on["seen"] and last["kept"] == 24
-    assert [row["caption"] for row in rows_in(tmp_path / "codes")] == [f"discs number {i}" for i in range(24)]
+    assert 0 < first < going_on["seen"] and last["kept"] == 12
+    assert [row["caption"] for row in rows_in(tmp_path / "codes")] == [f"discs number {i}" for i in range(12)]
 
 
 @pytest.mark.parametrize(

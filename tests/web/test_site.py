@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import Tt
 
 from tests.web.recorded import RUN, TABLES, write_history
 from tt_cli.errors import TTError, UsageError
@@ -18,10 +17,6 @@ from tt_cli.run import folders
 from tt_cli.web.index_html import STATIC
 from tt_cli.web.queries import Answers
 from tt_cli.web.site_export import MARK, Exported, export
-
-pytestmark = pytest.mark.slow
-
-Tt = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def exported(source: Path, out: Path) -> Exported:
@@ -96,15 +91,16 @@ def test_a_failure_leaves_the_earlier_export(tmp_path: Path, monkeypatch: pytest
     assert [file.name for file in tmp_path.iterdir() if file.name.startswith(".")] == []
 
 
-def test_the_command(tt: Tt, tmp_path: Path) -> None:
-    nothing = tt("site", "export", "emoji", "site")
+def test_the_command(here: Tt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tt_cli.memory.answer_tables.Tables", lambda run, name: TABLES)
+    nothing = here("site", "export", "emoji", "site")
     assert nothing.returncode == 1
     assert nothing.stderr == "tt: this machine has recorded nothing of run emoji: `tt aux-peer emoji` does\n"
     write_history(folders.run_folder(RUN), steps=5)
-    done = tt("site", "export", "emoji", "site")
+    done = here("site", "export", "emoji", "site")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"{tmp_path / 'site'}: step 5, 1 picture, ")
-    told = json.loads(tt("site", "export", "emoji", "site", "--json").stdout)
+    told = json.loads(here("site", "export", "emoji", "site", "--json").stdout)
     assert told["step"] == 5 and told["folder"] == str(tmp_path / "site")
-    wrong = tt("site", "export", "emoji", ".")
+    wrong = here("site", "export", "emoji", ".")
     assert wrong.returncode == 2 and "no earlier export" in wrong.stderr and "Traceback" not in wrong.stderr
