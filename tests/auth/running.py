@@ -13,7 +13,7 @@ from tt_cli.auth.pass_renewer import PassRenewer
 from tt_cli.identity.passes import Notice
 from tt_cli.run import RunConfig, folders
 
-LIFE = 2.0  # seconds of a pass
+LIFE = 0.8  # seconds of a pass
 MOST = 30.0  # seconds that a test waits for what must come
 
 

@@ -109,6 +109,11 @@ class Peer:
         assert not self._thread.is_alive()
 
 
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "LOOK_SECONDS", 0.02)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A run's folder, too deep for a Unix socket's address."""
