@@ -33,7 +33,7 @@ def test_a_machine_and_a_run(tt: Tt, hub: HubStandin, tmp_path: Path) -> None:
 
 
 def test_a_failure_is_named_with_its_fix(here: Tt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "python").write_text("#!/bin/sh\necho '{\"error\": \"no torch for this test\"}'\n")
+    (tmp_path / "python").write_text('#!/bin/sh\necho \'{"error": "no torch for this test"}\'\n')
     (tmp_path / "python").chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     peer = "/ip4/127.0.0.1/tcp/9/p2p/QmSY4bsZLR2qXhvXRG9hyVZaPEzvsSMBhLPWE6ruGyb7Q8"
