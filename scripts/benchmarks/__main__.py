@@ -19,13 +19,14 @@ def main() -> None:
             print(f"  {each:14}{docstring.splitlines()[0]}")
         print(f"  {'all':14}One after the other.")
     elif name == "all":
-        failed = []
+        ended = {}
         for each in harness.names():
             print(f"== {each}", flush=True)
-            if subprocess.run([sys.executable, "-m", "scripts.benchmarks", each, *flags], check=False).returncode:
-                failed.append(each)
-        if failed:
-            sys.exit(f"scripts/bench: failed: {', '.join(failed)}")
+            ended[each] = subprocess.run(
+                [sys.executable, "-m", "scripts.benchmarks", each, *flags], check=False
+            ).returncode
+        if failed := [each for each, code in ended.items() if code not in (0, harness.NO_RECORD)]:
+            sys.exit(f"scripts/bench: failed{' or drifted' * ('--compare' in flags)}: {', '.join(failed)}")
     elif name not in harness.names():
         print(f"scripts/bench: no benchmark {name}; there are {', '.join(harness.names())} and all", file=sys.stderr)
         sys.exit(2)

@@ -13,6 +13,7 @@ The harness imports the standard library alone: some benchmarks run where little
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
@@ -20,13 +21,18 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
 
+from scripts.benchmarks import stored
+
 Figure = TypeVar("Figure")
 FOLDER = Path(__file__).parent
-ROOT = FOLDER.parents[1]
-NO_BENCHMARKS = ("__init__", "__main__", "harness", "process_figures")
+ROOT = stored.ROOT
+NO_BENCHMARKS = ("__init__", "__main__", "harness", "process_figures", "stored")
+VECTORS = {"avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
+NO_RECORD = 3  # exit code
 ONE_THREAD = ("clipping", "codec", "convergence", "data")  # of libraries that read it when they are loaded
 
 
@@ -35,8 +41,8 @@ def names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.py") if path.stem not in NO_BENCHMARKS)
 
 
-def run(name: str, argv: list[str]) -> None:
-    """One benchmark with its command line: prints a table, or with --json an object."""
+def run(name: str, argv: list[str], file: Path = stored.FILE) -> None:
+    """One benchmark with its command line: prints a table, or with --json an object. file: of stored figures."""
     if name in ONE_THREAD:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -46,24 +52,43 @@ def run(name: str, argv: list[str]) -> None:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--quick", action="store_true", help=f"{module.QUICK}: under a minute")
+    words = f"add the figures to {stored.FILE.relative_to(ROOT)}, with commit, machine and date"
+    parser.add_argument("--record", action="store_true", help=words)
+    words = f"--quick, and name each figure {stored.DRIFT} times as large or small as in the newest record of a machine"
+    words += f" alike; exit code 1 where there is one, {NO_RECORD} without such a record"
+    parser.add_argument("--compare", action="store_true", help=words)
     if hasattr(module, "arguments"):
         module.arguments(parser)
+    flags = [word for word in argv if word not in ("--json", "--record", "--compare")]
     args = parser.parse_args(argv)
-    figures = module.measure(args)
-    figures = {"machine": machine(), **figures}
-    print(json.dumps(figures, ensure_ascii=False) if args.json else table(figures))
+    if args.compare and not args.quick:
+        args.quick, flags = True, ["--quick", *flags]
+    options = " ".join(flags)
+    before = stored.last(file, name, options, machine()) if args.compare else None
+    if args.compare and before is None:
+        print(f"{name}: no record of {options} on a machine like this", file=sys.stderr)
+        sys.exit(NO_RECORD)
+    figures = json.loads(json.dumps(module.measure(args)))
+    shown = {"machine": machine(), **figures}
+    print(json.dumps(shown, ensure_ascii=False) if args.json else table(shown))
+    if args.record:
+        stored.append(file, name, options, machine(), figures)
+    if before and (lines := stored.drifted(before["figures"], figures)):
+        print(f"{name}: unlike {before['id']} of {before['date']}:", *lines, sep="\n  ", file=sys.stderr)
+        sys.exit(1)
 
 
 def machine() -> str:
-    """Processor or GPU, cores, Python, and torch with its instructions where it is loaded."""
+    """Processor with its instructions, or GPU, cores; Python, and torch where it is installed."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
-    named = (line.split(": ", 1)[1] for line in lines if line.startswith("model name"))
-    words = f"{next(named, platform.machine())}, {os.cpu_count()} cores; Python {platform.python_version()}"
-    if (torch := sys.modules.get("torch")) is None:
-        return words
-    if torch.cuda.is_available():
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    vectors = [name for flag, name in VECTORS.items() if flag in facts.get("flags", "").split()]
+    words = f"{facts.get('model name', platform.machine())}, {' '.join(vectors[:1])}, {os.cpu_count()} cores"
+    if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
         words = f"{torch.cuda.get_device_name()}, {words}"
-    return f"{words}, torch {torch.__version__}, {torch.backends.cpu.get_cpu_capability()}"
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return f"{words}; Python {platform.python_version()}, torch {metadata.version('torch')}"
+    return f"{words}; Python {platform.python_version()}"
 
 
 def progress(label: str, figures: Any) -> None:

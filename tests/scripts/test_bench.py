@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks import harness
+from scripts.benchmarks import harness, stored
 
 
 def bench(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -44,6 +44,34 @@ def test_figures_are_one_object_or_a_table(capsys: pytest.CaptureFixture[str]) -
     head = next(line for line in shown if "snapshot_ms" in line)
     row = next(line for line in shown if line.split()[0] == "100")
     assert len(head.split()) + 1 == len(row.split())
+
+
+def test_figures_are_recorded_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "figures.jsonl"
+    file.touch()
+    with pytest.raises(SystemExit) as ended:
+        harness.run("codes", ["--compare"], file)
+    assert ended.value.code == harness.NO_RECORD
+    harness.run("codes", ["--quick", "--record"], file)
+    harness.run("codes", ["--compare"], file)
+    (record,) = stored.records(file)
+    assert (record["id"], record["bench"], record["options"]) == ("codes-1", "codes", "--quick")
+    assert record["machine"] == harness.machine() and record["figures"]["even"]["bound"] == 1664
+    record["figures"]["even"]["bound"] = 1000
+    file.write_text(json.dumps(record) + "\n")
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        harness.run("codes", ["--compare"], file)
+    assert ended.value.code == 1
+    assert capsys.readouterr().err.splitlines()[1:] == ["  even[bound]: was 1000, is 1664"]
+
+
+def test_what_drifted_is_a_number_far_off_or_gone() -> None:
+    before = {"share": 0.01, "each": [1, 2.0], "lost": 0, "said": "3 words", "same": True, "grown": -1}
+    assert not stored.drifted(before, before | {"share": 0.014, "each": [0.7, 2.9], "said": "4 words", "new": 9})
+    now = {"share": 0.016, "each": [0.5, 2.0], "lost": 1, "same": False}
+    drifted = [line.partition(":")[0] for line in stored.drifted(before, now)]
+    assert drifted == ["share", "each[0]", "lost", "same", "grown"]
 
 
 def test_a_table_aligns_rows_and_says_what_was_not_measured() -> None:
