@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from end_to_end.conftest import tiny_run
-from hivemind.averaging import DecentralizedAverager
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 
@@ -22,11 +21,13 @@ from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.checkpoint.training_state import TrainingState, received_state
 from tt_cli.run import RunConfig
 from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.membership.admission import membership_at
+from tt_cli.swarm.membership.pass_guard import PassGuard
 from tt_cli.swarm.membership.rsa_identity import Identity, claim_identity
-from tt_cli.swarm.network.dht_node import DHT, addresses_of, dht_time, start_dht, stop_dht
+from tt_cli.swarm.network.dht_node import addresses_of, dht_time, start_dht, stop_dht
 from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory
-from tt_cli.swarm.state.bridge import NoState, ReceivedState, StateBridge, StateBuffer
+from tt_cli.swarm.state.bridge import NoState, ReceivedState, StateBuffer
 
 pytestmark = pytest.mark.slow
 
@@ -34,41 +35,25 @@ MEGABYTE = 2**20
 SHAPES = {"bias": (300,), "weight": (3 * MEGABYTE // 4 + 5,)}
 
 
-class Sharing(StateBridge, DecentralizedAverager):
-    """An averager that only hands over and takes over."""
-
-    def __init__(self, run: RunConfig, dht: DHT, source: Any, read_tree: Any):
-        self.traffic = torch.zeros(2, dtype=torch.int64).share_memory_()
-        self.share_state(run, dht, str(dht.peer_id), source, read_tree)
-        super().__init__(
-            averaged_tensors=[torch.zeros(1)],
-            dht=dht,
-            start=True,
-            prefix=run.identity,
-            next_chunk_timeout=5.0,
-            request_timeout=1.0,
-            min_matchmaking_time=2.0,
-            allow_state_sharing=False,
-            shutdown_timeout=2,
-        )
-
-
 class Peer:
-    """Holds `state`; `hold` makes it sign another one."""
+    """Holds `state`, which its averager copied `copies` times; `hold` makes it sign another one."""
+
+    copies = 0
 
     def __init__(self, run: RunConfig, folder: Path, known: list[str], stack: ExitStack):
         self.run, self.identity = run, claim_identity(folder, "trainer")
         self.state: TrainingState | None = None
-        self.dht = start_dht(run, self.identity, initial_peers=known, host="127.0.0.1")
+        self.dht = start_dht(run, self.identity, initial_peers=known, host="127.0.0.1", client_mode=bool(known))
         stack.callback(stop_dht, self.dht)
         read_tree = partial(StateTree.parse, identity=run.identity, shapes=SHAPES)
-        self.averager = Sharing(run, self.dht, self._source, read_tree)
+        self.averager = Averager(run, self.dht, self.identity.key, {}, source=self._source, read_tree=read_tree)
         stack.callback(self.averager.shutdown)
         self.board = PeerDirectory(run, self.dht, self.identity)
         self.board.start()
         stack.callback(self.board.stop)
 
     def _source(self) -> tuple[bytes, StateBuffer] | None:
+        self.copies += 1
         if self.state is None:
             return None
         tree, buffer = self.state.tree(), StateBuffer.new()
@@ -95,10 +80,11 @@ def record_of(identity: Identity, state: TrainingState) -> PeerRecord:
 
 @pytest.fixture(scope="module")
 def peers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Peer]]:
-    """A donor and a taker."""
+    """A donor, and a taker in client mode."""
     others.update(state_buffers())  # that tests before these still hold
     run = tiny_run()
     with ExitStack() as stack:
+        stack.enter_context(pytest.MonkeyPatch.context()).setattr("tt_cli.swarm.averager.PULSE_SECONDS", 0.001)
         donor = Peer(run, tmp_path_factory.mktemp("donor"), [], stack)
         taker = Peer(run, tmp_path_factory.mktemp("taker"), addresses_of(donor.dht), stack)
         yield [donor, taker]
@@ -170,39 +156,22 @@ def test_it_ends_in_time_though_the_donor_does_not_answer(peers: list[Peer]) -> 
 def test_hivemind_s_own_door_is_closed(peers: list[Peer]) -> None:
     donor, taker = peers
     donor.hold(7, seed=7)
+    before = donor.copies
 
     async def ask() -> list[Any]:
         p2p = await taker.dht.replicate_p2p()
-        stub = Sharing.get_stub(p2p, PeerID.from_base58(donor.identity.peer_id), namespace=donor.run.identity)
-        return [message async for message in await stub.rpc_download_state(averaging_pb2.DownloadRequest())]
+        PassGuard(membership_at(taker.dht)).guard_calls(p2p)
+        stub = Averager.get_stub(p2p, PeerID.from_base58(donor.identity.peer_id), namespace=donor.run.identity)
+        answer = await stub.rpc_download_state(averaging_pb2.DownloadRequest())
+        async with asyncio.timeout(20.0):  # without a pass it would be hung up on, which looks the same
+            return [message async for message in answer]
 
-    assert asyncio.run(ask()) == []
+    assert asyncio.run(ask()) == [] and donor.copies == before
 
 
-@pytest.mark.parametrize("client_mode", [False, True])
-def test_an_averagers_process_shows_that_it_lives(
-    client_mode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tt_cli.swarm.averager.PULSE_SECONDS", 0.001)
-    run = tiny_run()
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-    with ExitStack() as stack:
-        first = start_dht(run, claim_identity(tmp_path / "first", "aux"), initial_peers=[], host="127.0.0.1")
-        stack.callback(stop_dht, first)
-        identity = claim_identity(tmp_path / "second", "trainer")
-        dht = start_dht(run, identity, initial_peers=addresses_of(first), host="127.0.0.1", client_mode=client_mode)
-        stack.callback(stop_dht, dht)
-        source, read_tree = partial(StateBuffer.new), partial(StateTree.parse, identity=run.identity, shapes=SHAPES)
-        averager = Averager(
-            run,
-            dht,
-            identity.key,
-            {},
-            source=source,  # type: ignore[arg-type]
-            read_tree=read_tree,
-        )
-        stack.callback(averager.shutdown)
-        before = float(averager.pulse[0])
-        there_and_back = (averager.fetch_average([], "5_aa", timeout=60.0) for _ in range(1000))
-        assert any(found is None and float(averager.pulse[0]) > before for found in there_and_back)
+def test_an_averagers_process_shows_that_it_lives(peers: list[Peer]) -> None:
+    """Also that of a peer in client mode."""
+    for peer in peers:
+        before = float(peer.averager.pulse[0])
+        there_and_back = (peer.averager.fetch_average([], "5_aa", timeout=60.0) for _ in range(1000))
+        assert any(found is None and float(peer.averager.pulse[0]) > before for found in there_and_back)
