@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy
 import pytest
 import torch
@@ -13,8 +10,6 @@ from hypothesis import strategies as st
 from optim.settings import Settings, normal
 from torch import Tensor
 
-from tt_cli.kernel_choice import choose
-from tt_cli.optim import kernels as kernels_module
 from tt_cli.optim.blockwise import BlockwiseMoment, LambStep, dynamic_map, parts
 from tt_cli.optim.kernels import PortableLamb
 from tt_cli.optim.lamb import Lamb8bit, NonFiniteGradient
@@ -178,32 +173,3 @@ def test_a_block_of_zeros_reads_as_zeros(kernels: PortableLamb | NumbaLamb) -> N
         values = torch.ones(64)
         moment.read(0, values, torch.empty(2, 64))
         assert values.tolist() == [0.0] * 64
-
-
-def test_chooses_the_compiled_one_where_numba_is() -> None:
-    chosen = kernels_module.implementation.__wrapped__()  # without its memory
-    assert (chosen.name, type(chosen.kernels)) == ("compiled", NumbaLamb)
-    assert "agree with torch to the last bit" in chosen.reason
-
-
-class OneBitOff(NumbaLamb):
-    """Kernels that round one element in another way."""
-
-    def subtract(self, parameter: Tensor, update: Tensor, scale: float) -> None:
-        super().subtract(parameter, update, scale)
-        parameter.view(torch.int32)[len(parameter) // 2] ^= 1
-
-
-def test_passes_over_kernels_that_differ_in_one_bit() -> None:
-    chosen = choose(PortableLamb(), f"{__name__}:OneBitOff", kernels_module._trial)
-    assert (chosen.name, type(chosen.kernels)) == ("portable", PortableLamb)
-    assert chosen.reason == "the compiled kernels compute other bytes here (parameter)"
-
-
-def test_runs_without_numba_and_says_how_to_get_it() -> None:
-    code = (
-        "import sys; sys.modules['numba'] = None; from tt_cli.optim.kernels import implementation; "
-        "print(implementation().name, '|', implementation().reason)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
-    assert done.stdout == "portable | numba is not installed: pip install 'tt-cli[numba]'\n"
