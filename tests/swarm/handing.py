@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from typing import Any
 
 import torch
 from end_to_end.conftest import tiny_run
 from hivemind.p2p import P2P
+from swarm.conftest import Libp2p
 from swarm.made import record
 
 from tt_cli.checkpoint.hash_tree import CHUNK, StateTree
@@ -24,7 +24,7 @@ from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 RUN = "run-1a2b3c4d"
 SHAPES = {"bias": (300,), "weight": (5 * CHUNK // 8 + 77,)}  # of which the weight has three chunks
-LARGE = {"bias": (300,), "weight": (6 * CHUNK,)}  # 30 MiB with the codes
+LARGE = {"bias": (300,), "weight": (3 * CHUNK,)}  # 15 MiB with the codes
 
 
 def state(step: int = 5, seed: int = 0, shapes: dict[str, tuple[int, ...]] = SHAPES) -> TrainingState:
@@ -73,50 +73,35 @@ class Node:
 class Network:
     """Nodes that know each other, and what their members sign."""
 
-    def __init__(self, stack: AsyncExitStack):
-        self.stack = stack
-        self.taking: P2P | None = None
+    def __init__(self, libp2p: Libp2p, taking: P2P, stack: AsyncExitStack):
+        self._libp2p, self._taking, self._stack = libp2p, taking, stack
         self.nodes: list[Node] = []
         self.signed: list[PeerRecord] | None = None  # None: each node its own state
 
     async def node(
         self, held: TrainingState | None, donor: StateServer | None = None, max_upload: float | None = None
     ) -> Node:
-        if self.taking is None:
-            self.taking = await self._start([])
-        node = Node(await self._start(await self.taking.get_visible_maddrs()), held)
+        node = Node(await self._stack.enter_async_context(self._libp2p.node()), held)
         BandwidthLimiter(max_upload).pace(node.p2p)
         await (donor or node.donor).add_p2p_handlers(node.p2p, namespace=RUN)
         self.nodes.append(node)
         return node
 
-    async def _start(self, known: list[Any]) -> P2P:
-        p2p = await P2P.create(initial_peers=known or None, host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="server")
-        self.stack.push_async_callback(p2p.shutdown)
-        return p2p
-
     def records(self) -> list[PeerRecord]:
         return [node.record() for node in self.nodes] if self.signed is None else self.signed
 
     def taker(self, **more: Any) -> StateClient:
-        assert self.taking is not None
         wanted = WantedState(read_tree, **{"timeout": 5.0, **more})
-        return StateClient(self.taking, RUN, TrustedDigests(self.records), StateBuffer.new(), wanted)
+        return StateClient(self._taking, RUN, TrustedDigests(self.records), StateBuffer.new(), wanted)
 
 
-@asynccontextmanager
-async def network() -> AsyncIterator[Network]:
-    async with AsyncExitStack() as stack:
-        yield Network(stack)
+def over_libp2p(test: Callable[[Network], Awaitable[None]]) -> Callable[[Libp2p], None]:
+    def wrapped(libp2p: Libp2p) -> None:
+        async def run() -> None:
+            async with AsyncExitStack() as stack:
+                await test(Network(libp2p, await stack.enter_async_context(libp2p.node()), stack))
 
-
-def over_libp2p(test: Callable[[Network], Awaitable[None]]) -> Callable[[], None]:
-    async def run() -> None:
-        async with network() as net:
-            await asyncio.wait_for(test(net), 60)
-
-    def wrapped() -> None:
-        asyncio.run(run())
+        libp2p.run(run())
 
     wrapped.__name__ = test.__name__
     return wrapped

@@ -13,6 +13,7 @@ from hivemind.p2p import P2PContext
 from hivemind.proto import runtime_pb2
 from hypothesis import given
 from hypothesis import strategies as st
+from swarm.conftest import Libp2p
 from swarm.handing import RUN, Network, assert_is, copy_of, over_libp2p, state, take
 
 from tt_cli.checkpoint.hash_tree import StateTree
@@ -27,7 +28,7 @@ from tt_cli.swarm.state.server import StateServer
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time between two attempts than for people."""
     monkeypatch.setattr(taker_room, "PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(taker_room, "RESUME_SECONDS", 1.0)
+    monkeypatch.setattr(taker_room, "RESUME_SECONDS", 0.3)
 
 
 class Answers(StateServer):
@@ -75,10 +76,8 @@ NOT_TAKEN = [
 ]
 
 
-@pytest.mark.parametrize("case", range(len(NOT_TAKEN)), ids=[words for _, words in NOT_TAKEN])
-def test_no_answer_is_taken_on_trust(case: int) -> None:
-    messages, words = NOT_TAKEN[case]
-
+@pytest.mark.parametrize(("messages", "words"), NOT_TAKEN, ids=[words for _, words in NOT_TAKEN])
+def test_no_answer_is_taken_on_trust(messages: list[bytes], words: str, libp2p: Libp2p) -> None:
     @over_libp2p
     async def run(net: Network) -> None:
         await net.node(state(), Answers(*messages))
@@ -86,19 +85,15 @@ def test_no_answer_is_taken_on_trust(case: int) -> None:
             await net.taker().take()
         assert str(error.value).isprintable()
 
-    run()
+    run(libp2p)
 
 
-def test_more_chunks_than_were_asked_for_change_nothing() -> None:
+@over_libp2p
+async def test_more_chunks_than_were_asked_for_change_nothing(net: Network) -> None:
     tree, (_, buffer) = state().tree(), copy_of(state())
     chunks = [msgpack.packb(["chunk", i, buffer.read(*tree.place(i))]) for i in range(len(tree))]
-
-    @over_libp2p
-    async def run(net: Network) -> None:
-        await net.node(state(), Answers(msgpack.packb(["manifest", MANIFEST]), *chunks, chunks[0]))
-        assert_is(await take(net.taker()), state())
-
-    run()
+    await net.node(state(), Answers(msgpack.packb(["manifest", MANIFEST]), *chunks, chunks[0]))
+    assert_is(await take(net.taker()), state())
 
 
 @given(st.sets(st.integers(0, 3000)))

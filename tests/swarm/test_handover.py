@@ -30,9 +30,9 @@ PATIENCE = 60.0  # seconds that a taker waits for one donor at most
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less time between two looks and two attempts than for people."""
-    monkeypatch.setattr(signatures_room, "SIGNATURE_SECONDS", 0.1)
+    monkeypatch.setattr(signatures_room, "SIGNATURE_SECONDS", 0.02)
     monkeypatch.setattr(taker_room, "PAUSE_SECONDS", 0.05)
-    monkeypatch.setattr(taker_room, "RESUME_SECONDS", 1.0)
+    monkeypatch.setattr(taker_room, "RESUME_SECONDS", 0.3)
     monkeypatch.setattr(taker_room, "HEDGE_SECONDS", 3.0)
     monkeypatch.setattr(donor_room, "LINGER_SECONDS", 5.0)
 
@@ -147,6 +147,7 @@ async def test_a_donor_that_dies_on_the_way_and_another_that_goes_on(net: Networ
     dying.on_sent = die
     taker = net.taker()
     assert_is(await take(taker), state())
+    await dying.p2p._child.wait()
     assert taker.refused == {} and list(taker.donors)[-1] == second.peer_id
     first = taker.received - second.sent
     assert 0 <= first < taker.received and first in {0, 1200, CHUNK + 1200, 2 * CHUNK + 1200}
@@ -229,11 +230,13 @@ async def test_a_donor_that_steps_between_manifest_and_chunks_gives_what_it_offe
 async def test_who_asks_for_a_state_that_is_gone_takes_the_next_one(net: Network) -> None:
     node = await net.node(state(6, seed=1))
     net.signed = [record(node.peer_id, epoch=5, digest=state().digest())]
-    taker = net.taker()
-    taking = asyncio.create_task(take(taker))
-    await asyncio.sleep(0.3)
-    net.signed = [node.record()]
-    assert_is(await taking, state(6, seed=1))
+
+    def sign(*offered: Any) -> Any:
+        net.signed = [node.record()]
+        return offered
+
+    node.change = sign
+    assert_is(await take(net.taker()), state(6, seed=1))
 
 
 @over_libp2p

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
 import pytest
 from hivemind.p2p import P2P, P2PContext, P2PHandlerError, ServicerBase
 from hivemind.proto import runtime_pb2
+from swarm.conftest import Libp2p
 from testbed.passes import Issuer, key_file
 
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
@@ -63,21 +64,29 @@ def handlers_of(service: Service) -> list[Any]:
     return service._rpc_handlers or []
 
 
-@contextlib.asynccontextmanager
-async def two_nodes(service: Service, membership: type[Admission] = Admission) -> AsyncIterator[tuple[P2P, P2P]]:
-    """A stranger's node, and one that serves, guarded."""
-    serving = await P2P.create(host_maddrs=["/ip4/127.0.0.1/tcp/0"])
-    stranger = await P2P.create(
-        initial_peers=await serving.get_visible_maddrs(), host_maddrs=["/ip4/127.0.0.1/tcp/0"], dht_mode="client"
-    )
-    try:
-        stream_limits.guard(serving, membership(load_run("emoji")))
-        assert all(handler.stream_output for handler in handlers_of(service))
-        await service.add_p2p_handlers(serving, namespace=NAMESPACE)
-        yield stranger, serving
-    finally:
-        await stranger.shutdown()
-        await serving.shutdown()
+Stream = Callable[[str], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+
+
+def served(
+    libp2p: Libp2p, service: Service, use: Callable[[Stream], Awaitable[None]], membership: type[Admission] = Admission
+) -> None:
+    """Have a stranger use a guarded service: it opens streams to a method."""
+
+    async def test() -> None:
+        async with libp2p.node() as serving, libp2p.node() as stranger:
+            stream_limits.guard(serving, membership(load_run("emoji")))
+            assert all(handler.stream_output for handler in handlers_of(service))
+            await service.add_p2p_handlers(serving, namespace=NAMESPACE)
+
+            async def opened(method: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+                handler = Service._get_handle_name(NAMESPACE, method)
+                _, reader, writer = await stranger.call_binary_stream_handler(serving.peer_id, handler)
+                writer.write(frame(""))
+                return reader, writer
+
+            await use(opened)
+
+    libp2p.run(test())
 
 
 @pytest.fixture(autouse=True)
@@ -86,13 +95,6 @@ def bounded() -> Iterator[None]:
     hivemind_patches.apply()
     yield
     P2P.receive_protobuf, P2P.send_raw_data = map(staticmethod, before)
-
-
-async def opened(stranger: P2P, serving: P2P, method: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    handler = Service._get_handle_name(NAMESPACE, method)
-    _, reader, writer = await stranger.call_binary_stream_handler(serving.peer_id, handler)
-    writer.write(frame(""))
-    return reader, writer
 
 
 def header(size: int) -> bytes:
@@ -106,81 +108,70 @@ async def hung_up(reader: asyncio.StreamReader) -> None:
             pass
 
 
-@pytest.mark.parametrize("size", [2**21, 2**40, 2**64 - 1])
-def test_a_huge_declared_size_ends_the_stream(size: int) -> None:
-    async def test() -> None:
-        service = Service()
-        async with two_nodes(service) as (stranger, serving):
-            reader, writer = await opened(stranger, serving, "rpc_state_chunks")
-            writer.write(header(size))
-            await writer.drain()
-            await hung_up(reader)
-            assert service.served == []
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [*(("rpc_state_chunks", size) for size in (2**21, 2**40, 2**64 - 1)), ("rpc_fetch_average", 2**16 + 1)],
+)
+def test_a_larger_declared_size_than_of_a_request_ends_the_stream(method: str, size: int, libp2p: Libp2p) -> None:
+    service = Service()
 
-    asyncio.run(test())
+    async def use(opened: Stream) -> None:
+        reader, writer = await opened(method)
+        writer.write(header(size))
+        await writer.drain()
+        await hung_up(reader)
+        assert service.served == []
 
-
-def test_one_request_may_be_small_only() -> None:
-    async def test() -> None:
-        service = Service()
-        async with two_nodes(service) as (stranger, serving):
-            reader, writer = await opened(stranger, serving, "rpc_fetch_average")
-            writer.write(header(2**16 + 1))
-            await writer.drain()
-            await hung_up(reader)
-            assert service.served == []
-
-    asyncio.run(test())
+    served(libp2p, service, use)
 
 
 @pytest.mark.parametrize("sent", [header(100)[:1], header(100)[:3], header(100), header(100) + bytes(50)], ids=len)
-def test_who_sends_a_request_drop_by_drop_is_hung_up_on(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_sends_a_request_drop_by_drop_is_hung_up_on(
+    sent: bytes, monkeypatch: pytest.MonkeyPatch, libp2p: Libp2p
+) -> None:
     monkeypatch.setattr(stream_limits, "REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(hivemind_patches, "PIECE_SECONDS", 0.3)
 
-    async def test() -> None:
-        async with two_nodes(Service()) as (stranger, serving):
-            reader, writer = await opened(stranger, serving, "rpc_fetch_average")
-            writer.write(sent)
-            await writer.drain()
-            await hung_up(reader)
+    async def use(opened: Stream) -> None:
+        reader, writer = await opened("rpc_fetch_average")
+        writer.write(sent)
+        await writer.drain()
+        await hung_up(reader)
 
-    asyncio.run(test())
+    served(libp2p, Service(), use)
 
 
-def test_who_takes_no_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_takes_no_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch, libp2p: Libp2p) -> None:
     monkeypatch.setattr(hivemind_patches, "PIECE_SECONDS", 0.3)
+    service = Service()
 
-    async def test() -> None:
-        service = Service()
-        async with two_nodes(service) as (stranger, serving):
-            _, writer = await opened(stranger, serving, "rpc_fetch_average")
-            await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=b"x"), writer)
-            await P2P.send_protobuf(P2P.END_OF_STREAM, writer)
-            await asyncio.wait_for(service.gone.wait(), LONG)  # nothing is read here meanwhile
+    async def use(opened: Stream) -> None:
+        _, writer = await opened("rpc_fetch_average")
+        await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=b"x"), writer)
+        await P2P.send_protobuf(P2P.END_OF_STREAM, writer)
+        await service.gone.wait()  # nothing is read here meanwhile
 
-    asyncio.run(test())
+    served(libp2p, service, use)
 
 
-def test_who_goes_on_sending_after_the_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_goes_on_sending_after_the_answer_is_hung_up_on(monkeypatch: pytest.MonkeyPatch, libp2p: Libp2p) -> None:
     """However full the buffers are, which nobody reads any more."""
     monkeypatch.setattr(stream_limits, "LINGER_SECONDS", 0.3)
+    service = Service()
 
-    async def test() -> None:
-        service = Service()
-        async with two_nodes(service) as (stranger, serving):
-            reader, writer = await opened(stranger, serving, "rpc_accuse")
-            with contextlib.suppress(TimeoutError):
-                while True:
-                    async with asyncio.timeout(1.0):
-                        await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=bytes(2**16)), writer)
-            service.flooded.set()
-            await hung_up(reader)
+    async def use(opened: Stream) -> None:
+        reader, writer = await opened("rpc_accuse")
+        with contextlib.suppress(TimeoutError):
+            while True:
+                async with asyncio.timeout(0.5):
+                    await P2P.send_protobuf(runtime_pb2.ExpertInfo(serialized_info=bytes(2**16)), writer)
+        service.flooded.set()
+        await hung_up(reader)
 
-    asyncio.run(asyncio.wait_for(test(), LONG))
+    served(libp2p, service, use)
 
 
-def test_one_peer_holds_some_streams_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_peer_holds_some_streams_and_no_more(monkeypatch: pytest.MonkeyPatch, libp2p: Libp2p) -> None:
     monkeypatch.setattr(stream_limits, "EACH", 3)
 
     async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -191,17 +182,16 @@ def test_one_peer_holds_some_streams_and_no_more(monkeypatch: pytest.MonkeyPatch
             return False
         return found is not None and found.serialized_info == b"ok"
 
-    async def test() -> None:
-        async with two_nodes(Service()) as (stranger, serving):
-            held = [await opened(stranger, serving, "rpc_state_chunks") for _ in range(3)]
-            assert [await answered(*one) for one in held] == [True] * 3
-            assert not await answered(*await opened(stranger, serving, "rpc_state_chunks"))
-            reader, writer = held.pop()
-            writer.close()
-            while not await answered(*await opened(stranger, serving, "rpc_state_chunks")):
-                await asyncio.sleep(0.05)  # until the other side has seen that one is closed
+    async def use(opened: Stream) -> None:
+        held = [await opened("rpc_state_chunks") for _ in range(3)]
+        assert [await answered(*one) for one in held] == [True] * 3
+        assert not await answered(*await opened("rpc_state_chunks"))
+        _, writer = held.pop()
+        writer.close()
+        while not await answered(*await opened("rpc_state_chunks")):
+            await asyncio.sleep(0.05)  # until the other side has seen that one is closed
 
-    asyncio.run(asyncio.wait_for(test(), LONG))
+    served(libp2p, Service(), use)
 
 
 class EveryoneBanned(Admission):
@@ -209,16 +199,16 @@ class EveryoneBanned(Admission):
         return True
 
 
-def test_a_banned_peer_gets_no_stream() -> None:
-    async def test() -> None:
-        service = Service()
-        async with two_nodes(service, EveryoneBanned) as (stranger, serving):
-            reader, writer = await opened(stranger, serving, "rpc_state_chunks")
-            writer.write(header(10) + bytes(10))
-            await hung_up(reader)
-            assert service.served == []
+def test_a_banned_peer_gets_no_stream(libp2p: Libp2p) -> None:
+    service = Service()
 
-    asyncio.run(test())
+    async def use(opened: Stream) -> None:
+        reader, writer = await opened("rpc_state_chunks")
+        writer.write(header(10) + bytes(10))
+        await hung_up(reader)
+        assert service.served == []
+
+    served(libp2p, service, use, EveryoneBanned)
 
 
 class Clock:
