@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections import Counter
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import pytest
 import torch
 from data.rows import code, numbered, row, run_on, write
 from hub_standin import HubStandin
+from testbed.spawned import Call, spawned
 
 from tt_cli.data import builtin
 from tt_cli.data.stream.example_stream import ExampleStream
@@ -173,71 +172,52 @@ def test_a_folder_that_is_not_there_is_one_line(tmp_path: Path, tokenizer: Token
     assert one_line(caught)
 
 
-CLIENT = """
-import sys
-from data.rows import run_on
-from tt_cli.data.stream.example_stream import ExampleStream
-from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.errors import TTError
-from tt_cli.run import load_run
+@pytest.fixture(scope="module")
+def client(_hub_process: HubStandin, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call]:
+    """A process with the Hub's real client, which talks to the stand-in."""
+    with spawned(_hub_process.environment(tmp_path_factory.mktemp("home"))) as call:
+        yield call
 
-for name in sys.argv[1:]:
+
+def three_captions(name: str) -> list[str] | str:
+    """In the client's process."""
     try:
-        examples = ExampleStream(run_on(name), load_tokenizer(load_run("emoji")), seed=0)
-        print(sorted(next(examples.batches(3)).captions), flush=True)
+        return sorted(captions(run_on(name), load_tokenizer(load_run("emoji")), 0, 3))
     except TTError as error:
-        print(error.exit_code, error, flush=True)
-"""
+        return f"{error.exit_code} {error}"
 
 
-FAULTS = """
-import sys
-from collections import Counter
-from pathlib import Path
-from data.rows import run_on
-from tt_cli.data.stream.example_stream import ExampleStream
-from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.run import load_run
-
-tokenizer = load_tokenizer(load_run("emoji"))
-folder = Path(sys.argv[1])
-folder.mkdir()
-for turn in range(2):
-    tell = lambda *words: print(*words, sep="; ")
-    stream = ExampleStream(run_on("acme/codes"), tokenizer, seed=turn, folder=folder, tell=tell)
-    batches = stream.batches(10)
-    found = [caption for _ in range(2) for caption in next(batches).captions]
-    next(batches)
-    print(len(found), len(set(found)), stream.state["position"]["taken"], flush=True)
-    stream.close()
-"""
+def two_sessions(folder: Path) -> tuple[list[tuple[int, int, object]], list[str]]:
+    """In the client's process: captions of two batches, unlike ones and rows taken, of each session; what was told."""
+    told: list[str] = []
+    found = []
+    for turn in range(2):
+        stream = ExampleStream(
+            run_on("acme/codes"),
+            load_tokenizer(load_run("emoji")),
+            seed=turn,
+            folder=folder,
+            tell=lambda *words: told.append("; ".join(map(str, words))),
+        )
+        batches = stream.batches(10)
+        seen = [caption for _ in range(2) for caption in next(batches).captions]
+        next(batches)
+        found.append((len(seen), len(set(seen)), stream.state["position"]["taken"]))
+        stream.close()
+    return found, told
 
 
-def client(hub: HubStandin, home: Path, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
-        env={**os.environ, **hub.environment(home)},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
-
-
-def test_from_the_hub(hub: HubStandin, tmp_path: Path) -> None:
-    """The real client against the stand-in, in a process of its own."""
+def test_from_the_hub(hub: HubStandin, client: Call, tmp_path: Path) -> None:
     write(tmp_path / "train.parquet", numbered(3))
-    hub.put("dataset", "acme/codes", {"data/train-00000.parquet": (tmp_path / "train.parquet").read_bytes()})
+    hub.put("dataset", "acme/three", {"data/train-00000.parquet": (tmp_path / "train.parquet").read_bytes()})
     hub.put("dataset", "acme/secret", {"data/train-00000.parquet": b""}, access="gated")
-    done = client(hub, tmp_path, CLIENT, "acme/codes", "acme/none", "acme/secret")
-    good, missing, gated = done.stdout.splitlines()
-    assert good == "['row 0', 'row 1', 'row 2']"
+    good, missing, gated = (client(three_captions, f"acme/{name}").result() for name in ("three", "none", "secret"))
+    assert good == ["row 0", "row 1", "row 2"]
     assert missing.startswith("2 cannot read the data set acme/none: the Hub has no such data set")
     assert gated.startswith("2 cannot read the data set acme/secret")
-    assert "Traceback" not in done.stderr
 
 
-def test_from_a_hub_that_fails_now_and_then(hub: HubStandin, tmp_path: Path) -> None:
+def test_from_a_hub_that_fails_now_and_then(hub: HubStandin, client: Call, tmp_path: Path) -> None:
     """It says so, reads another shard meanwhile, and downloads each one once, also over a restart."""
     shards = {}
     for shard in range(4):
@@ -246,15 +226,13 @@ def test_from_a_hub_that_fails_now_and_then(hub: HubStandin, tmp_path: Path) -> 
     hub.put("dataset", "acme/codes", shards)
     hub.fault("train-1", 503)
     hub.fault("train-2", -1)
-    done = client(hub, tmp_path, FAULTS, str(tmp_path / "run"))
-    lines = done.stdout.splitlines()
-    results = [line for line in lines if line[0].isdigit()]
-    assert [line.split()[:2] for line in results] == [["20", "20"]] * 2, done.stderr
+    (tmp_path / "run").mkdir()
+    found, told = client(two_sessions, tmp_path / "run").result()
+    assert [seen[:2] for seen in found] == [(20, 20)] * 2
     fetched = [entry for entry in hub.log() if "/resolve/" in entry]
     assert len(fetched) <= 6
     assert len({entry for entry in fetched}) <= 4
-    assert all("cannot fetch the shard data/train-" in line and "takes another one" in line for line in lines[:-2])
-    assert "Traceback" not in done.stderr
+    assert all("cannot fetch the shard data/train-" in line and "takes another one" in line for line in told)
 
 
 def test_a_stream_goes_on_where_the_last_session_was(tmp_path: Path, tokenizer: Tokenizer) -> None:

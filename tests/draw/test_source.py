@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import pickle
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,22 +18,11 @@ from hub_standin import HubStandin
 from model.published_fixture import export_published
 from PIL import Image
 from safetensors.torch import save_file
+from testbed.spawned import spawned
 
 from tt_cli.cli.main import main
 
 pytestmark = pytest.mark.slow
-
-CALLS = """
-import contextlib, io, json, sys
-from tt_cli.cli.main import main
-answers = []
-for arguments in json.loads(sys.argv[1]):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = main(["infer", *arguments])
-    answers.append([code, out.getvalue(), err.getvalue()])
-print(json.dumps(answers))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -103,18 +92,21 @@ def test_published_weights_that_cannot_be_used_are_one_line(
     assert not (here / "harmed").exists()
 
 
+def inferred(calls: list[list[str]]) -> list[tuple[int, str, str]]:
+    """Exit codes, standard output and error of several `tt infer "red apple" …`, in a process of their own."""
+    answers = []
+    for arguments in calls:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(["infer", "red apple", "--candidates", "2", "--seed", "3", *arguments])
+        answers.append((code, out.getvalue(), err.getvalue()))
+    return answers
+
+
 def call(calls: list[list[str]], environment: dict[str, str]) -> list[tuple[int, str, str]]:
-    """Several `tt infer "red apple" …` in one process."""
-    arguments = [["red apple", "--candidates", "2", "--seed", "3", *more] for more in calls]
-    answer = subprocess.run(
-        [sys.executable, "-c", CALLS, json.dumps(arguments)],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return [(code, out, err) for code, out, err in json.loads(answer.stdout.splitlines()[-1])]
+    with spawned(environment) as begin:
+        answers: list[tuple[int, str, str]] = begin(inferred, calls).result()
+        return answers
 
 
 def files_of(folder: Path) -> dict[str, str | bytes]:
