@@ -1,4 +1,4 @@
-"""The page as a person meets it: a real browser, real keys and clicks, and a made run of 100,000 steps behind it."""
+"""The page as a person meets it: a real browser, real keys and clicks, its real server, and 100,000 made steps."""
 
 from __future__ import annotations
 
@@ -9,23 +9,19 @@ from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
 
 from tests.web.recorded import RUN, TABLES, write_history
-from tests.web.standin import HOSTILE, MadeRun, Standin
-from tt_cli.auxiliary.parts import WEB_PAGE
-from tt_cli.auxiliary.web_process import WebOptions
+from tests.web.standin import HOSTILE, MadeHistory, Served, draw_pictures
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import database_url
 from tt_cli.memory import shown
 from tt_cli.memory.question import CalculatorQuestion
 from tt_cli.memory.report import report
-from tt_cli.run import folders
-from tt_cli.supervisor.events import Event, Log
+from tt_cli.web import live_updates, step_columns
 from tt_cli.web.queries import Answers
 from tt_cli.web.site_export import export
 
@@ -43,8 +39,8 @@ FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-WIDTHS = {360: 740, 1440: 900}  # and the heights that go with them
-VIEWS = [(scheme, width) for scheme in ("light", "dark") for width in WIDTHS]
+SMALL: Any = {"width": 360, "height": 740}
+LARGE: Any = {"width": 1440, "height": 900}
 
 expect.set_options(timeout=15_000)
 
@@ -64,26 +60,24 @@ def axe() -> str:
 
 
 @pytest.fixture(scope="module")
-def long_run() -> MadeRun:
-    return MadeRun(100_000, hostile=True)
-
-
-@pytest.fixture
-def served(long_run: MadeRun) -> Iterator[Standin]:
-    standin = Standin(long_run)
-    yield standin
-    if standin.listens:
-        standin.gone()
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    pictures = tmp_path_factory.mktemp("pictures")
+    draw_pictures(pictures)
+    with pytest.MonkeyPatch.context() as patch:  # what is new is told at once
+        patch.setattr(live_updates, "LOOK_SECONDS", 0.05)
+        patch.setattr(step_columns, "LOOK_SECONDS", 0.0)
+        one = Served(MadeHistory(100_000, 30), pictures)
+        yield one
+        one.gone()
 
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
-    yield context
-    context.close()
+    with browser.new_context(viewport=LARGE, reduced_motion="reduce") as context:
+        yield context
 
 
-def opened(context: BrowserContext, standin: Standin, *, clock: bool = False) -> Page:
+def opened(context: BrowserContext, served: Served, *, clock: bool = False) -> Page:
     """The page with its first answers in. Whatever goes wrong in it is in `page.complaints`."""
     page = context.new_page()
     complaints: list[str] = []
@@ -92,10 +86,10 @@ def opened(context: BrowserContext, standin: Standin, *, clock: bool = False) ->
         "console", lambda message: complaints.append(message.text) if message.type in ("error", "warning") else None
     )
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("request", lambda request: None if request.url.startswith(standin.url) else complaints.append(request.url))
+    page.on("request", lambda request: None if request.url.startswith(served.url) else complaints.append(request.url))
     if clock:
         page.clock.install()
-    page.goto(standin.url)
+    page.goto(served.url)
     expect(page.locator("#f-trainers")).to_have_text(re.compile(r"\d"))
     expect(page.locator("#facts dt").first).to_be_visible()
     return page
@@ -123,68 +117,69 @@ def fits(page: Page) -> bool:
     return bool(page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth"))
 
 
-@pytest.mark.parametrize(("scheme", "width"), VIEWS)
-def test_every_view_is_accessible_and_fits(
-    browser: Browser, served: Standin, axe: str, scheme: Any, width: int
-) -> None:
-    context = browser.new_context(
-        viewport={"width": width, "height": WIDTHS[width]}, color_scheme=scheme, reduced_motion="reduce"
-    )
+def test_every_view_is_accessible_and_fits(context: BrowserContext, served: Served, axe: str) -> None:
     page = opened(context, served)
     expect(page.locator("#plot-loss canvas")).to_be_visible()
     for summary in page.locator("summary").all():
         summary.click()
-    assert violations(page, axe) == []
-    assert fits(page)
-    choose(page.get_by_role("radio", name="Table"))
-    choose(page.get_by_label("Since the start"))
     page.get_by_role("button", name="Show all").click()
+    for scheme, size, view in (("light", LARGE, "Map"), ("dark", SMALL, "Map"), ("dark", LARGE, "Table")):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size(size)
+        choose(page.get_by_role("radio", name=view))
+        assert violations(page, axe) == []
+        assert fits(page)
+    page.emulate_media(color_scheme="light")
+    page.set_viewport_size(SMALL)
+    choose(page.get_by_label("Since the start"))
     assert violations(page, axe, "#swarm") == []
     assert fits(page)
     assert page.evaluate("getComputedStyle(document.querySelector('.ruler .now')).animationName") == "none"
     assert complaints(page) == []
-    context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_an_empty_run_says_so(browser: Browser, axe: str, scheme: Any) -> None:
-    standin = Standin(MadeRun(0, peers=0))
-    context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)
-    page = opened(context, standin)
+def test_an_empty_run_says_so(context: BrowserContext, axe: str, tmp_path: Path) -> None:
+    empty = Served(MadeHistory(), tmp_path)
+    page = opened(context, empty)
     for words in ("Nobody is training", "No step is recorded", "No pictures yet", "None has been published"):
         expect(page.get_by_text(words).first).to_be_visible()
     expect(page.locator("#leaders-empty")).to_be_visible()
-    assert violations(page, axe) == []
+    page.set_viewport_size(SMALL)
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        assert violations(page, axe) == []
     assert fits(page)
     assert complaints(page) == []
-    context.close()
-    standin.gone()
+    page.close()
+    empty.gone()
 
 
-def test_a_step_is_seen_as_it_is_made(context: BrowserContext, served: Standin) -> None:
+def test_a_step_is_seen_as_it_is_made(context: BrowserContext, served: Served) -> None:
     page = opened(context, served)
     expect(page.locator("#foot-state")).to_have_text("Live.")
-    step = served.make_step()
+    step = served.history.make_step()
     expect(page.locator("#f-step")).to_have_text(f"{step:,}")
     expect(page.locator("#readout")).to_contain_text(f"Step {step:,}")
     assert complaints(page) == []
 
 
-def test_without_events_it_asks_again_and_again(context: BrowserContext, long_run: MadeRun) -> None:
-    standin = Standin(long_run, events=False)
-    page = opened(context, standin, clock=True)
+def test_without_events_it_asks_again_and_again(context: BrowserContext, served: Served) -> None:
+    context.route("**/api/events", lambda route: route.abort())
+    page = opened(context, served, clock=True)
     expect(page.locator("#readout")).to_contain_text("Step")
-    step = standin.make_step()
-    page.clock.run_for(6_000)
+    step = served.history.make_step()
+    for _ in range(10):
+        page.clock.run_for(6_000)
+        if page.locator("#f-step").inner_text() == f"{step:,}":  # the server may answer as a second ago
+            break
     expect(page.locator("#f-step")).to_have_text(f"{step:,}")
     expect(page.locator("#readout")).to_contain_text(f"Step {step:,}")
     expect(page.locator("#foot-state")).to_have_text("Asked every few seconds.")
     expect(page.locator("#notice")).to_be_hidden()
-    standin.gone()
 
 
 def test_a_server_that_is_gone_is_told_and_its_return_is_seen(
-    context: BrowserContext, served: Standin, axe: str
+    context: BrowserContext, served: Served, axe: str
 ) -> None:
     page = opened(context, served, clock=True)
     notice = page.locator("#notice")
@@ -195,7 +190,7 @@ def test_a_server_that_is_gone_is_told_and_its_return_is_seen(
     page.clock.fast_forward(120_000)
     expect(notice).to_contain_text("last seen 2 min ago")
     assert violations(page, axe, "body") == []
-    step = served.run.make_step()["step"]  # made while nobody listened
+    step = served.history.make_step()  # made while nobody listened
     served.back()
     page.clock.run_for(6_000)
     expect(notice).to_be_hidden()
@@ -205,7 +200,7 @@ def test_a_server_that_is_gone_is_told_and_its_return_is_seen(
 
 @pytest.mark.parametrize(("dragged", "across"), [("#plot-loss", "Steps"), ("#plot-active", "Time")])
 def test_a_closer_look_asks_for_the_steps_in_between(
-    context: BrowserContext, served: Standin, dragged: str, across: str
+    context: BrowserContext, served: Served, dragged: str, across: str
 ) -> None:
     page = opened(context, served)
     choose(page.get_by_label(across, exact=True))
@@ -231,7 +226,7 @@ def test_a_closer_look_asks_for_the_steps_in_between(
     assert complaints(page) == []
 
 
-def test_log_scale_smoothing_and_time(context: BrowserContext, served: Standin) -> None:
+def test_log_scale_smoothing_and_time(context: BrowserContext, served: Served) -> None:
     page = opened(context, served)
     canvas = page.locator("#plot-loss canvas")
 
@@ -254,7 +249,7 @@ def test_log_scale_smoothing_and_time(context: BrowserContext, served: Standin) 
     assert complaints(page) == []
 
 
-def test_the_keyboard_goes_everywhere(context: BrowserContext, served: Standin) -> None:
+def test_the_keyboard_goes_everywhere(context: BrowserContext, served: Served) -> None:
     page = opened(context, served)
     expect(page.locator("#plot-loss canvas")).to_be_visible()
     page.keyboard.press("Tab")
@@ -288,7 +283,7 @@ def test_the_keyboard_goes_everywhere(context: BrowserContext, served: Standin) 
     expect(page.get_by_role("table", name="Peers")).to_be_visible()
 
 
-def test_the_leaderboard_of_a_day_and_ever(context: BrowserContext, served: Standin) -> None:
+def test_the_leaderboard_of_a_day_and_ever(context: BrowserContext, served: Served) -> None:
     page = opened(context, served)
     rows = page.locator("#leaders tbody tr")
     expect(rows).to_have_count(15)
@@ -300,16 +295,19 @@ def test_the_leaderboard_of_a_day_and_ever(context: BrowserContext, served: Stan
     expect(rows).to_have_count(28)
 
 
-def test_commands_are_copied_as_they_stand(context: BrowserContext, served: Standin) -> None:
+def test_the_ways_to_join_are_at_hand(context: BrowserContext, served: Served) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     page = opened(context, served)
     box = page.locator("#join-commands .command")
     box.get_by_role("button").click()
     expect(box.get_by_role("button")).to_contain_text("Copied")
-    assert page.evaluate("navigator.clipboard.readText()") == served.run.run()["join"]["commands"][0]
+    assert page.evaluate("navigator.clipboard.readText()") == served.answers.run()["join"]["commands"][0]
+    link = page.get_by_role("link", name="join.ipynb")
+    expect(link).to_be_visible()
+    assert link.evaluate("a => [a.href, a.hasAttribute('download')]") == [f"{served.url}notebooks/join.ipynb", True]
 
 
-def test_names_of_peers_are_text(context: BrowserContext, served: Standin) -> None:
+def test_names_of_peers_are_text(context: BrowserContext, served: Served) -> None:
     page = opened(context, served)
     choose(page.get_by_role("radio", name="Table"))
     for table in ("#leaders", "#swarm-table"):
@@ -323,7 +321,7 @@ def test_names_of_peers_are_text(context: BrowserContext, served: Standin) -> No
     assert fits(page)
 
 
-def test_the_colours_are_kept(context: BrowserContext, served: Standin) -> None:
+def test_the_colours_are_kept(context: BrowserContext, served: Served) -> None:
     page = opened(context, served)
     paper = "getComputedStyle(document.body).backgroundColor"
     light = page.evaluate(paper)
@@ -338,48 +336,16 @@ def test_the_colours_are_kept(context: BrowserContext, served: Standin) -> None:
     assert context.cookies() == []
 
 
-def test_notebooks_are_files_of_this_page(context: BrowserContext, served: Standin) -> None:
-    page = opened(context, served)
-    link = page.get_by_role("link", name="join.ipynb")
-    expect(link).to_be_visible()
-    assert link.evaluate("a => [a.href, a.hasAttribute('download')]") == [f"{served.url}notebooks/join.ipynb", True]
-
-
-def test_without_scripts_it_tells_how_to_join(browser: Browser, served: Standin) -> None:
+def test_without_scripts_it_tells_how_to_join(browser: Browser, served: Served) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(served.url)
-    run = served.run.run()
+    run = served.answers.run()
     assert page.title().startswith(run["title"])
     expect(page.get_by_role("heading", level=1)).to_have_text(run["title"])
     expect(page.locator("#join-commands code")).to_have_text(run["join"]["commands"][0])
     expect(page.get_by_text(run["story"][0])).to_be_visible()
     context.close()
-
-
-def test_the_real_server_tells_of_a_step(context: BrowserContext, tmp_path: Path) -> None:
-    """The process that `tt aux-peer` starts, over a history as it records it."""
-    folder = folders.run_folder(RUN)
-    write_history(folder, steps=30)
-    heard: SimpleQueue[str] = SimpleQueue()
-
-    def show(event: Event) -> None:
-        if isinstance(event, Log):
-            for address in re.findall(r"http://\S+", event.message):
-                heard.put(address)
-
-    with WEB_PAGE.watched(vars(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0)), tmp_path / "web.log", show):
-        page = context.new_page()
-        page.goto(heard.get(timeout=240))
-        expect(page.get_by_role("heading", level=1)).to_have_text("Draws emoji from their names")
-        expect(page.locator("#f-step")).to_have_text("30")
-        expect(page.locator("#readout")).to_contain_text("Step 30")
-        expect(page.locator("#leaders .who").first).to_have_text("<b>ada</b>")
-        expect(page.locator("#facts")).to_contain_text("600")
-        expect(page.locator("#foot-state")).to_have_text("Live.")
-        write_history(folder, steps=31)
-        expect(page.locator("#f-step")).to_have_text("31")
-        expect(page.locator("#readout")).to_contain_text("Step 31")
 
 
 QUESTIONS = [
@@ -395,7 +361,7 @@ QUESTIONS = [
 ]
 
 
-def test_the_calculator_answers_as_the_command_does(context: BrowserContext, served: Standin, axe: str) -> None:
+def test_the_calculator_answers_as_the_command_does(context: BrowserContext, served: Served, axe: str) -> None:
     page = opened(context, served)
     expect(page.locator("#calc-command code")).to_have_text("tt calc emoji --gpu 8GB")
     asked: dict[str, Any] = {"model": "gpt2-large", "gpu": "8GB"}
@@ -435,7 +401,7 @@ def test_the_calculator_answers_as_the_command_does(context: BrowserContext, ser
 
 
 def test_an_export_works_under_any_path(context: BrowserContext, tmp_path: Path) -> None:
-    write_history(tmp_path / "run", steps=300)
+    write_history(tmp_path / "run", steps=40)
     reader = HistoryReader(database_url(tmp_path / "run"))
     answers = Answers(reader, RUN, "emoji", calculator=TABLES)
     export(answers, tmp_path / "run" / "pictures", tmp_path / "www" / "some" / "where")
@@ -452,8 +418,8 @@ def test_an_export_works_under_any_path(context: BrowserContext, tmp_path: Path)
         failed: list[str] = []
         page.on("console", lambda message: failed.append(message.text) if message.type == "error" else None)
         page.goto(f"http://127.0.0.1:{server.server_address[1]}/some/where/")
-        expect(page.locator("#f-step")).to_have_text("300")
-        expect(page.locator("#readout")).to_contain_text("Step 300")
+        expect(page.locator("#f-step")).to_have_text("40")
+        expect(page.locator("#readout")).to_contain_text("Step 40")
         expect(page.locator("#foot-state")).to_contain_text("A copy of")
         expect(page.locator("#notice")).to_be_hidden()
         expect(page.locator("#pictures figcaption")).to_have_text(["red apple"])
