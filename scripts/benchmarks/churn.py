@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from testbed.disturbance import compare_states, need, small_run, states_of
+from testbed.disturbance import compare_states, digests_of, need, small_run, states_of
 
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.supervisor.events import Phase, Round, Saved, Step, Synchronised
@@ -39,7 +39,6 @@ WAVES, QUICK_WAVES = 3, 1
 QUICK = f"{QUICK_WAVES} wave instead of {WAVES}"
 UPLOAD = 2e6  # bits a second: a round of the small model takes one to two seconds
 MICRO_BATCH, PACE, TARGET = 4, 0.5, 160  # 64 samples a second in all: a step in three seconds or so
-WAIT = 300.0
 
 
 class Churn:
@@ -56,12 +55,7 @@ class Churn:
     def start(self, number: int) -> LocalPeer:
         """One peer, paced: as if each had a device of its own."""
         member = self.swarm.start_trainer(
-            f"peer{number}",
-            module="testbed.peer",
-            batch_size=MICRO_BATCH,
-            seed=number,
-            max_upload=UPLOAD,
-            pace=PACE,
+            f"peer{number}", module="testbed.peer", batch_size=MICRO_BATCH, seed=number, max_upload=UPLOAD, pace=PACE
         )
         self.lives.append(member)
         return member
@@ -73,26 +67,27 @@ class Churn:
 
     def all_at(self, step: int, members: list[LocalPeer]) -> None:
         """Wait until each of them holds the state of this step, or a later one."""
-        reached = self.swarm.wait(lambda: all(step_of(member) >= step for member in members), WAIT)
-        need(reached, f"step {step} on all", members)
+        need(self.swarm, lambda: all(step_of(member) >= step for member in members), f"step {step} on all", members)
 
     def wave(self) -> None:
         """Kill a quarter within a round, see how the others come through, start the dead again."""
         victims = self.choice.sample(self.living, VICTIMS)
         before = {victim.name: len(victim.events) for victim in victims}
-        began = self.swarm.wait(lambda: all(averages(v, before[v.name]) for v in victims), WAIT)
-        need(began, "a round of the victims", victims)
+
+        def averaging() -> bool:
+            return all(averages(victim, before[victim.name]) for victim in victims)
+
+        need(self.swarm, averaging, "a round of the victims", victims)
         time.sleep(self.choice.uniform(0.0, 0.6))
         for victim in victims:
             os.kill(victim.worker.pid, signal.SIGKILL)
             self.dead.add(victim.worker.pid)
         killed = time.time()
         survivors, step = self.living, max(step_of(victim) for victim in victims) + 1
-        self.died_in_round.append(all(averages(victim, before[victim.name]) for victim in victims))
+        self.died_in_round.append(averaging())
         self.all_at(step, survivors)
         self.seconds.append(max(time_of(member, step) for member in survivors) - killed)
-        reached = self.swarm.wait(lambda: any(step_of(member) >= step + 2 for member in survivors), WAIT)
-        need(reached, f"step {step + 2} on one", survivors)
+        need(self.swarm, lambda: max(map(step_of, survivors)) >= step + 2, f"step {step + 2} on one", survivors)
         self.behind.append(step + 2 - min(map(step_of, survivors)))
         self.all_at(step + 2, survivors)
         again = [self.start(int(victim.name.removeprefix("peer"))) for victim in victims]
@@ -100,12 +95,8 @@ class Churn:
 
     def facts(self, first: int) -> dict[str, Any]:
         """What became of all steps after `first`. The living have left, and saved their states."""
-        digests: dict[int, set[str]] = {}
-        losses: list[float] = []
-        for member in self.lives:
-            for event in states_of(member):
-                digests.setdefault(event.epoch, set()).add(event.digest)
-            losses += [event.loss for event in member.of(Step) if event.loss is not None]
+        digests = digests_of(self.lives)
+        losses = [event.loss for member in self.lives for event in member.of(Step) if event.loss is not None]
         last = max(digests)
         missing = {step for step in range(first + 1, last + 1) if step not in digests}
         unlike = {step for step, found in digests.items() if len(found) > 1}
@@ -151,10 +142,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Run it; see the head of this file. Ends the script when the swarm does not go on at all."""
     waves = args.waves or (QUICK_WAVES if args.quick else WAVES)
     run = small_run(1000, TARGET)
-    with (
-        tempfile.TemporaryDirectory(prefix="churn-") as scratch,
-        LocalSwarm(run.to_toml(), Path(scratch)) as swarm,
-    ):
+    with tempfile.TemporaryDirectory(prefix="churn-") as scratch, LocalSwarm(run.to_toml(), Path(scratch)) as swarm:
         swarm.start_aux()
         churn = Churn(swarm, args.seed)
         for number in range(PEERS):

@@ -41,6 +41,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from testbed.disturbance import need
 
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
@@ -56,11 +57,7 @@ from tt_cli.swarm.allreduce.centered_clip import Aggregation, spread
 from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.compression.codec import codec_of
-from tt_cli.swarm.compression.gradient_buffer import (
-    DecodedGradients,
-    GradientBuffer,
-    Partition,
-)
+from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 
 ARMS = {"fp32": (False, False), "swarm": (True, True), "codec": (True, False), "lamb": (False, True)}
 SHARES = (28, 20, 12, 4)  # of 64
@@ -68,7 +65,6 @@ SMOOTHED = 5  # steps
 ALL_FP32 = 2**62
 BUDGET = 2**30  # bytes of activations that are kept: all
 NAMES = ("anna", "ben", "cleo", "dora")
-WAIT = 300.0
 
 
 @dataclass(frozen=True)
@@ -110,12 +106,7 @@ class Training:
     """
 
     def __init__(
-        self,
-        run: RunConfig,
-        eight_bit_averages: bool,
-        eight_bit_moments: bool,
-        sizes: list[int],
-        order: list[int],
+        self, run: RunConfig, eight_bit_averages: bool, eight_bit_moments: bool, sizes: list[int], order: list[int]
     ):
         if not eight_bit_moments:
             optimizer = run.optimizer.model_copy(update={"min_8bit_size": ALL_FP32})
@@ -295,14 +286,14 @@ def measure_swarm(size: Size, peers: int) -> dict[str, Any]:
             for member, name in enumerate(NAMES[:peers]):
                 options = {"batch_size": sizes[member], "seed": stream_seed(run, member)}
                 joined = swarm.start_trainer(name, module="testbed.peer", lockstep=True, **options)
-                need(swarm.wait(lambda joined=joined: bool(joined.of(Listening)), WAIT), f"the start of {name}")
+                need(swarm, lambda joined=joined: bool(joined.of(Listening)), f"the start of {name}", [joined])
                 swarm.addresses = swarm.addresses or joined.of(Listening)[0].addresses
             members = [swarm.members[name] for name in NAMES[:peers]]
 
             def done() -> bool:
                 return all(len(member.of(Step)) >= size.swarm_steps for member in members)
 
-            need(swarm.wait(done, WAIT + 10.0 * size.swarm_steps), f"step {size.swarm_steps} on all peers")
+            need(swarm, done, f"step {size.swarm_steps} on all peers", members)
         return compared(run, sizes, members, size.swarm_steps)
 
 
@@ -331,12 +322,6 @@ def compared(run: RunConfig, sizes: list[int], members: list[LocalPeer], steps: 
         "swarm_loss_difference_max": apart,
         "swarm_samples": sorted({event.samples for event in rounds}),
     }
-
-
-def need(met: bool, what: str) -> None:
-    """End with one line when the swarm did not do what is to be measured."""
-    if not met:
-        sys.exit(f"convergence: not reached in time: {what}")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

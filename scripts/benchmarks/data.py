@@ -37,17 +37,13 @@ import numpy as np
 import torch
 from testbed.namespaces import Network, NoNetwork
 
-from scripts.benchmarks.harness import progress
+from scripts.benchmarks.harness import printed_by, progress
 from scripts.benchmarks.process_figures import cpu_seconds, status_bytes
 from tt_cli.data import builtin
 from tt_cli.data.codes import to_column
 from tt_cli.data.shard_format import write_shard
 from tt_cli.data.stream.example_stream import ExampleStream
-from tt_cli.data.tokenizer import (
-    TOKENIZER_FILE,
-    Tokenizer,
-    load_tokenizer,
-)
+from tt_cli.data.tokenizer import TOKENIZER_FILE, Tokenizer, load_tokenizer
 from tt_cli.run import RunConfig, load_run
 from tt_cli.task.picture_codec import decode_pictures, load_vqgan
 
@@ -55,6 +51,7 @@ QUICK = "fewer rows, one turn"
 CODES, CODEBOOK, BATCH = 1024, 8192, 64
 BOUND = CODES * 13 // 8
 SHARD_ROWS = 5500
+ROWS_PER_SECOND = 640.0  # with --minutes
 PROBE = """
 import sys, time, urllib.request
 for _ in range(100):
@@ -183,15 +180,6 @@ def jpeg_bytes(pictures: int) -> float:
     return statistics.mean(sizes)
 
 
-def measured(command: list[str]) -> dict[str, Any]:
-    """What a program prints as its last line of JSON."""
-    done = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
 def of_t5s_kind(path: Path) -> Path:
     """Write a tokenizer like T5's, a unigram model over words (Kudo 2018), trained on the captions."""
     from tokenizers import Tokenizer as Backend
@@ -209,12 +197,11 @@ def of_t5s_kind(path: Path) -> Path:
 
 def pipelines(folder: Path, tokenizer: Path, turns: int, rows: int, paper_rows: int) -> dict[str, float]:
     """Both pipelines in turns; the best of each counts, for others may be using the machine."""
-    paper_program = "scripts.benchmarks.baselines.dalle_hivemind_data"
-    paper = [paper_program, str(folder), "--tokenizer", str(tokenizer)]
+    paper = ("scripts.benchmarks.baselines.dalle_hivemind_data", folder, "--tokenizer", tokenizer)
     ours, papers = [], []
     for _ in range(turns):
-        ours.append(measured([__spec__.name, "consume", str(folder), str(rows), str(tokenizer)]))
-        papers.append(measured([*paper, "--rows", str(paper_rows), "--batch", str(BATCH)]))
+        ours.append(printed_by(__spec__.name, "consume", folder, rows, tokenizer))
+        papers.append(printed_by(*paper, "--rows", paper_rows, "--batch", BATCH))
     mine = max(one["rows"] / one["cpu_seconds"] for one in ours)
     theirs = max(one["rows"] / one["cpu_seconds"] for one in papers)
     return {
@@ -225,7 +212,7 @@ def pipelines(folder: Path, tokenizer: Path, turns: int, rows: int, paper_rows: 
     }
 
 
-def watch_memory(place: str, minutes: float, rows_per_second: float) -> dict[str, Any]:
+def watch_memory(place: str, minutes: float) -> dict[str, Any]:
     """Stream at a steady pace; MB of both processes, and by how much they grew. Prints them on the way."""
     run = run_on(place)
     with tempfile.TemporaryDirectory() as folder:
@@ -236,7 +223,7 @@ def watch_memory(place: str, minutes: float, rows_per_second: float) -> dict[str
         rows = 0
         while (now := time.monotonic()) < began + minutes * 60:
             rows += len(next(batches).captions)
-            time.sleep(max(0.0, began + rows / rows_per_second - time.monotonic()))
+            time.sleep(max(0.0, began + rows / ROWS_PER_SECOND - time.monotonic()))
             if now < told + min(30.0, minutes * 6):
                 continue
             told = now
@@ -258,7 +245,6 @@ def watch_memory(place: str, minutes: float, rows_per_second: float) -> dict[str
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
     parser.add_argument("--minutes", type=float, help="watch the memory for so long instead")
-    parser.add_argument("--pace", type=float, default=640.0, help="rows a second, with --minutes")
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -269,7 +255,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         shards = 2 if args.quick else 8
         write_shards(folder / "code", "code", shards)
         if args.minutes:
-            return watch_memory(str(folder / "code"), args.minutes, args.pace)
+            return watch_memory(str(folder / "code"), args.minutes)
         rows, size = write_shards(folder / "code13", "code13", shards)
         much = (1, 16_000, 4_000) if args.quick else (3, 80_000, 20_000)
         figures: dict[str, Any] = pipelines(folder / "code", of_t5s_kind(folder / "tokenizer.json"), *much)

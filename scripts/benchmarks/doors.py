@@ -33,7 +33,8 @@ from hivemind.proto.auth_pb2 import AccessToken
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.auth import AuthRole, AuthRPCWrapper, TokenAuthorizerBase
 from hivemind.utils.crypto import RSAPrivateKey
-from testbed.attacked import NAMES, Size, attacked_run, in_training, need
+from testbed.attacked import NAMES, Size, attacked_run, in_training
+from testbed.disturbance import need
 from testbed.passes import Issuer, key_file
 
 from tt_cli.identity.rate_limit import RateLimit

@@ -62,12 +62,7 @@ class Peer:
         self.addresses = addresses_of(self.dht)
         read_tree = partial(StateTree.parse, identity=self.run.identity, shapes=self.shapes)
         self.averager = Averager(
-            self.run,
-            self.dht,
-            self.identity.key,
-            {},
-            source=lambda: self.held,
-            read_tree=read_tree,
+            self.run, self.dht, self.identity.key, {}, source=lambda: self.held, read_tree=read_tree
         )
         self.board = PeerDirectory(self.run, self.dht, self.identity)
         self.board.start()

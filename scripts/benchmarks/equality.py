@@ -31,7 +31,6 @@ Needs root and iproute2 for the bytes, and 6 GiB of memory (the whole model, --p
 from __future__ import annotations
 
 import argparse
-import contextlib
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -43,9 +42,8 @@ from testbed.launched import Launched
 from testbed.namespaces import Network, NoNetwork, need_namespaces
 
 from scripts.benchmarks.harness import progress
+from scripts.benchmarks.simulated_peers import MODULES, START_SECONDS, started
 
-MODULES = {"ours": "testbed.simulated_peer", "baseline": "scripts.benchmarks.baselines.hivemind_optimizer"}
-WAIT = 900.0
 QUICK = "fewer peers and steps, a small part of the model"
 
 
@@ -57,37 +55,19 @@ def has_ended(peer: Launched, step: int) -> bool:
 
 def measure_bytes(kind: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Bytes that one peer sends and receives in a global step, by the kernel's count."""
-    given = [
+    given: list[object] = [
         *("--part", args.part, "--micro-batch", 16, "--micro-batch-seconds", args.seconds),
         *("--target-batch-size", args.target, "--matchmaking-time", args.matchmaking),
     ]
-    peers: list[Launched] = []
-    with Network(args.peers) as network, contextlib.ExitStack() as closing:
-        for number, host in enumerate(network.hosts):
-            name = f"{kind}-{number}"
-            # gradients awaited as in the paper's code: averaged in the background, many of its rounds stay incomplete
-            own = ["--home", folder / name] if kind == "ours" else ["--wait-for-gradients"]
-            initial = ["--initial-peer", address_of(peers[0], network.hosts[0].address)] if peers else []
-            with host.entered():
-                peer = Launched(
-                    name,
-                    MODULES[kind],
-                    [*given, *own, *initial, "--host", host.address, "--seed", number, "--wait-for-go"],
-                    folder / f"{name}.log",
-                )
-            peers.append(closing.enter_context(peer))
-            if number == 0:
-                peer.wait_for(partial(peer.of, "listening"), WAIT, "its address")
+    # gradients awaited as in the paper's code: averaged in the background, many of its rounds stay incomplete
+    given += [] if kind == "ours" else ["--wait-for-gradients"]
+    with Network(args.peers) as network, started(kind, network.hosts, folder, [given] * args.peers) as peers:
         for peer in peers:
-            peer.wait_for(partial(peer.of, "ready"), WAIT, "its start")
-        for peer in peers:
-            peer.go()
-        for peer in peers:
-            peer.wait_for(partial(peer.of, "started"), WAIT, "the others' state")
+            peer.wait_for(partial(peer.of, "started"), START_SECONDS, "the others' state")
         marks = []
         for step in (1, 1 + args.steps_counted):
             for peer in peers:
-                peer.wait_for(partial(has_ended, peer, step), WAIT, f"step {step}")
+                peer.wait_for(partial(has_ended, peer, step), START_SECONDS, f"step {step}")
             marks.append(network.traffic())
         moved = [after.since(before) for before, after in zip(*marks, strict=True)]
         lines = [line for peer in peers for line in peer.lines]
@@ -118,12 +98,6 @@ def measure_both_bytes(args: argparse.Namespace, folder: Path) -> dict[str, Any]
     return found | {"bytes_per_step_ratio": round(ours / theirs, 3)}
 
 
-def address_of(peer: Launched, host: str) -> str:
-    """Where the others reach it."""
-    addresses: list[str] = peer.of("listening")[0]["addresses"]
-    return next(address for address in addresses if f"/ip4/{host}/" in address)
-
-
 def measure_disturbance(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Ours disturbed and undisturbed."""
     parts = disturbed_parts(args.steps, args.quick)
@@ -149,10 +123,7 @@ def measure_baseline(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     (folder / "baseline").mkdir()
     parts = disturbed_parts(args.baseline_steps, args.quick)
     theirs = run_baseline(parts, args.baseline_steps, args, folder / "baseline")
-    return {
-        "baseline_disturbed": theirs,
-        "baseline_max_parameter_difference": theirs["max_parameter_difference"],
-    }
+    return {"baseline_disturbed": theirs, "baseline_max_parameter_difference": theirs["max_parameter_difference"]}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,6 +18,7 @@ import importlib
 import json
 import os
 import platform
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -30,7 +31,7 @@ from scripts.benchmarks import stored
 Figure = TypeVar("Figure")
 FOLDER = Path(__file__).parent
 ROOT = stored.ROOT
-NO_BENCHMARKS = ("__init__", "__main__", "harness", "process_figures", "stored")
+NO_BENCHMARKS = ("__init__", "__main__", "harness", "process_figures", "simulated_peers", "stored")
 VECTORS = {"avx512_bf16": "AVX-512 with bfloat16", "avx512f": "AVX-512", "avx2": "AVX2"}
 NO_RECORD = 3  # exit code
 ONE_THREAD = ("clipping", "codec", "convergence", "data")  # of libraries that read it when they are loaded
@@ -105,6 +106,15 @@ def in_turns(sides: Mapping[str, Callable[[], Figure]], turns: int) -> dict[str,
             if turn:
                 figures[name].append(figure)
     return figures
+
+
+def printed_by(module: str, *arguments: object, given: str = "") -> dict[str, Any]:
+    """The JSON that a program prints last. Ends the benchmark where it fails; what it says of that is to be seen."""
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    done = subprocess.run(command, input=given, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command[2:])} ended with exit code {done.returncode}")
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def cpu_time(work: Callable[[], object]) -> float:

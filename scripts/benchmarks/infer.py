@@ -22,7 +22,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from scripts.benchmarks.baselines import dalle_pytorch, vqgan
-from scripts.benchmarks.process_figures import forget_peak, status_bytes
+from scripts.benchmarks.process_figures import PeakMemory, seconds_on
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.projection import drawing_dtype
@@ -73,22 +72,8 @@ def seconds_per_step(steps: Any, position: int, count: int, device: torch.device
     if device.type == "cuda":
         for _ in range(3):
             steps.step()
-        return timed(lambda: [steps.step() for _ in range(count)], device) / count
-    return statistics.median(timed(steps.step, device) for _ in range(count))
-
-
-def timed(function: Callable[[], Any], device: torch.device) -> float:
-    """Seconds until everything is done."""
-    synchronise(device)
-    started = time.perf_counter()
-    function()
-    synchronise(device)
-    return time.perf_counter() - started
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        return seconds_on(device, lambda: [steps.step() for _ in range(count)]) / count
+    return statistics.median(seconds_on(device, steps.step) for _ in range(count))
 
 
 def free() -> None:
@@ -147,7 +132,7 @@ def candidates(model: Dalle, text: Tensor, dtype: torch.dtype) -> dict[str, Any]
     batches = -(-CANDIDATES // most)
     rows = -(-CANDIDATES // batches)
     free()
-    with Peak(device) as peak:
+    with PeakMemory(device) as memory:
         prefill, seconds = under_bound(model, text, rows, dtype)
     free()
     found = {
@@ -155,22 +140,22 @@ def candidates(model: Dalle, text: Tensor, dtype: torch.dtype) -> dict[str, Any]
         "candidates_memory_bound": BOUND,
         "candidates_batch_under_bound": rows,
         "candidates_predicted_bytes": drawing_bytes(model, 1, rows, dtype),
-        "candidates_peak_bytes": peak.nbytes,
+        "candidates_peak_bytes": memory.peak - memory.before,
         "candidates_bounded_seconds_extrapolated": round(
             batches * (prefill + PAPER.image_positions * seconds), 2 if device.type == "cuda" else 0
         ),
     }
     if device.type == "cuda":
         noise = torch.rand(CANDIDATES, PAPER.image_positions, device=device, dtype=torch.float64)
-        with Peak(device) as peak:
+        with PeakMemory(device) as memory:
             started = time.perf_counter()
             decoder = StepDecoder(model, 1, CANDIDATES, dtype)
             built = time.perf_counter() - started
-            whole = timed(lambda: draw_codes(decoder, text, noise, SAMPLING), device)
+            whole = seconds_on(device, lambda: draw_codes(decoder, text, noise, SAMPLING))
         found |= {
             "candidates_seconds": round(built + whole, 2),
             "candidates_build_seconds": round(built, 2),
-            "candidates_one_batch_peak_bytes": peak.nbytes,
+            "candidates_one_batch_peak_bytes": memory.peak - memory.before,
         }
         del decoder
         free()
@@ -180,30 +165,8 @@ def candidates(model: Dalle, text: Tensor, dtype: torch.dtype) -> dict[str, Any]
 def under_bound(model: Dalle, text: Tensor, rows: int, dtype: torch.dtype) -> tuple[float, float]:
     """Seconds of the text's pass and of a step for `rows` candidates."""
     steps = Ours(model, rows, dtype)
-    prefill = timed(lambda: steps.decoder.prefill(text), text.device)
+    prefill = seconds_on(text.device, lambda: steps.decoder.prefill(text))
     return prefill, statistics.mean(seconds_per_step(steps, position, 3, text.device) for position in positions(3))
-
-
-class Peak:
-    """The most memory taken between entering and leaving, beyond what was taken before; `nbytes` afterwards."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, self.nbytes = device, 0
-
-    def __enter__(self) -> Peak:
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
-            self.before = torch.cuda.memory_allocated(self.device)
-        else:
-            forget_peak()
-            self.before = status_bytes("VmRSS")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.device.type == "cuda":
-            self.nbytes = torch.cuda.max_memory_allocated(self.device) - self.before
-        else:
-            self.nbytes = status_bytes("VmHWM") - self.before
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

@@ -28,25 +28,24 @@ import contextlib
 import os
 import statistics
 import tempfile
-import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from testbed.disturbance import has_made
 from testbed.launched import Launched
 
 from scripts.benchmarks.harness import progress
-from scripts.benchmarks.process_figures import status_bytes
+from scripts.benchmarks.process_figures import FamilyWatch
+from scripts.benchmarks.simulated_peers import MODULES, START_SECONDS, ready, start
 from tt_cli.supervisor.processes import children_of, family_of
 
 QUICK = "a tenth of the model, two steps, no hand-over"
-QUICK_SECONDS, SAMPLE_SECONDS = 0.02, 1.0
 PLAIN = 8  # bytes per parameter of a plain training loop: fp32 parameter and gradient
 TINY = 0.002
-WAIT, HAND_OVER_WAIT = 900.0, 240.0
-MODULES = {"ours": "testbed.simulated_peer", "baseline": "scripts.benchmarks.baselines.hivemind_optimizer"}
+HAND_OVER_SECONDS = 240.0
 FORKED = {"ours": ["averager"], "baseline": ["state averager", "gradient averager"]}
 Parts = dict[str, dict[str, int]]  # process → kind of memory → bytes
 
@@ -64,35 +63,10 @@ class Sample:
         return sum(value for kinds in self.parts.values() for value in kinds.values())
 
 
-@dataclass
-class Sampler:
-    """Looks at the families of some processes until it is stopped. samples: by name, oldest first."""
-
-    kind: str
-    peers: dict[str, int]  # name → process id
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-
-    def __enter__(self) -> Sampler:
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        highest: dict[str, int] = {}
-        looked: dict[str, float] = {}
-        while not self._ended.wait(QUICK_SECONDS):
-            for name, pid in self.peers.items():
-                with contextlib.suppress(OSError, IndexError):  # it is ending
-                    quick = sum(status_bytes("RssAnon", process) for process in family_of(pid))
-                    if quick > highest.get(name, 0) * 1.005 or time.time() > looked.get(name, 0.0) + SAMPLE_SECONDS:
-                        self.samples.setdefault(name, []).append(Sample(time.time(), family_parts(pid, self.kind)))
-                        highest[name] = max(quick, highest.get(name, 0))
-                        looked[name] = time.time()
+def watch(kind: str, peers: dict[str, Launched]) -> FamilyWatch[Sample]:
+    """What these peers take while it is entered."""
+    pids = {name: peer.pid for name, peer in peers.items()}
+    return FamilyWatch(pids, lambda pid: Sample(time.time(), family_parts(pid, kind)))
 
 
 def family_parts(pid: int, kind: str) -> Parts:
@@ -139,26 +113,12 @@ def smaps(process: int) -> dict[str, int]:
     return {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}
 
 
-def flags(kind: str, part: float, args: argparse.Namespace) -> list[object]:
+def flags(part: float, args: argparse.Namespace) -> list[object]:
     """What both kinds are started with."""
     return [
         *("--part", part, "--micro-batch", 16, "--micro-batch-seconds", args.seconds),
         *("--target-batch-size", args.target, "--matchmaking-time", 5.0),
-        *(["--run-id", "memory-large" if part > TINY else "memory-tiny"] if kind == "baseline" else []),
     ]
-
-
-def start(kind: str, name: str, folder: Path, given: list[object], seed: int, initial: str | None) -> Launched:
-    """One more peer; does not wait."""
-    home = ["--home", folder / name] if kind == "ours" else []
-    joined = ["--initial-peer", initial] if initial else []
-    given = [*given, *home, *joined, "--seed", seed, "--wait-for-go"]
-    return Launched(name, MODULES[kind], given, folder / f"{name}.log")
-
-
-def has_made(peer: Launched, step: int) -> bool:
-    """True when this peer has made a step, or a later one."""
-    return any(line["epoch"] >= step for line in peer.of("step"))
 
 
 def moment(peer: Launched, at: float) -> str:
@@ -183,26 +143,19 @@ def measure_kind(kind: str, args: argparse.Namespace, folder: Path) -> dict[str,
     sizes = {"large": args.part, "tiny": TINY}
     peers: dict[str, Launched] = {}
     with contextlib.ExitStack() as closing:
-        for size, part in sizes.items():
-            given = flags(kind, part, args)
-            first = closing.enter_context(start(kind, f"{size}-1", folder, given, 1, None))
-            peers[first.name] = first
-        for size, part in sizes.items():
-            first = peers[f"{size}-1"]
-            first.wait_for(partial(first.of, "listening"), WAIT, "its address")
-            given = flags(kind, part, args)
-            address = first.of("listening")[0]["addresses"][0]
-            second = closing.enter_context(start(kind, f"{size}-2", folder, given, 2, address))
-            peers[second.name] = second
-        for peer in peers.values():
-            peer.wait_for(partial(peer.of, "ready"), WAIT, "its start")
-        with Sampler(kind, {name: peer.pid for name, peer in peers.items()}) as sampler:
+        for number in (1, 2):
+            for size, part in sizes.items():
+                given, name = flags(part, args), f"{size}-{number}"
+                peers[name] = start(kind, name, folder, given, number, peers.get(f"{size}-1"))
+                closing.enter_context(peers[name])
+        ready(peers.values())
+        with watch(kind, peers) as watched:
             for peer in peers.values():
                 peer.go()
             for peer in peers.values():
-                peer.wait_for(partial(has_made, peer, args.steps), WAIT, f"step {args.steps}")
+                peer.wait_for(partial(has_made, peer, args.steps), START_SECONDS, f"step {args.steps}")
         counts = {size: peers[f"{size}-1"].of("started")[0]["parameters"] for size in sizes}
-        found = summary(peers, sampler.samples, counts)
+        found = summary(peers, watched.looks, counts)
         if args.hand_over:
             progress(kind, found)
             found["hand_over"] = measure_hand_over(kind, args, folder, peers, found, counts)
@@ -249,20 +202,19 @@ def measure_hand_over(
     """A fresh peer takes the state over from the first one: bytes per parameter of both at their peaks."""
     donor = peers["large-1"]
     peers["large-2"].kill()
-    given = [*flags(kind, args.part, args), *(["--synchronise"] if kind == "baseline" else [])]
-    address = donor.of("listening")[0]["addresses"][0]
-    with start(kind, "large-3", folder, given, 3, address) as taker:
-        taker.wait_for(partial(taker.of, "ready"), WAIT, "its start")
-        with Sampler(kind, {"donor": donor.pid, "taker": taker.pid}) as sampler:
+    given = [*flags(args.part, args), *(["--synchronise"] if kind == "baseline" else [])]
+    with start(kind, "large-3", folder, given, 3, donor) as taker:
+        ready([taker])
+        with watch(kind, {"donor": donor, "taker": taker}) as watched:
             taker.go()
             with contextlib.suppress(SystemExit):
-                taker.wait_for(partial(taker.of, "started"), HAND_OVER_WAIT, "the others' state")
+                taker.wait_for(partial(taker.of, "started"), HAND_OVER_SECONDS, "the others' state")
         if not any(line["epoch"] for line in taker.of("started")):
             return {"problem": "the newcomer did not take a state over"}
     tiny, more = found["tiny_peak_bytes"], counts["large"] - counts["tiny"]
     return {
         f"{name}_added_bytes_per_parameter": round((max(s.total for s in looks) - tiny) / more - PLAIN, 2)
-        for name, looks in sampler.samples.items()
+        for name, looks in watched.looks.items()
     }
 
 

@@ -20,14 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
 from testbed.memory_paper import WARNED, paper_bytes
 
-from scripts.benchmarks.harness import progress
+from scripts.benchmarks.harness import printed_by, progress
 from tt_cli.memory.architectures import ARCHITECTURES, Architecture
 from tt_cli.memory.calculator import reckon
 from tt_cli.memory.question import CalculatorOptions
@@ -77,17 +75,6 @@ def shape(name: str, vocab: int) -> dict[str, Any]:
     return found
 
 
-def measured(case: dict[str, Any]) -> dict[str, Any]:
-    """What memory_step.py says of a case."""
-    done = subprocess.run(
-        [sys.executable, "-m", STEP], input=json.dumps(case), capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{case['model']}: {done.stderr.strip().splitlines()[-1] if done.stderr else 'failed'}")
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
-
-
 def row_of_model(given: tuple[Any, ...], device: str, *, published: bool = False) -> dict[str, Any]:
     """One architecture: measured, ours and the paper's."""
     name, precision, optimizer, bits, attention, checkpointing = given
@@ -100,7 +87,7 @@ def row_of_model(given: tuple[Any, ...], device: str, *, published: bool = False
         **{"model": name, "shape": changes, "device": device, "precision": precision, "optimizer": optimizer},
         **{"bits": bits, "attention": attention, "checkpointing": checkpointing, "micro_batch": micro_batch},
     }
-    seen = measured(case)
+    seen = printed_by(STEP, given=json.dumps(case))
     model: Architecture = replace(ARCHITECTURES[name], **changes)
     options = CalculatorOptions(
         kind="cuda" if device == "cuda" else "cpu", precision=precision, attention=attention,
@@ -125,7 +112,7 @@ def row_of_run(precision: str, budget: int, micro_batch: int, device: str) -> di
         "micro_batch": micro_batch,
         "device": device,
     }
-    seen = measured({**case, "model": "dalle"})
+    seen = printed_by(STEP, given=json.dumps({**case, "model": "dalle"}))
     itemsize = 4 if precision == "fp32" else 2
     need = trainer_need(
         run, "cuda" if device == "cuda" else "cpu", itemsize=itemsize, micro_batch=micro_batch, budget=budget

@@ -20,9 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +28,8 @@ from typing import Any
 import torch
 
 from scripts.benchmarks.baselines import dalle_pytorch
-from scripts.benchmarks.process_figures import forget_peak, status_bytes
+from scripts.benchmarks.harness import printed_by
+from scripts.benchmarks.process_figures import PeakMemory, seconds_on
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
@@ -83,32 +82,10 @@ def measure_variant(args: argparse.Namespace) -> dict[str, Any]:
     step(args.batch)
     seconds, peak = [], 0
     for _ in range(args.steps):
-        _forget_peak(device)
-        synchronise(device)
-        started = time.perf_counter()
-        step(args.batch)
-        synchronise(device)
-        seconds.append(time.perf_counter() - started)
-        peak = max(peak, _peak(device))
+        with PeakMemory(device) as memory:
+            seconds.append(seconds_on(device, lambda: step(args.batch)))
+        peak = max(peak, memory.peak)
     return {"seconds": min(seconds), "peak": peak}
-
-
-def synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def _forget_peak(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-    else:
-        forget_peak()
-
-
-def _peak(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return status_bytes("VmHWM")
 
 
 def _largest(step: Callable[[int], None], device: torch.device, memory: int) -> int:
@@ -147,17 +124,13 @@ class Bench:
         """One process; its figures, also kept under the variant's name if they are the fastest so far."""
         name = f"{variant} {dtype}"
         args = self.args
-        command = [
-            *(sys.executable, "-m", __spec__.name, "--variant", variant, "--dtype", dtype, "--device", args.device),
+        given = [
+            *("--variant", variant, "--dtype", dtype, "--device", args.device, "--budget", budget, "--card", card),
             *("--depth", args.depth, "--batch", args.batch, "--threads", args.threads, "--steps", args.steps),
-            *("--budget", budget, "--card", card),
             *(("--baseline", args.baseline) if args.baseline else ()),
         ]
         print(f"… {name}{f', {card} GB' if card else ''}", file=sys.stderr)
-        done = subprocess.run([str(part) for part in command], stdout=subprocess.PIPE, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"model: {name} ended with exit code {done.returncode}; see above")
-        result: dict[str, Any] = {**json.loads(done.stdout.splitlines()[-1]), "budget": budget}
+        result = {**printed_by(__spec__.name, *given), "budget": budget}
         if not card and result["seconds"] < self.found.get(name, {"seconds": float("inf")})["seconds"]:
             self.found[name] = result
         return result
@@ -167,15 +140,9 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a large product of matrices."""
     size = 8192 if device.type == "cuda" else 2048
     a, b = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-    fastest, repeats = float("inf"), 10
-    for _ in range(5):
-        synchronise(device)
-        started = time.perf_counter()
-        for _ in range(repeats if device.type == "cuda" else 1):
-            a @ b
-        synchronise(device)
-        fastest = min(fastest, (time.perf_counter() - started) / (repeats if device.type == "cuda" else 1))
-    return 2 * size**3 / fastest
+    repeats = 10 if device.type == "cuda" else 1
+    fastest = min(seconds_on(device, lambda: [a @ b for _ in range(repeats)]) for _ in range(5))
+    return 2 * size**3 * repeats / fastest
 
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:

@@ -36,7 +36,6 @@ Needs root, iproute2, and 12 GiB of memory (baseline: 22 GiB).
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import statistics
 import sys
@@ -52,13 +51,12 @@ from testbed.namespaces import Network, need_namespaces
 from testbed.shapes import count, model_shapes
 
 from scripts.benchmarks.harness import progress
+from scripts.benchmarks.simulated_peers import START_SECONDS, started
 from tt_cli.run import load_run
 
-MODULES = {"ours": "testbed.simulated_peer", "baseline": "scripts.benchmarks.baselines.hivemind_optimizer"}
 BYTES_PER_PARAMETER, BYTES_PER_PEER = {"ours": 22, "baseline": 42}, 3e8  # of host memory, at the peak
 SPEEDS = (0.94, 0.98, 1.02, 1.06)  # of the peers: they need not be in step with each other
-MICRO_BATCH = 16
-START_SECONDS = 300.0
+MICRO_BATCH, MICRO_BATCHES = 16, 12  # samples; of each peer in a target batch
 QUICK = "a small part of the model, twelve times as fast, 1 step"
 PATIENCE = 5  # times as long as computing alone would take
 STALL_SECONDS = 0.25
@@ -73,14 +71,13 @@ class Setting:
     mbit: float
     steps: int
     compute: float
-    micro_batches: int
     scale: float
     faster: float
 
     @property
     def target(self) -> int:
         """Samples of a global step."""
-        return MICRO_BATCH * self.micro_batches * len(SPEEDS)
+        return MICRO_BATCH * MICRO_BATCHES * len(SPEEDS)
 
     @property
     def arguments(self) -> list[object]:
@@ -89,7 +86,7 @@ class Setting:
         given: list[object] = [
             *("--part", self.scale, "--micro-batch", MICRO_BATCH, "--target-batch-size", self.target),
             *("--matchmaking-time", max(3.0, 15.0 / self.faster), "--averaging-timeout", limit),
-            *("--next-chunk-timeout", max(10.0, 30.0 / self.faster), "--wait-for-go"),
+            *("--next-chunk-timeout", max(10.0, 30.0 / self.faster)),
         ]
         return given + (["--allreduce-timeout", limit] if self.kind == "baseline" else [])
 
@@ -116,33 +113,12 @@ def at_step(peer: Launched, step: int) -> Line | None:
     return next((line for line in peer.of("loop") if line["epoch"] >= step), None)
 
 
-def address_of(peer: Launched, host: str) -> str:
-    """Where the others reach it."""
-    addresses: list[str] = peer.of("listening")[0]["addresses"]
-    return next(address for address in addresses if f"/ip4/{host}/" in address)
-
-
 def measure_setting(setting: Setting, folder: Path) -> dict[str, Any]:
     """One run of four peers."""
     parameters = parameters_of(setting.scale)
     rate = setting.mbit * parameters / parameters_of(1.0) * setting.faster
-    peers: list[Launched] = []
-    with Network(len(SPEEDS), rate) as network, contextlib.ExitStack() as closing:
-        for number, host in enumerate(network.hosts):
-            name = f"{setting.kind}-{setting.mbit:g}-{number}"
-            seconds = setting.compute / setting.micro_batches / SPEEDS[number]
-            own: list[object] = ["--host", host.address, "--seed", number, "--micro-batch-seconds", seconds]
-            own += ["--home", folder / name] if setting.kind == "ours" else []
-            own += ["--initial-peer", address_of(peers[0], network.hosts[0].address)] if peers else []
-            with host.entered():
-                peer = Launched(name, MODULES[setting.kind], [*setting.arguments, *own], folder / f"{name}.log")
-            peers.append(closing.enter_context(peer))
-            if number == 0:
-                peer.wait_for(partial(peer.of, "listening"), START_SECONDS, "its address")
-        for peer in peers:
-            peer.wait_for(partial(peer.of, "ready"), START_SECONDS, "its start")
-        for peer in peers:
-            peer.go()
+    given = [[*setting.arguments, "--micro-batch-seconds", setting.compute / MICRO_BATCHES / speed] for speed in SPEEDS]
+    with Network(len(SPEEDS), rate) as network, started(setting.kind, network.hosts, folder, given) as peers:
         last, limit = setting.steps + 1, START_SECONDS + (setting.steps + 1) * setting.compute * PATIENCE
         for peer in peers:
             peer.wait_for(partial(at_step, peer, last), limit, f"step {last}")
@@ -225,7 +201,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mbit", type=float, nargs="+", help="of each link (default 100 20; quick: 100)")
     parser.add_argument("--steps", type=int, help="global steps counted, after the first (default 10; quick: 1)")
     parser.add_argument("--compute", type=float, default=60.0, help="seconds in which a target batch is computed")
-    parser.add_argument("--micro-batches", type=int, default=12, help="of each peer in a target batch")
     parser.add_argument("--scale", type=float, help="of the model and the links (default 1; quick: 0.03)")
     parser.add_argument("--faster", type=float, help="than --compute and --mbit say (default 1; quick: 12)")
 
@@ -239,8 +214,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         for kind, prefix in (("ours", ""), ("baseline", "baseline_")):
             for mbit in (args.mbit or ([100] if args.quick else [100, 20])) if args.only in (None, kind) else []:
                 scale = fitting(kind, args.scale or (0.03 if args.quick else 1.0))
-                setting = Setting(kind, mbit, steps, args.compute / faster, args.micro_batches, scale, faster)
-                result = measure_setting(setting, Path(scratch))
+                setting = Setting(kind, mbit, steps, args.compute / faster, scale, faster)
+                result = measure_setting(setting, Path(tempfile.mkdtemp(dir=scratch)))
                 figures[f"{prefix}busy_{mbit:g}mbit"] = result.pop("busy")
                 figures[f"{prefix}busy_{mbit:g}mbit_min"] = result.pop("busy_min")
                 figures[f"{kind}_{mbit:g}mbit"] = result

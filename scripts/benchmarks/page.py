@@ -9,7 +9,6 @@ page_kb: what one visit transfers, pictures left out; built_kb: the page's files
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import random
@@ -24,6 +23,7 @@ from typing import Any
 from playwright.sync_api import Browser, Page, Response, sync_playwright
 from sqlalchemy import create_engine, insert
 
+from scripts.benchmarks.web import snapshot
 from tt_cli.auxiliary.parts import WEB_PAGE
 from tt_cli.auxiliary.web_process import WebOptions
 from tt_cli.history.schema import activity, hours, peers, steps
@@ -84,69 +84,29 @@ def fill(folder: Path, count: int) -> None:
         return round(40 + 20 * math.sin(30 * at))
 
     made = [
-        {
-            "undone": 0,
-            "step": step,
-            "era": 0,
-            "time": began + step * STEP_SECONDS,
-            "loss": 4 + 3 * math.exp(-9 * step / count) + chance.gauss(0, 0.05),
-            "trainers": trainers(step / count),
-            "samples": 512,
-            "samples_per_second": 13.0 * trainers(step / count) + chance.gauss(0, 9),
-        }
+        {"undone": 0, "step": step, "era": 0, "time": began + step * STEP_SECONDS, "samples": 512}
+        | {"loss": 4 + 3 * math.exp(-9 * step / count) + chance.gauss(0, 0.05), "trainers": trainers(step / count)}
+        | {"samples_per_second": 13.0 * trainers(step / count) + chance.gauss(0, 9)}
         for step in range(1, count + 1)
     ]
-    seen = [
-        {
-            "peer_id": f"12D3KooW{number:038d}",
-            "user": f"volunteer-{number}",
-            "role": "trainer",
-            "device": "NVIDIA GeForce RTX 3060",
-            "first_seen": began,
-            "last_seen": now,
-            "samples": 100_000 // (number + 1),
-            "seconds": 3600.0 * (number + 1),
-            "told": 0,
-            "progressed": now,
-        }
+    given = [
+        {"peer_id": f"12D3KooW{number:038d}", "user": f"volunteer-{number}"}
+        | {"samples": 100_000 // (number + 1), "seconds": 3600.0 * (number + 1)}
         for number in range(TRAINERS)
     ]
-    given = [{key: row[key] for key in ("peer_id", "user", "samples", "seconds")} for row in seen]
+    one = {"role": "trainer", "device": "NVIDIA GeForce RTX 3060", "first_seen": began, "last_seen": now}
+    seen = [{**one, "told": 0, "progressed": now, **row} for row in given]
+    times = range(int(began), int(now), 30)
+    sampled = [(at, trainers((at - began) / (now - began))) for at in times]
+    active = [{"time": at, "trainers": many, "samples_per_second": 13.0 * many} for at, many in sampled]
     engine = create_engine(database_url(folder))
     with engine.begin() as connection:
         connection.execute(insert(steps), made)
         connection.execute(insert(peers), seen)
         connection.execute(insert(hours), [{"hour": int(now // 3600), **row} for row in given])
-        times = range(int(began), int(now), 30)
-        sampled = [(at, trainers((at - began) / (now - began))) for at in times]
-        connection.execute(
-            insert(activity),
-            [{"time": at, "trainers": many, "samples_per_second": 13.0 * many} for at, many in sampled],
-        )
+        connection.execute(insert(activity), active)
     engine.dispose()
-    speeds = [200.0 * 0.93**number + 1 for number in range(TRAINERS)]
-    shown = [
-        {
-            **{key: row[key] for key in ("peer_id", "user", "role", "device")},
-            "client_mode": False,
-            "epoch": count,
-            "lag": 0,
-            "samples_per_second": speed,
-            "share": speed / sum(speeds),
-            "samples": 10,
-            "total_samples": 100_000,
-            "loss": 4.0,
-            "round": "averaged with 59 others",
-            "clipped_by": 0,
-            "accused_by": 0,
-            "slow_by": 0,
-        }
-        for row, speed in zip(seen, speeds, strict=True)
-    ]
-    snapshot = {"run": "emoji", "identity": RUN.identity, "time": now, "epoch": count, "total_steps": 2 * count}
-    snapshot |= {"target_batch_size": 512, "samples": 10, "samples_per_second": sum(speeds), "eta_s": 3.0, "loss": 4.0}
-    snapshot |= {"holders": TRAINERS, "agreeing": TRAINERS, "trainers": TRAINERS, "peers": shown}
-    store.put("snapshot", json.dumps(snapshot), now)
+    store.put("snapshot", snapshot(count, TRAINERS, now), now)
     store.close()
 
 

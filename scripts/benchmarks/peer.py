@@ -19,11 +19,9 @@ The paper's run trains on random examples. It needs 16 GiB for a pair; a micro-b
 from __future__ import annotations
 
 import argparse
-import contextlib
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,28 +31,20 @@ import torch
 from testbed.peer import RandomExamples
 
 from scripts.benchmarks.harness import progress
-from scripts.benchmarks.process_figures import status_bytes
+from scripts.benchmarks.process_figures import FamilyWatch
 from tt_cli.memory import Need, parse_size, trainer_need
 from tt_cli.model.allocator import keep_freed_memory
 from tt_cli.peer.device import choose_device
-from tt_cli.peer.memory_budget import (
-    ACTIVATION_SHARE,
-    PLANNED,
-    RoomMemory,
-    check_room,
-    choose_activation_budget,
-)
+from tt_cli.peer.memory_budget import ACTIVATION_SHARE, PLANNED, RoomMemory, check_room, choose_activation_budget
 from tt_cli.peer.micro_batch import SLOWEST_MICRO_BATCH, MicroBatchSearch, undisturbed_seconds
 from tt_cli.peer.trainer import MicroStep
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Choice, Event, Failure, Listening, Round
 from tt_cli.supervisor.host_memory import family_memory
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
-from tt_cli.supervisor.processes import family_of
 from tt_cli.task import task_of
 
 QUICK = "fewer sizes and steps"
-QUICK_SECONDS, LOOK_SECONDS = 0.03, 1.0
 WAIT = 3000.0
 MICRO_BATCHES = 2  # of each peer for a step
 STEPS = 3  # that a pair makes together
@@ -62,53 +52,19 @@ SWEEP_ROUNDS, SWEEP_SECONDS = 3, 0.5  # of every size, in turns; at least so lon
 FINAL_ROUNDS = 9  # of the fastest and the chosen one
 
 
-@dataclass
-class Peak:
-    """The most that one peer took, in bytes: in all, and of it files; and of how many looks."""
+@dataclass(frozen=True)
+class Look:
+    """At one peer's processes: bytes in all, and of them in files; free bytes of the GPU."""
 
-    memory: int = 0
-    files: int = 0
-    looks: int = 0
+    memory: int
+    files: int
+    gpu_free: int
 
-
-class Sampler:
-    """Looks at families of processes once a second, and at once when their heaps reach a new height. A context."""
-
-    def __init__(self, members: list[LocalPeer]):
-        self._members = members
-        self.peaks = {member.name: Peak() for member in members}
-        self.gpu = 0
-        self._free = _gpu_free()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Sampler:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        highest: dict[str, int] = {}
-        looked: dict[str, float] = {}
-        while not self._ended.wait(QUICK_SECONDS):
-            self.gpu = max(self.gpu, self._free - _gpu_free())
-            for member in self._members:
-                with contextlib.suppress(OSError, IndexError):  # it is ending
-                    quick = sum(status_bytes("RssAnon", process) for process in family_of(member.worker.pid))
-                    due = time.monotonic() > looked.get(member.name, 0.0) + LOOK_SECONDS
-                    if quick > highest.get(member.name, 0) * 1.003 or due:
-                        highest[member.name] = max(quick, highest.get(member.name, 0))
-                        looked[member.name] = time.monotonic()
-                        self._look(member)
-
-    def _look(self, member: LocalPeer) -> None:
-        peak, (private, files) = self.peaks[member.name], family_memory(member.worker.pid)
-        peak.looks += 1
-        if private + files > peak.memory:
-            peak.memory, peak.files = private + files, files
+    @classmethod
+    def at(cls, pid: int) -> Look:
+        """Now."""
+        private, files = family_memory(pid)
+        return cls(private + files, files, _gpu_free())
 
 
 def _gpu_free() -> int:
@@ -143,17 +99,21 @@ def measure_pair(run: RunConfig, sizes: tuple[int, int], args: argparse.Namespac
             members.append(member)
             swarm.wait(lambda member=member: bool(member.of(Listening)) or not member.running, WAIT)
             swarm.addresses = swarm.addresses or [a for event in member.of(Listening) for a in event.addresses]
-        with Sampler(members) as sampler:
+        free = _gpu_free()
+        with FamilyWatch({member.name: member.worker.pid for member in members}, Look.at) as watch:
             swarm.wait(lambda: all(_steps(member) >= args.steps or not member.running for member in members), WAIT)
             failures = [event.message for member in members for event in member.of(Failure)]
             swarm.leave("a", "b")
         if failures or not all(_steps(member) >= args.steps for member in members):
             sys.exit(f"the peers did not make {args.steps} steps together: {'; '.join(failures) or 'no time left'}")
-        found = [_row(run, member, size, sampler, args) for member, size in zip(members, sizes, strict=True)]
-    if sampler.gpu:
+        found = [
+            _row(run, member, size, watch.looks[member.name], args) for member, size in zip(members, sizes, strict=True)
+        ]
+        gpu = free - min(look.gpu_free for looks in watch.looks.values() for look in looks)
+    if gpu:
         said = sum(row["gpu_predicted"] for row in found)
         for row in found:
-            row.update(gpu_measured_of_both=sampler.gpu, error=max(row["error"], said / sampler.gpu - 1, key=abs))
+            row.update(gpu_measured_of_both=gpu, error=max(row["error"], said / gpu - 1, key=abs))
     return found
 
 
@@ -161,7 +121,7 @@ def _steps(member: LocalPeer) -> int:
     return sum(event.outcome == "committed" for event in member.of(Round))
 
 
-def _row(run: RunConfig, member: LocalPeer, size: int, sampler: Sampler, args: argparse.Namespace) -> dict[str, Any]:
+def _row(run: RunConfig, member: LocalPeer, size: int, looks: list[Look], args: argparse.Namespace) -> dict[str, Any]:
     choices = {event.what: event.value for event in member.of(Choice)}
     kind = "cuda" if choices["device"].startswith("cuda") else "cpu"
     itemsize = 4 if choices["precision"] == "fp32" else 2
@@ -170,7 +130,7 @@ def _row(run: RunConfig, member: LocalPeer, size: int, sampler: Sampler, args: a
     need: Need = trainer_need(
         run, kind, itemsize=itemsize, micro_batch=size, budget=int(ACTIVATION_SHARE[kind] * max(0, rest))
     )
-    peak = sampler.peaks[member.name]
+    peak = max(looks, key=lambda look: look.memory)
     return {
         "micro_batch": size,
         "precision": choices["precision"],
@@ -178,7 +138,7 @@ def _row(run: RunConfig, member: LocalPeer, size: int, sampler: Sampler, args: a
         "gpu_predicted": need.device,
         "measured": peak.memory,
         "of_it_files": peak.files,
-        "looks": peak.looks,
+        "looks": len(looks),
         "error": round(need.host / peak.memory - 1, 4),
     }
 

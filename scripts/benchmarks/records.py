@@ -70,9 +70,7 @@ def measure_row(count: int, nodes: int, every: float, seconds: float) -> dict[st
         parts = [count // (nodes - 1) + (number < count % (nodes - 1)) for number in range(nodes - 1)]
         members = [
             swarm.start(
-                f"node-{number}",
-                NODE,
-                {"initial_peers": swarm.addresses, "count": n, "every": every, "seed": number},
+                f"node-{number}", NODE, {"initial_peers": swarm.addresses, "count": n, "every": every, "seed": number}
             )
             for number, n in enumerate(parts)
         ]
@@ -137,9 +135,6 @@ def looks(run: Any, addresses: list[str]) -> tuple[list[float], int, int]:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of its own."""
-    parser.add_argument(
-        "--every", type=float, help=f"seconds between two records of a peer (default {EVERY:.0f}, longer for many)"
-    )
     parser.add_argument("--seconds", type=float, help="of each measurement (default 60; quick: 8)")
     parser.add_argument("--peers", type=int, action="append", help="measure so many (may be given several times)")
 
@@ -148,7 +143,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """A row for each number of peers."""
     rows = []
     for count in args.peers or (QUICK_COUNTS if args.quick else COUNTS):
-        every = args.every or (3.0 if args.quick else max(EVERY, count / MOST_PER_SECOND))
+        every = 3.0 if args.quick else max(EVERY, count / MOST_PER_SECOND)
         nodes = QUICK_NODES if args.quick else NODES
         rows.append(measure_row(count, nodes, every, args.seconds or (8.0 if args.quick else 60.0)))
         progress(f"{count} peers", rows[-1])

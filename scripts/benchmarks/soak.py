@@ -30,6 +30,7 @@ import os
 import random
 import signal
 import statistics
+import sys
 import tempfile
 import time
 import urllib.request
@@ -38,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.aux_command import AuxCommand
-from testbed.disturbance import need, small_run, states_of
+from testbed.disturbance import digests_of, need, small_run, states_of, tell_logs
 from testbed.namespaces import Host, Network, NoNetwork, need_namespaces
 
 from tt_cli.supervisor.events import Phase, Round, Step, Trouble
@@ -49,7 +50,6 @@ from tt_cli.supervisor.processes import family_of
 TRAINERS, MBIT = 4, 20.0
 MICRO_BATCH, PACE, TARGET = 4, 0.5, 96  # 32 samples a second in all: a step in three seconds
 DOWN_SECONDS = 30.0
-WAIT = 300.0
 LOOPBACK = "127.0.0.1"
 QUICK = "20 seconds beside the start"
 PORT, PAGE = 47310, 47311  # of the auxiliary peer, in its own network namespace
@@ -112,12 +112,7 @@ class Soak:
         options: dict[str, Any] = {"host": self.hosts[number].address} if self.hosts else {}
         with self.hosts[number].entered() if self.hosts else contextlib.nullcontext():
             member = self.swarm.start_trainer(
-                f"peer{number}",
-                module="testbed.peer",
-                batch_size=MICRO_BATCH,
-                seed=number,
-                pace=PACE,
-                **options,
+                f"peer{number}", module="testbed.peer", batch_size=MICRO_BATCH, seed=number, pace=PACE, **options
             )
         self.lives.append(member)
         return member
@@ -126,8 +121,7 @@ class Soak:
         """All up and one step made; returns the survivor."""
         self.swarm.addresses = [address for address in self.aux.addresses if f"/{self.host}/" in address]
         trainers = [self.start(number) for number in range(1, TRAINERS + 1)]
-        ready = self.swarm.wait(lambda: all(states_of(member) for member in trainers), WAIT)
-        need(ready, "a first step of all", trainers)
+        need(self.swarm, lambda: all(states_of(member) for member in trainers), "a first step of all", trainers)
         return trainers[0]
 
     def run(self, survivor: LocalPeer) -> None:
@@ -150,7 +144,9 @@ class Soak:
                     del down[number]
                     self.start(number)
             time.sleep(max(0.0, min(self.plan.look, began + self.plan.seconds - time.monotonic())))
-        need(survivor.running, "the end, alive", [survivor])
+        if not survivor.running:
+            tell_logs([survivor])
+            sys.exit("the survivor has ended")
 
     def read_page(self) -> None:
         """As a visitor of the run's page and Prometheus would."""
@@ -161,10 +157,7 @@ class Soak:
 
     def facts(self, survivor: LocalPeer, first: int) -> dict[str, Any]:
         """What became of the steps after `first`, and of the survivor."""
-        digests: dict[int, set[str]] = {}
-        for member in self.lives:
-            for event in states_of(member):
-                digests.setdefault(event.epoch, set()).add(event.digest)
+        digests = digests_of(self.lives)
         mine = {event.epoch for event in states_of(survivor)}
         last = max(mine)
         passed_over = {step for step in range(first + 1, last + 1) if step not in mine}

@@ -17,88 +17,49 @@ Examples:
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+from testbed.disturbance import compare_states, need, small_run, states_of
 from testbed.process_watch import ProcessWatch
 
-from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Contribution, Round, Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 from tt_cli.supervisor.processes import family_of
 
-WAIT = 300.0
+TARGET = 192  # samples of a step
 QUICK = "four steps instead of ten, and nobody joins late or comes back"
 NAMES = ("anna", "ben", "cleo")
 
 
-def small_run(steps: int) -> RunConfig:
-    """The built-in run with a model of some 100,000 parameters, so that the swarm and not the model is measured."""
-    data = load_run("emoji").model_dump(mode="json")
-    data["run"]["name"] = "bench-swarm"
-    data["model"].update(dim=64, depth=4, heads=2, dim_head=32)
-    data["schedule"].update(total_steps=steps)
-    data["swarm"].update(
-        target_batch_size=192, matchmaking_time=2.0, next_chunk_timeout=10.0, statistics_expiration=10.0
-    )
-    return RunConfig.model_validate_json(json.dumps(data))
-
-
-def need(met: bool, what: str) -> None:
-    """End with one line when the swarm did not do what is to be measured."""
-    if not met:
-        sys.exit(f"swarm: not reached within {WAIT:.0f} s: {what}")
-
-
 def made(member: LocalPeer, step: int) -> bool:
     """True when this member has made `step`, or taken it over."""
-    states: list[Step | Synchronised] = [*member.of(Step), *member.of(Synchronised)]
-    return any(event.epoch >= step for event in states)
+    return any(event.epoch >= step for event in states_of(member))
 
 
 def measure_agreement(folder: Path, steps: int) -> dict[str, Any]:
     """Three peers, `steps` steps, nobody leaves."""
-    import torch
-
-    from tt_cli.checkpoint.checkpoint_files import load
-
-    with LocalSwarm(small_run(steps).to_toml(), folder) as swarm:
+    with LocalSwarm(small_run(steps, TARGET).to_toml(), folder) as swarm:
         swarm.start_aux()
         started, joined = {}, {}
         for seed, name in enumerate(NAMES):
             started[name] = time.time()
             swarm.start_trainer(name, batch_size=8, seed=seed)
         members = [swarm.members[name] for name in NAMES]
-        need(
-            swarm.wait(lambda: all(member.of(Saved) for member in members), WAIT),
-            f"step {steps} on all peers",
-        )
+        need(swarm, lambda: all(member.of(Saved) for member in members), f"step {steps} on all peers", members)
         for member in members:
-            need(bool(member.of(Contribution)), f"a first gradient of {member.name}")
             joined[member.name] = member.of(Contribution)[0].at - started[member.name]
-        states = [load(Path(member.of(Saved)[-1].path)) for member in members]
-        difference = max(
-            float((tensor - other.parameters[name]).abs().max())
-            for other in states[1:]
-            for name, tensor in states[0].parameters.items()
-        )
-        equal = all(
-            torch.equal(tensor, other.optimizer[name])
-            for other in states[1:]
-            for name, tensor in states[0].optimizer.items()
-        )
+        compared = compare_states(members)
         rounds = [event for member in members for event in member.of(Round) if len(event.members) > 1]
         whole = sorted(event.seconds["whole"] for event in rounds if event.outcome == "committed")
         return {
             "steps": steps,
-            "max_parameter_difference": difference,
-            "optimizer_state_equal": equal,
+            "max_parameter_difference": compared["max_parameter_difference"],
+            "optimizer_state_equal": not compared["bits_differing"],
             "rounds": len(rounds),
             "received_fraction_min": min(event.received for event in rounds),
             "received_fractions": [round(event.received, 4) for event in rounds],
@@ -112,19 +73,19 @@ def measure_late_join(swarm: LocalSwarm, name: str, **options: Any) -> tuple[Loc
     """Seconds from starting a peer, with the others training, to its first gradient in a committed round."""
     started = time.time()
     member = swarm.start_trainer(name, **options)
-    need(swarm.wait(lambda: bool(member.of(Contribution)), WAIT), f"a first gradient of {name}")
+    need(swarm, lambda: bool(member.of(Contribution)), f"a first gradient of {name}", [member])
     return member, member.of(Contribution)[0].at - started
 
 
 def measure_kill(folder: Path, quick: bool) -> dict[str, Any]:
     """SIGKILL one of three peers between two steps; unless `quick`, it joins late and comes back afterwards."""
-    with LocalSwarm(small_run(10_000).to_toml(), folder) as swarm:
+    with LocalSwarm(small_run(10_000, TARGET).to_toml(), folder) as swarm:
         swarm.start_aux()
         for seed, name in enumerate(NAMES if quick else NAMES[:2]):
             swarm.start_trainer(name, batch_size=8, seed=seed)
         first = [swarm.members[name] for name in NAMES[:2]]
         trainers = [member for member in swarm.members.values() if member.name != "aux"]
-        need(swarm.wait(lambda: all(made(member, 2) for member in trainers), WAIT), "step 2")
+        need(swarm, lambda: all(made(member, 2) for member in trainers), "step 2", trainers)
         found: dict[str, Any] = {}
         if not quick:
             _, late = measure_late_join(swarm, NAMES[2], batch_size=8, seed=2)
@@ -136,7 +97,7 @@ def measure_kill(folder: Path, quick: bool) -> dict[str, Any]:
         os.kill(victim.worker.pid, signal.SIGKILL)
         killed = time.time()
         found |= {"processes_of_a_peer": len(family), "orphans_after_kill": len(watch.left_after(3.0))}
-        need(swarm.wait(lambda: all(made(member, reached + 2) for member in first), WAIT), "two more steps without it")
+        need(swarm, lambda: all(made(member, reached + 2) for member in first), "two more steps without it", first)
         next_step = min(event.at for member in first for event in member.of(Step) if event.epoch > reached) - killed
         found["survivors_next_step_s"] = round(next_step, 2)
         if not quick:

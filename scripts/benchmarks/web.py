@@ -60,9 +60,17 @@ def snapshot(step: int, peers: int, now: float) -> str:
     one |= {"round": f"step {step} made with 19 others", "digest": "ab" * 32, "in_agreement": True, "age_s": now % 5}
     one |= {"resynced_chunks": 0, "clipped_by": 0, "accused_by": 0, "slow_by": 0}
     rows = [{"peer_id": f"QmPeer{n:040}", "user": f"user{n}", **one} for n in range(peers)]
-    content = {"run": "emoji", "identity": RUN.identity, "time": now, "epoch": step, "total_steps": 600, "samples": 20}
+    content = {"run": "emoji", "identity": RUN.identity, "time": now, "epoch": step, "total_steps": 10**6}
+    content |= {"samples": 20, "resynced_chunks": 0}
     content |= {"target_batch_size": 512, "samples_per_second": 40.0, "eta_s": 5.0, "loss": 2.5, "digest": "ab" * 32}
-    content |= {"holders": peers, "agreeing": peers, "resynced_chunks": 0, "trainers": peers, "peers": rows}
+    content |= {
+        "holders": peers,
+        "agreeing": peers,
+        "resynced_chunks": 0,
+        "trainers": peers,
+        "samples": 20,
+        "peers": rows,
+    }
     return json.dumps(content)
 
 

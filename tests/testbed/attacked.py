@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from testbed.attacks.intruder import BANNED, EXPIRED, FORGED, REPLAYED
 from testbed.attacks.member import ANOTHERS, FIRST_STEP
 from testbed.attacks.stranger import Facts
 from testbed.attacks.table import STRANGER, Attack
-from testbed.disturbance import states_of
+from testbed.disturbance import digests_of, need, states_of, tell_logs
 from testbed.passes import HOUR, Issuer, key_file
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.data.stream.example_stream import ExampleStream
@@ -40,7 +39,7 @@ from tt_cli.supervisor.events import (
 )
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
-WAIT, STALLED = 600.0, 150.0  # seconds: for the start; for the next step, then the swarm has stopped
+STALLED = 150.0  # seconds for the next step; then the swarm has stopped
 HELD_OUT = 256  # examples of the final loss
 NAMES = ("anna", "ben", "cleo", "dora", "emil", "fred", "gina", "hans", "iris", "jan")
 NEWCOMER, ATTACKER = "late", "mallory"
@@ -124,7 +123,7 @@ def run_attacked(size: Size, attack: Attack | None, folder: Path) -> dict[str, A
                 late.append(start(NEWCOMER, 50))
             reached = newest
             if not swarm.wait(lambda reached=reached: _moved(honest, reached, size.steps), STALLED):
-                tell_logs(swarm, trainers)
+                tell_logs(trainers)
                 return {"problem": f"no step after {newest} within {STALLED:.0f} s"}
             told = newest
         if late:
@@ -179,38 +178,20 @@ def _facts(honest: list[LocalPeer]) -> Facts | None:
     )
 
 
-def need(swarm: LocalSwarm, condition: Any, what: str, members: list[LocalPeer]) -> None:
-    """End with the logs' ends when the swarm does not come so far."""
-    if not swarm.wait(condition, WAIT):
-        tell_logs(swarm, members)
-        sys.exit(f"not reached within {WAIT:.0f} s: {what}")
-
-
-def tell_logs(swarm: LocalSwarm, members: list[LocalPeer]) -> None:
-    """To standard error."""
-    for member in members:
-        tail = member.worker.log.read_text(errors="replace")[-800:]
-        print(f"--- {member.name}: {[event.to_json()[:200] for event in member.events[-3:]]}\n{tail}", file=sys.stderr)
-
-
 def outcome(run: RunConfig, size: Size, honest: list[LocalPeer]) -> dict[str, Any]:
     """Loss of the final state, rounds lost, the time of each step."""
     saved = {member.name: load(Path(member.of(Saved)[-1].path)) for member in honest if member.of(Saved)}
     states = [state for state in saved.values() if state.step >= size.steps]
     times: dict[int, float] = {}
-    digests: dict[int, set[str]] = {}
-    for member in honest:
-        for event in states_of(member):
-            digests.setdefault(event.epoch, set()).add(event.digest)
-        for event in member.of(Step):
-            times[event.epoch] = min(event.at, times.get(event.epoch, float("inf")))
+    for event in (event for member in honest for event in member.of(Step)):
+        times[event.epoch] = min(event.at, times.get(event.epoch, float("inf")))
     gaps = {step: times[step] - times[step - 1] for step in times if step - 1 in times}
     lost = [sum(event.outcome in ("failed", "dropped") for event in member.of(Round)) for member in honest]
     return {
         "loss": held_out_loss(run, states[0].parameters) if states else None,
         "finished": len(states),
         "digests_at_the_end": len({state.digest() for state in states}),
-        "steps_with_unlike_digests": sum(len(found) > 1 for found in digests.values()),
+        "steps_with_unlike_digests": sum(len(found) > 1 for found in digests_of(honest).values()),
         "rounds_lost": max(lost),
         "seconds_per_step": statistics.median(gaps.values()) if gaps else None,
         "longest_step_s": max(gaps.values(), default=None),

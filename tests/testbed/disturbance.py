@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
@@ -27,7 +28,7 @@ from tt_cli.supervisor.events import Phase, Round, Saved, Step, Synchronised
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
 BASELINE = "scripts.benchmarks.baselines.hivemind_optimizer"
-WAIT = 900.0
+WAIT = 600.0  # seconds
 MICRO_BATCH, SLOWNESS = 8, 4.0
 
 
@@ -93,11 +94,26 @@ def states_of(member: LocalPeer) -> list[Step | Synchronised]:
     return [*member.of(Step), *member.of(Synchronised)]
 
 
-def need(met: bool, what: str, members: list[LocalPeer]) -> None:
-    """End with the logs' ends when the swarm did not do what is to be measured."""
-    if not met:
-        tails = "\n".join(f"--- {m.name}\n{m.worker.log.read_text(errors='replace')[-1000:]}" for m in members)
-        sys.exit(f"not reached within {WAIT:.0f} s: {what}\n{tails}")
+def digests_of(members: Iterable[LocalPeer]) -> dict[int, set[str]]:
+    """Step → the digests that they held after it: one, if they agree."""
+    found: dict[int, set[str]] = {}
+    for event in (event for member in members for event in states_of(member)):
+        found.setdefault(event.epoch, set()).add(event.digest)
+    return found
+
+
+def need(swarm: LocalSwarm, condition: Callable[[], bool], what: str, members: list[LocalPeer]) -> None:
+    """End with the logs' ends when the swarm does not come so far."""
+    if not swarm.wait(condition, WAIT):
+        tell_logs(members)
+        sys.exit(f"not reached within {WAIT:.0f} s: {what}")
+
+
+def tell_logs(members: list[LocalPeer]) -> None:
+    """To standard error."""
+    for member in members:
+        tail = member.worker.log.read_text(errors="replace")[-800:]
+        print(f"--- {member.name}: {[event.to_json()[:200] for event in member.events[-3:]]}\n{tail}", file=sys.stderr)
 
 
 def run_ours(parts: list[Part], steps: int, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -124,13 +140,13 @@ def run_ours(parts: list[Part], steps: int, args: argparse.Namespace, folder: Pa
             if not part.joins:
                 start(part)
         trainers = [swarm.members[part.name] for part in parts if not part.joins]
-        need(swarm.wait(lambda: all(states_of(m) for m in trainers), WAIT), "a first step of all", trainers)
+        need(swarm, lambda: all(states_of(m) for m in trainers), "a first step of all", trainers)
         first = newest()
         for part in sorted(parts, key=lambda part: part.joins or part.killed):
             at = max(part.joins, part.killed)
             if not at:
                 continue
-            need(swarm.wait(partial(lambda at: newest() >= at, at), WAIT), f"step {at}", trainers)
+            need(swarm, partial(lambda at: newest() >= at, at), f"step {at}", trainers)
             if part.joins:
                 start(part)
                 trainers.append(swarm.members[part.name])
@@ -139,8 +155,7 @@ def run_ours(parts: list[Part], steps: int, args: argparse.Namespace, folder: Pa
                 os.kill(victim.worker.pid, signal.SIGKILL)
                 deaths[part.name] = time.time()
         living = [m for m in trainers if m.name not in deaths]
-        saved = partial(all_saved, living, steps)
-        need(swarm.wait(saved, WAIT), f"step {steps} on all", trainers)
+        need(swarm, partial(all_saved, living, steps), f"step {steps} on all", trainers)
         lived = [
             Lived(MICRO_BATCH / (args.pace * last[m.name].slowness), ready(m), deaths.get(m.name, float("inf")))
             for m in trainers
@@ -165,23 +180,17 @@ def ready(member: LocalPeer) -> float:
 
 def step_facts(trainers: list[LocalPeer], lived: list[Lived], first: int, steps: int) -> dict[str, Any]:
     """Digests and times of the steps after `first`."""
-    digests: dict[int, set[str]] = {}
     times: dict[int, float] = {}
-    compared = 0
-    for member in trainers:
-        for event in states_of(member):
-            digests.setdefault(event.epoch, set()).add(event.digest)
-            compared += 1
-        for event in member.of(Step):
-            times[event.epoch] = min(event.at, times.get(event.epoch, float("inf")))
-    unlike = [step for step, found in digests.items() if len(found) > 1]
+    for event in (event for member in trainers for event in member.of(Step)):
+        times[event.epoch] = min(event.at, times.get(event.epoch, float("inf")))
+    unlike = [step for step, found in digests_of(trainers).items() if len(found) > 1]
     missing = [step for step in range(1, steps + 1) if step not in times]
     seconds = times[steps] - times[first]
     samples = sum(life.samples(times[first], times[steps]) for life in lived)
     slowest = max((times[step] - times[step - 1], step) for step in range(first + 1, steps + 1))
     return {
         "steps": steps,
-        "digests_compared": compared,
+        "digests_compared": sum(len(states_of(member)) for member in trainers),
         "steps_with_unlike_digests": unlike,
         "steps_lost": len(set(missing) | set(unlike)),
         "seconds_per_step": round(seconds / (steps - first), 3),

@@ -4,7 +4,7 @@
 torch tensors by `with_format`, and collated by a DataLoader in the training process. Its settings: a buffer of 8,192
 rows, 256 rows for each call of `map`.
 
-    python baselines/dalle_hivemind_data.py FOLDER --tokenizer tokenizer.json --rows 20000 --batch 64
+    python -m scripts.benchmarks.baselines.dalle_hivemind_data FOLDER --tokenizer tokenizer.json --rows 20000 --batch 64
 
 prints JSON: rows, cpu_seconds (this process and all it started), seconds; from the first batch on.
 """
@@ -14,20 +14,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT)]
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # one thread each, here as there
-
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
+import numpy as np
+import torch
 
 SHUFFLE_BUFFER, MAP_BATCH, TEXT_LENGTH = 8192, 256, 256
 

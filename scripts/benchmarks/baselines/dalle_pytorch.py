@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-DEFAULT_FOLDER = Path(__file__).resolve().parents[2] / ".venv" / "baseline"
+DEFAULT_FOLDER = Path(__file__).resolve().parents[3] / ".venv/baseline"
 PACKAGES = (
     "dalle-pytorch==1.6.6",
     "einops==0.8.2",

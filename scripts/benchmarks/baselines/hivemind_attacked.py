@@ -42,7 +42,6 @@ from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit
 
 FIRST_STEP = 3
 MICRO_BATCH_SECONDS = 1.0
-RUN_ID = "attacked"
 ENDLESS = 10**5
 NOISE = 10.0
 Change = Callable[[averaging_pb2.AveragingData, torch.Size], None]
@@ -222,10 +221,9 @@ def main() -> None:
     args = parser.parse_args()
     size = Size(args.honest, args.attackers, args.steps)
     run = attacked_run(size, args.attackers)
-    args.run_id, args.micro_batch, args.target_batch_size = RUN_ID, size.micro_batch, run.swarm.target_batch_size
+    args.micro_batch, args.target_batch_size = size.micro_batch, run.swarm.target_batch_size
     args.matchmaking_time, args.averaging_timeout, args.allreduce_timeout = 5.0, 60.0, 30.0
-    args.next_chunk_timeout, args.codec, args.state_codec = 8.0, "blockwise8", None
-    args.wait_for_gradients, args.client_mode = True, False
+    args.next_chunk_timeout, args.wait_for_gradients, args.client_mode = 8.0, True, False
 
     die_with_parent()
     raise_file_limit()

@@ -27,7 +27,8 @@ from testbed.attacks.table import OVERWRITTEN
 from testbed.launched import Launched
 
 from scripts.benchmarks.baselines import hivemind_attacked
-from scripts.benchmarks.baselines.hivemind_attacked import FIRST_STEP, RUN_ID
+from scripts.benchmarks.baselines.hivemind_attacked import FIRST_STEP
+from scripts.benchmarks.baselines.hivemind_optimizer import RUN_ID
 from tt_cli.run import RunConfig
 
 WAIT, LIMIT = 300.0, 600.0

@@ -37,13 +37,7 @@ import bitsandbytes.functional as bnb
 import numpy as np
 import torch
 from hivemind import DHT, Optimizer
-from hivemind.compression import (
-    BlockwiseQuantization,
-    CompressionBase,
-    Float16Compression,
-    SizeAdaptiveCompression,
-    Uniform8BitQuantization,
-)
+from hivemind.compression import BlockwiseQuantization, CompressionBase, Float16Compression, SizeAdaptiveCompression
 from hivemind.optim.grad_averager import GradientAverager
 from testbed.launched import Commands, tell
 from testbed.shapes import Device, Gradients, count, first_parameters, model_shapes
@@ -54,6 +48,7 @@ from tt_cli.run import RunConfig, load_run
 from tt_cli.run.sections import OptimizerPart
 from tt_cli.supervisor.reporter import die_with_parent, raise_file_limit
 
+RUN_ID = "baseline"
 CHUNK = 2**24  # elements whose moments are decoded at once, as in the paper's optimizer
 
 
@@ -143,12 +138,10 @@ class PaperLamb(torch.optim.Optimizer):
         return slice(chunk.start // self.settings.block_size, chunk.stop // self.settings.block_size)
 
 
-def paper_codec(name: str) -> CompressionBase:
-    """8 bits for tensors of more than 2^16 elements, fp16 for the others; "fp16" for all."""
-    if name == "fp16":
-        return Float16Compression()
-    large = {"blockwise8": BlockwiseQuantization, "uniform8": Uniform8BitQuantization}[name]
-    return SizeAdaptiveCompression(threshold=2**16 + 1, less=Float16Compression(), greater_equal=large())
+def paper_codec() -> CompressionBase:
+    """8 bits for tensors of more than 2^16 elements, fp16 for the others."""
+    large = BlockwiseQuantization()
+    return SizeAdaptiveCompression(threshold=2**16 + 1, less=Float16Compression(), greater_equal=large)
 
 
 def grouped(parameters: dict[str, Tensor], run: RunConfig) -> list[dict[str, Any]]:
@@ -169,7 +162,7 @@ def make_optimizer(args: argparse.Namespace, run: RunConfig, dht: DHT, parameter
     request_timeout = 0.8 * args.matchmaking_time  # at 3 s, its default, short matchmaking can deadlock
     return Optimizer(
         dht=dht,
-        run_id=args.run_id,
+        run_id=RUN_ID,
         params=grouped(parameters, run),
         optimizer=lambda params: PaperLamb(params, run.optimizer, rate),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
@@ -181,8 +174,8 @@ def make_optimizer(args: argparse.Namespace, run: RunConfig, dht: DHT, parameter
         reuse_grad_buffers=True,
         batch_size_per_step=args.micro_batch,
         target_batch_size=args.target_batch_size,
-        grad_compression=paper_codec(args.codec),
-        state_averaging_compression=paper_codec(args.state_codec or args.codec),
+        grad_compression=paper_codec(),
+        state_averaging_compression=paper_codec(),
         matchmaking_time=args.matchmaking_time,
         averaging_timeout=args.averaging_timeout,
         allreduce_timeout=args.allreduce_timeout,
@@ -257,8 +250,6 @@ def train(args: argparse.Namespace, run: RunConfig, dht: DHT, commands: Commands
             done = True
             write_parameters(optimizer, args.parameters)
             tell("done", epoch=epoch)
-            if args.stay == "idle":
-                ended.wait()
 
 
 def write_parameters(optimizer: Optimizer, path: str) -> None:
@@ -274,19 +265,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", default="dalle", help="run whose model's shapes and optimizer are used")
     parser.add_argument("--part", type=float, default=1.0, help="part of the rows of large tensors to keep")
-    parser.add_argument("--run-id", default="baseline", help="peers with the same one train together")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--initial-peer", action="append", default=[], help="multiaddr of a peer; may be repeated")
     parser.add_argument("--client-mode", action="store_true", help="accept no connections")
     parser.add_argument("--dht-only", action="store_true", help="a DHT node for others to join through")
     parser.add_argument("--steps", type=int, default=0, help="say 'done' after so many global steps; 0: never")
-    parser.add_argument("--stay", choices=("training", "idle"), default="training", help="what to do after them")
     parser.add_argument("--micro-batch", type=int, default=16, help="samples in a micro-batch")
     parser.add_argument("--micro-batch-seconds", type=float, default=1.0, help="time of the simulated device for it")
     parser.add_argument("--target-batch-size", type=int, default=256, help="samples of all peers for a global step")
     parser.add_argument("--seed", type=int, default=0, help="of the gradients")
-    parser.add_argument("--codec", choices=("blockwise8", "uniform8", "fp16"), default="blockwise8", help="gradients'")
-    parser.add_argument("--state-codec", choices=("blockwise8", "uniform8", "fp16"), help="parameters'; default: same")
     parser.add_argument("--wait-for-gradients", action="store_true", help="delay_grad_averaging=False, as published")
     parser.add_argument("--matchmaking-time", type=float, default=5.0)
     parser.add_argument("--averaging-timeout", type=float, default=180.0)

@@ -6,24 +6,21 @@ Notable:
 - `plain_decoder(state_dict)` is that decoder over published names, for tests and benchmarks;
 - `compare(threads, quick)` times it beside tt_cli's in one process, in turns, on random weights of the published
   size, checks that the pictures agree, and returns {"vqgan_decode_ratio": …, …} as scripts/bench infer prints it.
-
-    python baselines/vqgan.py --threads 2
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import sys
-import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from scripts.benchmarks.process_figures import seconds_on
+from tt_cli.model.vqgan import PUBLISHED, Vqgan
 
 TOLERANCE = 1e-4  # of pictures in [0, 1]: a fortieth of one of 255 steps; float32 in another order gives 1e-6
 GROUPS = 32
@@ -152,9 +149,6 @@ def compare(threads: int, quick: bool = False, device: str = "cpu") -> dict[str,
     if the pictures differ. On a GPU both are timed in their best dtype: tt_cli's chooses by itself, the plain one gets
     bfloat16.
     """
-    sys.path.insert(0, str(Path(__file__).parents[2]))
-    from tt_cli.model.vqgan import PUBLISHED, Vqgan
-
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     fast = Vqgan(PUBLISHED, with_encoder=False).to(device).eval()
@@ -169,32 +163,15 @@ def compare(threads: int, quick: bool = False, device: str = "cpu") -> dict[str,
     batches = (1,) if quick else (1, 8)
     for batch in batches:
         rounds = 2 if quick else 5 if batch == 1 else 3
-        mine, theirs = [], []
+        mine: list[float] = []
+        theirs: list[float] = []
         for part in [codes[:batch]] * rounds:
-            theirs.append(_seconds(plain, part, gpu))
-            mine.append(_seconds(fast.decode, part, gpu))
+            for decode, times in ((plain, theirs), (fast.decode, mine)):
+                if gpu:
+                    decode(part)  # a GPU's first call chooses its algorithms
+                times.append(seconds_on(part.device, partial(decode, part)))
         facts[f"vqgan_decode_b{batch}_per_second"] = round(batch / min(mine), 3)
         facts[f"vqgan_plain_b{batch}_per_second"] = round(batch / min(theirs), 3)
         facts[f"vqgan_decode_b{batch}_ratio"] = round(min(theirs) / min(mine), 3)
     facts["vqgan_decode_ratio"] = min(facts[f"vqgan_decode_b{batch}_ratio"] for batch in batches)
     return facts
-
-
-def _seconds(decode: Callable[[Tensor], Tensor], codes: Tensor, gpu: bool) -> float:
-    if gpu:
-        decode(codes)  # a GPU's first call chooses its algorithms
-        torch.cuda.synchronize()
-    started = time.perf_counter()
-    decode(codes)
-    if gpu:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Time both VQGAN decoders.")
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--quick", action="store_true")
-    chosen = parser.parse_args()
-    print(json.dumps(compare(chosen.threads, chosen.quick, chosen.device), indent=1))
