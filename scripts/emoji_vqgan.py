@@ -55,7 +55,7 @@ class Effort:
 
 
 FULL = Effort(ARCHITECTURE, joint_seen=22_800, decoder_seen=12_000, batch=24, peak_lr=3e-3, continuous_steps=80)
-QUICK = Effort(TINY, joint_seen=320, decoder_seen=96, batch=16, peak_lr=3e-3, continuous_steps=5, emoji=96)
+QUICK = Effort(TINY, joint_seen=192, decoder_seen=48, batch=16, peak_lr=3e-3, continuous_steps=5, emoji=96)
 
 
 class Muon(torch.optim.Optimizer):
