@@ -28,7 +28,7 @@ from tt_cli.swarm.allreduce.round_plan import RoundGroup
 from tt_cli.swarm.compression.codec import codec_of
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer, Partition
 
-SHAPES = {"weight": torch.Size([1600, 1600]), "small": torch.Size([30, 40]), "bias": torch.Size([7])}
+SHAPES = {"weight": torch.Size([1100, 1100]), "small": torch.Size([30, 40]), "bias": torch.Size([7])}
 WEIGHTS = [10.0, 20.0, 70.0, 30.0]
 SIGNERS = sorted(
     (Signer(RSAPrivateKey()) for _ in range(4)), key=lambda one: PeerID.from_base58(one.peer_id).to_bytes()

@@ -58,7 +58,7 @@ def test_all_members_hold_the_same_bytes_and_they_are_the_average(kinds: list[ty
 def test_the_same_contributions_give_the_same_bytes_in_any_order_of_arrival() -> None:
     class Late(Member):
         async def take_part(self) -> Outcome | None:
-            await asyncio.sleep(0.2)  # what comes later must not be added later
+            await asyncio.sleep(0.1)  # what comes later must not be added later
             return await super().take_part()
 
     orders = [[Member, Member, Member], [Late, Member, Member], [Member, Member, Late]]
@@ -280,7 +280,10 @@ class GivesUp(Member):
 
 def test_who_comes_late_does_not_commit_what_the_others_have_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Late, "given_up", asyncio.Event(), raising=False)
-    outcomes = run_round(GivesUp(0), GivesUp(1), Late(2), GivesUp(3))
+    members = [GivesUp(0), GivesUp(1), Late(2), GivesUp(3)]
+    for member in members:
+        member.patience = 0.5
+    outcomes = run_round(*members)
     assert len(outcomes) == 4
     for number in (0, 1, 3):
         assert outcomes[number].agreement.lost

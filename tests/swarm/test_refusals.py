@@ -98,8 +98,8 @@ class Dripping(Member):
     class Slow(AllReduce):
         async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
             async for message in super()._outgoing(indexes):
-                yield message
                 await asyncio.sleep(0.5 * self.patience)
+                yield message
 
     allreduce_type = Slow
 
@@ -107,7 +107,7 @@ class Dripping(Member):
 def test_a_sender_that_drips_is_named_and_the_round_goes_on_without_it() -> None:
     members = [Member(0), Member(1), Dripping(2)]
     for member in members:
-        member.patience, member.longest = 1.5, 1.6
+        member.patience, member.longest = 2.0, 1.6
     outcomes = run_round(*members)
     assert_whole(outcomes)
     for outcome in outcomes[:2]:
