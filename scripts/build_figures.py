@@ -10,8 +10,9 @@ A comment that begins with `figures` and a record's id is the template of the bl
     each rows: | {row} | {loss:.2%} | {attacks-1[loss]} |
     -->
 
-What is in braces is Python's format of a figure of that record, or of another one by its id. A line that begins with
-`each` is repeated for the rows of a table in the record; other records stand for their row of the same name there.
+What is in braces is Python's format of a figure of that record, or of another one by its id; `.1fMiB` has bytes in MiB.
+A line that begins with `each` is repeated for the rows of a table in the record; other records stand for their row of
+the same name there.
 """
 
 from __future__ import annotations
@@ -35,14 +36,19 @@ class Figures(string.Formatter):
         """A dash for what was not measured; words, such as "not finite", whatever the form of the other rows."""
         if value is None or isinstance(value, bool):
             return {None: "–", True: "yes", False: "no"}[value]
-        return str(value) if isinstance(value, str) else format(value, form).replace("%", " %").replace("-", "−")
+        if isinstance(value, (str, list)):
+            return value if isinstance(value, str) else ", ".join(map(str, value))
+        if form.endswith("MiB"):
+            value, form = value / 2**20, form.removesuffix("MiB")
+        return format(value, form).replace("%", " %").replace("-", "−")
 
 
 def named(value: Any) -> Any:
-    """A table's rows by the name in their first column; anything else as it is."""
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        return {str(next(iter(row.values()))): row for row in value}
-    return value
+    """A table's rows by the name in their first column, or by number; anything else as it is."""
+    if not (isinstance(value, list) and value and isinstance(value[0], dict)):
+        return value
+    names = [str(next(iter(row.values()))) for row in value]
+    return dict(zip(names if len({*names}) == len(value) else map(str, range(len(value))), value, strict=True))
 
 
 def by_id() -> dict[str, Named]:

@@ -69,11 +69,12 @@ def run(name: str, argv: list[str], file: Path = stored.FILE) -> None:
     if args.compare and before is None:
         print(f"{name}: no record of {options} on a machine like this", file=sys.stderr)
         sys.exit(NO_RECORD)
+    source = stored.checked_out() if args.record else {}
     figures = json.loads(json.dumps(module.measure(args)))
     shown = {"machine": machine(), **figures}
     print(json.dumps(shown, ensure_ascii=False) if args.json else table(shown))
     if args.record:
-        stored.append(file, name, options, machine(), figures)
+        stored.append(file, name, options, {**source, "machine": machine(), "figures": figures})
     if before and (lines := stored.drifted(before["figures"], figures)):
         print(f"{name}: unlike {before['id']} of {before['date']}:", *lines, sep="\n  ", file=sys.stderr)
         sys.exit(1)

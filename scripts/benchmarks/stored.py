@@ -27,13 +27,16 @@ def records(file: Path = FILE) -> list[Record]:
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
 
-def append(file: Path, bench: str, options: str, machine: str, figures: dict[str, Any]) -> None:
-    """A new record at the file's end."""
+def checked_out() -> Record:
+    """The commit, and whether files that a benchmark runs have changes."""
+    changed = _git("status", "--porcelain", "--", "tt_cli", "scripts", "tests")
+    return {"commit": _git("rev-parse", "--short=7", "HEAD"), "dirty": bool(changed)}
+
+
+def append(file: Path, bench: str, options: str, run: Record) -> None:
+    """A new record at the file's end. run: what was checked out, machine, figures."""
     number = 1 + sum(record["bench"] == bench for record in records(file))
-    changed = _git("status", "--porcelain", "--", ".", f":!{FILE.relative_to(ROOT)}")
-    commit, today = _git("rev-parse", "--short=7", "HEAD"), time.strftime("%Y-%m-%d")
-    record = {"id": f"{bench}-{number}", "bench": bench, "options": options, "commit": commit, "dirty": bool(changed)}
-    record |= {"machine": machine, "date": today, "figures": figures}
+    record = {"id": f"{bench}-{number}", "bench": bench, "options": options, "date": time.strftime("%Y-%m-%d"), **run}
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(record, ensure_ascii=False) + "\n")
 

@@ -80,12 +80,12 @@ def test_every_record_says_what_was_run_where_and_when() -> None:
 def test_a_template_takes_figures_of_several_records_and_repeats_rows() -> None:
     records = {
         "a-1": {"share": 0.0146, "rows": {"x": {"loss": 1.5, "met": True}, "y": {"loss": None, "met": False}}},
-        "b-1": {"share": -3, "rows": {"x": {"loss": 2.0}, "y": {"loss": "not finite"}}},
+        "b-1": {"share": -3 * 2**20, "rows": {"x": {"loss": 2.0}, "y": {"loss": "not finite"}}},
     }
-    template = "{share:.1%} {b-1[share]:,} {rows[x][loss]}\neach rows: {row} {loss:.2f} {met} {b-1[loss]:.1f}"
+    template = "{share:.1%} {b-1[share]:,.1fMiB} {rows[x][loss]}\neach rows: {row} {loss:.2f} {met} {b-1[loss]:.1f}"
     page = f"Text.\n\n<!-- figures a-1\n{template}\n-->\n\nold\nblock\n\nMore."
     made = build_figures.built(page, records)
-    assert made == page.replace("old\nblock", "1.5 % −3 1.5\nx 1.50 yes 2.0\ny – no not finite")
+    assert made == page.replace("old\nblock", "1.5 % −3.0 1.5\nx 1.50 yes 2.0\ny – no not finite")
     assert build_figures.built(made, records) == made
     with pytest.raises(KeyError):
         build_figures.built(page.replace("{share", "{shares"), records)
