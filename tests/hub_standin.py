@@ -65,10 +65,6 @@ class HubStandin:
         """Make `token` that of user `name`; organisations: name -> role. role: of the token; "oauth" for a login's."""
         self._control("user", token=token, name=name, organisations=organisations or {}, role=role)
 
-    def hide(self, organisation: str) -> None:
-        """Show this organisation's members to nobody."""
-        self._control("hide", organisation=organisation)
-
     def move(self, old: str, new: str) -> None:
         """Have the Hub follow a repository's old name to its new one."""
         self._control("move", old=old, new=new)
@@ -127,7 +123,6 @@ class State:
         self.repositories: dict[tuple[str, str], dict[str, Any]] = {}
         self.faults: list[dict[str, Any]] = []
         self.codes: dict[str, str] = {}  # user code -> "authorization_pending" or what was decided
-        self.hidden: set[str] = set()
         self.moved: dict[str, str] = {}
         self.objects: dict[str, bytes] = {}  # large files by their SHA-256
         self.log: list[str] = []
@@ -143,8 +138,6 @@ class State:
             sha = hashlib.sha1(json.dumps(body["files"], sort_keys=True).encode()).hexdigest()
             repository = {"files": files, "access": body["access"], "sha": sha}
             self.repositories[KINDS[body["kind"]], body["repository"]] = repository
-        elif action == "hide":
-            self.hidden.add(body["organisation"])
         elif action == "move":
             self.moved[body["old"]] = body["new"]
         elif action == "aside":
@@ -243,7 +236,7 @@ def serve() -> None:
             for user in state.users.values()
             if organisation.lower() in {name.lower() for name in user["organisations"]}
         }
-        if organisation in state.hidden or not found:
+        if not found:
             return error(404, "RepoNotFound", "no such organization")
         names = sorted(found)
         answer = [{"user": name, "fullname": name.title(), "type": "user"} for name in names[2 * page : 2 * page + 2]]

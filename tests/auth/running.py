@@ -6,28 +6,27 @@ import threading
 from pathlib import Path
 
 from auth.peers import closed_run, pointed
+from told import Told
 
-from tt_cli.auth.authority import authority_server
+from tt_cli.auth.authority.authority_server import AuthorityServer, ServeOptions
 from tt_cli.auth.authority_client import AuthorityClient
 from tt_cli.auth.pass_renewer import PassRenewer
 from tt_cli.identity.passes import Notice
 from tt_cli.run import RunConfig, folders
 
 LIFE = 0.8  # seconds of a pass
-MOST = 30.0  # seconds that a test waits for what must come
 
 
 class Running:
     """A real authority's server in this process, for which a peer of this machine has had a pass."""
 
-    def __init__(self, port: int = 0, life: float = LIFE):
+    def __init__(self, port: int = 0, life: float = LIFE, trusted_proxy: str = ""):
         run = closed_run()
-        self.server = authority_server.AuthorityServer(
-            authority_server.ServeOptions(run.to_toml(), "127.0.0.1", port, "", life)
-        )
+        self.server = AuthorityServer(ServeOptions(run.to_toml(), "127.0.0.1", port, trusted_proxy, life))
         self.authority, self.port = self.server.authority, self.server.port
+        self.url = f"http://127.0.0.1:{self.port}"
         self.key = self.authority.folder.settings().line()
-        self.run = pointed(run, f"http://127.0.0.1:{self.port}", self.key)
+        self.run = pointed(run, self.url, self.key)
         self._thread = threading.Thread(target=self.server.run)
         self._thread.start()
 
@@ -36,30 +35,16 @@ class Running:
         return self.authority.store.notice(self.run.identity)
 
     def end(self) -> None:
+        """Again is no harm."""
         self.server.stop()
         self._thread.join(240)
         assert not self._thread.is_alive()
 
+    def __enter__(self) -> Running:
+        return self
 
-class Told:
-    """What the keeper says, to be waited for."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[str, str]] = []
-        self._news = threading.Condition()
-        self.refused = threading.Event()
-
-    def __call__(self, line: str, level: str) -> None:
-        with self._news:
-            self.lines.append((line, level))
-            self._news.notify_all()
-
-    def count(self, words: str) -> int:
-        return sum(words in line for line, _ in self.lines)
-
-    def wait(self, words: str) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: self.count(words) > 0, MOST), self.lines
+    def __exit__(self, *exception: object) -> None:
+        self.end()
 
 
 def key_file(run: RunConfig) -> Path:
@@ -74,5 +59,5 @@ def begun(running: Running, told: Told, run: RunConfig | None = None) -> PassRen
         text = running.authority.issue_here(client.peer_id, "ada")
         key_file(run).with_suffix(".pass").write_text(text)
     keeper = PassRenewer(run, key_file(run), client, told)
-    keeper.attach(told.refused.set)
+    keeper.attach(lambda: told("the worker is asked to leave"))
     return keeper

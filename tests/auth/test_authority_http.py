@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import httpx2
 import pytest
 import schemathesis
 from auth.peers import START, Clock, Peer, closed_run
+from auth.running import Running
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
@@ -28,6 +28,7 @@ from tt_cli.identity.passes import encode, read_pass
 from tt_cli.identity.rate_limit import RateLimit, address_key
 from tt_cli.run import folders
 
+IN_CI = settings.default is settings.get_profile("ci")
 UNLIMITED = RateLimit(burst=10**9, per_second=1e9)
 
 
@@ -95,7 +96,7 @@ def test_it_does_what_its_description_says(authority: Authority, path: str, meth
     refusals = schema.config.checks.negative_data_rejection
     refusals.expected_statuses = [*refusals.expected_statuses, "413"]  # too long is a refusal too
 
-    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=25 if IN_CI else 5, suppress_health_check=list(HealthCheck))
     @given(case=schema[path][method].as_strategy(generation_mode=mode))
     def try_it(case: schemathesis.Case) -> None:
         case.call_and_validate()
@@ -213,66 +214,33 @@ def test_an_address_of_ipv6_counts_with_its_neighbours() -> None:
     assert address_key(None) == address_key("nonsense") == "unknown"
 
 
-class Running:
-    """A real server in this process."""
-
-    def __init__(self, trusted_proxy: str = "", pass_seconds: float = 3600.0):
-        run = closed_run()
-        options = authority_server.ServeOptions(run.to_toml(), "127.0.0.1", 0, trusted_proxy, pass_seconds)
-        self.server = authority_server.AuthorityServer(options)
-        self.thread = threading.Thread(target=self.server.run)
-        self.thread.start()
-        self.url = f"http://127.0.0.1:{self.server.port}"
-
-    def end(self) -> None:
-        self.server.stop()
-        self.thread.join(240)
-        assert not self.thread.is_alive()
-
-
 @pytest.mark.parametrize("trusted", ["", "127.0.0.1"])
 def test_a_forwarded_address_counts_only_from_the_trusted_proxy(trusted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "Limits", lambda: Limits(proving=RateLimit(burst=1, per_second=0.001)))
-    running = Running(trusted)
-    try:
-        with httpx2.Client(base_url=running.url, trust_env=False) as http:
-            codes = [
-                http.post(
-                    "/v1/challenge",
-                    json={"peer_id": Peer().peer_id},
-                    headers={"X-Forwarded-For": f"203.0.113.{number}"},
-                ).status_code
-                for number in range(3)
-            ]
-    finally:
-        running.end()
+    with Running(trusted_proxy=trusted) as running, httpx2.Client(base_url=running.url, trust_env=False) as http:
+        forwarded = [{"X-Forwarded-For": f"203.0.113.{number}"} for number in range(3)]
+        asked = {"json": {"peer_id": Peer().peer_id}}
+        codes = [http.post("/v1/challenge", headers=each, **asked).status_code for each in forwarded]
     assert codes == ([200, 200, 200] if trusted else [200, 429, 429])
 
 
 def test_a_body_that_does_not_end_or_come_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request_limits, "BODY_SECONDS", 0.3)
-    running = Running()
-    try:
-        with socket.create_connection(("127.0.0.1", running.server.port)) as slow:
+    with Running() as running:
+        with socket.create_connection(("127.0.0.1", running.port)) as slow:
             slow.sendall(b"POST /v1/join HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
             assert slow.recv(100).startswith(b"HTTP/1.1 408 ")
-        with socket.create_connection(("127.0.0.1", running.server.port)) as endless:
+        with socket.create_connection(("127.0.0.1", running.port)) as endless:
             endless.sendall(b"POST /v1/join HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
             endless.sendall(b"".join(b"1000\r\n" + b"x" * 4096 + b"\r\n" for _ in range(5)))
             assert endless.recv(100).startswith(b"HTTP/1.1 413 ")
-    finally:
-        running.end()
 
 
 def test_a_database_that_breaks_is_a_503_in_one_line() -> None:
-    running = Running()
-    try:
-        with running.server.authority.store._database.engine.begin() as connection:
+    with Running() as running:
+        with running.authority.store._database.engine.begin() as connection:
             metadata.drop_all(connection)
-        with httpx2.Client(base_url=running.url, trust_env=False) as http:
-            answer = http.get("/v1/notice")
-    finally:
-        running.end()
+        answer = httpx2.get(f"{running.url}/v1/notice", trust_env=False)
     assert answer.status_code == 503
     assert answer.json()["detail"].startswith("the authority's database does not answer (no such table")
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from auth.peers import closed_run, pointed
-from auth.running import LIFE, MOST, Running, Told, begun, key_file
+from auth.running import LIFE, Running, begun, key_file
+from told import MOST, Told
 
 from tt_cli.auth import pass_renewer as room
 from tt_cli.auth.authority import issuer
@@ -41,15 +42,19 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def running() -> Iterator[Running]:
-    one = Running()
-    yield one
-    if one._thread.is_alive():
-        one.end()
+    with Running() as one:
+        yield one
 
 
 @pytest.fixture
 def told() -> Told:
     return Told()
+
+
+def asking(running: Running, told: Told) -> PassRenewer:
+    """One that has nothing from before."""
+    client = AuthorityClient(running.run, key_file(running.run), told)
+    return PassRenewer(running.run, key_file(running.run), client, told)
 
 
 def pass_now(running: Running) -> tuple[str, float]:
@@ -96,14 +101,11 @@ def test_a_ban_ends_it_within_a_poll(running: Running, told: Told, kind: str) ->
         name = "ADA" if kind == "user" else keeper._source.peer_id
         with Organiser.at_work(running.run) as organiser:
             organiser.ban(kind, name, "poison")
-        assert told.refused.wait(MOST)
+        told.wait("the worker is asked to leave")
         assert "is banned from this run" in keeper.refusal and "\n" not in keeper.refusal
         assert not key_file(running.run).with_suffix(".pass").exists()
-    again = PassRenewer(
-        running.run, key_file(running.run), AuthorityClient(running.run, key_file(running.run), print), told
-    )
     with pytest.raises(PassRefused):
-        again.__enter__()
+        asking(running, told).__enter__()
 
 
 def test_an_authority_that_is_down_is_said_once_and_outlived(told: Told) -> None:
@@ -115,27 +117,21 @@ def test_an_authority_that_is_down_is_said_once_and_outlived(told: Told) -> None
         _, expires = pass_now(running)
         told.wait("no news of bans and orders")
         wait_for(lambda: time.time() > expires)  # it has run out meanwhile
-        again = Running(running.port)
-        try:
+        with Running(running.port):
             told.wait("the pass is renewed")
             told.wait("the authority answers again")
             assert pass_now(running)[1] > expires
-            assert told.count("no news of bans and orders") == 1
-            assert told.count("the pass is not renewed") <= 2  # once, and once more when it had ended
-        finally:
-            again.end()
-    assert not told.refused.is_set()
+            assert len(told.found("no news of bans and orders")) == 1
+            assert len(told.found("the pass is not renewed")) <= 2  # once, and once more when it had ended
+    assert not told.found("asked to leave")
 
 
 def test_without_a_pass_and_without_an_authority_it_is_one_line(running: Running, told: Told) -> None:
     running.end()
-    keeper = PassRenewer(
-        running.run, key_file(running.run), AuthorityClient(running.run, key_file(running.run), print), told
-    )
     with pytest.raises(TTError, match="cannot be reached .*; no pass, no entry: try again later") as caught:
-        keeper.__enter__()
+        asking(running, told).__enter__()
     assert caught.value.exit_code == 1 and "\n" not in str(caught.value)
-    assert [level for _, level in told.lines] == ["warning", "warning"]
+    assert told.levels == ["warning", "warning"]
 
 
 def test_orders_are_told_and_the_notice_only_gets_newer(running: Running, told: Told) -> None:
@@ -162,7 +158,7 @@ def test_orders_are_told_and_the_notice_only_gets_newer(running: Running, told: 
 
 def test_a_notice_that_is_not_signed_is_said(running: Running, told: Told) -> None:
     other = "ed25519:" + "A" * 43
-    run = pointed(closed_run(), f"http://127.0.0.1:{running.port}", other)
+    run = pointed(closed_run(), running.url, other)
     run = run.replaced({"membership.kind": "open", "membership.organisation": None})
     with begun(running, told, run):
         told.wait("the authority's notice does not count (forged notice")
@@ -176,7 +172,7 @@ def test_an_open_run_has_bans_and_orders_and_no_pass(running: Running, told: Tol
         with Organiser.at_work(running.run) as organiser:
             organiser.ban("user", "anybody", "")
             organiser.ban("peer", keeper._source.peer_id, "")
-        assert told.refused.wait(MOST)
+        told.wait("the worker is asked to leave")
     assert not list(folders.run_folder(run).glob("*.pass"))
 
 
@@ -201,7 +197,7 @@ def test_the_organisers_own_peer_needs_no_hub(running: Running, told: Told) -> N
 def test_a_run_without_an_authority_says_what_that_means(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="admits members of acme on the Hub only, and nobody is logged in"):
         admission(closed_run(), "trainer", told).__enter__()
-    assert told.lines == [(UNGUARDED, "warning")]
+    assert (told.lines, told.levels) == ([UNGUARDED], ["warning"])
     with admission(closed_run(), "aux", told, here=True) as admitted:
         assert admitted.user == ""
         admitted.check()

@@ -16,8 +16,9 @@ import httpx2
 import pytest
 import torch
 from auth.peers import Peer, closed_run
-from auth.running import Running, Told, begun
+from auth.running import Running, begun
 from hivemind.utils.crypto import RSAPrivateKey
+from told import Told
 
 from tt_cli.auth import pass_renewer as room
 from tt_cli.auth.authority import issuer, proof_judge
@@ -81,9 +82,8 @@ def judged_here(run: RunConfig, packed: bytes) -> str:
 def running(monkeypatch: pytest.MonkeyPatch) -> Iterator[Running]:
     monkeypatch.setattr(room, "POLL_SECONDS", 0.1)
     monkeypatch.setattr(issuer, "judged", judged_here)
-    one = Running(life=3600.0)
-    yield one
-    one.end()
+    with Running(life=3600.0) as one:
+        yield one
 
 
 def banned(running: Running) -> dict[str, str]:
@@ -159,7 +159,7 @@ def test_only_members_hand_in_proofs_and_only_what_they_announced(running: Runni
     peer, run = Peer(), running.run.identity
     packed = b"x" * 100
     said = {"pass": "none.at.all", "proof": hashlib.sha256(packed).hexdigest()}
-    with httpx2.Client(base_url=f"http://127.0.0.1:{running.port}", trust_env=False, timeout=240) as http:
+    with httpx2.Client(base_url=running.url, trust_env=False, timeout=240) as http:
 
         def announced() -> httpx2.Response:
             made = http.post("/v1/challenge", json={"peer_id": peer.peer_id, "purpose": "accuse"}).json()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from draw.tiny import Tiny, tiny_run
 from PIL import Image
+from told import Told
 
 from tt_cli.auxiliary import evaluator as room
 from tt_cli.auxiliary.evaluator import Evaluator, spread
@@ -31,7 +31,6 @@ from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor import side_process as part_room
-from tt_cli.supervisor.events import Event, Log
 
 pytestmark = pytest.mark.slow
 
@@ -307,28 +306,16 @@ def test_its_process_is_started_again_and_does_nothing_twice(
 ) -> None:
     monkeypatch.setattr(part_room, "AGAIN_SECONDS", (0.05,))
     save(tiny, 3)
-    lines, news = list[str](), threading.Condition()
-
-    def show(event: Event) -> None:
-        assert isinstance(event, Log)
-        with news:
-            lines.append(event.message)
-            news.notify_all()
-
-    def wait(words: str) -> None:
-        with news:
-            assert news.wait_for(lambda: any(words in line for line in lines), 60), lines
-
-    options = SamplesOptions(RUN.to_toml(), 10, ["owl"])
-    with EVALUATOR.watched(vars(options), tmp_path / "evaluator.log", show) as part:
-        wait("step 3: held-out loss")
+    told, options = Told(), SamplesOptions(RUN.to_toml(), 10, ["owl"])
+    with EVALUATOR.watched(vars(options), tmp_path / "evaluator.log", told) as part:
+        told.wait("step 3: held-out loss")
         before = rows(), files(folder)
         assert part._worker is not None
         os.kill(part._worker.pid, signal.SIGKILL)
-        wait("the evaluator ended (exit code -9)")
+        told.wait("the evaluator ended (exit code -9)")
         save(tiny, 13)
-        wait("step 13: held-out loss")
+        told.wait("step 13: held-out loss")
         last = part._worker
     assert last.wait(240) is not None
-    assert sum("step 3:" in line for line in lines) == 1
+    assert len(told.found("step 3:")) == 1
     assert rows()[0] == before[0][0] and files(folder).items() >= before[1].items()

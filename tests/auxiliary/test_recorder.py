@@ -6,13 +6,13 @@ import math
 import sqlite3
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from history.test_store import add_steps
 from swarm.made import record
+from told import Told
 
 from tt_cli.auxiliary import recorder as room
 from tt_cli.auxiliary.recorder import HISTORY_STEPS, RunRecorder
@@ -28,23 +28,6 @@ RUN = load_run("emoji")
 
 def view(step: int, **changes: object) -> SwarmState:
     return SwarmState.of([record(epoch=step, **{"loss": 2.5, **changes})])
-
-
-class Told:
-    """Lines for a person, to be waited for."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._news = threading.Condition()
-
-    def __call__(self, line: str, level: str) -> None:
-        with self._news:
-            self.lines.append(line)
-            self._news.notify_all()
-
-    def wait(self, words: str) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: any(words in line for line in self.lines), 120), self.lines
 
 
 Open = Callable[..., RunRecorder]
@@ -168,7 +151,7 @@ def test_a_database_that_is_away_stops_nothing(opened: Open, tmp_path: Path) -> 
     assert recorder.step == 5
     (tmp_path / "there").rename(folder)
     told.wait("the history is written again")
-    assert [line for line in told.lines if "does not answer" in line] == told.lines[:1]
+    assert told.found("does not answer") == told.lines[:1]
     recorder.go_back(1, 3)
     assert [step for step, _, _ in recorder.history().steps] == [1]
     recorder.record(view(2, loss=9.0, era=3, total_samples=700))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import re
 import signal
 import socket
-import threading
 import time
 import zlib
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from history.test_store import made
+from told import Told
 
 from tt_cli.auxiliary.parts import WEB_PAGE
 from tt_cli.auxiliary.web_process import WebOptions
@@ -24,39 +23,13 @@ from tt_cli.errors import TTError
 from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.run import folders, load_run
 from tt_cli.supervisor import side_process as room
-from tt_cli.supervisor.events import Event, Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 
 RUN = load_run("emoji")
 
 
-class Shown:
-    """What is told, to be waited for."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self._news = threading.Condition()
-
-    def __call__(self, event: Event) -> None:
-        assert isinstance(event, Log)
-        with self._news:
-            self.lines.append(event.message)
-            self._news.notify_all()
-
-    def port(self, count: int = 1) -> int:
-        """Of the page that has been told so many times."""
-        with self._news:
-            assert self._news.wait_for(lambda: len(self._found("web page is at")) >= count, 60), self.lines
-            found = re.search(r":(\d+)/$", self._found("web page is at")[-1])
-            assert found is not None
-            return int(found[1])
-
-    def wait(self, words: str) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: bool(self._found(words)), 60), self.lines
-
-    def _found(self, words: str) -> list[str]:
-        return [line for line in self.lines if words in line]
+def port_in(line: str) -> int:
+    return int(line.rpartition(":")[2].rstrip("/"))
 
 
 class Events:
@@ -103,12 +76,12 @@ def snapshot(at: float) -> str:
 
 def test_it_tells_all_what_is_new_and_comes_back_when_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "AGAIN_SECONDS", (0.05,))
-    store, shown = HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity), Shown()
+    store, told = HistoryWriter(database_url(folders.run_folder(RUN)), RUN.identity), Told()
     store.record_step(made(1), [], 100)
     store.put("snapshot", snapshot(1.0), time.time())
     options = WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", 0)
-    with WEB_PAGE.watched(vars(options), tmp_path / "web.log", shown) as part:
-        port = shown.port()
+    with WEB_PAGE.watched(vars(options), tmp_path / "web.log", told) as part:
+        port = port_in(told.wait("web page is at"))
         clients = [Events(port, coding) for coding in ("gzip", "identity", "gzip, br")]
         for client in clients:
             assert client.next("snapshot")["words"] == "grün <b>"
@@ -128,8 +101,8 @@ def test_it_tells_all_what_is_new_and_comes_back_when_killed(tmp_path: Path, mon
         assert get(port, "/health")[0] == 200
         assert part._worker is not None
         os.kill(part._worker.pid, signal.SIGKILL)
-        shown.wait("the web page ended (exit code -9); starting it again")
-        port = shown.port(2)
+        told.wait("the web page ended (exit code -9); starting it again")
+        port = port_in(told.wait("web page is at", 2))
         assert json.loads(get(port, "/api/history")[1])["step"] == [1, 2]
     store.close()
     with pytest.raises(OSError):
@@ -138,20 +111,18 @@ def test_it_tells_all_what_is_new_and_comes_back_when_killed(tmp_path: Path, mon
 
 def test_a_port_in_use_is_one_line_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room, "AGAIN_SECONDS", (0.05,))
-    shown = Shown()
+    told = Told()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        part = WEB_PAGE.watched(
-            vars(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", port)), tmp_path / "web.log", shown
-        )
+        part = WEB_PAGE.watched(vars(WebOptions(RUN.to_toml(), "emoji", "127.0.0.1", port)), tmp_path / "web.log", told)
         with part:
-            shown.wait("the web page does not start: cannot listen on 127.0.0.1 port")
+            told.wait("the web page does not start: cannot listen on 127.0.0.1 port")
             worker = part._worker
             taken.close()
-            assert shown.port() == port
+            assert port_in(told.wait("web page is at")) == port
             assert part._worker is not worker
-    assert len(shown.lines) == 2, shown.lines
-    assert shown.lines[0].endswith(
+    assert len(told.lines) == 2, told.lines
+    assert told.lines[0].endswith(
         "Address already in use; choose another --web-port; the rest goes on, and it is tried again"
     )
 
