@@ -28,7 +28,6 @@ from tt_cli.identity.passes import encode, read_pass
 from tt_cli.identity.rate_limit import RateLimit, address_key
 from tt_cli.run import folders
 
-IN_CI = settings.default is settings.get_profile("ci")
 UNLIMITED = RateLimit(burst=10**9, per_second=1e9)
 
 
@@ -96,7 +95,7 @@ def test_it_does_what_its_description_says(authority: Authority, path: str, meth
     refusals = schema.config.checks.negative_data_rejection
     refusals.expected_statuses = [*refusals.expected_statuses, "413"]  # too long is a refusal too
 
-    @settings(max_examples=25 if IN_CI else 5, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=settings().max_examples // 4, suppress_health_check=list(HealthCheck))
     @given(case=schema[path][method].as_strategy(generation_mode=mode))
     def try_it(case: schemathesis.Case) -> None:
         case.call_and_validate()

@@ -222,13 +222,21 @@ def test_a_peer_that_ends_while_it_has_given_up_has_failed(folder: Path) -> None
     assert (str(peer.error), peer.error.exit_code) == ("the disk is full: free some space", 1)
 
 
-@pytest.mark.parametrize(("acts", "code"), [(("error",), 1), (("die", "die", "die"), 1), (("step", "usage"), 2)])
+@pytest.mark.parametrize(
+    ("acts", "code", "words"),
+    [
+        (("error",), 1, "the disk is full: free some space"),
+        (("die", "die", "die"), 1, "the peer process was killed (signal 9); it failed 3 times in a row: see "),
+        (("step", "usage"), 2, "run 'x' is unknown"),
+    ],
+)
 def test_one_that_never_worked_or_was_asked_wrongly_fails_at_once(
-    acts: tuple[str, ...], code: int, folder: Path
+    acts: tuple[str, ...], code: int, words: str, folder: Path
 ) -> None:
     with Peer(folder, *acts) as peer:
         peer.join()
     assert isinstance(peer.error, Failed) and peer.error.exit_code == code
+    assert str(peer.error).startswith(words) and len(peer.workers) == len(acts)
     status = read_status(folder / "peer.json")
     assert status is not None and status.state == "ended" and status.reason == f"failed: {peer.error}"
 

@@ -38,12 +38,8 @@ def test_an_event_comes_back_as_it_was(event: Event) -> None:
     line = event.to_json()
     assert "\n" not in line
     assert json.loads(line)["kind"] == event.kind
-    assert from_json(line) == event
-
-
-@pytest.mark.parametrize("event", ONE_OF_EACH, ids=lambda event: event.kind)
-def test_fields_of_a_later_version_are_ignored(event: Event) -> None:
-    assert from_json(json.dumps({**json.loads(event.to_json()), "invented_later": [1]})) == event
+    later = json.dumps({**json.loads(line), "invented_later": [1]})  # fields of a later version are ignored
+    assert from_json(line) == from_json(later) == event
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -45,33 +46,21 @@ def test_a_log_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     assert len(set(os.listdir("/proc/self/fd"))) == len(before)
 
 
-def test_it_leaves_when_asked_and_asking_again_does_no_harm(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "asked",
+    [Worker.leave, lambda worker: worker._process.stdin.close(), lambda worker: os.kill(worker.pid, signal.SIGTERM)],
+    ids=["asked", "end of its input", "SIGTERM"],
+)
+def test_it_leaves_when_asked_and_asking_again_does_no_harm(asked: Callable[[Worker], None], tmp_path: Path) -> None:
     worker = start_actor("wait", tmp_path)
     assert next(worker.events(timeout=WAIT)).kind == "phase"
+    os.kill(worker.pid, signal.SIGINT)  # a terminal sends it to all; the supervisor alone decides
     assert worker.exit_code is None and not worker.ended
-    worker.leave()
+    asked(worker)
     assert [type(event) for event in all_events(worker)] == [Finished]
     assert worker.wait(WAIT) == 0
     worker.leave()
     worker.kill()
-
-
-def test_the_end_of_its_input_means_leave(tmp_path: Path) -> None:
-    worker = start_actor("wait", tmp_path)
-    next(worker.events(timeout=WAIT))
-    assert worker._process.stdin is not None
-    worker._process.stdin.close()
-    assert [type(event) for event in all_events(worker)] == [Finished]
-    assert worker.wait(WAIT) == 0
-
-
-def test_sigterm_means_leave_and_sigint_means_nothing(tmp_path: Path) -> None:
-    worker = start_actor("wait", tmp_path)
-    next(worker.events(timeout=WAIT))
-    os.kill(worker.pid, signal.SIGINT)  # a terminal sends it to all; the supervisor alone decides
-    os.kill(worker.pid, signal.SIGTERM)
-    assert [type(event) for event in all_events(worker)] == [Finished]
-    assert worker.wait(WAIT) == 0
 
 
 @pytest.mark.parametrize(
@@ -116,21 +105,17 @@ def family(told: Event) -> dict[str, int]:
     return json.loads(told.message)
 
 
-def test_all_that_it_started_ends_with_a_killed_worker(tmp_path: Path) -> None:
+@pytest.mark.parametrize("killed", [False, True])
+def test_all_that_it_started_ends_with_a_worker(killed: bool, tmp_path: Path) -> None:
     worker = start_actor("family", tmp_path)
     watch = ProcessWatch(set(family(next(worker.events(timeout=WAIT))).values()))
-    os.kill(worker.pid, signal.SIGKILL)
+    if killed:
+        os.kill(worker.pid, signal.SIGKILL)
+    else:
+        worker.leave()
     assert watch.left_after(WAIT) == set()
     assert all_events(worker) == []  # the children held the pipe of events open
-    assert worker.wait(WAIT) == -signal.SIGKILL
-
-
-def test_all_that_it_started_ends_when_it_leaves(tmp_path: Path) -> None:
-    worker = start_actor("family", tmp_path)
-    watch = ProcessWatch(set(family(next(worker.events(timeout=WAIT))).values()))
-    worker.leave()
-    assert watch.left_after(WAIT) == set()
-    assert worker.wait(WAIT) == 0
+    assert worker.wait(WAIT) == (-signal.SIGKILL if killed else 0)
 
 
 def test_the_worker_and_all_that_it_forked_end_with_a_killed_supervisor(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from monitor.made import snapshot, trainer
+
 from tt_cli.supervisor import events as e
 
 ID = "12D3KooWQwEw2y9KSEWsKbqcYQDtxHSbBqvzhdT6Sr2ncf9A2r1C"
@@ -47,47 +49,11 @@ def stepped(at: float, epoch: int, loss: float | None = 3.25) -> e.Step:
 
 
 def swarm(epoch: int, peers: int = 2, **changes: Any) -> dict[str, Any]:
-    peer = {
-        "user": "anna",
-        "role": "trainer",
-        "device": "cpu",
-        "client_mode": False,
-        "epoch": epoch,
-        "lag": 0,
-        "samples_per_second": 12.0,
-        "share": 0.5,
-        "samples": 50,
-        "total_samples": 500,
-        "loss": 3.0,
-        "round": "",
-        "digest": "aa",
-        "in_agreement": True,
-        "resynced_chunks": 0,
-        "clipped_by": 0,
-        "accused_by": 0,
-        "slow_by": 0,
-        "age_s": 1.0,
-    }
-    usual = {
-        "run": "emoji",
-        "identity": "emoji-1a2b3c4d",
-        "time": 0.0,
-        "epoch": epoch,
-        "total_steps": 2000,
-        "target_batch_size": 256,
-        "samples": 100,
-        "samples_per_second": 24.0,
-        "eta_s": 6.5,
-        "loss": 3.0,
-        "digest": "aa",
-        "holders": peers,
-        "agreeing": peers,
-        "resynced_chunks": 0,
-        "trainers": peers,
-        "peers": [{"peer_id": f"QmWjTgY4Hjbz8pQ4kYN{i:05d}", **peer} for i in range(peers)],
-        "history": [[step, 9.0 / step, 0.0] for step in range(1, epoch)],
-    }
-    return {**usual, **changes}
+    """A snapshot as an auxiliary peer tells it."""
+    crowd = [trainer(peer_id=f"QmWjTgY4Hjbz8pQ4kYN{i:05d}", epoch=epoch, round="", digest="aa") for i in range(peers)]
+    usual = {"epoch": epoch, "samples_per_second": 24.0, "loss": 3.0, "digest": "aa", "trainers": peers, "peers": crowd}
+    history = [(step, 9.0 / step, 0.0) for step in range(1, epoch)]
+    return snapshot(**{**usual, "history": history, **changes}).to_json()
 
 
 TRAINING: list[e.Event] = [

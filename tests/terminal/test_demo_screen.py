@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
-from collections.abc import Iterator
 
 import pytest
 from rich.cells import cell_len
@@ -12,15 +10,6 @@ from terminal.happened import SIZES, TITLES, TRAINING, made, progress, stepped, 
 
 from tt_cli.supervisor import events as e
 from tt_cli.terminal.demo_screen import DemoScreen
-
-
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 def test_the_demo_in_plain_lines_tells_steps_of_one_peer_alone() -> None:

@@ -8,8 +8,6 @@ import json
 import os
 import pty
 import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,15 +21,6 @@ from tt_cli.terminal.log_lines import best_address, join_line
 from tt_cli.terminal.worker_screen import Screen
 
 AT_START = PeerState(run="emoji", identity=TITLES[1], total_steps=2000)
-
-
-@pytest.fixture(autouse=True)
-def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
 
 
 TRAINING_LINES = f"""\
@@ -187,15 +176,6 @@ def test_an_endless_curve_is_thinned_where_it_is_old() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("count", [0, 1, 6, 8, 17, len(TRAINING)])
-def test_the_view_of_a_training_peer_fits(width: int, height: int, count: int) -> None:
-    lines = drawn(TRAINING[:count], width, height, 50.0)
-    assert len(lines) <= height
-    assert max(cell_len(line) for line in lines) <= width
-    assert lines[-1].startswith("Ctrl-C leaves")
-
-
-@pytest.mark.parametrize(("width", "height"), SIZES)
 @pytest.mark.parametrize("peers", [0, 3, 60])
 def test_the_view_of_an_auxiliary_peer_fits(width: int, height: int, peers: int) -> None:
     happened = [e.Snapshot(swarm(40, peers), at=1.0), *[e.Log("陈" * 200, at=1.0)] * 20]
@@ -334,8 +314,13 @@ def test_troubles_are_told_and_counted() -> None:
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-@pytest.mark.parametrize("happened", [PAUSED, DOWNLOAD, [*TRAINING, *TROUBLES]])
-def test_these_views_fit_too(happened: list[e.Event], width: int, height: int) -> None:
+@pytest.mark.parametrize(
+    "happened",
+    [*(TRAINING[:count] for count in (0, 1, 6, 8, 17)), TRAINING, PAUSED, DOWNLOAD, [*TRAINING, *TROUBLES]],
+    ids=range(9),
+)
+def test_the_view_of_a_training_peer_fits(happened: list[e.Event], width: int, height: int) -> None:
     lines = drawn(happened, width, height, 50.0)
+    assert lines[-1].startswith("Ctrl-C leaves")
     assert len(lines) <= height
     assert max(cell_len(line) for line in lines) <= width

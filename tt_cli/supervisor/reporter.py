@@ -65,16 +65,15 @@ def die_with_parent() -> None:
 
     Without this, hivemind's processes outlive a killed trainer and even join later rounds.
     """
-    libc = ctypes.CDLL(None, use_errno=True)
-    parent = os.getppid()
+    libc, known = ctypes.CDLL(None, use_errno=True), {"parent": os.getppid()}
 
     def arm() -> None:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != known["parent"]:  # it ended before the kernel was told
+            os._exit(1)
 
     arm()
-    os.register_at_fork(after_in_child=arm)
-    if os.getppid() != parent:  # it ended before the kernel was told
-        os._exit(1)
+    os.register_at_fork(before=lambda: known.update(parent=os.getpid()), after_in_child=arm)
 
 
 def raise_file_limit() -> None:
