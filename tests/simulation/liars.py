@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
-from simulation.network import Lie, Node
+from simulation.network import Broken, Lie, Node
 
 from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.commit import group_of, read_status
@@ -73,6 +73,18 @@ def repeat(entropy: random.Random) -> Lie:
     return lie
 
 
+def broken(entropy: random.Random) -> Lie:
+    """Breaks every stream on which it should give an average, or say what it has."""
+    methods = ("rpc_aggregate_part!", "rpc_settle", "rpc_settle!")[: entropy.choice([1, 3])]
+
+    def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method in methods:
+            raise Broken("an error of its own")
+        return message
+
+    return lie
+
+
 class Turned:
     """As a reducer gives some members averages with their sign turned, and tells and signs so in its statuses."""
 
@@ -97,9 +109,10 @@ class Turned:
 
     @staticmethod
     def _turned(allreduce: Any, index: int) -> bytes:
-        part, values = allreduce.parts[index], torch.empty(allreduce.parts[index].elements)
-        allreduce.codec.decode_into(allreduce.store.get(index), part.large, values)
-        return bytes(allreduce.codec.encode_part(values.neg_(), part.large))
+        part = allreduce.parts[index]
+        values, codec = torch.empty(part.elements), allreduce.codec.of(part.large)
+        codec.decode_into(allreduce.store.get(index), values)
+        return bytes(codec.encode(values.neg_()))
 
     def _status(self, allreduce: Any, message: Any) -> Any:
         status = read_status(message, len(allreduce.parts))
@@ -125,4 +138,6 @@ def two_faced(entropy: random.Random) -> Lie:
     return Turned(lambda peer: random.Random(f"{peer} {seed}").random() < 0.5)
 
 
-KINDS = {"noise": noise, "mute": mute, "repeat": repeat, "wrong": wrong, "two-faced": two_faced}
+KINDS = {
+    "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "two-faced": two_faced,
+}  # fmt: skip

@@ -104,8 +104,7 @@ class Machine:
         self.process, self.starts = Process(self._stops), self.starts + 1
         self.state = SimulatedState(self.backup)
         node = Node(self.network, self.number, self.peer_id, self.process)
-        if self._lie is not None:
-            node.lie = self._lie
+        node.liar = self._lie
         self.process.run(self._begin(node))
 
     async def _begin(self, node: Node) -> None:

@@ -108,7 +108,7 @@ MUTANTS = {
         "hang",
     ),
     "selection: who spoiled a round stays out": Mutant(
-        "participants.selector", "if SPOILED in result.problem:", "if False:", "partition"
+        "participants.selector", "if SPOILED in result.problem or TOO_FEW in result.problem:", "if False:", "partition"
     ),
     "memory: rounds are kept": Mutant(
         "averager", "for old in list(self._rounds)[:-KEPT_GROUPS]:", "for old in ():", "calm"

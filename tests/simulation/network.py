@@ -7,9 +7,10 @@ What is lost breaks its stream, or leaves the other side in silence, by chance.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 from hivemind.p2p import P2PContext, PeerID
 from hivemind.utils.timed_storage import DHTExpiration, ValueWithExpiration
 from simulation.virtual import Answer, Process, wait_on
+
+from tt_cli.swarm.records.peer_record import PeerRecord
 
 SILENCE = 3600.0
 
@@ -57,15 +60,16 @@ class Network:
     def __init__(self, entropy: random.Random, line: Line, cuts: tuple[Cut, ...], slow: dict[tuple[int, int], float]):
         self.entropy, self.line, self.cuts, self.slow = entropy, line, cuts, slow
         self.nodes: dict[PeerID, Node] = {}
-        self.records: dict[tuple[str, Any], list[tuple[float, int, Any, DHTExpiration]]] = {}
+        self.records: dict[str, dict[Any, list[tuple[float, int, Any, DHTExpiration]]]] = defaultdict(dict)
         self.log: list[tuple[float, int, int, str, str]] | None = None
         self.digest = hashlib.sha256()
         self.messages = 0
-        self._lines: dict[tuple[int, int], tuple[float, float]] = {}
+        self.defect: Exception | None = None
+        self._loop: Any = asyncio.get_running_loop()
 
     @property
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return float(self._loop.now)
 
     def fate(self, a: int, b: int, what: str) -> tuple[float, bool]:
         """Seconds until a message arrives, and whether it does."""
@@ -138,11 +142,11 @@ Lie = Callable[["Node", PeerID, str, Any], Any]
 
 
 class Node:
-    """One machine's libp2p node, as hivemind's servicers and stubs use it. lie: makes of each message what it sends."""
+    """One machine's libp2p node, as hivemind's servicers and stubs use it. liar: makes of a message what it sends."""
 
     def __init__(self, network: Network, number: int, peer_id: PeerID, process: Process):
         self.network, self.number, self.peer_id, self.process = network, number, peer_id, process
-        self.lie: Lie = lambda node, peer, method, message: message
+        self.liar: Lie | None = None
         self.averager: Any = None
         self._handlers: dict[str, tuple[Any, bool, bool]] = {}
         network.nodes[peer_id] = self
@@ -151,6 +155,16 @@ class Node:
         self, name: str, handler: Any, kind: Any, *, stream_input: bool, stream_output: bool, balanced: bool = False
     ) -> None:
         self._handlers[name.rpartition(".")[2]] = handler, stream_input, stream_output
+
+    def lie(self, peer: PeerID, method: str, message: Any) -> Any:
+        """What this node says in place of a message; None: nothing."""
+        try:
+            return self.liar(self, peer, method, message) if self.liar is not None else message
+        except Broken:
+            raise
+        except Exception as error:
+            self.network.defect = error  # of the liar: whom it talks to must not take it for a fault
+            raise
 
     def _handler_at(self, peer: PeerID, method: str) -> tuple[Node, Any]:
         there = self.network.nodes[peer]
@@ -168,7 +182,7 @@ class Node:
         there = self.network.nodes[peer]
         await self._carry(self, there, method)
         there, handler = self._handler_at(peer, method)
-        message, again = self.lie(self, peer, method, input), self.network.entropy.random() < self.network.line.twice
+        message, again = self.lie(peer, method, input), self.network.entropy.random() < self.network.line.twice
         if message is None:
             await asyncio.sleep(SILENCE)
         calls = [there.process.run(handler(message, P2PContext(name, name, self.peer_id))) for _ in range(1 + again)]
@@ -178,7 +192,7 @@ class Node:
         except Exception as error:
             await self._carry(there, self, method + "!")
             raise Broken(str(error)) from error
-        if answer is None or (answer := there.lie(there, self.peer_id, method + "!", answer)) is None:
+        if answer is None or (answer := there.lie(self.peer_id, method + "!", answer)) is None:
             await asyncio.sleep(self.network.broken_after())
             raise Broken("the other side went away")
         await self._carry(there, self, method + "!")
@@ -202,7 +216,7 @@ class Node:
 
         async def feed() -> None:
             async for message in input if many else _once(input):
-                if (message := self.lie(self, peer, method, message)) is not None:
+                if (message := self.lie(peer, method, message)) is not None:
                     out.put(message)
                 await asyncio.sleep(0)
             out.put(None)
@@ -213,7 +227,7 @@ class Node:
                 answers = handler(request, P2PContext(name, name, self.peer_id))
                 if hasattr(answers, "__aiter__"):
                     async for answer in answers:
-                        if (answer := there.lie(there, self.peer_id, method + "!", answer)) is not None:
+                        if (answer := there.lie(self.peer_id, method + "!", answer)) is not None:
                             back.put(answer)
                 else:
                     back.put(await answers)
@@ -252,7 +266,9 @@ class Dht:
 
     def store(self, key: str, subkey: Any, value: Any, expiration_time: float, return_future: bool) -> Answer:
         network = self.node.network
-        entries = network.records.setdefault((key, subkey), [])
+        entries = network.records[key].setdefault(subkey, [])
+        with contextlib.suppress(ValueError):  # what is none stays what it is, for its readers to refuse
+            value = PeerRecord.model_validate(value)  # once, and not by each reader at each of its looks
         entries.append((network.now, self.node.number, value, expiration_time))
         del entries[:-8]
         return self._later(True)
@@ -263,8 +279,7 @@ class Dht:
 
     def seen(self, key: str) -> dict[Any, Any]:
         """Subkey → value of what is seen from here now."""
-        kept = self.node.network.records.items()
-        newest = {subkey: self._newest(entries) for (place, subkey), entries in kept if place == key}
+        newest = {subkey: self._newest(entries) for subkey, entries in self.node.network.records[key].items()}
         return {subkey: value for subkey, value in newest.items() if value is not None}
 
     def _newest(self, entries: list[tuple[float, int, Any, float]]) -> Any:

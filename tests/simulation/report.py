@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from simulation.schedule import Result
+from simulation.schedule import Result, Schedule, run, shrunk
 from simulation.virtual import EPOCH
 
 LAST_MESSAGES = 120
@@ -13,6 +13,14 @@ LAST_MESSAGES = 120
 def table(result: Result, most: int = LAST_MESSAGES) -> str:
     """What was broken, how to replay it, what went wrong, and the last messages before that."""
     return "\n".join(_lines(result, most))
+
+
+def first_broken(scenario: str, seeds: Iterable[int]) -> str:
+    """The table of the first of these schedules that breaks a promise, made smaller; "" without one."""
+    for seed in seeds:
+        if run(Schedule.drawn(seed, scenario)).violation:
+            return table(shrunk(Schedule.drawn(seed, scenario)))
+    return ""
 
 
 def _lines(result: Result, most: int) -> Iterator[str]:

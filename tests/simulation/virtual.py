@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextvars
+import heapq
+import itertools
 import math
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -58,36 +60,77 @@ class Process:
         return asyncio.get_running_loop().create_task(work, context=context)
 
 
+class Due:
+    """A callback that is due now or later: in the place of asyncio's handles, which cost three times as much."""
+
+    __slots__ = ("args", "callback", "context")
+
+    def __init__(self, callback: Callable[..., Any], args: tuple[Any, ...], context: contextvars.Context | None):
+        self.callback: Callable[..., Any] | None = callback
+        self.args, self.context = args, context or contextvars.copy_context()
+
+    def cancel(self) -> None:
+        self.callback, self.args = None, ()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Never waits: when nothing is ready, it is the time of the next timer. Executors run at once."""
+    """Never waits: when nothing is ready, it is the time of the next timer. Executors run at once.
+
+    Timers of one moment are due in the order in which they were set.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        self.now, self._selector, self._clock_resolution = EPOCH, self, 1e-9
+        self.now = EPOCH
+        self._timers: list[tuple[float, int, Due]] = []
+        self._set = itertools.count()
 
     def time(self) -> float:
         return self.now
 
-    def select(self, timeout: float | None) -> list[Any]:
-        if timeout is None:
-            raise RuntimeError("nothing will ever happen again")
-        self.now += timeout
-        return []
-
-    def _process_events(self, events: list[Any]) -> None: ...
+    def _run_once(self) -> None:
+        ready, timers = self._ready, self._timers
+        while not self._stopping:
+            while timers and timers[0][2].callback is None:
+                heapq.heappop(timers)
+            if not ready:
+                if not timers:
+                    raise RuntimeError("nothing will ever happen again")
+                self.now = max(self.now, timers[0][0])
+            while timers and timers[0][0] <= self.now:
+                ready.append(heapq.heappop(timers)[2])
+            for _ in range(len(ready)):
+                due = ready.popleft()
+                if due.callback is not None:
+                    try:
+                        due.context.run(due.callback, *due.args)
+                    except Exception as error:
+                        self.call_exception_handler({"message": "a callback failed", "exception": error})
 
     def _write_to_self(self) -> None: ...
 
-    def close(self) -> None:
-        self._selector = None
-        super().close()
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        due = Due(callback, args, context)
+        self._ready.append(due)
+        return due
 
-    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> asyncio.TimerHandle:
-        process = PROCESS.get() if context is None else context.get(PROCESS)
-        return super().call_at(process.awake(when) if process else when, callback, *args, context=context)
+    call_soon_threadsafe = call_soon
+
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        process, due = PROCESS.get() if context is None else context.get(PROCESS), Due(callback, args, context)
+        if process is not None and process.stops:
+            when = process.awake(when)
+        heapq.heappush(self._timers, (when, next(self._set), due))
+        return due
 
     def create_task(self, coro: Any, *, name: Any = None, context: Any = None) -> asyncio.Task[Any]:
-        task = super().create_task(coro, name=name, context=context)
+        task = asyncio.Task(coro, loop=self, name=name or "task", context=context)
         process = PROCESS.get() if context is None else context.get(PROCESS)
         if process is not None:
             process.began(task)

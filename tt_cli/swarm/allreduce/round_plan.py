@@ -28,7 +28,7 @@ from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 POLL_SECONDS = 0.1
-SPOILED = "who spoiled a round"
+SPOILED, TOO_FEW = "who spoiled a round", "trainers came"
 KEPT_GROUPS = 2  # that others may still ask about
 SPARE = 2.0  # times the samples that a member may claim: records are a few seconds old, and speeds are means
 
@@ -83,7 +83,7 @@ class RoundPlan:
         if spoilers := self.avoided.intersection(map(str, group.peer_ids)):
             raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, {SPOILED}")
         if 2 * len(group.peer_ids) <= self.swarm:
-            raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} trainers came")
+            raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} {TOO_FEW}")
 
 
 def claim_limits(records: Iterable[PeerRecord], now: float) -> dict[str, float]:

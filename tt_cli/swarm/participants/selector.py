@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import SPOILED, RoundPlan
+from tt_cli.swarm.allreduce.round_plan import SPOILED, TOO_FEW, RoundPlan
 from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import Straggler, StragglerDetector
@@ -119,7 +119,7 @@ class ParticipantSelector:
         self._stragglers.round_ended(result.late, result.waited, spoilers, lost)
         if result.complete:
             return
-        if SPOILED in result.problem:  # the others take it in each time: rather a round with it than none
+        if SPOILED in result.problem or TOO_FEW in result.problem:  # others take it in: rather so than not at all
             self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= FOREVER}
         again, self._disputed = result.disputed & self._disputed, result.disputed
         self.avoided |= dict.fromkeys(result.failed.keys() | again, epoch)

@@ -1,0 +1,16 @@
+"""Schedules in which machines crash, hang and are slow; one that fails is made smaller and printed."""
+
+from __future__ import annotations
+
+import pytest
+from simulation.report import first_broken
+
+pytestmark = pytest.mark.slow
+
+COUNTS = {"calm": 60, "crash": 250, "hang": 200, "everything": 350}
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("scenario", COUNTS)
+def test_no_machine_breaks_what_the_protocol_promises(scenario: str) -> None:
+    assert not (broken := first_broken(scenario, range(COUNTS[scenario]))), broken
