@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import random
 from pathlib import Path
@@ -25,6 +26,7 @@ from tt_cli.swarm.membership.rsa_identity import peer_id_of
 
 SAMPLES, MICRO_BATCHES = 8, 2  # of a micro-batch; that each gives to a step
 EXPIRATION = 20.0
+JOIN_SECONDS = 1.0  # until a peer that could join nobody tries again
 
 
 class Key:
@@ -112,8 +114,11 @@ class Machine:
         membership = Admission(self.run)
         dht: Any = Dht(node, membership, self.client)
         identity: Any = SimpleNamespace(key=key, peer_id=key.peer_id)
-        first = key_of(0).peer_id
-        known = [] if self.number == 0 else [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"]
+        # the first peer of a swarm joins nobody; when it comes back it joins the others as they do: one must answer
+        first = key_of(0 if self.number else 1).peer_id
+        known = [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"] if self.number or self.starts > 1 else []
+        while self.starts > 1 and not self.network.reaches(self.number):
+            await asyncio.sleep(JOIN_SECONDS)
         access = NetworkAccess(dht, identity, None, known, self.clock, SimulatedAverager)
         about, orders = About(micro_batch=SAMPLES), OrganiserOrders(membership, Path("/nonexistent"))
         self.collaboration = Collaboration(

@@ -96,6 +96,11 @@ class Network:
         """Seconds until a sender learns of what was lost; or it never does."""
         return self.entropy.choice([self.line.delay * 4, SILENCE])
 
+    def reaches(self, number: int) -> bool:
+        """Whether anybody answers it."""
+        others = [node.number for node in self.nodes.values() if not node.process.dead and node.number != number]
+        return any(self.passes(number, other) for other in others)
+
     def passes(self, a: int, b: int) -> bool:
         """Whether they can talk at all, both ways."""
         return not any(cut.parts(x, y, self.now) for cut in self.cuts for x, y in ((a, b), (b, a)))
