@@ -195,12 +195,6 @@ def test_no_space_is_said_with_what_to_do(tmp_path: Path, monkeypatch: pytest.Mo
     assert names(tmp_path) == ["step-00000001.safetensors"]
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(CheckpointError, match=r"cannot save a checkpoint .* Not a directory; earlier"):
-        save(tmp_path / "file" / "below", state_at(1))
-
-
 def test_what_a_dead_writer_left_is_removed_and_what_a_live_one_writes_is_not(tmp_path: Path) -> None:
     abandoned = tmp_path / ".step-00000007.safetensors.99999.tmp"
     abandoned.write_bytes(b"half")

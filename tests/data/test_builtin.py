@@ -13,7 +13,7 @@ from data.rows import write
 
 from tt_cli.data import builtin
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError
 from tt_cli.run import load_run
 from tt_cli.task.picture_codec import load_vqgan
 
@@ -83,11 +83,6 @@ def test_codes_are_in_the_codebook_and_use_most_of_it() -> None:
             assert example.codes.max() < run.vqgan.codebook_size
             used.update(example.codes.tolist())
     assert len(used) > 0.9 * run.vqgan.codebook_size
-
-
-def test_an_unknown_split_is_refused() -> None:
-    with pytest.raises(UsageError, match="no split 'test'; they have train and heldout"):
-        builtin.examples("emoji", "test")
 
 
 READERS = {

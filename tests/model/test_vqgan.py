@@ -150,15 +150,6 @@ def test_encodes_as_specified() -> None:
     assert torch.equal(codes, vqgan.encode(pictures)), "no noise"
 
 
-def test_decodes_as_specified() -> None:
-    vqgan = small_vqgan()
-    codes = torch.randint(50, (3, 16))
-    pictures = vqgan.decode(codes)
-    expected = Reference(vqgan).decode(codes)
-    assert ((expected > 0) & (expected < 1)).float().mean() > 0.1, "not all of it clamped"
-    torch.testing.assert_close(pictures, expected, atol=1e-5, rtol=0)
-
-
 configs = st.builds(
     lambda channels, groups, multipliers, blocks, grid, attention, width: VqganConfig(
         resolution=grid << (len(multipliers) - 1),

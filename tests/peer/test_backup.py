@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 from peer.states import small_run, trained
+from swarm.made import SteppedClock
 
 from tt_cli.checkpoint.checkpoint_files import load, save
 from tt_cli.checkpoint.training_state import TrainingState
@@ -17,17 +17,9 @@ from tt_cli.run import folders
 from tt_cli.supervisor.events import Choice, Event, Log, Saved
 
 
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    clock = Clock()
+def clock(monkeypatch: pytest.MonkeyPatch) -> SteppedClock:
+    clock = SteppedClock(100.0)
     monkeypatch.setattr(room, "time", clock)
     return clock
 
@@ -38,7 +30,7 @@ def told() -> list[Event]:
 
 
 @pytest.fixture
-def backups(clock: Clock, told: list[Event]) -> Backups:
+def backups(clock: SteppedClock, told: list[Event]) -> Backups:
     return Backups(small_run(), told.append)
 
 
@@ -58,7 +50,7 @@ def test_what_is_written_is_read_again(backups: Backups, told: list[Event]) -> N
     assert again is not None and again.digest() == state(3).digest()
 
 
-def test_it_is_due_once_a_minute_when_there_is_something_new(backups: Backups, clock: Clock) -> None:
+def test_it_is_due_once_a_minute_when_there_is_something_new(backups: Backups, clock: SteppedClock) -> None:
     assert not backups.due(1)
     clock.now += BACKUP_SECONDS + 1
     assert backups.due(1) and backups.due(0)
@@ -70,7 +62,7 @@ def test_it_is_due_once_a_minute_when_there_is_something_new(backups: Backups, c
 
 
 def test_it_is_not_due_while_one_is_being_written(
-    backups: Backups, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    backups: Backups, clock: SteppedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Busy:
         def is_alive(self) -> bool:
@@ -82,7 +74,7 @@ def test_it_is_not_due_while_one_is_being_written(
 
 
 def test_a_peer_that_starts_from_its_backup_does_not_write_it_again(
-    backups: Backups, clock: Clock, told: list[Event]
+    backups: Backups, clock: SteppedClock, told: list[Event]
 ) -> None:
     backups.write(state(3), wait=True)
     again = Backups(small_run(), told.append)
@@ -94,7 +86,7 @@ def test_a_peer_that_starts_from_its_backup_does_not_write_it_again(
 
 
 def test_a_full_disk_is_told_and_the_next_try_may_succeed(
-    backups: Backups, clock: Clock, told: list[Event], monkeypatch: pytest.MonkeyPatch
+    backups: Backups, clock: SteppedClock, told: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folders.checkpoints(small_run())
     folder.rmdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -126,73 +127,29 @@ def signed(change: Callable[[TrainingState], object]) -> tuple[StateTree, dict[i
     return tree, {i: chunk(tree, buffer, i) for i in range(len(tree))}
 
 
-def negative_scale(state: TrainingState) -> None:
-    state.optimizer["v.absmax/0.weight"][0] = -1.0
-
-
-def nan(state: TrainingState) -> None:
-    state.parameters["0.weight"][0, 0] = float("nan")
-
-
-def infinite_moment(state: TrainingState) -> None:
-    state.optimizer["m/0.bias"][0] = float("inf")
-
-
-def without_moments(state: TrainingState) -> None:
-    state.optimizer.clear()
-
-
-def a_moment_more(state: TrainingState) -> None:
-    state.optimizer["v/more"] = torch.zeros(3)
-
-
-def nothing(state: TrainingState) -> None:
-    """As it should be."""
-
-
-def one_missing(tree: StateTree, chunks: dict[int, memoryview]) -> None:
-    del chunks[2]
-
-
-def one_bit(tree: StateTree, chunks: dict[int, memoryview]) -> None:
-    chunks[2][5] ^= 1
-
-
-def one_short(tree: StateTree, chunks: dict[int, memoryview]) -> None:
-    chunks[2] = chunks[2][:-4]
-
-
-def swapped(tree: StateTree, chunks: dict[int, memoryview]) -> None:
-    chunks[0], chunks[1] = chunks[1], chunks[0]
-
-
-def as_sent(tree: StateTree, chunks: dict[int, memoryview]) -> None:
-    """Nothing happened on the way."""
-
-
 @pytest.mark.parametrize(
     ("change", "on_the_way", "words"),
     [
-        (negative_scale, as_sent, r"v\.absmax/0\.weight\[0\] has negative elements"),
-        (nan, as_sent, r"0\.weight\[0\] is not finite"),
-        (infinite_moment, as_sent, r"m/0\.bias\[0\] is not finite"),
-        (without_moments, as_sent, "other tensors"),
-        (a_moment_more, as_sent, "other tensors"),
-        (nothing, one_missing, r"1 of \d+ chunks are missing, 1\.bias\[0\] first"),
-        (nothing, one_bit, r"1\.bias\[0\] is not what its hash says"),
-        (nothing, one_short, r"1\.bias\[0\] is not what its hash says"),
-        (nothing, swapped, "is not what its hash says"),
+        (lambda s: s.optimizer["v.absmax/0.weight"].fill_(-1), len, r"v\.absmax/0\.weight\[0\] has negative elements"),
+        (lambda s: s.parameters["0.weight"].fill_(math.nan), len, r"0\.weight\[0\] is not finite"),
+        (lambda s: s.optimizer["m/0.bias"].fill_(math.inf), len, r"m/0\.bias\[0\] is not finite"),
+        (lambda s: s.optimizer.clear(), len, "other tensors"),
+        (lambda s: s.optimizer.update({"v/more": torch.zeros(3)}), len, "other tensors"),
+        (id, lambda chunks: chunks.pop(2), r"1 of \d+ chunks are missing, 1\.bias\[0\] first"),
+        (id, lambda chunks: chunks.update({2: bytes(len(chunks[2]))}), r"1\.bias\[0\] is not what its hash says"),
+        (id, lambda chunks: chunks.update({2: chunks[2][:-4]}), r"1\.bias\[0\] is not what its hash says"),
+        (id, lambda chunks: chunks.update({0: chunks[1], 1: chunks[0]}), "is not what its hash says"),
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing_though_it_were_signed(
     change: Callable[[TrainingState], object],
-    on_the_way: Callable[[StateTree, dict[int, memoryview]], object],
+    on_the_way: Callable[[dict[int, memoryview]], object],
     words: str,
 ) -> None:
     state = trained(seed=1, steps=1)
     before, digest = state.snapshot(), state.digest
     tree, chunks = signed(change)
-    on_the_way(tree, chunks)
+    on_the_way(chunks)
     with pytest.raises(ValueError, match=words) as caught:
         state.patch(tree, chunks)
     assert "\n" not in str(caught.value)

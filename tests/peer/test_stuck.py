@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from swarm.made import record
+from swarm.made import SteppedClock, record
 
 from tt_cli.peer.health import watchdog as room
 from tt_cli.peer.health.diagnosis import Diagnosis, PeerFacts, Remedy, Treatment, diagnose, seconds
@@ -199,15 +199,8 @@ def test_durations_are_said_as_a_person_would() -> None:
     assert [seconds(s) for s in (2.34, 91, 150, 9000)] == ["2.3 s", "91 s", "2 min", "2.5 h"]
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_what_was_heard_tells_what_is_usual_and_what_grows() -> None:
-    clock, told = Clock(), list[Event]()
+    clock, told = SteppedClock(0.0), list[Event]()
     heard = ObservedEmit(told.append, clock)
     heard.state.enter("training", "", clock.now)
     for epoch in range(1, 6):
@@ -258,7 +251,7 @@ class Contacts:
 @pytest.fixture
 def watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A watch that looks when it is told to, over a swarm of "a" (this peer) and "b"."""
-    clock, told = Clock(), list[Event]()
+    clock, told = SteppedClock(0.0), list[Event]()
     clock.now = 1000.0
     monkeypatch.setattr(room, "time", SimpleNamespace(monotonic=clock, time=time.time))
     heard = ObservedEmit(told.append, clock)

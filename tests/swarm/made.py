@@ -26,9 +26,10 @@ def record(peer_id: str = "a", **changes: object) -> PeerRecord:
 class SteppedClock(Clock):
     """Stands until it is set."""
 
-    now = 1000.0
+    def __init__(self, now: float = 1000.0):
+        self.now = now
 
     def monotonic(self) -> float:
         return self.now
 
-    dht_time = boottime = monotonic
+    dht_time = boottime = __call__ = monotonic

@@ -210,14 +210,6 @@ def test_inputs_that_nobody_signed_are_proof_enough(change: Any) -> None:
     assert verify(resigned(change), RULES) == str(PEERS[2])
 
 
-@given(st.binary(max_size=200))
-@settings(deadline=None)
-def test_bytes_that_are_nothing_are_refused(data: bytes) -> None:
-    for read in (Opening.read, Commitment.read, Inputs.read, Accusation.read):
-        with pytest.raises(NotProven):
-            read(data)
-
-
 @given(st.lists(st.none() | st.integers() | st.text(max_size=5) | st.binary(max_size=70), max_size=9))
 @settings(deadline=None)
 def test_signed_fields_that_cannot_be_are_refused(fields: list[Any]) -> None:

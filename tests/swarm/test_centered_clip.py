@@ -80,15 +80,6 @@ def test_three_of_ten_move_the_average_no_further_than_their_noise(factor: float
         assert clipped == {"p0": 0.0, "p1": 0.0, "p2": 0.0}, "who is that far away has no part in the average"
 
 
-def test_a_sign_flip_of_clear_gradients_is_clipped() -> None:
-    members = [sent(member, gradient(member, 20.0, noise=0.3), 20.0) for member in range(10)]
-    for liar in range(3):
-        members[liar] = sent(liar, -gradient(liar, 20.0, noise=0.3), 20.0)
-    average, clipped = clip(members)
-    assert set(clipped) == {"p0", "p1", "p2"}
-    assert apart(average, TRUTH) < 0.1
-
-
 @given(st.integers(0, 10**6))
 @settings(deadline=None, max_examples=20)
 def test_a_flipped_sign_shows_though_it_is_no_further_away_than_noise(seed: int) -> None:
@@ -101,15 +92,6 @@ def test_a_flipped_sign_shows_though_it_is_no_further_away_than_noise(seed: int)
     average, clipped = centered_clip(CODEC, members, 3 * ELEMENTS, True)
     assert clipped == {"p0": 0.0, "p1": 0.0, "p2": 0.0}
     assert torch.equal(average, weighted_mean(CODEC, members[3:], 3 * ELEMENTS, True))
-
-
-def test_noise_of_a_minority_does_little() -> None:
-    members = honest([20.0] * 10)
-    for liar in range(3):
-        members[liar] = sent(liar, normal(900 + liar, ELEMENTS, scale=50.0), 20.0)
-    average, clipped = clip(members)
-    assert set(clipped) == {"p0", "p1", "p2"}
-    assert apart(average, weighted_mean(CODEC, members[3:], ELEMENTS, True)) < 1e-6
 
 
 def test_a_member_with_most_of_the_samples_must_still_be_near_the_others() -> None:

@@ -43,19 +43,6 @@ def test_it_is_made_once_and_readable_by_its_owner_alone(kept: tuple[Path, Ident
     assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
 
 
-def test_libp2p_gives_it_the_same_peer_id(kept: tuple[Path, Identity]) -> None:
-    _, identity = kept
-    assert identity.peer_id == str(PeerID.from_identity(identity.path.read_bytes()))
-    assert identity.peer_id == peer_id_of(identity.key.get_public_key().to_bytes())
-
-
-def test_its_signatures_are_those_of_its_key(kept: tuple[Path, Identity]) -> None:
-    _, identity = kept
-    public = identity.key.get_public_key()
-    assert public.verify(b"words", identity.key.sign(b"words"))
-    assert not public.verify(b"other words", identity.key.sign(b"words"))
-
-
 def test_it_is_the_same_after_a_restart(tmp_path: Path, kept: tuple[Path, Identity]) -> None:
     path = place_key(tmp_path, kept, "trainer.key")
     before = path.read_bytes()

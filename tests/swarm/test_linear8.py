@@ -97,18 +97,6 @@ def test_what_it_loses_is_bounded_and_less_than_hiveminds_own(kind: str, bound: 
         assert error < lost(tensor, deserialize_torch_tensor(message))
 
 
-@pytest.mark.parametrize("elements", LENGTHS)
-def test_a_tensor_of_any_length_arrives(elements: int) -> None:
-    tensor = drawn("normal", elements)
-    buffer = encode(tensor)
-    again = decode(buffer, elements)
-    assert again.dtype == torch.float32 and again.shape == tensor.shape
-    assert len(buffer) == elements + 2 * -(-elements // BLOCK)
-    if elements:
-        assert lost(tensor, again) < 0.01
-        assert len(encode(again)) == len(buffer)  # what was decoded can be sent on
-
-
 @settings(max_examples=60)
 @given(
     values=st.lists(st.floats(-float(LARGEST), float(LARGEST), width=32), max_size=40),

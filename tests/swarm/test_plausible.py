@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from swarm.made import record
+from swarm.made import SteppedClock, record
 
 from tt_cli.swarm.records.claim_limits import ClaimLimits, boasting
 from tt_cli.swarm.records.peer_record import PeerRecord
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SteppedClock:
+    return SteppedClock()
 
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def accounts(clock: Clock) -> ClaimLimits:
+def accounts(clock: SteppedClock) -> ClaimLimits:
     return ClaimLimits(clock)
 
 
@@ -48,7 +41,7 @@ def test_who_claims_what_nobody_can_have_done_is_known(lie: dict[str, float]) ->
     assert boasting([*honest(), fast, record("boaster", **lie)], 80) == {"boaster"}
 
 
-def test_honest_accounts_are_believed(accounts: ClaimLimits, clock: Clock) -> None:
+def test_honest_accounts_are_believed(accounts: ClaimLimits, clock: SteppedClock) -> None:
     for epoch in range(5, 9):
         for second in range(0, 30, 3):
             found = accounts.bounded(honest(epoch, samples=4 * second), "me")
@@ -56,7 +49,7 @@ def test_honest_accounts_are_believed(accounts: ClaimLimits, clock: Clock) -> No
             clock.now += 3
 
 
-def test_a_faster_peer_is_believed_too(accounts: ClaimLimits, clock: Clock) -> None:
+def test_a_faster_peer_is_believed_too(accounts: ClaimLimits, clock: SteppedClock) -> None:
     accounts.bounded(honest(), "me")
     for second in range(0, 60, 2):
         fast = record("fast", samples=60 * second, samples_per_second=60.0, micro_batch=32)
@@ -72,7 +65,7 @@ def test_who_was_there_before_may_have_computed_for_long(accounts: ClaimLimits) 
 
 @pytest.mark.parametrize("lie", [{}, {"samples_per_second": 0.0}, {"micro_batch": 0}], ids=str)
 def test_a_liar_counts_for_no_more_than_time_allows(
-    accounts: ClaimLimits, clock: Clock, lie: dict[str, object]
+    accounts: ClaimLimits, clock: SteppedClock, lie: dict[str, object]
 ) -> None:
     accounts.bounded(honest(), "me")
     for second in range(60):
@@ -82,7 +75,9 @@ def test_a_liar_counts_for_no_more_than_time_allows(
         clock.now += 1
 
 
-def test_who_does_not_come_to_its_rounds_is_not_counted_until_it_does(accounts: ClaimLimits, clock: Clock) -> None:
+def test_who_does_not_come_to_its_rounds_is_not_counted_until_it_does(
+    accounts: ClaimLimits, clock: SteppedClock
+) -> None:
     accounts.bounded(honest(), "me")
     for epoch in range(5, 9):
         clock.now += 10
@@ -97,7 +92,7 @@ def test_who_does_not_come_to_its_rounds_is_not_counted_until_it_does(accounts: 
     assert not accounts._owing, "who has gone is forgotten"
 
 
-def test_who_claims_nothing_owes_nothing(accounts: ClaimLimits, clock: Clock) -> None:
+def test_who_claims_nothing_owes_nothing(accounts: ClaimLimits, clock: SteppedClock) -> None:
     """As who has just begun, or is at another step."""
     others = [record("idle", samples=0), record("late", epoch=4, samples=8)]
     accounts.bounded([*honest(), *others], "me")

@@ -92,29 +92,6 @@ def test_who_claims_more_samples_than_it_published_is_left_out() -> None:
         assert "weight 70.0 outside 0 to 69" in outcome.allreduce.rejected[str(PEERS[2])]
 
 
-class Dripping(Member):
-    """Sends each part just before the others lose their patience."""
-
-    class Slow(AllReduce):
-        async def _outgoing(self, indexes: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
-            async for message in super()._outgoing(indexes):
-                await asyncio.sleep(0.5 * self.patience)
-                yield message
-
-    allreduce_type = Slow
-
-
-def test_a_sender_that_drips_is_named_and_the_round_goes_on_without_it() -> None:
-    members = [Member(0), Member(1), Dripping(2)]
-    for member in members:
-        member.patience, member.longest = 2.0, 1.6
-    outcomes = run_round(*members)
-    assert_whole(outcomes)
-    for outcome in outcomes[:2]:
-        assert "took more than" in outcome.allreduce.rejected[str(PEERS[2])]
-        assert not outcome.allreduce.failed
-
-
 class DrippingReducer(Member):
     """Answers each time just before the others lose their patience."""
 

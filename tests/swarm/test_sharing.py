@@ -118,27 +118,6 @@ def test_a_state_passes_through_four_processes_and_this_one_keeps_no_copy(peers:
     assert memory_files() == 0
 
 
-def test_only_what_differs_is_sent(peers: list[Peer]) -> None:
-    donor, taker = peers
-    sent = donor.hold(4, seed=4)
-    mine = TrainingState(4, {n: t.clone() for n, t in sent.parameters.items()}, dict(sent.optimizer), "", sent.identity)
-    mine.parameters["weight"][MEGABYTE // 4] += 1
-    taken = taker.take(mine)
-    assert taken.names() == ["weight[1]"] and taken.received == MEGABYTE
-    assert bytes(taken.chunks[2]) == sent.parameters["weight"].numpy().tobytes()[MEGABYTE : 2 * MEGABYTE]
-    taken.chunks.__exit__()
-    assert memory_files() == 0
-
-
-def test_who_has_nothing_says_so(peers: list[Peer]) -> None:
-    donor, taker = peers
-    donor.hold(5, seed=5)
-    donor.state = None
-    with pytest.raises(NoState, match="it refuses: it has no state yet"):
-        taker.take()
-    assert memory_files() == 0
-
-
 def test_it_ends_in_time_though_the_donor_does_not_answer(peers: list[Peer]) -> None:
     donor, taker = peers
     donor.hold(6, seed=6)

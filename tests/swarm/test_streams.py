@@ -12,6 +12,7 @@ import pytest
 from hivemind.p2p import P2P, P2PContext, P2PHandlerError, ServicerBase
 from hivemind.proto import runtime_pb2
 from swarm.conftest import Libp2p
+from swarm.made import SteppedClock
 from testbed.passes import Issuer, key_file
 
 from tt_cli.identity.rate_limit import Crowded, Places, RateLimit
@@ -211,13 +212,6 @@ def test_a_banned_peer_gets_no_stream(libp2p: Libp2p) -> None:
     served(libp2p, service, use, EveryoneBanned)
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def charged(rate: RateLimit, peer_id: str, cost: float = 1.0) -> bool:
     try:
         rate.charge(peer_id, cost)
@@ -227,7 +221,7 @@ def charged(rate: RateLimit, peer_id: str, cost: float = 1.0) -> bool:
 
 
 def test_a_rate_is_each_peers_own() -> None:
-    clock: Any = Clock()
+    clock: Any = SteppedClock(0.0)
     rate = RateLimit(burst=5.0, per_second=2.0, clock=clock)
     assert [charged(rate, "a") for _ in range(7)] == [True] * 5 + [False] * 2
     assert charged(rate, "b")

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from swarm.made import SteppedClock
 
 from tt_cli.swarm.reporting.throughput import WINDOW_SECONDS, Throughput
 
 
-@dataclass
-class Clock:
-    now: float = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_it_is_the_mean_since_the_start_and_later_over_the_window() -> None:
-    clock = Clock()
+    clock = SteppedClock(100.0)
     throughput = Throughput(clock)
     assert throughput.per_second() == 0.0
     for _ in range(int(WINDOW_SECONDS) // 2):
@@ -30,7 +22,7 @@ def test_it_is_the_mean_since_the_start_and_later_over_the_window() -> None:
 
 
 def test_a_pause_lowers_it_until_nothing_is_left() -> None:
-    clock = Clock()
+    clock = SteppedClock(100.0)
     throughput = Throughput(clock)
     clock.now += 10.0
     throughput.add(30)
@@ -44,6 +36,6 @@ def test_a_pause_lowers_it_until_nothing_is_left() -> None:
 
 
 def test_the_clock_may_stand_still() -> None:
-    throughput = Throughput(Clock())
+    throughput = Throughput(SteppedClock(100.0))
     throughput.add(5)
     assert throughput.per_second() == 0.0

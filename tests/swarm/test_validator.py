@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgpack
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
@@ -14,8 +13,6 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import CompositeValidator, DHTRecord
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from swarm.made import record
 
 from tt_cli.run import RunConfig, load_run
@@ -147,21 +144,6 @@ def test_a_record_under_the_other_key_is_refused(alice: Identity) -> None:
     assert not VALIDATOR.validate(dht_record(history_key(RUN), owner_of(alice), value))
     assert not VALIDATOR.validate(dht_record(peers_key(RUN), owner_of(alice), history_of(alice)))
     assert not VALIDATOR.validate(dht_record(peers_key(RUN), owner_of(alice), {**value, "extra": "x" * 10**6}))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=60), st.binary(max_size=60))
-def test_random_bytes_raise_nothing(subkey: bytes, value: bytes) -> None:
-    key = DHTID.generate(source=peers_key(RUN)).to_bytes()
-    assert not VALIDATOR.validate(DHTRecord(key, subkey, value, EXPIRES))
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.integers(-128, 127), st.binary(max_size=40))
-def test_extension_types_raise_nothing(code: int, content: bytes) -> None:
-    value = msgpack.packb({"peer_id": msgpack.ExtType(code, content) if code >= 0 else content})
-    key = DHTID.generate(source=peers_key(RUN)).to_bytes()
-    assert not VALIDATOR.validate(DHTRecord(key, MSGPackSerializer.dumps(b"x"), value, EXPIRES))
 
 
 def test_no_other_keys_are_kept(alice: Identity) -> None:

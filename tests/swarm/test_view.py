@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from swarm.made import record
+from swarm.made import SteppedClock, record
 
 from tt_cli.swarm.records.consensus import FASTER, SwarmState, Vote
 from tt_cli.swarm.records.peer_record import PeerRecord
@@ -177,15 +177,8 @@ def test_no_speed_counts_for_more_than_some_times_the_middle() -> None:
     assert SwarmState.of([record("a", samples_per_second=0.0)]).samples_per_second() == 0.0
 
 
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_who_computes_votes_until_it_takes_a_state_over() -> None:
-    vote = Vote(60.0, Clock())
+    vote = Vote(60.0, SteppedClock(0.0))
     assert not vote.of(record(total_samples=0)), "it may be about to take one over"
     assert not vote.of(record()), "with a backup too: the others may have gone on without it"
     vote.stepped(5, "aa")
@@ -200,7 +193,7 @@ def test_who_computes_votes_until_it_takes_a_state_over() -> None:
 
 def test_a_step_that_shows_before_it_is_told_counts() -> None:
     """The training thread publishes too, between the step and the word of it."""
-    vote = Vote(60.0, Clock())
+    vote = Vote(60.0, SteppedClock(0.0))
     vote.of(record())
     assert not vote.of(record(epoch=6, digest="bb"))
     vote.stepped(6, "bb")
@@ -208,7 +201,7 @@ def test_a_step_that_shows_before_it_is_told_counts() -> None:
 
 
 def test_who_was_away_does_not_vote_before_its_next_step() -> None:
-    clock = Clock()
+    clock = SteppedClock(0.0)
     vote = Vote(60.0, clock)
     vote.of(record())
     vote.stepped(5, "aa")
