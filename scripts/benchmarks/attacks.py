@@ -20,7 +20,6 @@ the row has a meaning there.
 Examples:
   scripts/bench attacks --out attacks.jsonl             # about two hours; what is in the file is not done again
   scripts/bench attacks --only "weight 1e9,sign flip x100" --json
-  scripts/bench attacks --quick
 
 Needs about 6 GiB of memory with ten trainers (--honest, --attackers: fewer).
 """

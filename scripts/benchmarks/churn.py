@@ -11,8 +11,6 @@ said that they average, and a part of a second later. They are started again, an
 - churn_not_finite: steps whose loss was not finite, and numbers that are not finite in the states saved at the end.
 
 Examples:
-  scripts/bench churn
-  scripts/bench churn --quick --json
   scripts/bench churn --waves 5 --seed 7
 """
 

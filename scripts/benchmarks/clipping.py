@@ -11,8 +11,6 @@
   that round (hashing what it sends and what it gets, signatures), and of computing one part again. look: of comparing
   one part of each other reducer with this peer's gradient, which it does once a round to choose what to audit.
 
-    scripts/bench clipping
-    scripts/bench clipping --quick --json
     scripts/bench clipping --cost
 """
 

@@ -10,9 +10,6 @@
   the swarm is needed), and of several steps all tensors that travel in 8 bits count together.
 - The device is the CPU: gradients are averaged in host memory.
 
-    scripts/bench codec
-    scripts/bench codec --quick --json
-
 JSON keys: codec_vs_uniform and codec_vs_blockwise (their time over ours), codec_error_normal, _rows, _t3 and _emoji;
 the same with uniform_ and blockwise_ instead of codec_; *_encode_ns, *_decode_ns and *_add_ns per element, also for
 portable_ (ours without numba); *_bytes per element; implementation and why.

@@ -15,8 +15,6 @@
 
 Two processes of one thread each.
 
-    scripts/bench convergence
-    scripts/bench convergence --quick --json
     scripts/bench convergence --parts --seeds 5
     scripts/bench convergence --quick --swarm --peers 4
 

@@ -12,8 +12,6 @@
 - First batch: from the making of a stream to its first batch of 64, shards at a web server behind a link of 100
   Mbit/s each way (network namespaces: needs root), an empty disk cache; and what came over the link until then.
 
-    scripts/bench data
-    scripts/bench data --quick --json
     scripts/bench data --minutes 60          # memory of both processes, and how it grows
 
 JSON keys: pipeline_ratio, main_process_share, bytes_vs_bound, jpeg_ratio, first_batch_s, first_batch_mb (null without

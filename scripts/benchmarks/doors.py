@@ -8,10 +8,6 @@ loopback, train the emoji run's data with a model of 267,000 parameters, which i
 - `requests`: through the DHT's door, its own and those of others; `admits`: looks at a pass, at any door;
 - `checks_cpu_s`: CPU seconds of those looks, as they were measured there, and of carrying the pass in the DHT's
   requests, by the figure of one; `checks_share`: of all CPU time of that peer; `checks_of_time`: of the step's time.
-
-Examples:
-  scripts/bench doors
-  scripts/bench doors --quick --json
 """
 
 from __future__ import annotations

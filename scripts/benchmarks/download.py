@@ -9,10 +9,6 @@ half of the state has come. Every chunk is verified again afterwards.
 - state_download_killed_line_share: the same with the donor killed, after which the donors' links bound it to 2/3;
 - …_frames_share: bytes of frames that came in on the joiner's link instead, so with everything that came in vain.
 
-Examples:
-  scripts/bench download
-  scripts/bench download --quick --json
-
 Needs root and iproute2, 4 GiB of memory (--quick: 2 GiB).
 """
 

@@ -6,9 +6,6 @@ the device batches, and writes down every batch so that nothing is lost. Both re
 and shapes in them: for the built-in VQGAN (64 x 64 pixels), and for one of the published sizes at 256 x 256 pixels with
 random weights, which compute as fast as any others. The two take turns; the best of each counts.
 
-  scripts/bench encode
-  scripts/bench encode --quick --json
-
 JSON keys: device, small_per_second, small_ratio (over the plain loop), large_per_second, large_ratio.
 """
 

@@ -8,9 +8,6 @@
 - 128 candidates are drawn whole on a GPU; on a CPU the time follows from the steps under the memory bound.
 - Memory is what the process (a GPU's allocator) takes at most while it draws under the bound, beyond the model.
 
-    scripts/bench infer
-    scripts/bench infer --quick --json
-
 Needs torch, numpy and safetensors; the baseline comes from the package index or from a folder (--baseline).
 """
 

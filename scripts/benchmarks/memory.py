@@ -14,8 +14,6 @@
 - `hand_over`: afterwards one of the two is ended and a new one takes the state over from the other: the peaks of both.
 
 Examples:
-  scripts/bench memory
-  scripts/bench memory --quick --json
   scripts/bench memory --only ours --part 0.25
 
 Needs 16 GiB of memory for the whole model (--quick: 4 GiB).

@@ -9,10 +9,6 @@
   tests/testbed/memory_paper.py. The decoder's rows count weights, gradients and activations: its optimizer runs
   elsewhere.
 
-Examples:
-  scripts/bench memory_model
-  scripts/bench memory_model --quick --json
-
 Needs 3 GiB of memory and transformers (the `dev` extra).
 """
 

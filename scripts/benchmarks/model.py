@@ -9,9 +9,6 @@
 - The rate is model FLOPs (8.85e12 for an example at full depth, whatever is computed again) over time, beside a large
   product of matrices in the same dtype; on a GPU their quotient in bfloat16 is `mfu`.
 
-    scripts/bench model
-    scripts/bench model --quick --json
-
 Needs torch and numpy; the baseline comes from the package index or from a folder (--baseline).
 """
 

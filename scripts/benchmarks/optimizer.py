@@ -22,9 +22,6 @@
   moment reads as 0 while the first does not, and `error_there`, their share of the squared difference between our
   update and that by fp32 moments: the next update of such an element is divided by its newest gradient and eps alone.
 
-    scripts/bench optimizer
-    scripts/bench optimizer --quick --json
-
 Needs bitsandbytes and numba, and 4 GiB of memory (--quick: 1 GiB).
 """
 

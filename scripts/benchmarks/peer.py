@@ -8,8 +8,6 @@ probe     The micro-batch that a peer chooses against all sizes, timed in turns 
           the chosen one's samples per second over the best one's, of the fastest few timed once more.
 
 Examples:
-  scripts/bench peer
-  scripts/bench peer --quick --json
   scripts/bench peer --only memory --run dalle --sizes 1,2 --memory 7GB
   scripts/bench peer --only probe --threads 1
 

@@ -4,10 +4,6 @@ A process of its own records steps of twenty peers, counts of trainers and snaps
 and tells each step when its transaction has been committed. It is killed at a random moment; then the file is checked
 (SQLite's integrity_check), and every step that was told must be in it, with none missing before it. The next process
 goes on where this one was.
-
-Examples:
-  scripts/bench recorder
-  scripts/bench recorder --quick --json
 """
 
 from __future__ import annotations

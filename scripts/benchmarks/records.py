@@ -11,10 +11,6 @@ measured in the --seconds after all have been published once:
 - `loopback_kb_per_s`: of all nodes together, and of whatever else uses this machine's loopback interface meanwhile;
 - `store_kb`, `store_cpu_s`: the same for one record that is published: bytes, and CPU seconds of all nodes together;
 - `late_s`: the longest that a record waited until it was published; `failed`: records that no node took.
-
-Examples:
-  scripts/bench records
-  scripts/bench records --quick --json
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ one machine at once: "exchange_vs_tcp" is without both. Bytes are counted at the
 of a peer, matchmaking included.
 
 Examples:
-  scripts/bench round
   scripts/bench round --mbit 100 --rounds 9
-  scripts/bench round --quick --json
 """
 
 from __future__ import annotations

@@ -8,10 +8,6 @@ built-in emoji data with a small model:
    to its first gradient in a committed round;
 2. one peer is killed with SIGKILL between two steps: which of its processes live on after three seconds, whether
    the others finish their step, and whether it comes back by itself when it is started again.
-
-Examples:
-  scripts/bench swarm
-  scripts/bench swarm --quick --json
 """
 
 from __future__ import annotations

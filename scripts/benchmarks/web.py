@@ -6,9 +6,7 @@ the web process' CPU time over the wall time, in cores, while all clients are to
 updates as they are, a snapshot deflated once for all clients, with a Brotli stream for each of them.
 
 Examples:
-  scripts/bench web
   scripts/bench web --clients 1000 --peers 1000
-  scripts/bench web --quick --json
 """
 
 from __future__ import annotations
