@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 from hub_standin import HubStandin
 
-from tt_cli.auth import eligibility
 from tt_cli.run import load_run
 
 ASK = """
@@ -31,9 +30,9 @@ for path in sys.argv[1:]:
 
 @pytest.fixture
 def runs(tmp_path: Path) -> list[str]:
-    """Files of an open run, one of acme and one of zoo."""
+    """Files of an open run, and of one of acme."""
     paths = []
-    for name in ("open", "acme", "zoo"):
+    for name in ("open", "acme"):
         changes = {"run.name": name}
         if name != "open":
             changes |= {"membership.kind": "organisation", "membership.organisation": name}
@@ -55,47 +54,40 @@ def ask(environment: dict[str, str], runs: list[str]) -> list[list[object]]:
     return [json.loads(line) for line in answer.stdout.splitlines()]
 
 
-def test_a_member_is_admitted_and_others_are_told_what_to_do(hub: HubStandin, tmp_path: Path, runs: list[str]) -> None:
+HUB_AWAY = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
+ACME = "the run acme admits members of acme on the Hub only, and "
+
+
+@pytest.mark.parametrize(
+    ("environment", "user", "code", "words"),
+    [
+        ({"HF_TOKEN": "hf_ada"}, "ada", 0, "ada"),
+        (
+            {"HF_TOKEN": "hf_bob"},
+            "bob",
+            2,
+            f"{ACME}bob is none: ask the organisation to add you, or run `tt login`",
+        ),
+        ({"HF_TOKEN": "hf_stale"}, None, 2, "the Hub refuses the token; HF_TOKEN is set: correct or unset it"),
+        ({}, None, 2, f"{ACME}nobody is logged in here: run `tt login`"),
+        (
+            {"HF_TOKEN": "hf_ada", **HUB_AWAY},
+            *(None, 1, "cannot ask the Hub who you are: the Hugging Face Hub cannot be reached ("),
+        ),
+    ],
+)
+def test_members_are_admitted_others_told_what_to_do_and_open_runs_go_on(
+    environment: dict[str, str],
+    user: str | None,
+    code: int,
+    words: str,
+    hub: HubStandin,
+    tmp_path: Path,
+    runs: list[str],
+) -> None:
     hub.add_user("hf_ada", "ada", organisations={"ACME": "read"})
-    answers = ask({**hub.environment(tmp_path), "HF_TOKEN": "hf_ada"}, runs)
-    assert answers[:2] == [[0, None, "ada"], [0, "ada", "ada"]]
-    assert answers[2] == [
-        2,
-        "the run zoo admits members of zoo on the Hub only, and ada is none: ask the organisation to add "
-        "you, or run `tt login` with another account",
-    ]
-    assert hub.log().count("GET /api/whoami-v2") == 1  # it is rate-limited
-
-
-def test_a_stale_token_keeps_nobody_from_an_open_run(hub: HubStandin, tmp_path: Path, runs: list[str]) -> None:
-    answers = ask({**hub.environment(tmp_path), "HF_TOKEN": "hf_stale"}, runs)
-    assert answers[0] == [0, None, None]
-    assert answers[1][0] == 2
-    assert str(answers[1][1]).endswith("the Hub refuses the token; HF_TOKEN is set: correct or unset it")
-
-
-def test_nobody_logged_in_may_join_open_runs_only(hub: HubStandin, tmp_path: Path, runs: list[str]) -> None:
-    answers = ask(hub.environment(tmp_path), runs)
-    assert answers[0] == [0, None, None]
-    assert answers[1] == [
-        2,
-        "the run acme admits members of acme on the Hub only, and nobody is logged in here: run `tt login`",
-    ]
-    assert "GET /api/whoami-v2" not in hub.log()
-
-
-def test_without_the_hub_open_runs_go_on_and_others_say_why(tmp_path: Path, runs: list[str]) -> None:
-    offline = {
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-        "HF_TOKEN": "hf_x",
-        "HF_HOME": str(tmp_path),
-        "HF_HUB_OFFLINE": "0",
-    }
-    answers = ask(offline, runs)
-    assert answers[0] == [0, None, None]
-    assert answers[1][0] == 1
-    assert str(answers[1][1]).startswith("cannot ask the Hub who you are: the Hugging Face Hub cannot be reached (")
-
-
-def test_the_built_in_run_asks_for_nothing() -> None:
-    assert eligibility.require_member(load_run("emoji")) is None
+    hub.add_user("hf_bob", "bob", organisations={"zoo": "admin"})
+    of_open, of_acme = ask({**hub.environment(tmp_path), **environment}, runs)
+    assert of_open == [0, None, user]
+    assert of_acme[0] == code and words in str(of_acme[1])
+    assert code or hub.log().count("GET /api/whoami-v2") == 1  # it is rate-limited

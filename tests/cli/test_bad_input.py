@@ -46,13 +46,6 @@ def test_a_wrong_run_file(command: str, old: str, new: str, said: str, here: Tt,
     assert contents(tmp_path) == before
 
 
-def test_a_run_of_an_organisation_without_a_login(here: Tt, tmp_path: Path) -> None:
-    run = tiny_run(membership={"kind": "organisation", "organisation": "some-lab"})
-    (tmp_path / "run.toml").write_text(run.to_toml())
-    line = one_line(here("join", "run.toml", "--peer", NOBODY), 2)
-    assert "admits members of some-lab" in line and "run `tt login`" in line
-
-
 # ------------------------------------------------------------------------------------------------ addresses and ports
 
 

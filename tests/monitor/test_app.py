@@ -21,8 +21,6 @@ from tt_cli.monitor.widgets import PeerTable
 from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.table import Column
 
-pytestmark = pytest.mark.slow
-
 WAIT = 60.0
 CROWD = [
     trainer(user=name, peer_id=f"Qm{name}", samples_per_second=speed, share=speed / 60, lag=lag, age_s=age)
@@ -226,21 +224,21 @@ def test_a_lost_swarm_is_told_and_its_last_state_stays(tmp_path: Path) -> None:
     drive(tmp_path, steps, unsteady)
 
 
-@pytest.mark.parametrize("size", [(80, 24), (200, 60), (40, 24), (20, 8), (8, 4), (1, 1)])
-def test_every_view_fits_every_terminal(tmp_path: Path, size: tuple[int, int]) -> None:
+def test_every_view_fits_every_terminal(tmp_path: Path) -> None:
+    """The sizes between are those of test_screen.py."""
     evil = trainer(user=EVIL, device=EVIL, round=EVIL, peer_id=EVIL, lag=10**9)
     peers = [evil, *CROWD, trainer(user="陈" * 40, peer_id="QmChen", total_samples=10**12)]
 
     async def steps(pilot: Screen) -> None:
-        await pilot.resize_terminal(*size)
-        for key in "12345?":
-            await pilot.press(key)
-            await pilot.pause()
-            shown = lines(pilot)
-            assert len(shown) == size[1]
-            assert all(cell_len(line) == size[0] and line.isprintable() for line in shown), shown
-        await pilot.press("escape")
-        await pilot.resize_terminal(80, 24)
+        for size in ((200, 60), (20, 8), (1, 1), (80, 24)):
+            await pilot.resize_terminal(*size)
+            for key in "12345?":
+                await pilot.press(key)
+                await pilot.pause()
+                shown = lines(pilot)
+                assert len(shown) == size[1]
+                assert all(cell_len(line) == size[0] and line.isprintable() for line in shown), shown
+            await pilot.press("escape")
         await pilot.press("1")
         await shows(pilot, "loss, all steps")
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Tt
 
 from tt_cli.auth.authority.authority_server import AuthorityServer, ServeOptions
 from tt_cli.doctor.checks import Check
@@ -18,10 +17,6 @@ from tt_cli.organise.questions import answered
 from tt_cli.organise.recipe import make
 from tt_cli.organise.run_check import authority, keys, look_over, within
 from tt_cli.run import RunConfig, load_run
-
-pytestmark = pytest.mark.slow
-
-Tt = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def found(name: str, *, step: bool = False, peers: tuple[str, ...] = ()) -> dict[str, Check]:
@@ -33,12 +28,12 @@ def written(run: RunConfig, path: Path) -> str:
     return str(path)
 
 
-def test_a_new_run_is_all_right_and_makes_a_step(tt: Tt, tmp_path: Path) -> None:
+def test_a_new_run_is_all_right_and_makes_a_step(here: Tt, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as aux:
         port = str(aux.getsockname()[1])
         given = {"size": "tiny", "address": "127.0.0.1", "port": port}
         make(answered("mine", given, lambda question, default: default), tmp_path / "mine")
-        answer = tt("check", "mine/run.toml", "--json", "--device", "cpu")
+        answer = here("check", "mine/run.toml", "--json", "--device", "cpu")
     told = json.loads(answer.stdout)
     assert (answer.returncode, told["ok"], answer.stderr) == (0, True, "")
     names = [check["name"] for check in told["checks"]]
@@ -47,9 +42,9 @@ def test_a_new_run_is_all_right_and_makes_a_step(tt: Tt, tmp_path: Path) -> None
     assert after < before
 
 
-def test_a_failure_is_a_line_with_its_fix(tt: Tt, tmp_path: Path) -> None:
+def test_a_failure_is_a_line_with_its_fix(here: Tt, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text(load_run("emoji").to_toml().replace("depth = 6", "depth = 0"))
-    answer = tt("check", "run.toml")
+    answer = here("check", "run.toml")
     assert answer.returncode == 1
     assert answer.stdout.startswith("✗ run file: run.toml: model.depth = 0: must be at least 1\n    → ")
 

@@ -65,7 +65,6 @@ def test_the_dockerfile_and_what_stays_out_of_it() -> None:
 def test_the_service_is_shut_in() -> None:
     service = rendered(EXAMPLE)["tt-my-run.service"]
     parser = configparser.ConfigParser(strict=False, interpolation=None)
-    parser.optionxform = str  # type: ignore[assignment,method-assign]
     parser.read_string(service)
     found = parser["Service"]
     for key in ("NoNewPrivileges", "ProtectHome", "PrivateTmp", "PrivateDevices", "RestrictNamespaces"):

@@ -20,8 +20,6 @@ from tt_cli.organise.questions import RunAnswers, answered
 from tt_cli.organise.recipe import make, next_steps
 from tt_cli.run import folders, load_run
 
-pytestmark = pytest.mark.slow
-
 CLOSED = {
     "organisation": "acme",
     "authority": "https://passes.example.org",
@@ -38,6 +36,7 @@ def test_keys_lie_where_the_aux_peer_looks_and_the_run_file_names_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = make(answers(**CLOSED), tmp_path / "mine")
+    assert [path.name for path in tmp_path.iterdir()] == ["mine"]  # and nothing in the person's own home
     run = load_run(str(tmp_path / "mine" / "run.toml"))
     assert run == made.run and run.membership.closed
     monkeypatch.setenv("TT_HOME", str(tmp_path / "mine" / "home"))
@@ -49,12 +48,6 @@ def test_keys_lie_where_the_aux_peer_looks_and_the_run_file_names_them(
     private = [tmp_path / "mine" / ".env", *(tmp_path / "mine" / "home").rglob("*.key"), authority.file]
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     assert {stat.S_IMODE(path.stat().st_mode) for path in (folders.home(), authority.path)} == {0o700}
-
-
-def test_nothing_goes_into_the_persons_own_home(tmp_path: Path, tt_home: Path) -> None:
-    make(answers(**CLOSED), tmp_path / "mine")
-    assert not tt_home.exists()
-    assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
 def test_what_is_there_stays(tmp_path: Path) -> None:
