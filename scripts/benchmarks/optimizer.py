@@ -1,7 +1,8 @@
 """Measure an optimizer step at 125M parameters on one thread, beside the paper's 8-bit LAMB.
 
 - The baseline is the paper's update (arXiv:2207.03481) with bitsandbytes' kernels as they are today: for one tensor
-  after the other, both moments are decoded as a whole, the update is computed with torch, and they are encoded again.
+  after the other, 2^24 elements at a time, both moments are decoded, the update is computed with torch, and they are
+  encoded again (baselines/hivemind_optimizer.py).
 - The shapes are the 423 tensors of the paper's model. Gradients are normal, each tensor with a scale of its own, the
   same for all; in every round each implementation starts from the same parameters. A first round warms up and is not
   counted.
@@ -39,6 +40,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from scripts.benchmarks.baselines.hivemind_optimizer import PaperLamb, grouped
 from scripts.benchmarks.harness import cpu_time
 from scripts.benchmarks.process_figures import forget_peak, status_bytes
 from tt_cli.data.stream.example_stream import ExampleStream
@@ -60,65 +62,19 @@ LAST = 5  # steps whose updates are compared
 Given = tuple[dict[str, Tensor], dict[str, Tensor], float]  # parameters, their gradients, the learning rate
 
 
-class PaperLamb:
-    """The paper's update over whole tensors; its moments are dictionaries of tensors by name."""
+class Baseline:
+    """The paper's update of parameters by name."""
 
     def __init__(self, parameters: dict[str, Tensor], settings: OptimizerPart) -> None:
-        from bitsandbytes import functional
+        self.parameters = parameters
+        self.lamb = PaperLamb(grouped(parameters, settings), settings, RATE)
 
-        self.functional, self.parameters, self.settings = functional, parameters, settings
-        self.maps = {"m": functional.create_dynamic_map(signed=True), "v": functional.create_dynamic_map(signed=False)}
-        self.codes: dict[str, dict[str, Tensor]] = {"m": {}, "v": {}}
-        self.absmax: dict[str, dict[str, Tensor]] = {"m": {}, "v": {}}
-        self.plain: dict[str, dict[str, Tensor]] = {"m": {}, "v": {}}
-        for letter in "mv":
-            for name, p in parameters.items():
-                if p.numel() < settings.min_8bit_size:
-                    self.plain[letter][name] = torch.zeros_like(p)
-                else:
-                    blocks = -(-p.numel() // settings.block_size)
-                    self.absmax[letter][name] = torch.zeros(blocks)
-                    zero = int((self.maps[letter] == 0).nonzero()[0])
-                    self.codes[letter][name] = torch.full(p.shape, zero, dtype=torch.uint8)
-
-    def _read(self, letter: str, name: str) -> Tensor:
-        if name in self.plain[letter]:
-            return self.plain[letter][name]
-        return self.functional.dequantize_blockwise(
-            self.codes[letter][name],
-            absmax=self.absmax[letter][name],
-            code=self.maps[letter],
-            blocksize=self.settings.block_size,
-        )
-
-    def _write(self, letter: str, name: str, moment: Tensor) -> None:
-        if name not in self.plain[letter]:
-            self.functional.quantize_blockwise(
-                moment,
-                code=self.maps[letter],
-                absmax=self.absmax[letter][name],
-                out=self.codes[letter][name],
-                blocksize=self.settings.block_size,
-            )
-
-    @torch.no_grad()
     def step(self, gradients: dict[str, Tensor], rate: float) -> None:
-        s = self.settings
-        norm = torch.stack([g.norm() for g in gradients.values()]).norm()
-        factor = min(1.0, s.max_grad_norm / (float(norm) + 1e-6))
         for name, p in self.parameters.items():
-            g = gradients[name].mul_(factor)
-            m, v = self._read("m", name), self._read("v", name)
-            m.mul_(s.beta1).add_(g, alpha=1 - s.beta1)
-            v.mul_(s.beta2).addcmul_(g, g, value=1 - s.beta2)
-            self._write("m", name, m)
-            self._write("v", name, v)
-            update = m / v.sqrt().add_(s.eps)
-            if not name.endswith("bias"):
-                update.add_(p, alpha=s.weight_decay)
-            p_norm, u_norm = p.norm().clamp(0, s.trust_clamp), update.norm()
-            trust = float(p_norm / u_norm) if p_norm > 0 and u_norm > 0 else 1.0
-            p.add_(update, alpha=-rate * trust)
+            p.grad = gradients[name]
+        for group in self.lamb.param_groups:
+            group["lr"] = rate
+        self.lamb.step()
 
 
 def paper_shapes(quick: bool) -> dict[str, torch.Size]:
@@ -185,7 +141,7 @@ def accuracy(sequence: Iterable[Given], settings: OptimizerPart, last: int) -> d
             start, base, own, plain = ({name: p.clone() for name, p in parameters.items()} for _ in range(4))
             fp32 = settings.model_copy(update={"min_8bit_size": ALL_FP32})
             ours = Lamb8bit(own, settings)
-            optimizers = ((PaperLamb(base, settings), base), (ours, own), (Lamb8bit(plain, fp32), plain))
+            optimizers = ((Baseline(base, settings), base), (ours, own), (Lamb8bit(plain, fp32), plain))
         copy(parameters, start)
         zeros = zero_second_moments(ours)
         for optimizer, updated in optimizers:
@@ -252,12 +208,12 @@ def compare(quick: bool, rounds: int) -> dict[str, Any]:
     count = sum(shape.numel() for shape in shapes.values())
     start, base, own, drawn, gradients = (empty(shapes) for _ in range(5))
     draw(start, 0, 0.02)
-    makers: dict[str, Callable[[], PaperLamb | Lamb8bit]] = {
-        "baseline": lambda: PaperLamb(base, settings),
+    makers: dict[str, Callable[[], Baseline | Lamb8bit]] = {
+        "baseline": lambda: Baseline(base, settings),
         "portable": lambda: Lamb8bit(own, settings, PortableLamb()),
         "compiled": lambda: Lamb8bit(own, settings, fresh(chosen.kernels)),
     }
-    optimizers: dict[str, PaperLamb | Lamb8bit] = {}
+    optimizers: dict[str, Baseline | Lamb8bit] = {}
     times: dict[str, list[float]] = {name: [] for name in makers}
     extra: dict[str, int] = {}
     errors = []
@@ -321,11 +277,10 @@ def fresh(kernels: LambKernels) -> LambKernels:
     return type(kernels)()
 
 
-def moment_bytes(optimizer: PaperLamb | Lamb8bit) -> int:
+def moment_bytes(optimizer: Baseline | Lamb8bit) -> int:
     if isinstance(optimizer, Lamb8bit):
         return sum(tensor.nbytes for tensor in optimizer.state_dict().values())
-    kinds = (optimizer.codes, optimizer.absmax, optimizer.plain)
-    return sum(tensor.nbytes for kind in kinds for tensors in kind.values() for tensor in tensors.values())
+    return sum(tensor.nbytes for state in optimizer.lamb.state.values() for tensor in state.values())
 
 
 def checksum(tensor: Tensor) -> Tensor:
@@ -338,7 +293,7 @@ def checksum(tensor: Tensor) -> Tensor:
     return torch.stack([total, weighted])
 
 
-def same_state(ours: PaperLamb | Lamb8bit, theirs: PaperLamb | Lamb8bit) -> bool:
+def same_state(ours: Baseline | Lamb8bit, theirs: Baseline | Lamb8bit) -> bool:
     assert isinstance(ours, Lamb8bit) and isinstance(theirs, Lamb8bit)
     states = zip(ours.state_dict().values(), theirs.state_dict().values(), strict=True)
     return all(numpy.array_equal(a.view(torch.uint8).numpy(), b.view(torch.uint8).numpy()) for a, b in states)

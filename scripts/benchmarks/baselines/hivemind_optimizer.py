@@ -144,16 +144,12 @@ def paper_codec() -> CompressionBase:
     return SizeAdaptiveCompression(threshold=2**16 + 1, less=Float16Compression(), greater_equal=large)
 
 
-def grouped(parameters: dict[str, Tensor], run: RunConfig) -> list[dict[str, Any]]:
+def grouped(parameters: dict[str, Tensor], settings: OptimizerPart) -> list[dict[str, Any]]:
     """Parameter groups as in the paper: biases do not decay."""
     biases = [name for name in parameters if name.endswith("bias")]
-    return [
-        {
-            "params": [tensor for name, tensor in parameters.items() if name not in biases],
-            "weight_decay": run.optimizer.weight_decay,
-        },
-        {"params": [parameters[name] for name in biases], "weight_decay": 0.0},
-    ]
+    others = [tensor for name, tensor in parameters.items() if name not in biases]
+    plain = {"params": [parameters[name] for name in biases], "weight_decay": 0.0}
+    return [{"params": others, "weight_decay": settings.weight_decay}, plain]
 
 
 def make_optimizer(args: argparse.Namespace, run: RunConfig, dht: DHT, parameters: dict[str, Tensor]) -> Optimizer:
@@ -163,7 +159,7 @@ def make_optimizer(args: argparse.Namespace, run: RunConfig, dht: DHT, parameter
     return Optimizer(
         dht=dht,
         run_id=RUN_ID,
-        params=grouped(parameters, run),
+        params=grouped(parameters, run.optimizer),
         optimizer=lambda params: PaperLamb(params, run.optimizer, rate),
         scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: learning_rate(run.schedule, step) / rate
