@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 from hub_standin import HubStandin
 from PIL import Image
+from testbed.spawned import spawned
 
-CLIENT = """
-import json
-import sys
 from tt_cli.data.build.picture_sources import open_source
 from tt_cli.errors import TTError
 
-for name in sys.argv[1:]:
+
+def opened(name: str) -> tuple[list[int], list[str], list[tuple[Any, ...]]] | str:
+    """In the client's process: rows of each shard, names from the third row on, and all rows; or an error."""
     try:
         source = open_source(name)
         units = [list(source.read(unit, 0)) for unit in range(len(source.units))]
-        rest = [one.name for one in source.read(0, 2)]
         rows = [(one.caption, len(one.content or b""), dict(one.fields)) for unit in units for one in unit]
-        print(json.dumps([[len(unit) for unit in units], rest, rows]), flush=True)
+        return [len(unit) for unit in units], [one.name for one in source.read(0, 2)], rows
     except TTError as error:
-        print(json.dumps(f"{error.exit_code} {error}"), flush=True)
-"""
+        return f"{error.exit_code} {error}"
 
 
 def png() -> bytes:
@@ -60,22 +56,15 @@ def test_a_data_set_is_streamed_shard_by_shard(hub: HubStandin, tmp_path: Path) 
     hub.put("dataset", "acme/words", {"data/train-00000.parquet": table([{"text": "no picture"}], images=False)})
     hub.put("dataset", "acme/secret", {"data/train-00000.parquet": b""}, access="gated")
     hub.fault("train-00001-of-00002.parquet", 503)
-    done = subprocess.run(
-        [sys.executable, "-c", CLIENT, "acme/photos", "acme/words", "acme/none", "acme/secret"],
-        env={**os.environ, **hub.environment(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    photos, words, missing, secret = map(json.loads, done.stdout.splitlines())
-    assert photos == [
+    with spawned(hub.environment(tmp_path)) as call:
+        answers = [call(opened, f"acme/{name}").result() for name in ("photos", "words", "none", "secret")]
+    photos, words, missing, secret = answers
+    assert photos == (
         [3, 2],
         ["acme/photos shard 0:2"],
-        [[f"row {i}", len(png()), {"NSFW": "UNLIKELY"}] for i in range(5)],
-    ]
+        [(f"row {i}", len(png()), {"NSFW": "UNLIKELY"}) for i in range(5)],
+    )
     assert words.startswith("2 cannot encode acme/words: it needs a column of pictures (image, picture, jpg")
     assert words.endswith("it has text")
     assert missing.startswith("2 cannot read the data set acme/none: the Hub has no such data set")
     assert secret.startswith("2 cannot read the data set acme/secret")
-    assert "Traceback" not in done.stderr

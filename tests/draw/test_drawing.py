@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import resource
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from draw.tiny import Tiny
+from draw.tiny import Tiny, tiny_run
+from testbed.spawned import spawned
 
 from tt_cli.draw.draw_batches import PromptSlice, free_memory, memory_limit, next_batch
 from tt_cli.draw.drawing import Drawing, DrawingSettings, candidate_noise, cut_prompts, draw
@@ -145,38 +145,27 @@ def test_no_memory_for_a_single_picture(tiny: Tiny, monkeypatch: pytest.MonkeyPa
         draw_with(tiny, ["red apple"])
 
 
+def drawn_in_little_memory() -> tuple[int, int, list[str]]:
+    """Pictures, unlike ones, and what was said."""
+    torch.set_num_threads(1)
+    # The column layer's cache is one tensor of 4 MiB for each picture: 64 of them are refused at once.
+    wide = {"model.heads": 64, "model.dim_head": 128, "model.attention_types": ["axial_col"]}
+    tiny = Tiny.new(tiny_run().replaced({**wide, "model.last_attention": "axial_row"}))
+    draw_with(tiny, ["red apple"], samples=1)  # all code is loaded now
+    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (taken + (250 << 20), resource.RLIM_INFINITY))
+    said: list[str] = []
+    drawings = draw_with(tiny, ["red apple"], samples=64, memory=1 << 40, on_message=said.append)
+    return len(drawings), len({drawing.codes.tobytes() for drawing in drawings}), said
+
+
 def test_a_computer_that_runs_out_of_memory() -> None:
     """In a process that may take only so much more, the system's allocator refuses 64 pictures at once."""
-    done = subprocess.run(
-        [sys.executable, "-c", DRAW_IN_LITTLE_MEMORY],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1],
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    *said, last = done.stdout.splitlines()
+    with spawned({}) as call:
+        pictures, different, said = call(drawn_in_little_memory).result()
     assert said[0] == "out of memory with 64 pictures side by side; going on with 32"
     assert said[1].startswith("batch 32: ")
-    assert last == "64 pictures, 64 different"
-
-
-DRAW_IN_LITTLE_MEMORY = """
-import resource
-from pathlib import Path
-import torch
-from draw.tiny import Tiny, tiny_run
-from tt_cli.draw.drawing import DrawingSettings, draw
-
-torch.set_num_threads(1)
-# The column layer's cache is one tensor of 4 MiB for each picture: 64 of them are refused at once.
-wide = {"model.heads": 64, "model.dim_head": 128, "model.attention_types": ["axial_col"]}
-tiny = Tiny.new(tiny_run().replaced({**wide, "model.last_attention": "axial_row"}))
-draw(tiny, ["red apple"], DrawingSettings(samples=1))  # all code is loaded now
-taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-resource.setrlimit(resource.RLIMIT_AS, (taken + (250 << 20), resource.RLIM_INFINITY))
-said = []
-drawings = draw(tiny, ["red apple"], DrawingSettings(samples=64, memory=1 << 40), on_message=said.append)
-print("\\n".join(said))
-print(len(drawings), "pictures,", len({drawing.codes.tobytes() for drawing in drawings}), "different")
-"""
+    assert pictures == different == 64
 
 
 def test_free_memory_is_there() -> None:
