@@ -7,15 +7,17 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from conftest import Tt
 from hub_standin import HubStandin
 
 pytestmark = pytest.mark.slow
 
-Tt = Callable[..., subprocess.CompletedProcess[str]]
+
+def said(answer: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+    return answer.returncode, answer.stdout, answer.stderr
 
 
 @pytest.fixture
@@ -27,9 +29,7 @@ def environment(hub: HubStandin, tmp_path: Path) -> dict[str, str]:
 
 def test_login_with_a_token_whoami_and_logout(tt: Tt, environment: dict[str, str]) -> None:
     login = tt("login", "--token", "hf_ada", env=environment)
-    assert login.returncode == 0, login.stderr
-    assert login.stdout == "Logged in as ada.\nOrganisations:\n  acme  admin\n  zoo  read\n"
-    assert login.stderr == ""
+    assert said(login) == (0, "Logged in as ada.\nOrganisations:\n  acme  admin\n  zoo  read\n", "")
 
     home = Path(environment["HF_HOME"])
     kept = [path for path in home.rglob("*") if path.is_file()]
@@ -47,30 +47,23 @@ def test_login_with_a_token_whoami_and_logout(tt: Tt, environment: dict[str, str
         "token": "login",
     }
 
-    logout = tt("logout", env=environment)
-    assert (logout.returncode, logout.stdout, logout.stderr) == (0, "Logged out.\n", "")
+    assert said(tt("logout", env=environment)) == (0, "Logged out.\n", "")
     assert not any("hf_ada" in path.read_text() for path in home.rglob("*") if path.is_file())
     assert tt("logout", env=environment).stdout == "Nobody was logged in.\n"
-    nobody = tt("whoami", env=environment)
-    assert (nobody.returncode, nobody.stderr) == (1, "tt: nobody is logged in here: run `tt login`\n")
+    assert said(tt("whoami", env=environment)) == (1, "", "tt: nobody is logged in here: run `tt login`\n")
 
 
 def test_a_token_is_taken_from_standard_input(tt: Tt, environment: dict[str, str]) -> None:
-    assert (
-        tt("login", "--token", env=environment, stdin="  hf_bob\n").stdout == "Logged in as bob.\nNo organisations.\n"
-    )
+    assert tt("login", "--token", env=environment, stdin="  hf_bob\n").stdout.startswith("Logged in as bob.\nNo organ")
     empty = tt("login", "--token", env=environment, stdin="\n")
-    assert empty.returncode == 2
-    assert empty.stderr.startswith("tt: no token was given")
+    assert empty.returncode == 2 and empty.stderr.startswith("tt: no token was given")
 
 
 def test_a_wrong_token_is_refused_and_nothing_kept(tt: Tt, environment: dict[str, str]) -> None:
-    wrong = tt("login", "--token", "hf_wrong", env=environment)
-    assert wrong.returncode == 2
-    assert wrong.stderr == "tt: cannot log in: the Hub refuses the token; run `tt login` with a valid one\n"
+    refused = "tt: cannot log in: the Hub refuses the token; run `tt login` with a valid one\n"
+    assert said(tt("login", "--token", "hf_wrong", env=environment)) == (2, "", refused)
     organisation = tt("login", "--token", "api_org_x", env=environment)
-    assert organisation.returncode == 2
-    assert "not an organization token" in organisation.stderr
+    assert organisation.returncode == 2 and "not an organization token" in organisation.stderr
     assert tt("whoami", env=environment).returncode == 1
 
 
@@ -82,9 +75,8 @@ def test_hf_token_wins_and_that_is_said(tt: Tt, environment: dict[str, str]) -> 
     assert "Logged in as bob (by HF_TOKEN)." in login.stdout
     assert login.stderr == ""
     assert tt("whoami", env=environment).stdout.startswith("Logged in as ada.")
-    logout = tt("logout", env=with_variable)
-    assert (logout.returncode, logout.stdout) == (1, "Logged out.\n")
-    assert logout.stderr == "tt: HF_TOKEN is set and still logs you in: unset it\n"
+    still = "tt: HF_TOKEN is set and still logs you in: unset it\n"
+    assert said(tt("logout", env=with_variable)) == (1, "Logged out.\n", still)
     assert tt("whoami", env=environment).returncode == 1
 
     stale = tt("whoami", env={**environment, "HF_TOKEN": "hf_wrong"})
@@ -119,8 +111,7 @@ def test_device_flow_without_a_terminal(tt: Tt, hub: HubStandin, environment: di
 
 
 @pytest.mark.parametrize(
-    ("decision", "said"),
-    [("access_denied", "Authorization was denied"), ("expired_token", "Device code expired")],
+    ("decision", "said"), [("access_denied", "Authorization was denied"), ("expired_token", "Device code expired")]
 )
 def test_a_device_login_that_is_denied(hub: HubStandin, environment: dict[str, str], decision: str, said: str) -> None:
     process, code = start_device_login(environment)
@@ -132,26 +123,18 @@ def test_a_device_login_that_is_denied(hub: HubStandin, environment: dict[str, s
 
 
 def test_a_hub_that_fails_or_limits_is_one_line(tt: Tt, hub: HubStandin, environment: dict[str, str]) -> None:
-    by_variable = {**environment, "HF_TOKEN": "hf_ada"}
-    hub.fault("whoami", status=429)
-    limited = tt("whoami", env=by_variable)
-    assert (limited.returncode, limited.stderr) == (
-        1,
-        "tt: cannot ask the Hub who you are: the Hub limits how often that is asked; wait a few minutes\n",
-    )
-    hub.fault("whoami", status=500)
-    failed = tt("whoami", env=by_variable)
-    assert failed.returncode == 1
-    assert failed.stderr == "tt: cannot ask the Hub who you are: the Hub answered 500; try again later\n"
+    limits = "the Hub limits how often that is asked; wait a few minutes"
+    for status, words in ((429, limits), (500, "the Hub answered 500; try again later")):
+        hub.fault("whoami", status=status)
+        answer = tt("whoami", env={**environment, "HF_TOKEN": "hf_ada"})
+        assert said(answer) == (1, "", f"tt: cannot ask the Hub who you are: {words}\n")
 
 
 def test_without_a_network_it_is_one_line(tt: Tt, environment: dict[str, str]) -> None:
     offline = {**environment, "HF_ENDPOINT": "http://127.0.0.1:9"}
-    for arguments in (("whoami",), ("login",), ("login", "--token", "hf_ada")):
-        answer = tt(*arguments, env={**offline, "HF_TOKEN": "hf_ada"} if arguments == ("whoami",) else offline)
-        assert answer.returncode == 1, arguments
-        assert "cannot be reached" in answer.stderr, arguments
-        assert answer.stderr.count("\n") == 1, arguments
+    for arguments, variables in (("whoami", {"HF_TOKEN": "hf_ada"}), ("login", {}), ("login --token hf_ada", {})):
+        code, _, errors = said(tt(*arguments.split(), env={**offline, **variables}))
+        assert code == 1 and "cannot be reached" in errors and errors.count("\n") == 1, arguments
 
 
 def test_a_token_that_cannot_be_kept_is_one_line(tt: Tt, environment: dict[str, str], tmp_path: Path) -> None:

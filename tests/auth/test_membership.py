@@ -62,12 +62,7 @@ ACME = "the run acme admits members of acme on the Hub only, and "
     ("environment", "user", "code", "words"),
     [
         ({"HF_TOKEN": "hf_ada"}, "ada", 0, "ada"),
-        (
-            {"HF_TOKEN": "hf_bob"},
-            "bob",
-            2,
-            f"{ACME}bob is none: ask the organisation to add you, or run `tt login`",
-        ),
+        ({"HF_TOKEN": "hf_bob"}, "bob", 2, f"{ACME}bob is none: ask the organisation to add you, or run `tt login`"),
         ({"HF_TOKEN": "hf_stale"}, None, 2, "the Hub refuses the token; HF_TOKEN is set: correct or unset it"),
         ({}, None, 2, f"{ACME}nobody is logged in here: run `tt login`"),
         (

@@ -15,12 +15,7 @@ from told import Told
 
 from tt_cli.auxiliary import evaluator as room
 from tt_cli.auxiliary.evaluator import Evaluator, spread
-from tt_cli.auxiliary.evaluator_process import (
-    EMOJI_PROMPTS,
-    GENERAL_PROMPTS,
-    SamplesOptions,
-    checked_prompts,
-)
+from tt_cli.auxiliary.evaluator_process import EMOJI_PROMPTS, GENERAL_PROMPTS, SamplesOptions, checked_prompts
 from tt_cli.auxiliary.parts import EVALUATOR
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.data import builtin

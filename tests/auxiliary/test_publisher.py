@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -23,9 +19,6 @@ from tt_cli.checkpoint.checkpoint_files import save
 from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, MadeStep, database_url
-from tt_cli.model.dalle import Dalle
-from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders
 from tt_cli.run.model_card import BEGIN, card
 from tt_cli.supervisor.events import Log
@@ -36,23 +29,6 @@ pytestmark = pytest.mark.slow
 TINY = {"model.dim": 32, "model.depth": 2, "model.heads": 2, "model.dim_head": 16}
 RUN = small_run(**TINY, **{"checkpoints.repository": "acme/run", "schedule.total_steps": 100})
 WAIT = 120.0
-
-FIND = """
-import json, sys
-from pathlib import Path
-from tt_cli.draw.weights_source import find_checkpoint
-from tt_cli.model.dalle import Dalle
-from tt_cli.model.dalle_config import DalleConfig
-from tt_cli.peer.published_states import newest_published
-from tt_cli.run import load_run
-from tt_cli.swarm.state.bridge import StateBuffer
-from tt_cli.checkpoint.hash_tree import StateTree
-run = load_run("acme/run")
-shapes = {name: one.shape for name, one in Dalle(DalleConfig.from_run(run)).named_parameters()}
-tree, buffer, place = newest_published(run, lambda manifest: StateTree.parse(manifest, run.identity, shapes))
-source = find_checkpoint(run, "acme/run")
-print(json.dumps([tree.step, tree.digest, source.step]))
-"""
 
 
 def state(step: int, run: RunConfig = RUN) -> TrainingState:
@@ -110,14 +86,15 @@ def writer(hub: HubStandin) -> HubStandin:
     return hub
 
 
-def test_what_is_published_is_found_by_those_who_look_for_it(writer: HubStandin, tmp_path: Path) -> None:
-    """One commit: checkpoint, run file, card with step and loss. The next waits for its time, the last does not."""
+def test_what_is_published_and_when(writer: HubStandin, tmp_path: Path) -> None:
+    """One commit: checkpoint, run file, card with step and loss. The next waits for its time, the last does not.
+
+    Such files are found in peer/test_published.py and draw/test_source.py.
+    """
     url = database_url(folders.run_folder(RUN))
     store, reader = HistoryWriter(url, RUN.identity), HistoryReader(url)
     store.record_step(MadeStep(7, 0, 1.0, 2.5, 1, 1.0), [], 100)
-    trained = TrainedState(RUN, Dalle(DalleConfig.from_run(RUN)), None).snapshot()
-    trained.step, trained.run_toml = 7, RUN.to_toml()
-    save(folders.checkpoints(RUN), trained)
+    checkpoint = saved(7)
     with Publishing(writer, tmp_path) as publisher:
         assert publisher.until("is published").startswith("step 7 (")
         files = writer.files("acme/run")
@@ -125,21 +102,10 @@ def test_what_is_published_is_found_by_those_who_look_for_it(writer: HubStandin,
         assert sent(writer, "POST", "/commit/") == 1
         text = files["README.md"].decode()
         assert "| 7 | 2.5000 | `step-00000007.safetensors` |" in text and "tt join acme/run" in text
-        found = subprocess.run(
-            [sys.executable, "-c", FIND],
-            env={**os.environ, **writer.environment(tmp_path / "other")},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert found.stdout, found.stderr
-        assert json.loads(found.stdout) == [7, trained.digest(), 7]
+        assert files["step-00000007.safetensors"] == checkpoint.read_bytes()
+        assert RunConfig.from_toml(files["run.toml"].decode(), "run.toml") == RUN
         (row,) = reader.checkpoints()
-        assert (row["step"], row["digest"], row["bytes"]) == (
-            7,
-            trained.digest(),
-            len(files["step-00000007.safetensors"]),
-        )
+        assert (row["step"], row["digest"], row["bytes"]) == (7, state(7).digest(), checkpoint.stat().st_size)
         assert row["url"].startswith(f"{writer.url}/acme/run/blob/")
         saved(8)
     saved(9)

@@ -237,11 +237,7 @@ for step in itertools.count(recorder.step + 1):
 def test_killed_while_it_writes_it_loses_no_step_that_it_had_told(opened: Open, tmp_path: Path) -> None:
     last = 0
     for _ in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, text=True)
         assert process.stdout is not None
         try:
             for _ in range(3):

@@ -166,11 +166,7 @@ def test_wrong_words_are_one_line_and_exit_code_2(
     ],
 )
 def test_errors_of_a_command(
-    error: BaseException,
-    code: int,
-    said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error: BaseException, code: int, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from tt_cli.auth import account
 

@@ -101,21 +101,12 @@ def test_the_edges_of_its_time(offset: float, leeway: float) -> None:
             read_pass(sign(ADA, KEY), PUBLIC, ADA.run, now, leeway=leeway)
 
 
-@pytest.mark.parametrize(
-    ("now", "words"),
-    [
-        (ADA.issued - CLOCK_LEEWAY, ""),
-        (ADA.issued - CLOCK_LEEWAY - 1, "not yet valid: it begins in 31 s"),
-        (ADA.expires + CLOCK_LEEWAY - 1, ""),
-        (ADA.expires + CLOCK_LEEWAY, "expired 30 s ago"),
-    ],
-)
-def test_honest_clocks_may_differ_a_little(now: float, words: str) -> None:
-    if words:
+def test_honest_clocks_may_differ_a_little() -> None:
+    for now in (ADA.issued - CLOCK_LEEWAY, ADA.expires + CLOCK_LEEWAY - 1):
+        assert read_pass(sign(ADA, KEY), PUBLIC, ADA.run, now) == ADA
+    for now, words in ((ADA.issued - 31, "not yet valid: it begins in 31 s"), (ADA.expires + 30, "expired 30 s ago")):
         with pytest.raises(InvalidPass, match=words):
             read_pass(sign(ADA, KEY), PUBLIC, ADA.run, now)
-    else:
-        assert read_pass(sign(ADA, KEY), PUBLIC, ADA.run, now) == ADA
 
 
 def test_a_pass_of_another_key_or_run_is_refused() -> None:

@@ -40,11 +40,7 @@ AUX = peer("helper", role="aux")
             {"peers": [peer("ada", digest="77b0aa0011", in_agreement=False)]},
             ["ada ada came to another state than most: 77b0aa00"],
         ),
-        (
-            {"peers": [peer("ada", in_agreement=False)]},
-            {"peers": [ADA]},
-            ["ada ada agrees with most again"],
-        ),
+        ({"peers": [peer("ada", in_agreement=False)]}, {"peers": [ADA]}, ["ada ada agrees with most again"]),
         (
             {"peers": [ADA], "trainers": 3},
             {"peers": [peer("ada", accused_by=2, clipped_by=1)], "trainers": 3},

@@ -117,11 +117,7 @@ def test_the_age_of_a_snapshot_does_not_hang_on_the_pages_clock(serve: Serve, mo
         ("history", history([-1], [1.0]), "in another form: 'step.0'"),
         ("history", history([0] * 30_000, [0.0] * 30_000), "should have at most 20000 items"),
         ("activity", {"time": [1], "trainers": ["many"], "samples_per_second": [1]}, "in another form: 'trainers.0'"),
-        (
-            "leaderboard",
-            {"window": "x", "rows": [{"user": "ada", "samples": 1}]},
-            "in another form: 'rows.0.seconds'",
-        ),
+        ("leaderboard", {"window": "x", "rows": [{"user": "ada", "samples": 1}]}, "in another form: 'rows.0.seconds'"),
         ("leaderboard", {"window": "day", "rows": {}}, "in another form: 'rows'"),
     ],
     ids=range(13),

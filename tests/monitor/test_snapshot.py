@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from functools import partial
 
 import pytest
+from swarm import made
 
 from tt_cli.run import RunConfig, load_run
-from tt_cli.swarm.records.peer_record import HistoryRecord, PeerRecord
+from tt_cli.swarm.records.peer_record import HistoryRecord
 from tt_cli.swarm.records.snapshot import PEER_FIELDS, SNAPSHOT_FIELDS, SwarmSnapshot, take_snapshot
 
-NOW = 1000.0
+NOW = 1000.0  # as of the records that are made
+record = partial(made.record, epoch=7, samples=0, samples_per_second=0.0, total_samples=0)
 
 
 @pytest.fixture(scope="module")
 def run() -> RunConfig:
     return load_run("emoji").replaced({"swarm.target_batch_size": 256, "schedule.total_steps": 100})
-
-
-def record(peer_id: str, **fields: Any) -> PeerRecord:
-    usual = {"role": "trainer", "client_mode": False, "epoch": 7, "digest": "aa", "samples": 0}
-    rates = {"samples_per_second": 0.0, "total_samples": 0, "time": NOW}
-    return PeerRecord(peer_id=peer_id, **{**usual, **rates, **fields})
 
 
 def test_shares_samples_and_time_to_the_next_step(run: RunConfig) -> None:
@@ -56,12 +52,7 @@ def test_auxiliary_peers_are_listed_but_not_counted(run: RunConfig) -> None:
     ]
     snapshot = take_snapshot(run, records, None, NOW)
     assert [peer.peer_id for peer in snapshot.peers] == ["b", "a", "helper"]
-    assert (snapshot.epoch, snapshot.samples, snapshot.samples_per_second, snapshot.trainers) == (
-        7,
-        0,
-        8.0,
-        2,
-    )
+    assert (snapshot.epoch, snapshot.samples, snapshot.samples_per_second, snapshot.trainers) == (7, 0, 8.0, 2)
     assert (snapshot.peers[2].share, snapshot.peers[2].lag) == (0.0, 0)
 
 

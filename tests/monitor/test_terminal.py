@@ -19,10 +19,7 @@ from tt_cli.swarm.records.snapshot import SwarmSnapshot
         ({"peers": []}, ""),
         ({"peers": [trainer(digest="")]}, ""),
         ({"peers": [TRAINER] * 5, "holders": 5, "agreeing": 5}, "one truth: 5 of 5 peers hold 3fa9c1d2"),
-        (
-            {"peers": [TRAINER], "resynced_chunks": 1},
-            "one truth: 1 of 1 peer holds 3fa9c1d2; 1 chunk resynced",
-        ),
+        ({"peers": [TRAINER], "resynced_chunks": 1}, "one truth: 1 of 1 peer holds 3fa9c1d2; 1 chunk resynced"),
         (
             {"peers": [trainer(user="ben", clipped_by=1)], "trainers": 2},
             "one truth: 1 of 1 peer holds 3fa9c1d2; ben …9A2r1C is clipped again and again",

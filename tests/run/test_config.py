@@ -121,11 +121,7 @@ def test_any_number_survives_toml(peak_lr: float) -> None:
         ("schedule.peak_lr", float("inf"), "schedule.peak_lr = inf: must be a finite number"),
         ("optimizer.beta2", 1.0, "optimizer.beta2 = 1.0: must be below 1"),
         ("swarm.compression", "zip", "swarm.compression = \"zip\": must be 'linear8' or 'blockwise8'"),
-        (
-            "swarm.next_chunk_timeout",
-            500.0,
-            "swarm.next_chunk_timeout = 500: must be below averaging_timeout, 120",
-        ),
+        ("swarm.next_chunk_timeout", 500.0, "swarm.next_chunk_timeout = 500: must be below averaging_timeout, 120"),
         ("membership.kind", "organisation", 'membership.organisation: missing; kind = "organisation" needs'),
         ("membership.organisation", "acme", 'membership.organisation = "acme": has no meaning with kind'),
         ("peers.initial", ["here"], 'peers.initial[0] = "here": is no multiaddr; it looks like /ip4/'),
@@ -282,10 +278,7 @@ def test_identity_does_not_depend_on_how_the_file_is_written(small: RunConfig) -
 
 def test_differences_name_both_values(small: RunConfig) -> None:
     other = small.replaced({"model.dim": 512, "data.revision": "v2", "swarm.matchmaking_time": 1.0})
-    assert small.differences(other) == [
-        "model.dim: 64 here, 512 there",
-        'data.revision: unset here, "v2" there',
-    ]
+    assert small.differences(other) == ["model.dim: 64 here, 512 there", 'data.revision: unset here, "v2" there']
     assert other.differences(small)[0] == "model.dim: 512 here, 64 there"
 
 

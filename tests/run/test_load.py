@@ -39,11 +39,7 @@ def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
         "from tt_cli.terminal.troubleshooting import documentation; print(documentation())"
     )
     found = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path / "site",
-        capture_output=True,
-        text=True,
-        check=True,
+        [sys.executable, "-c", code], cwd=tmp_path / "site", capture_output=True, text=True, check=True
     )
     site = tmp_path / "site" / "tt_cli"
     assert found.stdout.split() == [f"{site}/__init__.py", load_run("emoji").identity, f"{site}/docs"]

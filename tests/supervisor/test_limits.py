@@ -90,8 +90,7 @@ def test_the_strictest_limit_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hours", "words"),
-    [(None, ""), (1, "until 13:00"), (13, "until Tue 01:00"), (24 * 10, "until 15 Jan 12:00")],
+    ("hours", "words"), [(None, ""), (1, "until 13:00"), (13, "until Tue 01:00"), (24 * 10, "until 15 Jan 12:00")]
 )
 def test_a_moment_in_words(hours: float | None, words: str) -> None:
     assert until_words(None if hours is None else NOON + 3600 * hours, NOON) == words

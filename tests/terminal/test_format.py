@@ -6,15 +6,7 @@ import math
 
 import pytest
 
-from tt_cli.terminal.format import (
-    bar,
-    byte_count,
-    clean,
-    duration,
-    loss_value,
-    rate,
-    short_id,
-)
+from tt_cli.terminal.format import bar, byte_count, clean, duration, loss_value, rate, short_id
 
 
 @pytest.mark.parametrize(

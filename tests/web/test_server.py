@@ -276,10 +276,7 @@ def test_new_steps_are_seen_and_those_taken_back_are_gone(tmp_path: Path) -> Non
     store.close()
 
 
-@given(
-    arrays.arrays(np.float64, st.integers(4, 300), elements=st.floats(-1e39, 1e39)),
-    st.integers(4, 100),
-)
+@given(arrays.arrays(np.float64, st.integers(4, 300), elements=st.floats(-1e39, 1e39)), st.integers(4, 100))
 def test_thinning_keeps_both_ends_and_all_extremes_of_the_loss(loss: Any, points: int) -> None:
     found = kept(loss, points)
     assert len(found) <= points and list(found) == sorted(set(found))
