@@ -85,7 +85,8 @@ def machine() -> str:
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
     vectors = [name for flag, name in VECTORS.items() if flag in facts.get("flags", "").split()]
-    words = f"{facts.get('model name', platform.machine())}, {' '.join(vectors[:1])}, {os.cpu_count()} cores"
+    kind = f"family {facts.get('cpu family')}, model {facts.get('model')}"  # clouds name all generations alike
+    words = f"{facts.get('model name', platform.machine())} ({kind}), {' '.join(vectors[:1])}, {os.cpu_count()} cores"
     if (torch := sys.modules.get("torch")) is not None and torch.cuda.is_available():
         words = f"{torch.cuda.get_device_name()}, {words}"
     with contextlib.suppress(metadata.PackageNotFoundError):

@@ -110,29 +110,6 @@ def _largest(step: Callable[[int], None], device: torch.device, memory: int) -> 
 # -- all variants ---
 
 
-class Bench:
-    """Runs variants as processes and keeps the best of each."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.found: dict[str, dict[str, Any]] = {}
-
-    def run(self, variant: str, dtype: str, budget: float = 0.0, card: int = 0) -> dict[str, Any]:
-        """One process; its figures, also kept under the variant's name if they are the fastest so far."""
-        name = f"{variant} {dtype}"
-        args = self.args
-        given = [
-            *("--variant", variant, "--dtype", dtype, "--device", args.device, "--budget", budget, "--card", card),
-            *("--depth", args.depth, "--batch", args.batch, "--threads", args.threads, "--steps", args.steps),
-            *(("--baseline", args.baseline) if args.baseline else ()),
-        ]
-        print(f"… {name}{f', {card} GB' if card else ''}", file=sys.stderr)
-        result = {**printed_by(__spec__.name, *given), "budget": budget}
-        if not card and result["seconds"] < self.found.get(name, {"seconds": float("inf")})["seconds"]:
-            self.found[name] = result
-        return result
-
-
 def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of a large product of matrices."""
     size = 8192 if device.type == "cuda" else 2048
@@ -144,7 +121,22 @@ def matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Run everything; returns the figures."""
-    device, bench = torch.device(args.device), Bench(args)
+    device, found = torch.device(args.device), dict[str, dict[str, Any]]()
+
+    def run(variant: str, dtype: str, budget: float = 0.0, card: int = 0) -> dict[str, Any]:
+        """One process; its figures, also kept under the variant's name if they are the fastest so far."""
+        name = f"{variant} {dtype}"
+        given = [
+            *("--variant", variant, "--dtype", dtype, "--device", args.device, "--budget", budget, "--card", card),
+            *("--depth", args.depth, "--batch", args.batch, "--threads", args.threads, "--steps", args.steps),
+            *(("--baseline", args.baseline) if args.baseline else ()),
+        ]
+        print(f"… {name}{f', {card} GB' if card else ''}", file=sys.stderr)
+        result = {**printed_by(__spec__.name, *given), "budget": budget}
+        if not card and result["seconds"] < found.get(name, {"seconds": float("inf")})["seconds"]:
+            found[name] = result
+        return result
+
     cpu = device.type == "cpu"
     rates = {name: matrix_rate(device, DTYPES[name] or torch.float32) for name in ("fp32", "bf16")}
     if cpu:
@@ -154,10 +146,9 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
         budgets = dict.fromkeys(("fp32", "bf16"), 0.5 * torch.cuda.mem_get_info(device)[0] / GIB)
     for _ in range(args.rounds):
         for dtype in theirs:
-            bench.run("baseline", dtype)
+            run("baseline", dtype)
         for dtype, budget in budgets.items():
-            bench.run("ours", dtype, budget if args.budget is None else args.budget)
-    found = bench.found
+            run("ours", dtype, budget if args.budget is None else args.budget)
     best = min(theirs, key=lambda dtype: found[f"baseline {dtype}"]["seconds"])
     base, fp32, bf16 = found[f"baseline {best}"], found["ours fp32"], found["ours bf16"]
     flops = FLOPS * args.depth / FULL_DEPTH * args.batch
@@ -185,8 +176,8 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     if not cpu:
         result["largest_micro_batch"] = {
             f"{card} GB": {
-                "baseline": bench.run("baseline", best, card=card)["largest"],
-                "ours": bench.run("ours", "bf16", card=card)["largest"],
+                "baseline": run("baseline", best, card=card)["largest"],
+                "ours": run("ours", "bf16", card=card)["largest"],
             }
             for card in CARDS
         }

@@ -13,10 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
-import os
 import time
-import traceback
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from testbed.attacked import Size, attacked_run
 from testbed.attacks.member import FALSE_DONOR
 from testbed.launched import Commands, tell
 
-from scripts.benchmarks.baselines.hivemind_optimizer import Messages, make_optimizer
+from scripts.benchmarks.baselines.hivemind_optimizer import Messages, make_optimizer, until_the_end
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model.dalle import Dalle
@@ -234,13 +233,7 @@ def main() -> None:
     tell_loads()
     dht = DHT(initial_peers=args.initial_peer or None, host_maddrs=["/ip4/127.0.0.1/tcp/0"], start=True)
     tell("listening", peer_id=str(dht.peer_id), addresses=[str(address) for address in dht.get_visible_maddrs()])
-    code = 0
-    try:
-        train(args, run, dht, commands)
-    except Exception:
-        traceback.print_exc()
-        code = 1
-    os._exit(code)  # its shutdown may wait half a minute; what it forked ends with it
+    until_the_end(partial(train, args, run, dht, commands))
 
 
 if __name__ == "__main__":

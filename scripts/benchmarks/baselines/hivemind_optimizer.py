@@ -29,7 +29,7 @@ import logging
 import os
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -294,16 +294,18 @@ def main() -> None:
     )
     addresses = [] if args.client_mode else [str(address) for address in dht.get_visible_maddrs()]
     tell("listening", peer_id=str(dht.peer_id), addresses=addresses)
+    until_the_end(commands.ended.wait if args.dht_only else partial(train, args, load_run(args.run), dht, commands))
+
+
+def until_the_end(work: Callable[[], object]) -> None:
+    """Do it, and end this process: hivemind's shutdown may wait half a minute; what it forked ends with it."""
     code = 0
     try:
-        if args.dht_only:
-            commands.ended.wait()
-        else:
-            train(args, load_run(args.run), dht, commands)
+        work()
     except Exception:
         traceback.print_exc()
         code = 1
-    os._exit(code)  # its shutdown may wait half a minute; what it forked ends with it
+    os._exit(code)
 
 
 if __name__ == "__main__":
