@@ -80,6 +80,7 @@ def test_all_that_it_does_is_tested(authority: Authority) -> None:
     assert [(path, method.upper()) for path in described for method in described[path]] == OPERATIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("path", "method", "mode"),
     [

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Tt
+from end_to_end.conftest import one_line
 from hub_standin import HubStandin
 
 from tt_cli.run import load_run
@@ -31,8 +32,7 @@ def test_flags_make_a_folder_and_say_what_comes_next(here: Tt, tmp_path: Path) -
     run = load_run(str(tmp_path / "my-run" / "run.toml"))
     assert run.schedule.total_steps == 1000 and run.peers.initial[0] in answer.stdout
     assert "3.4M parameters" in answer.stdout and f"tt check {tmp_path}/my-run/run.toml" in answer.stdout
-    again = here("init", "my-run", "--yes")
-    assert again.returncode == 2 and again.stderr.count("\n") == 1 and "nothing in it is overwritten" in again.stderr
+    assert "nothing in it is overwritten" in one_line(here("init", "my-run", "--yes"), 2)
 
 
 def test_json_is_one_object(here: Tt, tmp_path: Path) -> None:
@@ -106,22 +106,20 @@ def test_published_it_is_joined_by_its_name(tt: Tt, hub: HubStandin, tmp_path: P
     assert json.loads(again.stdout)["published"] == f"{hub.url}/acme/my-run", again.stderr
     assert hub.files("acme/my-run")["README.md"] == b"with words of ours, and step 40"
     other = tt("init", "my-run", *flags, "--size", "tiny", "--publish", "--out", "other", env=env)
-    assert other.returncode == 2 and "it holds the run my-run-" in other.stderr and other.stderr.count("\n") == 1
+    assert "it holds the run my-run-" in one_line(other, 2)
 
 
 def test_a_hub_that_refuses_is_one_line(tt: Tt, hub: HubStandin, tmp_path: Path) -> None:
     hub.add_user("hf_read", "ada", {"acme": "read"}, role="read")
     env = {**hub.environment(tmp_path), "HF_TOKEN": "hf_read"}
     answer = tt("init", "my-run", "--yes", "--publish", env=env)
-    assert answer.returncode == 2 and answer.stderr.count("\n") == 1
-    assert "cannot publish my-run in ada/my-run: the Hub refuses access (403)" in answer.stderr
+    assert "cannot publish my-run in ada/my-run: the Hub refuses access (403)" in one_line(answer, 2)
     hub.add_user("hf_write", "ada", role="write")
     hub.fault("/commit/", status=503)
     env["HF_TOKEN"] = "hf_write"
     answer = tt("init", "my-run", "--publish", env=env)
-    assert answer.returncode == 1 and "the Hub answered 503; try again later" in answer.stderr
+    assert "the Hub answered 503; try again later" in one_line(answer, 1)
     hub.put("model", "ada/my-run", {"README.md": "somebody's"})
     hub.fault("/commit/", status=412)
     answer = tt("init", "my-run", "--publish", env=env)
-    assert answer.returncode == 1 and answer.stderr.count("\n") == 1
-    assert "somebody else changed it meanwhile; try again" in answer.stderr
+    assert "somebody else changed it meanwhile; try again" in one_line(answer, 1)

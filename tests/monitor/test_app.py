@@ -21,6 +21,8 @@ from tt_cli.monitor.widgets import PeerTable
 from tt_cli.swarm.records.snapshot import PeerView, SwarmSnapshot
 from tt_cli.terminal.table import Column
 
+pytestmark = pytest.mark.slow
+
 WAIT = 60.0
 CROWD = [
     trainer(user=name, peer_id=f"Qm{name}", samples_per_second=speed, share=speed / 60, lag=lag, age_s=age)

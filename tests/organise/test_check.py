@@ -28,6 +28,7 @@ def written(run: RunConfig, path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_new_run_is_all_right_and_makes_a_step(here: Tt, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as aux:
         port = str(aux.getsockname()[1])

@@ -104,6 +104,7 @@ def ask_the_hub(environment: dict[str, str], *names: str) -> list[list[object]]:
     return [json.loads(line) for line in found.stdout.splitlines()]
 
 
+@pytest.mark.slow
 def test_a_run_is_read_from_the_hub_and_kept(hub: HubStandin, tmp_path: Path) -> None:
     run = load_run("emoji").replaced({"run.name": "shared"})
     hub.put("model", "acme/shared", {"run.toml": run.to_toml(), "README.md": "# A run"})

@@ -31,6 +31,7 @@ print(os.read(reader, 100).decode(), "MiB")
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("how", "copied"), [("shared", False), ("as it is", True)])
 def test_a_collection_of_garbage_in_a_child_copies_no_objects(how: str, copied: bool) -> None:
     done = subprocess.run([sys.executable, "-c", COPIED, how], capture_output=True, text=True, check=True)

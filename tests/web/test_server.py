@@ -87,6 +87,7 @@ def test_all_that_it_does_is_tested(filled: Path) -> None:
     assert list(make_app(answers_in(filled), filled).openapi()["paths"]) == OPERATIONS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["filled", "empty"])
 @pytest.mark.parametrize(
     ("path", "mode"),
@@ -284,6 +285,7 @@ def test_thinning_keeps_both_ends_and_all_extremes_of_the_loss(loss: Any, points
     assert loss[found].min() == loss.min() and loss[found].max() == loss.max()
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_steps_are_thinned_at_once(tmp_path: Path) -> None:
     HistoryWriter(database_url(tmp_path), RUN.identity).close()
     add_steps(database_url(tmp_path), 100_000)

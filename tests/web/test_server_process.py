@@ -25,6 +25,8 @@ from tt_cli.run import folders, load_run
 from tt_cli.supervisor import side_process as room
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 
+pytestmark = pytest.mark.slow
+
 RUN = load_run("emoji")
 
 
