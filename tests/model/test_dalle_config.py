@@ -24,22 +24,18 @@ def test_from_run_reads_every_part() -> None:
     run = load_run("dalle")
     config = DalleConfig.from_run(run)
     assert config == DalleConfig(1024, 64, 16, 64, 32100, 256, 32, 8192)
-    other = run.model_copy(
-        update={
-            "model": run.model.model_copy(
-                update={
-                    "reversible": False,
-                    "rotary": False,
-                    "shift_tokens": False,
-                    "ff_mult": 2,
-                    "shared_layer_groups": 6,
-                    "attention_types": ["axial_col", "conv_like"],
-                    "last_attention": "axial_row",
-                    "conv_kernel": 3,
-                    "tied_embeddings": False,
-                    "loss_image_weight": 1.0,
-                }
-            )
+    other = run.replaced(
+        {
+            "model.reversible": False,
+            "model.rotary": False,
+            "model.shift_tokens": False,
+            "model.ff_mult": 2,
+            "model.shared_layer_groups": 6,
+            "model.attention_types": ["axial_col", "conv_like"],
+            "model.last_attention": "axial_row",
+            "model.conv_kernel": 3,
+            "model.tied_embeddings": False,
+            "model.loss_image_weight": 1.0,
         }
     )
     assert DalleConfig.from_run(other) == DalleConfig(

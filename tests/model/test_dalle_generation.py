@@ -160,14 +160,6 @@ def test_bfloat16_stays_near_float32() -> None:
         assert (near - far).abs().max() < 0.03 * near.abs().max()
 
 
-def test_on_token_counts_the_codes() -> None:
-    dalle = Dalle(SMALL)
-    text, _ = example(SMALL, 5)
-    seen: list[int] = []
-    generate(dalle, text, on_token=seen.append)
-    assert seen == list(range(1, SMALL.image_positions + 1))
-
-
 def test_drawing_keeps_no_graph() -> None:
     dalle = Dalle(SMALL)
     text, _ = example(SMALL, 6)

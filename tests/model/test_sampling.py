@@ -106,13 +106,6 @@ def test_pick_never_takes_what_cannot_be(size: int) -> None:
         assert (probabilities.gather(1, ids[:, None]) > 0).all()
 
 
-def test_a_row_depends_on_its_own_number() -> None:
-    logits = torch.randn(6, 16, generator=torch.Generator().manual_seed(0))
-    noise = torch.rand(6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    together = Sampling(top_k=5).choose(logits, noise)
-    assert together.tolist() == [Sampling(top_k=5).choose(logits[i : i + 1], noise[i : i + 1]).item() for i in range(6)]
-
-
 def test_top_1_is_the_argmax() -> None:
     logits = torch.randn(50, 7)
     for number in (0.0, 0.5, math.nextafter(1.0, 0.0)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from swarm.made import record
@@ -21,16 +22,19 @@ SECONDS = {"whole": 1.0}
 FACTS = StepFacts(1e-3, 2.0)
 
 
-def teller(*users: str, epochs: dict[str, int] | None = None) -> tuple[RoundLog, list[Event]]:
-    """Of peer "p0" of "anna"; the others are "p1" … of `users`. epochs: of whose record names a later one."""
+def teller(*users: str) -> tuple[RoundLog, list[Event]]:
+    """Of peer "p0" of "anna"; the others are "p1" … of `users`."""
     told: list[Event] = []
-    at = dict.fromkeys(users, 0) | (epochs or {})
-    records = [record(f"p{number}", user=user, epoch=at.get(user, 0)) for number, user in enumerate(("anna", *users))]
+    records = [record(f"p{number}", user=user, epoch=0) for number, user in enumerate(("anna", *users))]
     return RoundLog("p0", told.append, lambda: SwarmState.of(records)), told
 
 
 def result(*members: str, **facts: object) -> RoundResult:
     return RoundResult(complete=True, members=dict.fromkeys(members, {}), received=1.0, **facts)  # type: ignore[arg-type]
+
+
+def troubles(told: list[Event]) -> list[Trouble]:
+    return [event for event in told if isinstance(event, Trouble) and event.what != "round"]
 
 
 def words_of(told: list[Event]) -> str:
@@ -75,10 +79,10 @@ def test_a_repeated_round_says_whose_fault_it_was() -> None:
 def test_who_spoils_round_after_round_is_named_with_what_to_do() -> None:
     tell, told = teller("ben", "cleo")
     for _ in range(OFTEN):
-        assert not [event for event in told if isinstance(event, Trouble) and event.what == "member"]
+        assert not troubles(told)
         tell.failed(5, result("p0", "p1", problem="gone", failed={"p1": "reset"}), frozenset(), 96, 0.0)
         tell.committed(5, result("p0", "p2"), 96, SECONDS)
-    (trouble,) = [event for event in told if isinstance(event, Trouble) and event.what == "member"]
+    (trouble,) = troubles(told)
     assert trouble.words == f"ben spoiled 3 of the last {2 * OFTEN - 1} rounds: its parts did not come in time"
     assert "--client-mode" in trouble.remedy
 
@@ -130,9 +134,9 @@ def clipped_rounds(tell: RoundLog, count: int, *peers: str) -> None:
 def test_a_member_that_is_clipped_again_and_again_is_named_and_published() -> None:
     tell, told = teller("ben", "cleo")
     clipped_rounds(tell, OFTEN - 1, "p1")
-    assert not tell.clipped and not [event for event in told if isinstance(event, Trouble)]
+    assert not tell.clipped and not troubles(told)
     clipped_rounds(tell, 1, "p1")
-    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    (trouble,) = troubles(told)
     assert "ben spoiled 3 of the last 3 rounds" in trouble.words and "clipped" in trouble.words
     assert "the organiser" in trouble.remedy
     assert tell.clipped == ["p1"], "cleo was clipped in few parts"
@@ -143,7 +147,7 @@ def test_a_member_that_is_clipped_again_and_again_is_named_and_published() -> No
 def test_who_is_clipped_itself_hears_so_and_names_nobody() -> None:
     tell, told = teller("ben")
     clipped_rounds(tell, OFTEN, "p0")
-    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    (trouble,) = troubles(told)
     assert trouble.words.startswith("this peer's gradient is unlike") and tell.clipped == []
 
 
@@ -151,48 +155,41 @@ def test_who_is_proven_guilty_is_told_once_and_published() -> None:
     tell, told = teller("ben")
     for epoch in range(3):
         tell.committed(epoch, result("p0", "p1", guilty=frozenset({"p1"})), 96, SECONDS)
-    (trouble,) = [event for event in told if isinstance(event, Trouble)]
+    (trouble,) = troubles(told)
     assert "ben (p1) made a wrong average" in trouble.words and "accusations/" in trouble.remedy
     assert tell.accused == ["p1"]
 
 
-def test_who_leaves_audits_without_answers_is_named_when_no_busy_machine_explains_it() -> None:
-    tell, told = teller("ben")
-    for epoch in range(UNANSWERED):
-        assert not [event for event in told if isinstance(event, Trouble)]
-        tell.committed(epoch, result("p0", "p1", doubts={"p1": "did not show what it sent"}), 96, SECONDS)
-    (trouble,) = [event for event in told if isinstance(event, Trouble)]
-    assert "left an audit without an answer" in trouble.words
+TWO = [record("p0", epoch=0), record("p1", epoch=0)]
+NOBODY_CAME = "its record names a step to which nobody came"
 
 
-def test_whose_record_names_a_step_to_which_nobody_came_is_named() -> None:
-    tell, told = teller("ben", "cleo", epochs={"cleo": 10**9})
-    for epoch in range(OFTEN):
-        assert not [event for event in told if isinstance(event, Trouble)]
-        tell.committed(epoch, result("p0", "p1"), 64, SECONDS)
-    (trouble,) = [event for event in told if isinstance(event, Trouble)]
-    assert "cleo" in trouble.words and "its record names a step to which nobody came" in trouble.words
-
-
-def test_whose_record_names_a_step_that_the_run_does_not_have_is_named_too() -> None:
+@pytest.mark.parametrize(
+    ("view", "facts", "rounds", "who", "words"),
+    [
+        (
+            SwarmState.of(TWO),
+            {"doubts": {"p1": "silent"}},
+            UNANSWERED,
+            "…p1",
+            "left an audit without an answer",
+        ),
+        (SwarmState.of([*TWO, record("p2", epoch=10**9)]), {}, OFTEN, "…p2", NOBODY_CAME),
+        (replace(SwarmState.of(TWO), claiming=frozenset({"p2"})), {}, OFTEN, "…p2", NOBODY_CAME),
+        (replace(SwarmState.of(TWO), boasting=frozenset({"p1"})), {}, OFTEN, "…p1", "claims work that nobody can have"),
+    ],
+    ids=["no answers", "far ahead", "beyond the run", "boasting"],
+)
+def test_who_does_so_in_round_after_round_is_named(
+    view: SwarmState, facts: dict[str, object], rounds: int, who: str, words: str
+) -> None:
     told: list[Event] = []
-    view = replace(SwarmState.of([record("p0", epoch=0), record("p1", epoch=0)]), claiming=frozenset({"p2"}))
     tell = RoundLog("p0", told.append, lambda: view)
-    for epoch in range(OFTEN):
-        tell.committed(epoch, result("p0", "p1"), 64, SECONDS)
-    (trouble,) = [event for event in told if isinstance(event, Trouble)]
-    assert trouble.words.startswith("…p2") and "to which nobody came" in trouble.words
-
-
-def test_whose_record_claims_work_that_nobody_can_have_done_is_named() -> None:
-    told: list[Event] = []
-    view = replace(SwarmState.of([record("p0", epoch=0), record("p1", epoch=0)]), boasting=frozenset({"p1"}))
-    tell = RoundLog("p0", told.append, lambda: view)
-    for epoch in range(OFTEN):
-        assert not [event for event in told if isinstance(event, Trouble)]
-        tell.committed(epoch, result("p0", "p1"), 64, SECONDS)
-    (trouble,) = [event for event in told if isinstance(event, Trouble)]
-    assert trouble.words.startswith("…p1") and "claims work that nobody can have done" in trouble.words
+    for epoch in range(rounds):
+        assert not troubles(told)
+        tell.committed(epoch, result("p0", "p1", **facts), 64, SECONDS)
+    (trouble,) = troubles(told)
+    assert trouble.words.startswith(who) and words in trouble.words
 
 
 def test_who_is_left_out_for_it_costs_too_much_is_told_with_the_figures() -> None:
