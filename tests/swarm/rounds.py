@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -70,9 +70,10 @@ class Outcome:
 
 
 class Member:
-    """One honest member. Subclasses misbehave."""
+    """One honest member. Subclasses misbehave. cut: method → whose calls of it get lost."""
 
     client = False
+    cut: Mapping[str, Container[PeerID]] = {}
     layout = LAYOUT
     allreduce_type: type[AllReduce] = AllReduce
     commit_type: type[CommitProtocol] = CommitProtocol
@@ -109,17 +110,35 @@ class Member:
         self.commit = self.commit_type(self.allreduce, {"samples": int(weight), "loss": 1.0})
         self.commit._asks_until = self.commit._ends = time.monotonic() + 1000.0
 
+    def reduce_to(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Something else than the average, of which all are sent the same bytes."""
+        reducer, honest = self.allreduce.reducer, self.allreduce.reducer._keep
+
+        def keep(place: int, encoded: bytes) -> None:
+            codec, average = CODEC.of(reducer.parts[place].large), torch.empty(reducer.parts[place].elements)
+            codec.decode_into(encoded, average)
+            honest(place, codec.encode(change(average)))
+
+        reducer._keep = keep
+
     def stub(self, peer: PeerID) -> Any:
         """What hivemind gives: calls of another member, in this process."""
         there, me = self.everybody[peer], SimpleNamespace(remote_id=self.peer)
 
+        def reach(method: str) -> None:
+            if self.peer in there.cut.get(method, ()):
+                raise ConnectionError("cut off")
+
         async def rpc_aggregate_part(stream: AsyncIterator[averaging_pb2.AveragingData]) -> Any:
+            reach("rpc_aggregate_part")
             return there.rpc_aggregate_part(stream, me)
 
         async def rpc_settle(message: runtime_pb2.ExpertInfo, timeout: float) -> runtime_pb2.ExpertInfo:
+            reach("rpc_settle")
             return await asyncio.wait_for(there.rpc_settle(message, me), timeout)
 
         async def rpc_fetch_average(message: runtime_pb2.ExpertInfo) -> Any:
+            reach("rpc_fetch_average")
             return there.rpc_fetch_average(message)
 
         return SimpleNamespace(

@@ -33,7 +33,6 @@ from tt_cli.swarm.allreduce.messages import (
     RoundRules,
     verify,
 )
-from tt_cli.swarm.allreduce.reducer import Reducer
 from tt_cli.swarm.audit import evidence
 from tt_cli.swarm.audit.audits import Audits, Finding
 from tt_cli.swarm.audit.evidence import Court, EvidenceStore
@@ -50,20 +49,11 @@ class Clipping(Member):
 
 
 class Liar(Clipping):
-    """Reduces to the negative of the average, and sends all the same bytes."""
+    """Reduces to the negative of the average."""
 
     def prepare(self) -> None:
         super().prepare()
-        reducer: Reducer = self.allreduce.reducer
-        honest = reducer._keep
-
-        def keep(position: int, encoded: bytes) -> None:
-            part = reducer.parts[position]
-            average = torch.empty(part.elements)
-            CODEC.of(part.large).decode_into(encoded, average)
-            honest(position, CODEC.of(part.large).encode(average.neg_()))
-
-        reducer._keep = keep
+        self.reduce_to(torch.neg)
 
 
 @cache

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from hivemind.proto import averaging_pb2
-from swarm.rounds import CODEC, PEERS, SIGNERS, WEIGHTS, Member, run_round
+from swarm.rounds import PEERS, SIGNERS, WEIGHTS, Member, run_round
 from swarm.test_allreduce import assert_whole
 
 from tt_cli.swarm.allreduce.allreduce import AllReduce
@@ -31,48 +31,32 @@ class Tampering(Member):
     allreduce_type = Other
 
 
-class Unsigned(Member):
-    """Signs nothing."""
+def opening(change: Callable[[AllReduce, Opening], bytes | None]) -> type[Member]:
+    """A member whose streams begin with something else than its opening; None: with nothing of the kind."""
 
-    class Plain(AllReduce):
+    class Opens(AllReduce):
         async def _opened(self, opening: bytes, outgoing: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
-            async for message in outgoing:
+            other = change(self, Opening.read(opening))
+            async for message in outgoing if other is None else super()._opened(other, outgoing):
                 yield message
 
-    allreduce_type = Plain
+    return type("Opens", (Member,), {"allreduce_type": Opens})
 
 
-class Replaying(Member):
-    """Sends what somebody else signed."""
-
-    class Copied(AllReduce):
-        async def _opened(self, opening: bytes, outgoing: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
-            mine = Opening.read(opening)
-            async for message in super()._opened(mine.sign(SIGNERS[1]), outgoing):
-                yield message
-
-    allreduce_type = Copied
-
-
-class OtherRound(Member):
-    """Sends what it signed for another round."""
-
-    class Old(AllReduce):
-        async def _opened(self, opening: bytes, outgoing: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
-            old = replace(Opening.read(opening), name=replace(self.name, state_key="4_old"))
-            async for message in super()._opened(old.sign(SIGNERS[2]), outgoing):
-                yield message
-
-    allreduce_type = Old
+UNSIGNED = opening(lambda allreduce, mine: None)
+REPLAYING = opening(lambda allreduce, mine: mine.sign(SIGNERS[1]))
+OTHER_ROUND = opening(
+    lambda allreduce, mine: replace(mine, name=replace(allreduce.name, state_key="4_old")).sign(SIGNERS[2])
+)
 
 
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
         (Tampering, "did not sign"),
-        (Unsigned, "without a signature"),
-        (Replaying, "signed for another round or by somebody else"),
-        (OtherRound, "signed for another round or by somebody else"),
+        (UNSIGNED, "without a signature"),
+        (REPLAYING, "signed for another round or by somebody else"),
+        (OTHER_ROUND, "signed for another round or by somebody else"),
     ],
 )
 def test_what_the_sender_did_not_sign_for_this_round_is_refused(kind: type[Member], why: str) -> None:
@@ -116,14 +100,7 @@ class Boundless(Member):
 
     def prepare(self) -> None:
         super().prepare()
-        reducer, honest = self.allreduce.reducer, self.allreduce.reducer._keep
-
-        def keep(place: int, encoded: bytes) -> None:
-            part = reducer.parts[place]
-            values = torch.full((part.elements,), 1e25 if part.large else 6e4)
-            honest(place, CODEC.of(part.large).encode(values))
-
-        reducer._keep = keep
+        self.reduce_to(lambda average: torch.full_like(average, 6e4))
 
 
 def test_an_average_that_cannot_be_is_refused_and_its_reducer_named() -> None:
