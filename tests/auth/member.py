@@ -1,6 +1,6 @@
 """A volunteer's supervisor without worker and screen: enters `Admission` as `tt join` does, and tells what happens.
 
-    python member.py RUN.toml [NAME] [--send-token] [--here] [--poll SECONDS]
+    python member.py RUN.toml [--send-token] [--poll SECONDS]
 
 One JSON object a line: said, admitted, refused (exit code 2), failed (1). It leaves when standard input closes.
 """
@@ -21,13 +21,16 @@ def say(kind: str, **what: object) -> None:
     print(json.dumps({"kind": kind, **what}), flush=True)
 
 
+def tell(line: str, level: str) -> None:
+    say("said", words=line, level=level)
+
+
 def main() -> int:
     flags = sys.argv[2:]
     if "--poll" in flags:
         at = flags.index("--poll")
         pass_renewer.POLL_SECONDS = float(flags.pop(at + 1))
         pass_renewer.FIRST_WAITS = (0.1, 0.1)
-    names = [flag for flag in flags if not flag.startswith("--")]
     over = threading.Event()
 
     def follow() -> None:
@@ -35,15 +38,9 @@ def main() -> int:
         over.set()
 
     try:
-        run, name = load_run(sys.argv[1]), names[0] if names else "trainer"
-        with admission(
-            run,
-            name,
-            lambda line, level: say("said", words=line, level=level),
-            send_token="--send-token" in flags,
-            here="--here" in flags,
-        ) as admitted:
-            text = folders.run_folder(run) / f"{name}.pass"
+        run = load_run(sys.argv[1])
+        with admission(run, "trainer", tell, send_token="--send-token" in flags) as admitted:
+            text = folders.run_folder(run) / "trainer.pass"
             say("admitted", user=admitted.user, text=text.read_text().strip() if text.exists() else "")
             admitted.attach(over.set)
             threading.Thread(target=follow, daemon=True).start()

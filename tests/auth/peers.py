@@ -7,14 +7,14 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey, generate_private_key
 
+from tt_cli.auth.authority import authority_server
+from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.issuer import Authority, Challenge
 from tt_cli.auth.authority_requests import Purpose, RenewRequest, signed_message
 from tt_cli.identity import peer_key
@@ -44,6 +44,14 @@ def pointed(run: RunConfig, url: str, key: str, **changes: Any) -> RunConfig:
     """The run file that volunteers get."""
     part = {"authority": url, "authority_key": key, **changes}
     return run.replaced({f"membership.{name}": value for name, value in part.items()})
+
+
+def made_authority(clock: Clock, database: str = "", run: RunConfig | None = None) -> Authority:
+    """A new one, in this machine's folder."""
+    run = run or closed_run()
+    authority_server.found(run, database)
+    folder = AuthorityFolder(run)
+    return Authority(run, folder, authority_server.open_store(folder), clock=clock)
 
 
 @cache
@@ -88,15 +96,12 @@ class Served:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        self.output = self._line()
+        assert self.process.stdout is not None
+        self.output = self.process.stdout.readline()
         found = re.search(r"listens on port (\d+); its key: (ed25519:.*)", self.output)
         assert found is not None, self.output + self.process.communicate()[0]
         self.port, self.key = int(found[1]), found[2]
         self.url = f"http://127.0.0.1:{self.port}"
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline()
 
     def end(self) -> str:
         """Stop it; all that it printed."""
@@ -104,16 +109,11 @@ class Served:
         self.output += self.process.communicate(timeout=240)[0]
         return self.output
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def served(file: Path, environment: dict[str, str], *flags: str) -> Iterator[Served]:
-    """One, ended at the end."""
-    one = Served(file, environment, *flags)
-    try:
-        yield one
-    finally:
-        if one.process.poll() is None:
-            one.end()
+    def __exit__(self, *exception: object) -> None:
+        self.end()
 
 
 class Member:
@@ -149,14 +149,10 @@ class Member:
         self.lines += [{"kind": "printed", "words": line} for line in output.splitlines()]
         return self.process.returncode
 
+    def __enter__(self) -> Self:
+        return self
 
-@contextmanager
-def member(file: Path, environment: dict[str, str], *flags: str) -> Iterator[Member]:
-    """One, ended at the end."""
-    one = Member(file, environment, *flags)
-    try:
-        yield one
-    finally:
-        if one.process.poll() is None:
-            one.process.kill()
-            one.process.communicate()
+    def __exit__(self, *exception: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()

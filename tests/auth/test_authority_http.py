@@ -6,27 +6,26 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 import schemathesis
-from auth.peers import START, Clock, Peer, closed_run
+from auth.peers import START, Clock, Peer, closed_run, made_authority
 from auth.running import Running
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
 
 from tt_cli.auth.authority import authority_server, request_limits
 from tt_cli.auth.authority import http_api as room
-from tt_cli.auth.authority.authority_folder import AuthorityFolder
 from tt_cli.auth.authority.http_api import Limits, make_app
 from tt_cli.auth.authority.issuer import Authority
 from tt_cli.auth.authority.member_store import metadata
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import encode, read_pass
 from tt_cli.identity.rate_limit import RateLimit, address_key
-from tt_cli.run import folders
 
 UNLIMITED = RateLimit(burst=10**9, per_second=1e9)
 
@@ -36,13 +35,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
     """One for the module; its Hub is out of reach, so what would need it is a 503."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TT_HOME", str(tmp_path_factory.mktemp("authority")))
-        run = closed_run()
-        authority_server.found(run)
-        folder = AuthorityFolder(run)
-        assert folders.home() in folder.path.parents
-        store = authority_server.open_store(folder)
-        yield Authority(run, folder, store, clock=Clock())
-        store.close()
+        with closing((one := made_authority(Clock())).store):
+            yield one
 
 
 def asked(

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from auth.peers import Clock, Peer, closed_run
+from auth.peers import Clock, Peer, closed_run, made_authority
 from postgres_server import postgres_server
 
-from tt_cli.auth.authority import authority_server
 from tt_cli.auth.authority.authority_backup import back_up, restore
-from tt_cli.auth.authority.authority_folder import AuthorityFolder
-from tt_cli.auth.authority.issuer import Authority, RequestRefused
+from tt_cli.auth.authority.issuer import RequestRefused
 from tt_cli.auth.authority.member_store import MemberStore, metadata
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.database import DatabaseDown
@@ -30,8 +28,7 @@ def postgres() -> Iterator[str]:
 
 def test_it_does_there_what_it_does_in_sqlite(postgres: str, tmp_path: Path) -> None:
     run, clock, ada = closed_run(), Clock(), Peer()
-    authority_server.found(run, postgres)
-    authority = Authority(run, AuthorityFolder(run), authority_server.open_store(AuthorityFolder(run)), clock=clock)
+    authority = made_authority(clock, postgres)
     text = authority.issue_here(ada.peer_id, "ada")
     clock.now += 1800
     text = ada.renewal(authority, text)

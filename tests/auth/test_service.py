@@ -6,10 +6,11 @@ import json
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from auth.peers import START, Clock, Peer, closed_run
+from auth.peers import START, Clock, Peer, closed_run, made_authority
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -35,12 +36,8 @@ def clock() -> Clock:
 
 @pytest.fixture
 def authority(clock: Clock) -> Iterator[Authority]:
-    run = closed_run()
-    authority_server.found(run)
-    folder = AuthorityFolder(run)
-    store = authority_server.open_store(folder)
-    yield Authority(run, folder, store, clock=clock)
-    store.close()
+    with closing((one := made_authority(clock)).store):
+        yield one
 
 
 def refused(status: int, words: str, action: Callable[[], object]) -> None:
@@ -199,12 +196,8 @@ def test_one_user_has_so_many_peers(authority: Authority, clock: Clock) -> None:
 def test_of_many_at_the_same_time_one_gets_the_nonce(authority: Authority) -> None:
     peer = Peer()
     text = authority.issue_here(peer.peer_id, "ada")
-    second = Authority(
-        authority.run,
-        AuthorityFolder(authority.run),
-        authority_server.open_store(authority.folder),
-        clock=authority.clock,
-    )
+    store = authority_server.open_store(authority.folder)
+    second = Authority(authority.run, AuthorityFolder(authority.run), store, clock=authority.clock)
     made = authority.challenge(peer.peer_id, "renew")
     request = peer.renew_request(made, authority.run, text)
     answers: list[str] = []
@@ -222,17 +215,14 @@ def test_of_many_at_the_same_time_one_gets_the_nonce(authority: Authority) -> No
         thread.start()
     for thread in threads:
         thread.join()
-    second.store.close()
+    store.close()
     assert sorted(answers)[:11] == ["the nonce has been used already"] * 11
     assert answers and sorted(answers)[11].startswith("tt-pass-1.")
 
 
 def test_an_open_run_needs_no_pass(clock: Clock) -> None:
-    run = closed_run().replaced({"membership.kind": "open", "membership.organisation": None})
-    authority_server.found(run)
-    folder = AuthorityFolder(run)
-    open_one = Authority(run, folder, authority_server.open_store(folder), clock=clock)
-    peer = Peer()
+    run, peer = closed_run().replaced({"membership.kind": "open", "membership.organisation": None}), Peer()
+    open_one = made_authority(clock, run=run)
     body = peer.body("join", vars(open_one.challenge(peer.peer_id, "join")), run.identity, HUB_PROOF)
     refused(403, "is open: it needs no pass", lambda: open_one.join(JoinRequest(**body)))
     assert open_one.facts().ways == []

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from auth.peers import Member, Peer, Served, closed_run, member, pointed, served
+from auth.peers import Member, Peer, Served, closed_run, pointed
 from hub_standin import HubStandin
 
 from tt_cli.auth.authority_requests import PROOF_REPOSITORY, proof_content, proof_path
@@ -92,7 +92,7 @@ def pass_of(world: World, one: Member) -> Any:
 
 
 def test_by_a_commit_in_ones_own_repository(world: World) -> None:
-    with member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as one:
+    with Member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as one:
         found = pass_of(world, one)
         assert found.user == "Ada"
         folder = world.folder / "ada" / "tt" / "runs" / world.run.identity
@@ -103,30 +103,30 @@ def test_by_a_commit_in_ones_own_repository(world: World) -> None:
     proof = f"/Ada/{PROOF_REPOSITORY}/resolve/"
     assert any(line.startswith(f"GET {proof}") and found.peer_id in line for line in asked)
     assert sum("/api/organizations/acme/members" in line for line in asked) == 2  # pages
-    with member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as again:
+    with Member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as again:
         assert pass_of(world, again) == found  # the pass of before does
         assert again.end() == 0
 
 
 def test_by_a_login_on_the_hubs_page(world: World, hub: HubStandin) -> None:
     world.point(oauth_client_id="app-1")
-    with member(world.file, world.home("ada")) as one:
+    with Member(world.file, world.home("ada")) as one:
         said = one.until("said", "refused", "failed")
         assert said["words"] == f"To take part, open {hub.url}/device in any browser and enter the code: CODE-0001"
         hub.decide("CODE-0001", "approve:hf_ada_login")
         assert pass_of(world, one).user == "Ada"
         assert one.end() == 0
-    with member(world.file, world.home("mallory")) as one:
+    with Member(world.file, world.home("mallory")) as one:
         one.until("said")
         hub.decide("CODE-0002", "approve:hf_mallory")  # whose organisation likes to be called acme
         assert one.until("refused")["words"] == (
             "the authority of run emoji refuses: mallory is no member of acme: ask the organisation to add you"
         )
-    with member(world.file, world.home("bob")) as one:
+    with Member(world.file, world.home("bob")) as one:
         one.until("said")
         hub.decide("CODE-0003", "access_denied")
         assert "the login did not come about: it was denied" in one.until("refused")["words"]
-    with member(world.file, world.home("carol")) as one:
+    with Member(world.file, world.home("carol")) as one:
         one.until("said")
         hub.fault("userinfo", times=2)  # the code is spent by then
         hub.decide("CODE-0004", "approve:hf_ada_login")
@@ -135,10 +135,10 @@ def test_by_a_login_on_the_hubs_page(world: World, hub: HubStandin) -> None:
 
 
 def test_by_sending_a_read_token_when_asked_to(world: World) -> None:
-    with member(world.file, world.home("ada", "hf_ada_read"), "--send-token") as one:
+    with Member(world.file, world.home("ada", "hf_ada_read"), "--send-token") as one:
         assert pass_of(world, one).user == "Ada"
         assert one.end() == 0
-    with member(world.file, world.home("fine", "hf_fine"), "--send-token") as one:
+    with Member(world.file, world.home("fine", "hf_fine"), "--send-token") as one:
         assert "your token may do more than read, so it stays here" in one.until("refused")["words"]
 
 
@@ -155,7 +155,7 @@ def test_the_authority_itself_refuses_tokens_that_may_write(world: World) -> Non
 
 def test_a_token_does_not_leave_over_a_line_that_others_can_read(world: World) -> None:
     world.point(world.url.replace("127.0.0.1", "[::ffff:127.0.0.1]"))
-    with member(world.file, world.home("ada", "hf_ada_read"), "--send-token", "--poll", "0.2") as one:
+    with Member(world.file, world.home("ada", "hf_ada_read"), "--send-token", "--poll", "0.2") as one:
         assert "address is not https, so others could read" in one.until("refused", "failed")["words"]
 
 
@@ -198,28 +198,28 @@ def test_nobody_else_can_prove_it(world: World) -> None:
 
 
 def test_who_may_not_join_is_told_in_one_line(world: World) -> None:
-    with member(world.file, world.home("nobody")) as one:
+    with Member(world.file, world.home("nobody")) as one:
         assert one.until("refused")["words"] == (
             "the run emoji admits members of acme on the Hub only, and nobody is logged in here: run `tt login`"
         )
         assert one.end() == 2
-    with member(world.file, world.home("reader", "hf_ada_read")) as one:
+    with Member(world.file, world.home("reader", "hf_ada_read")) as one:
         words = one.until("refused")["words"]
         assert words.startswith("cannot put the proof that you are Ada into Ada/tt-proof on the Hub")
         assert "\n" not in words and "--send-token" in words
-    with member(world.file, world.home("mallory", "hf_mallory")) as one:
+    with Member(world.file, world.home("mallory", "hf_mallory")) as one:
         assert "mallory is none" in one.until("refused")["words"]
 
 
 def test_a_hub_that_fails_is_tried_again(world: World) -> None:
     world.hub.fault("/resolve/", times=2)
-    with member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as one:
+    with Member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as one:
         said = one.until("said", "refused", "failed")
         assert "cannot decide now: the Hub answered 503; try again later; trying again in 0 s" in said["words"]
         assert pass_of(world, one).user == "Ada"
         assert one.end() == 0
     world.hub.fault("/resolve/", times=50)
-    with member(world.file, world.home("again", "hf_ada_write"), "--poll", "0.2") as one:
+    with Member(world.file, world.home("again", "hf_ada_write"), "--poll", "0.2") as one:
         assert "no pass, no entry: try again later" in one.until("failed", "admitted")["words"]
         assert one.end() == 1
 
@@ -228,7 +228,7 @@ def test_two_servers_of_one_authority_agree(world: World) -> None:
     """Many joins at once, to two processes over one database: every peer gets a pass, every nonce counts once."""
     peers = [Peer(number) for number in range(6)]
     serving = (world.host.file, world.host.environment)
-    with served(*serving) as first, served(*serving) as second:  # none has asked these
+    with Served(*serving) as first, Served(*serving) as second:  # none has asked these
         assert first.key == second.key == world.key
         with httpx2.Client(base_url=first.url, trust_env=False) as http:
             made = [
@@ -255,18 +255,18 @@ def test_a_clock_that_is_wrong_is_said(world: World) -> None:
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import time\n_now = time.time\ntime.time = lambda: _now() - 95.0\n")
     environment = {**world.home("ada", "hf_ada_write"), "PYTHONPATH": str(folder)}
-    with member(world.file, environment, "--poll", "0.2") as one:
+    with Member(world.file, environment, "--poll", "0.2") as one:
         words = one.until("failed", "admitted", "refused")["words"]
     assert "this machine's clock is 95 s behind the authority's" in words and "timedatectl" in words
 
 
 def test_another_key_than_the_run_files_is_said(world: World) -> None:
     world.point(key=NO_KEY)
-    with member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as one:
+    with Member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as one:
         assert "signs with another key than the run file names" in one.until("refused", "failed")["words"]
 
 
 def test_an_authority_that_is_none_is_said(world: World) -> None:
     world.point(world.hub.url)
-    with member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as one:
+    with Member(world.file, world.home("ada", "hf_ada_write"), "--poll", "0.2") as one:
         assert one.until("failed", "refused")["words"].startswith(f"the authority at {world.hub.url} answered 4")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 from monitor.made import snapshot, trainer, watch_of
@@ -12,8 +11,6 @@ from tt_cli.run.folders import home
 from tt_cli.supervisor.peer_state import PeerState
 from tt_cli.supervisor.slot import claim_slot
 from tt_cli.swarm.records.snapshot import SwarmSnapshot
-
-WAIT = 60.0
 
 
 class Looks:
@@ -76,20 +73,6 @@ def test_the_swarms_size_over_time(tmp_path: Path) -> None:
     for _ in range(3):
         watch.look()
     assert [tuple(one) for one in watch.scene().activity] == [(1.0, 1, 2.0), (2.0, 2, 4.0), (3.0, 3, 6.0)]
-
-
-def test_a_slow_answer_keeps_nobody_waiting(tmp_path: Path) -> None:
-    asked, answer = threading.Event(), threading.Event()
-
-    def look() -> SwarmSnapshot:
-        asked.set()
-        assert answer.wait(WAIT)
-        return snapshot()
-
-    with watch_of(look, tmp_path) as watch:
-        assert asked.wait(WAIT)
-        assert watch.scene().snapshot is None
-        answer.set()
 
 
 def test_the_peers_of_this_machine(tmp_path: Path) -> None:

@@ -20,12 +20,6 @@ from tt_cli.run import load_run, name_for_others
 SOURCE = Path(tt_cli.__file__).parent
 
 
-def test_builtin_runs_are_found_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert load_run("emoji").run.name == "emoji"
-    assert load_run("dalle").run.name == "dalle"
-
-
 def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
     """The layout of the wheel: pyproject.toml puts configs/ into tt_cli/run/builtin, the notebooks and what
     `tt explain` reads into tt_cli/docs."""

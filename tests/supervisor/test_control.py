@@ -275,11 +275,10 @@ def test_an_auxiliary_peer_ends_but_does_not_pause(folder: Path) -> None:
     assert peer.error is None
 
 
-@pytest.mark.parametrize("seconds", [0, -1, "2h", [], 1e12, True])
-def test_a_wrong_request_is_answered_in_words(seconds: object, folder: Path) -> None:
+def test_a_wrong_request_is_answered_in_words(folder: Path) -> None:
     with Peer(folder, "obey") as peer:
         peer.wait_for_phase("training")
-        if seconds is not True:
+        for seconds in (0, -1, "2h", [], 1e12):
             assert ask(peer.slot.socket, {"command": "pause", "seconds": seconds})["ok"] is False
         answer = ask(peer.slot.socket, {"command": "dance"})
         assert answer == {"ok": False, "words": "this peer does not know the command 'dance'; it runs another version"}
