@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,7 +23,6 @@ from tt_cli.errors import TTError, UsageError
 from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, database_url
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor import side_process as part_room
 
 pytestmark = pytest.mark.slow
 
@@ -296,21 +293,14 @@ def test_prompts_suit_the_data_and_are_checked() -> None:
             checked_prompts(RUN, bad)
 
 
-def test_its_process_is_started_again_and_does_nothing_twice(
-    tiny: Tiny, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(part_room, "AGAIN_SECONDS", (0.05,))
+def test_its_process_does_so_while_its_peer_lives(tiny: Tiny, folder: Path, tmp_path: Path) -> None:
+    """Killed, it is started again as the page is (web/test_server_process.py)."""
     save(tiny, 3)
     told, options = Told(), SamplesOptions(RUN.to_toml(), 10, ["owl"])
     with EVALUATOR.watched(vars(options), tmp_path / "evaluator.log", told) as part:
         told.wait("step 3: held-out loss")
-        before = rows(), files(folder)
-        assert part._worker is not None
-        os.kill(part._worker.pid, signal.SIGKILL)
-        told.wait("the evaluator ended (exit code -9)")
         save(tiny, 13)
         told.wait("step 13: held-out loss")
-        last = part._worker
-    assert last.wait(240) is not None
-    assert len(told.found("step 3:")) == 1
-    assert rows()[0] == before[0][0] and files(folder).items() >= before[1].items()
+        worker = part._worker
+    assert worker is not None and worker.wait(240) is not None
+    assert [row["step"] for row in rows()] == [3, 13] and len(files(folder)) == 2
