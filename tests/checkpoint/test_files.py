@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from testbed.full_disk import full_after
 
 from tt_cli.checkpoint.checkpoint_files import find, load, load_model, newest, save, set_aside_after
 from tt_cli.checkpoint.training_state import CheckpointError, CorruptCheckpoint, TrainingState
@@ -51,11 +51,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:
     for step in (5, 100, 20, 99_999_999, 100_000_000):
         save(tmp_path, state_at(step), keep=3)
-    assert names(tmp_path) == [
-        "step-00000100.safetensors",
-        "step-100000000.safetensors",
-        "step-99999999.safetensors",
-    ]
+    assert names(tmp_path) == ["step-00000100.safetensors", "step-100000000.safetensors", "step-99999999.safetensors"]
     found = newest(tmp_path)
     assert found is not None
     assert found[1].step == 100_000_000
@@ -158,13 +154,8 @@ def test_a_missing_file_is_not_called_corrupt(tmp_path: Path) -> None:
 
 def test_a_file_too_large_for_the_disk_leaves_everything_as_it_was(tmp_path: Path) -> None:
     save(tmp_path, state_at(1))
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # a real write that fails half-way
-    try:
-        with pytest.raises(CheckpointError) as error:
-            save(tmp_path, state_at(2, elements=1_000_000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(CheckpointError) as error, full_after(100_000):
+        save(tmp_path, state_at(2, elements=1_000_000))
     assert str(error.value) == (
         f"cannot save a checkpoint of 5.0 MB in {tmp_path}: File too large; earlier checkpoints are "
         "untouched; raise the limit on file sizes (ulimit -f)"

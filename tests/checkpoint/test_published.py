@@ -6,7 +6,6 @@ import io
 import os
 import pickle
 import random
-import resource
 import sys
 import types
 from collections import OrderedDict
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from testbed.full_disk import full_after
 from torch import Tensor, nn
 
 from tt_cli.checkpoint.checkpoint_files import newest, save
@@ -214,13 +214,8 @@ def test_what_is_not_there_and_what_is_a_checkpoint_already(tmp_path: Path) -> N
 @pytest.mark.parametrize("name", ["weights.safetensors", "weights.pt"])
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"before")
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))  # a real write that fails half-way
-    try:
-        with pytest.raises(CheckpointError, match=rf"cannot write \S+{name}: ") as caught:
-            write_published(tmp_path / name, {"a": torch.ones(1_000_000)})
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with pytest.raises(CheckpointError, match=rf"cannot write \S+{name}: ") as caught, full_after(100_000):
+        write_published(tmp_path / name, {"a": torch.ones(1_000_000)})
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name).read_bytes() == b"before"

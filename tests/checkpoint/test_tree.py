@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tt_cli.checkpoint.hash_tree import CHUNK, StateTree, bytes_of
 from tt_cli.checkpoint.training_state import TrainingState, received_state
+from tt_cli.swarm.shared_memory import StateBuffer
 
 RUN = "run-1a2b3c4d"
 WIDE = CHUNK // 4 * 2 + 5  # elements of fp32 in two chunks and a bit
@@ -99,13 +100,9 @@ def test_empty_and_strided_tensors_and_every_dtype() -> None:
     state = TrainingState(1, {"t": base.T, "none": torch.empty(0, 4), **kinds}, {}, "", RUN)
     contiguous = replace(state, parameters={**state.parameters, "t": base.T.contiguous()})
     assert state.digest() == contiguous.digest()
-    buffer = bytearray(state.tree().nbytes)
-
-    def write(offset: int, data: memoryview) -> None:
-        buffer[offset : offset + len(data)] = data
-
-    state.write_into(state.tree(), write)
-    again = received_state(state.tree(), memoryview(buffer), "")
+    buffer = StateBuffer.new()
+    state.write_into(state.tree(), buffer.write)
+    again = received_state(state.tree(), buffer.view(state.tree().nbytes), "")
     assert again.digest() == state.digest()
     assert all(torch.equal(again.parameters[name], tensor) for name, tensor in state.parameters.items())
 

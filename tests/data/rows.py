@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
@@ -10,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+from PIL import Image
 
 from tt_cli.data.shard_format import read_batches
 from tt_cli.run import RunConfig, load_run
@@ -40,6 +43,24 @@ def numbered(count: int) -> list[dict[str, Any]]:
 def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, compression="brotli")
+
+
+def png(number: int = 0) -> bytes:
+    """A picture of its own size and colour."""
+    file = io.BytesIO()
+    Image.new("RGB", (4 + number % 5, 4), (number % 256, 0, 0)).save(file, "PNG")
+    return file.getvalue()
+
+
+def tar(members: list[tuple[str, bytes]]) -> bytes:
+    """Of these files; a name that ends in a slash is a folder's."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.type = len(content), tarfile.DIRTYPE if name.endswith("/") else tarfile.REGTYPE
+            archive.addfile(member, io.BytesIO(content))
+    return file.getvalue()
 
 
 def read_rows(file: BinaryIO, name: str, skip: int = 0) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import random
-import resource
 import signal
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from data.rows import read_rows, row, run_on
+from testbed.full_disk import full_after
 
 from tt_cli.data.build import decoder_pool
 from tt_cli.data.build import encoder as encoding
@@ -319,13 +319,11 @@ def test_a_torn_line_of_the_journal_does_not_count(tmp_path: Path, run: RunConfi
 
 
 def test_a_full_disk_is_one_line_and_work_goes_on_after_it(tmp_path: Path, run: RunConfig) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (3000, hard))
-    try:
-        with pytest.raises(TTError, match=r"cannot write .*: File too large; raise the limit") as caught:
-            do(run, tmp_path, Units(MIXED), target=100_000, batch=2)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        pytest.raises(TTError, match=r"cannot write .*: File too large; raise the limit") as caught,
+        full_after(3000),
+    ):
+        do(run, tmp_path, Units(MIXED), target=100_000, batch=2)
     assert "\n" not in str(caught.value)
     do(run, tmp_path, Units(MIXED), target=100_000, batch=2)
     assert captions_in(tmp_path) == KEPT

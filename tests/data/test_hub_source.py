@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow
 import pyarrow.parquet
+from data.rows import png
 from hub_standin import HubStandin
-from PIL import Image
 from testbed.spawned import spawned
 
 from tt_cli.data.build.picture_sources import open_source
@@ -26,12 +26,6 @@ def opened(name: str) -> tuple[list[int], list[str], list[tuple[Any, ...]]] | st
         return [len(unit) for unit in units], [one.name for one in source.read(0, 2)], rows
     except TTError as error:
         return f"{error.exit_code} {error}"
-
-
-def png() -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (20, 10), (200, 0, 0)).save(file, "PNG")
-    return file.getvalue()
 
 
 def table(rows: list[dict[str, object]], images: bool = True) -> bytes:

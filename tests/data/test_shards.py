@@ -8,8 +8,6 @@ import hashlib
 import io
 import json
 import os
-import resource
-import tarfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,10 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
-from data.rows import read_rows
+from data.rows import read_rows, row, tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from testbed.full_disk import full_after
 
 from tt_cli.data import shard_format
 from tt_cli.data.shard_format import CONTAINERS, stored_bytes, write_shard
@@ -44,16 +43,7 @@ def tables(draw: st.DrawFn) -> list[Row]:
 
 
 def numbered(count: int) -> list[Row]:
-    return [
-        {
-            "caption": f"row {i}",
-            "NSFW": "UNLIKELY",
-            "original_width": 640,
-            "original_height": 480,
-            "code": os.urandom(64),
-        }
-        for i in range(count)
-    ]
+    return [row(caption=f"row {i}", code=os.urandom(64)) for i in range(count)]
 
 
 def read(content: bytes, name: str, skip: int = 0) -> list[Row]:
@@ -239,22 +229,10 @@ def test_a_line_without_end_is_not_held() -> None:
     assert (rows, words) == ([{}], "the shard x.jsonl.br is of no use: it has a line of over 1048576 bytes")
 
 
-def tar(members: list[tuple[str, bytes]]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        folder = tarfile.TarInfo("folder")
-        folder.type = tarfile.DIRTYPE
-        archive.addfile(folder)
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
-
-
 def test_tars_of_others() -> None:
     content = tar(
         [
+            ("folder/", b""),
             ("folder/a.JSON", json.dumps({"original_width": 3, "code": "no"}).encode()),
             ("folder/a.txt", b"red apple\n"),
             ("folder/a.code", b"12"),
@@ -288,13 +266,11 @@ def test_a_disk_that_is_full_leaves_what_was_there(tmp_path: Path, container: st
     path = tmp_path / f"a{container}"
     write_shard(path, numbered(3))
     before = path.read_bytes()
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
-    try:
-        with pytest.raises(TTError, match=rf"cannot write .*a{container}: File too large; raise the limit"):
-            write_shard(path, numbered(3000))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    with (
+        pytest.raises(TTError, match=rf"cannot write .*a{container}: File too large; raise the limit"),
+        full_after(20_000),
+    ):
+        write_shard(path, numbered(3000))
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == [path.name]
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import csv
-import io
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
-from PIL import Image
+from data.rows import png, tar
 
 from tt_cli.data.build.picture_sources import CaptionedPicture, DamagedUnit, PictureSource, open_source
 from tt_cli.data.folder_walk import files_below
 from tt_cli.errors import UsageError
-
-
-def png(number: int = 0) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (4 + number % 5, 4), (number % 256, 0, 0)).save(file, "PNG")
-    return file.getvalue()
 
 
 def everything(source: PictureSource) -> list[CaptionedPicture]:
@@ -131,16 +123,6 @@ def test_bad_lines_cost_no_other_row(tmp_path: Path) -> None:
     found = everything(open_source(str(tmp_path / "b.csv")))
     assert [picture.caption for picture in found] == ["a", "only", b"caf\xe9", "a"]
     assert found[1].content is None
-
-
-def tar(members: list[tuple[str, bytes]]) -> bytes:
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w") as archive:
-        for name, content in members:
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
 
 
 def test_webdataset_tars(tmp_path: Path) -> None:

@@ -25,13 +25,7 @@ def drawings(samples: dict[str, int], side: int = 64) -> list[Drawing]:
 
 @pytest.mark.parametrize(
     ("samples", "columns"),
-    [
-        ({"a": 1}, 4),
-        ({"a": 4, "b": 4}, 4),
-        ({"a": 6}, 4),
-        (dict.fromkeys("abcdefgh", 1), 4),
-        ({"a": 2, "b": 2}, 4),
-    ]
+    [({"a": 1}, 4), ({"a": 4, "b": 4}, 4), ({"a": 6}, 4), (dict.fromkeys("abcdefgh", 1), 4), ({"a": 2, "b": 2}, 4)]
     + [({"a": 3, "b": 1}, 1)],
 )
 @pytest.mark.parametrize(("side", "shown"), [(64, 256), (100, 200), (300, 300)])

@@ -149,8 +149,7 @@ def test_the_other_trunks_weights_are_refused() -> None:
 
 def test_wrong_shapes_values_and_types_are_refused() -> None:
     refused(
-        fixture.state() | {QKV: torch.zeros(3, 5)},
-        r"to_qkv.weight has shape \(3, 5\), the model needs \(192, 64\)",
+        fixture.state() | {QKV: torch.zeros(3, 5)}, r"to_qkv.weight has shape \(3, 5\), the model needs \(192, 64\)"
     )
     bad = fixture.state()[f"{LAYER}.g.net.scale"].clone()
     bad[0, 0, 7] = torch.nan

@@ -12,6 +12,7 @@ from peer.states import gradients, layers, small_run, trained
 from tt_cli.checkpoint.hash_tree import StateTree
 from tt_cli.checkpoint.training_state import TrainingState
 from tt_cli.peer.trained_state import StateLost, TrainedState
+from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import RolledBack
 
 
@@ -95,35 +96,22 @@ def test_the_model_gets_the_parameters() -> None:
 
 def handed_over(donor: TrainedState, taker: TrainedState) -> tuple[StateTree, dict[int, memoryview]]:
     """What a taker gets of a donor's state: the tree, and the chunks that differ from its own."""
-    tree, whole = written(donor)
-    return tree, {i: chunk(tree, whole, i) for i in tree.differing(taker.tree)}
+    buffer = StateBuffer.new()
+    tree = donor.read_tree(donor.write_into(buffer.write).manifest())
+    return tree, {i: chunk(tree, buffer, i) for i in tree.differing(taker.tree)}
 
 
-def written(donor: TrainedState) -> tuple[StateTree, bytearray]:
-    whole = bytearray(donor.tree.nbytes)
-
-    def write(offset: int, data: memoryview) -> None:
-        whole[offset : offset + len(data)] = data
-
-    return donor.read_tree(donor.write_into(write).manifest()), whole
-
-
-def chunk(tree: StateTree, whole: bytearray, index: int) -> memoryview:
+def chunk(tree: StateTree, buffer: StateBuffer, index: int) -> memoryview:
     offset, size = tree.place(index)
-    return memoryview(whole)[offset : offset + size]
+    return buffer.view(tree.nbytes)[offset : offset + size]
 
 
 def signed(change: Callable[[TrainingState], object]) -> tuple[StateTree, dict[int, memoryview]]:
     """A state that was changed before it was hashed, and all its chunks."""
     state = trained(steps=2).snapshot()
     change(state)
-    tree = state.tree()
-    buffer = bytearray(tree.nbytes)
-
-    def write(offset: int, data: memoryview) -> None:
-        buffer[offset : offset + len(data)] = data
-
-    state.write_into(tree, write)
+    tree, buffer = state.tree(), StateBuffer.new()
+    state.write_into(tree, buffer.write)
     return tree, {i: chunk(tree, buffer, i) for i in range(len(tree))}
 
 
@@ -142,9 +130,7 @@ def signed(change: Callable[[TrainingState], object]) -> tuple[StateTree, dict[i
     ],
 )
 def test_a_state_that_does_not_fit_changes_nothing_though_it_were_signed(
-    change: Callable[[TrainingState], object],
-    on_the_way: Callable[[dict[int, memoryview]], object],
-    words: str,
+    change: Callable[[TrainingState], object], on_the_way: Callable[[dict[int, memoryview]], object], words: str
 ) -> None:
     state = trained(seed=1, steps=1)
     before, digest = state.snapshot(), state.digest

@@ -164,8 +164,7 @@ def test_a_disk_without_room_for_the_key_is_one_line(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b"", b"ssh-rsa", b"ssh-rsa AAAA", b"ssh-unheard-of AAAA", b"\xff\xfe", b"ssh-rsa !!!! x"],
+    "text", [b"", b"ssh-rsa", b"ssh-rsa AAAA", b"ssh-unheard-of AAAA", b"\xff\xfe", b"ssh-rsa !!!! x"]
 )
 def test_what_is_no_public_key_has_no_peer_id(text: bytes) -> None:
     with pytest.raises(ValueError):

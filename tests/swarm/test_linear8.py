@@ -98,10 +98,7 @@ def test_what_it_loses_is_bounded_and_less_than_hiveminds_own(kind: str, bound: 
 
 
 @settings(max_examples=60)
-@given(
-    values=st.lists(st.floats(-float(LARGEST), float(LARGEST), width=32), max_size=40),
-    repeats=st.integers(1, 20),
-)
+@given(values=st.lists(st.floats(-float(LARGEST), float(LARGEST), width=32), max_size=40), repeats=st.integers(1, 20))
 @example(values=[float(LARGEST), -float(LARGEST)], repeats=200)
 @example(values=[float(SMALLEST), 0.0, 1e-45], repeats=100)
 @example(values=[1e-45, -1e-45], repeats=200)

@@ -12,13 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from tt_cli.identity.passes import Notice, Pass, public_text, sign
 from tt_cli.run import load_run
 from tt_cli.swarm.membership import admission as room
-from tt_cli.swarm.membership.admission import (
-    Admission,
-    NoPass,
-    NotAdmitted,
-    admits,
-    check_own_pass,
-)
+from tt_cli.swarm.membership.admission import Admission, NoPass, NotAdmitted, admits, check_own_pass
 
 KEY, OTHER_KEY = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
 OPEN = load_run("emoji").replaced(

@@ -91,10 +91,7 @@ def test_a_peer_is_dialled_where_it_is_seen_and_nowhere_else(monkeypatch: pytest
         seen_at(["/ip4/172.17.0.1/tcp/50123"])
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [[], [0], [70000], [1, 2, 3, 4], ["22"], {"ports": [1]}, [[1]], 7],
-)
+@pytest.mark.parametrize("request_", [[], [0], [70000], [1, 2, 3, 4], ["22"], {"ports": [1]}, [[1]], 7])
 def test_any_other_request_is_refused(request_: Any) -> None:
     with pytest.raises(ValueError, match="no request to be dialled"):
         wire.DIAL_REQUEST.read(msgpack.packb(request_))

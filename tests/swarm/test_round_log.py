@@ -167,13 +167,7 @@ NOBODY_CAME = "its record names a step to which nobody came"
 @pytest.mark.parametrize(
     ("view", "facts", "rounds", "who", "words"),
     [
-        (
-            SwarmState.of(TWO),
-            {"doubts": {"p1": "silent"}},
-            UNANSWERED,
-            "…p1",
-            "left an audit without an answer",
-        ),
+        (SwarmState.of(TWO), {"doubts": {"p1": "silent"}}, UNANSWERED, "…p1", "left an audit without an answer"),
         (SwarmState.of([*TWO, record("p2", epoch=10**9)]), {}, OFTEN, "…p2", NOBODY_CAME),
         (replace(SwarmState.of(TWO), claiming=frozenset({"p2"})), {}, OFTEN, "…p2", NOBODY_CAME),
         (replace(SwarmState.of(TWO), boasting=frozenset({"p1"})), {}, OFTEN, "…p1", "claims work that nobody can have"),

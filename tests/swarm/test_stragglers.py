@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tt_cli.swarm.allreduce.lateness import beyond_most, read_waits, waits_to_report
-from tt_cli.swarm.participants.stragglers import (
-    FIRST_STEPS,
-    MOST_STEPS,
-    OFTEN,
-    StragglerDetector,
-)
+from tt_cli.swarm.participants.stragglers import FIRST_STEPS, MOST_STEPS, OFTEN, StragglerDetector
 
 HONEST = {name: 80 for name in "abcdefg"}
 
