@@ -23,7 +23,7 @@ Place = Literal["device", "host"]
 
 MIB = 2**20
 # Measured on Linux, x86-64, Python 3.11, torch 2.13 (CPU): a peer of a run with next to no parameters.
-PROCESSES = {"trainer": 298 * MIB, "DHT": 150 * MIB, "p2p daemon": 66 * MIB, "averager": 151 * MIB}
+PROCESSES = {"trainer": 204 * MIB, "DHT": 137 * MIB, "p2p daemon": 66 * MIB, "averager": 135 * MIB}
 LIBRARIES = 254 * MIB
 HELD_BY_ALLOCATOR = 0.24  # of activations on a CPU: freed blocks that no other allocation fits
 AVERAGING = 1.0  # bytes per parameter that a round's messages take, in the averager
