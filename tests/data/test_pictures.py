@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import sys
 import time
-import types
 from pathlib import Path
 
 import numpy as np
@@ -111,21 +109,6 @@ def test_published_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file
     codes = torch.randint(12, (2, 16))
     assert torch.equal(mine.decode(codes), theirs.decode(codes))
     assert not any(parameter.requires_grad for parameter in mine.parameters())
-
-
-def test_a_lightning_checkpoint_that_names_its_callback(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As the published one does: PyTorch Lightning of 2021 filed a callback's memory under its class."""
-    name = "pytorch_lightning.callbacks.model_checkpoint"
-    callback = type("ModelCheckpoint", (), {"__module__": name})
-    for module in ("pytorch_lightning", "pytorch_lightning.callbacks", name):
-        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
-    sys.modules[name].ModelCheckpoint = callback
-    theirs = Vqgan(TINY).eval()
-    content = {"state_dict": theirs.state_dict(), "callbacks": {callback: {"best_model_path": "elsewhere"}}}
-    torch.save(content, tmp_path / "last.ckpt")
-    monkeypatch.delattr(sys.modules[name], "ModelCheckpoint")
-    mine = load_vqgan(hub_run(monkeypatch, tmp_path / "last.ckpt"))
-    assert all(torch.equal(a, b) for a, b in zip(mine.parameters(), theirs.parameters(), strict=True))
 
 
 def test_weights_that_are_not_finite_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
