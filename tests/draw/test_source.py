@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import os
 import pickle
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from draw.small_clip import save_clip
-from draw.tiny import Tiny
+from draw.tiny import Tiny, inferred
 from hub_standin import HubStandin
 from model.published_fixture import export_published
 from PIL import Image
@@ -90,17 +88,6 @@ def test_published_weights_that_cannot_be_used_are_one_line(
         assert (found, said.count("\n")) == (code, 1), said
         assert words in said, said
     assert not (here / "harmed").exists()
-
-
-def inferred(calls: list[list[str]]) -> list[tuple[int, str, str]]:
-    """Exit codes, standard output and error of several `tt infer "red apple" …`, in a process of their own."""
-    answers = []
-    for arguments in calls:
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = main(["infer", "red apple", "--candidates", "2", "--seed", "3", *arguments])
-        answers.append((code, out.getvalue(), err.getvalue()))
-    return answers
 
 
 def call(calls: list[list[str]], environment: dict[str, str]) -> list[tuple[int, str, str]]:

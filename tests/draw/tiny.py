@@ -1,7 +1,9 @@
-"""The built-in run with a decoder so small that a test can train it."""
+"""The built-in run with a decoder so small that a test can train it; and drawings, for processes of their own."""
 
 from __future__ import annotations
 
+import contextlib
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 
 from tt_cli.checkpoint.checkpoint_files import save
 from tt_cli.checkpoint.training_state import TrainingState
+from tt_cli.cli.main import main
 from tt_cli.data.stream.subset import subset_examples
 from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.draw.drawing import DrawingModels
@@ -55,3 +58,14 @@ class Tiny(DrawingModels):
         parameters = {name: parameter.detach() for name, parameter in self.decoder.named_parameters()}
         state = TrainingState(step, parameters, {}, self.run.to_toml(), self.run.identity)
         return save(folder, state, keep=10)
+
+
+def inferred(calls: list[list[str]]) -> list[tuple[int, str, str]]:
+    """Exit codes, standard output and error of several `tt infer "red apple" …`, in a process of their own."""
+    answers = []
+    for arguments in calls:
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main(["infer", "red apple", "--candidates", "2", "--seed", "3", *arguments])
+        answers.append((code, out.getvalue(), err.getvalue()))
+    return answers
