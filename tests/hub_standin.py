@@ -188,46 +188,34 @@ def serve() -> None:
     async def control(action: str, request: Request) -> dict[str, Any]:
         return state.control(action, await request.json())
 
+    def user_of(request: Request) -> dict[str, Any] | None:
+        return state.users.get(request.headers.get("authorization", "").removeprefix("Bearer "))
+
     @app.get("/api/whoami-v2")
     async def whoami(request: Request) -> Response:
-        token = request.headers.get("authorization", "").removeprefix("Bearer ")
-        user = state.users.get(token)
-        if user is None:
+        if (user := user_of(request)) is None:
             return error(401, message="Invalid credentials in Authorization header")
+        name, role = user["name"], user["role"]
         organisations = [
-            {"type": "org", "id": name, "name": name, "fullname": name.title(), "roleInOrg": role}
-            for name, role in user["organisations"].items()
+            {"type": "org", "id": org, "name": org, "fullname": org.title(), "roleInOrg": role}
+            for org, role in user["organisations"].items()
         ]
-        role = user.get("role", "read")
-        access: dict[str, Any] = {"displayName": f"token of {user['name']}", "role": role}
-        if role == "oauth":
-            auth: dict[str, Any] = {"type": "oauth"}
-        else:
-            auth = {"type": "access_token", "accessToken": access}
-        return JSONResponse(
-            {
-                "type": "user",
-                "id": user["name"],
-                "name": user["name"],
-                "fullname": user["name"].title(),
-                "orgs": organisations,
-                "auth": auth,
-            }
-        )
+        access: dict[str, Any] = {"accessToken": {"displayName": f"token of {name}", "role": role}}
+        auth = {"type": "oauth"} if role == "oauth" else {"type": "access_token", **access}
+        answer = {"type": "user", "id": name, "name": name, "fullname": name.title(), "auth": auth}
+        return JSONResponse(answer | {"orgs": organisations})
 
     @app.get("/oauth/userinfo")
     async def userinfo(request: Request) -> Response:
-        user = state.users.get(request.headers.get("authorization", "").removeprefix("Bearer "))
-        if user is None:
+        if (user := user_of(request)) is None:
             return error(401, message="Invalid token")
         # `name` is what somebody likes to be called: here, the name of an organisation that they are not in.
         organisations = [
             {"sub": name, "name": "acme", "preferred_username": name, "roleInOrg": role}
             for name, role in user["organisations"].items()
         ]
-        return JSONResponse(
-            {"sub": user["name"], "name": "Anyone", "preferred_username": user["name"], "orgs": organisations}
-        )
+        answer = {"sub": user["name"], "name": "Anyone", "preferred_username": user["name"]}
+        return JSONResponse(answer | {"orgs": organisations})
 
     @app.get("/api/organizations/{organisation}/members")
     async def members(organisation: str, page: int = 0) -> Response:
@@ -244,8 +232,8 @@ def serve() -> None:
         return JSONResponse(answer, headers={"Link": more} if len(names) > 2 * page + 2 else {})
 
     def may_write(request: Request, owner: str) -> bool:
-        user = state.users.get(request.headers.get("authorization", "").removeprefix("Bearer "))
-        if user is None or user.get("role") != "write":
+        user = user_of(request)
+        if user is None or user["role"] != "write":
             return False
         return user["name"] == owner or user["organisations"].get(owner) in ("write", "admin")
 
@@ -256,8 +244,7 @@ def serve() -> None:
     @app.post("/api/repos/create")
     async def create(request: Request) -> Response:
         body = await request.json()
-        user = state.users.get(request.headers.get("authorization", "").removeprefix("Bearer "), {"name": "?"})
-        owner = body.get("organization") or user["name"]
+        owner = body.get("organization") or (user_of(request) or {"name": "?"})["name"]
         if not may_write(request, owner):
             return error(403, message="You don't have the rights to create a model under this namespace")
         name = f"{owner}/{body['name']}"
@@ -275,9 +262,8 @@ def serve() -> None:
             return error(403, message="Forbidden")
         files = (await request.json())["files"]
         modes = {one["path"]: "lfs" if one["path"].endswith(LARGE) else "regular" for one in files}
-        return JSONResponse(
-            {"files": [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]}
-        )
+        told = [{"path": path, "uploadMode": mode, "shouldIgnore": False} for path, mode in modes.items()]
+        return JSONResponse({"files": told})
 
     @app.post("/{owner}/{name}.git/info/lfs/objects/batch")
     @app.post("/datasets/{owner}/{name}.git/info/lfs/objects/batch")

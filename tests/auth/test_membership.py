@@ -54,6 +54,8 @@ def ask(environment: dict[str, str], runs: list[str]) -> list[list[object]]:
     return [json.loads(line) for line in answer.stdout.splitlines()]
 
 
+pytestmark = pytest.mark.slow
+
 HUB_AWAY = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "0"}
 ACME = "the run acme admits members of acme on the Hub only, and "
 

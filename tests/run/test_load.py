@@ -20,6 +20,7 @@ from tt_cli.run import load_run, name_for_others
 SOURCE = Path(tt_cli.__file__).parent
 
 
+@pytest.mark.slow
 def test_builtin_runs_are_found_in_an_installed_package(tmp_path: Path) -> None:
     """The layout of the wheel: pyproject.toml puts configs/ into tt_cli/run/builtin, the notebooks and what
     `tt explain` reads into tt_cli/docs."""
@@ -113,6 +114,7 @@ def test_a_run_is_read_from_the_hub_and_kept(hub: HubStandin, tmp_path: Path) ->
     assert ask_the_hub(environment, "acme/shared") == [[0, newer.identity]]
 
 
+@pytest.mark.slow
 def test_what_the_hub_refuses_is_one_line(hub: HubStandin, tmp_path: Path) -> None:
     hub.put("model", "acme/empty", {"README.md": "nothing"})
     hub.put("model", "acme/gated", {"run.toml": ""}, access="gated")
@@ -134,6 +136,7 @@ def test_what_the_hub_refuses_is_one_line(hub: HubStandin, tmp_path: Path) -> No
     assert "that is no name of a Hub repository" in said[6]
 
 
+@pytest.mark.slow
 def test_an_unreachable_hub_is_said_at_once(tmp_path: Path) -> None:
     environment = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     [[code, said]] = ask_the_hub(environment, "acme/shared")
