@@ -56,17 +56,10 @@ def server(tmp_path: Path) -> Iterator[ShardServer]:
     """Four shards of twenty rows, with an index that knows their SHA-256."""
     folder = tmp_path / "served"
     entries = []
-    for shard in range(4):
-        path = folder / f"data/train {shard}.parquet"
-        write(path, numbered(80)[shard * 20 : shard * 20 + 20])
-        content = path.read_bytes()
-        entries.append(
-            {
-                "name": f"data/train {shard}.parquet",
-                "bytes": len(content),
-                "sha256": hashlib.sha256(content).hexdigest(),
-            }
-        )
+    for shard, name in enumerate(NAMES):
+        write(folder / name, numbered(80)[shard * 20 : shard * 20 + 20])
+        content = (folder / name).read_bytes()
+        entries.append({"name": name, "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()})
     (folder / "index.json").write_text(json.dumps({"rows": 80, "shards": entries}))
     with ShardServer(folder) as server:
         yield server
@@ -86,11 +79,8 @@ def test_all_that_an_index_names_is_read(peer: Peer, server: ShardServer) -> Non
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("index.json", json.dumps([f"data/train {shard}.parquet" for shard in range(4)])),
-        (
-            "list.txt",
-            "# shards\n" + "\n".join(f"data/train {shard}.parquet" for shard in range(4)) + "\n../out.parquet",
-        ),
+        ("index.json", json.dumps(NAMES)),
+        ("list.txt", "\n".join(["# shards", *NAMES, "../out.parquet"])),
         ("SHA256SUMS", "".join(f"{'0' * 64}  {name}\n" for name in NAMES)),
         ("list.html", "".join(f'<a href="data/train%20{shard}.parquet">x</a>' for shard in range(4))),
     ],

@@ -93,8 +93,3 @@ def test_a_malformed_file_is_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path:
     with pytest.raises(TTError, match="cannot be read") as caught:
         load_tokenizer(hub_run(monkeypatch, tmp_path / "tokenizer.json"))
     assert "\n" not in str(caught.value)
-
-
-def test_an_unknown_built_in_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="no built-in data set is called 'emojo'; built in: emoji"):
-        load_tokenizer(load_run("emoji").replaced({"tokenizer.name": "emojo"}))

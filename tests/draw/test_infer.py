@@ -125,15 +125,6 @@ def test_the_best_are_kept_best_first(run_file: str, home: Path, capsys: pytest.
                 assert (picture.text["keep"], picture.text["clip"]) == ("2", "clip")
 
 
-def test_keep_without_transformers_says_how_to_install(
-    run_file: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    assert main(["infer", "red apple", "--run", run_file, "--keep", "1", "--json"]) == 2
-    said = capsys.readouterr().err
-    assert "pip install 'tt-cli[clip]'" in said and said.count("\n") == 1
-
-
 def test_a_terminal_shows_the_pictures_and_a_pipe_does_not(run_file: str, capfd: pytest.CaptureFixture[str]) -> None:
     arguments = ["infer", "owl", "--run", run_file, "--preview", "blocks"]
     command = [sys.executable, "-m", "tt_cli.cli.main", *arguments]
@@ -217,18 +208,6 @@ def test_no_checkpoint_says_how_to_get_one(capsys: pytest.CaptureFixture[str]) -
     fails(["red apple"], 1, "take it from its swarm with --peer MULTIADDR, name a file, a folder or ORG", capsys)
 
 
-def test_a_corrupt_checkpoint_is_one_line(
-    run_file: str, tiny: Tiny, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = folders.checkpoints(tiny.run) / "step-00000012.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    (home / "damaged.safetensors").write_bytes(content)
-    fails(["red apple", "--checkpoint", "damaged.safetensors"], 1, "is damaged", capsys)
-    (home / "no.safetensors").write_text("not a checkpoint")
-    fails(["red apple", "--checkpoint", "no.safetensors"], 1, "is damaged", capsys)
-
-
 def test_the_one_before_a_corrupt_checkpoint_is_used(
     run_file: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,11 +229,3 @@ def test_parameters_that_do_not_fit_are_refused(home: Path, tiny: Tiny, capsys: 
     other = Tiny(tiny_run(subset=3).replaced({"model.ff_mult": 2}), tiny.decoder, tiny.vqgan, tiny.tokenizer)
     path = other.save(home / "other", 1)
     fails(["red apple", "--checkpoint", str(path)], 1, "does not fit the run file inside it", capsys)
-
-
-def test_a_folder_that_cannot_be_written_is_one_line(
-    run_file: str, home: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (home / "taken").write_text("")
-    assert main(["infer", "red apple", "--run", run_file, "--samples", "1", "--out", "taken/deep"]) == 1
-    assert "cannot write pictures to taken/deep" in capsys.readouterr().err

@@ -47,7 +47,7 @@ class Answers(StateServer):
                 await anext(requests)  # of the manifest
                 await anext(requests, None)
         with suppress(TimeoutError):  # what is on its way when a donor hangs up is lost
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(0.5 if self.messages else 0.0):
                 async for _ in requests:
                     pass
 

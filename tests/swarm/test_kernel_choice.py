@@ -18,6 +18,8 @@ from tt_cli.swarm.allreduce.centered_clip_numba import NumbaClip
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.linear8_numba import NumbaLinear8
 
+pytestmark = pytest.mark.slow
+
 KINDS = pytest.mark.parametrize(
     ("room", "compiled"), [(lamb, NumbaLamb), (linear8, NumbaLinear8), (centered_clip, NumbaClip)], ids=str
 )
