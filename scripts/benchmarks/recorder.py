@@ -21,8 +21,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tt_cli.auxiliary.recorder import RunRecorder
-from tt_cli.history.writer import FILE, HistoryWriter, MadeStep, database_url
+from tt_cli.auxiliary.recorder import Kind, RunRecorder, Write
+from tt_cli.history.writer import FILE, HistoryWriter, database_url
 from tt_cli.run import load_run
 from tt_cli.supervisor.reporter import die_with_parent
 from tt_cli.swarm.records.consensus import SwarmState
@@ -48,20 +48,29 @@ def view(step: int) -> SwarmState:
     return SwarmState.of(PeerRecord.model_validate({"peer_id": f"peer{n}", **told, **totals}) for n in range(PEERS))
 
 
+class TellingRecorder(RunRecorder):
+    """A recorder that prints each step's number when its transaction has been committed. ahead: steps not yet told."""
+
+    ahead = threading.Semaphore(3)
+
+    def _write(self, kind: Kind, write: Write) -> None:
+        step = self.step
+
+        def written(store: HistoryWriter, seen: list[PeerRecord], steps: int) -> None:
+            write(store, seen, steps)
+            if kind == "step":
+                os.write(1, f"{step}\n".encode())
+                self.ahead.release()
+
+        super()._write(kind, written)
+
+
 def write(folder: Path) -> None:
-    """Record for ever; a line with the step's number for each that is committed."""
+    """Record for ever."""
     die_with_parent()
-    ahead, record_step = threading.Semaphore(3), HistoryWriter.record_step
-
-    def told(store: HistoryWriter, made: MadeStep, seen: list[PeerRecord], target: int) -> None:
-        record_step(store, made, seen, target)
-        os.write(1, f"{made.step}\n".encode())
-        ahead.release()
-
-    HistoryWriter.record_step = told  # type: ignore[method-assign, assignment]
-    recorder = RunRecorder(RUN, database_url(folder), lambda line, level: print(line, file=sys.stderr))
+    recorder = TellingRecorder(RUN, database_url(folder), lambda line, level: print(line, file=sys.stderr))
     for step in itertools.count(recorder.step + 1):
-        ahead.acquire()
+        recorder.ahead.acquire()
         recorder.record(view(step))
         recorder.put("snapshot", {"step": step, "filling": "x" * 5000})
 
