@@ -197,7 +197,7 @@ def swarm_average(
             sizes[me],
             str(me),
             dict.fromkeys(senders, sum(sizes)),
-            lambda position, encoded: store.put(mine[position], encoded),
+            lambda position, encoded: store.put(mine[position], encoded, store.hashes),
             aggregation,
         )
         averaging.spreads = spreads

@@ -3,7 +3,9 @@
 - *agreement*: no two honest members commit unlike bytes in one round;
 - *durability*: what a majority committed, of which one lives and can hand it over, is what all come to. What is made
   otherwise from the same state, in another round, is a minority's: it is overruled, and counted (docs/protocol.md);
-- *validity*: an average holds each member's gradient at most once, with its weight;
+- *validity*: an average holds each member's gradient at most once, with its weight, and those of more than half;
+- *quorum*: who steps was told by more than half of its round that they have not dropped it;
+- *signature*: nobody steps with averages that a reducer from which it heard did not sign;
 - *no solo*: nobody steps alone or in a group of half of those who live or less;
 - *honesty*: no honest member is proven guilty;
 - *bounded memory*: of rounds, averages and tasks a machine keeps as many as the protocol says;
@@ -15,11 +17,14 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tt_cli.swarm.allreduce.average_buffer import KEPT_AVERAGES
+from tt_cli.swarm.allreduce.centered_clip import FEWEST
+from tt_cli.swarm.allreduce.commit import CommitProtocol, PartStatus, group_of, read_status
+from tt_cli.swarm.allreduce.messages import Commitment, NotProven
 from tt_cli.swarm.allreduce.round_plan import KEPT_GROUPS
 from tt_cli.swarm.records.consensus import STEPS_APART
 
@@ -31,6 +36,13 @@ if TYPE_CHECKING:
 EXACT = 0.02  # of a member's share of an average, for 8 bits
 SEEN_SECONDS = 2.0  # until all see the record of who began, or took a state over
 MOST_TASKS = 60  # of one machine, beside some for each other member
+
+
+def _status(said: Any, group: bytes, parts: int) -> PartStatus | None:
+    try:
+        return read_status(said, parts) if group_of(said) == group else None
+    except ValueError:
+        return None
 
 
 class Violation(Exception):
@@ -73,6 +85,7 @@ class Watch:
             raise Violation(
                 f"agreement: {number} committed other bytes for step {state.epoch} than others of its round"
             )
+        self._check_words(machine, commit)
         if self._valid:
             self._check_shares(machine, {str(peer): self._number(str(peer)) for peer in commit.members})
         for honest in (other for other in self.machines if other.honest):
@@ -88,6 +101,34 @@ class Watch:
         ahead = machine.state.epoch - epoch
         return ahead >= -STEPS_APART and (ahead <= 0 or not machine.client)
 
+    def _check_words(self, machine: Machine, commit: CommitProtocol) -> None:
+        """What it was told on the wire lets it step: by more than half of the others, and with signatures."""
+        group, parts, me = commit.allreduce.group_id, len(commit.allreduce.parts), str(commit.me)
+        told = [
+            (peer, answer, status)
+            for peer, answer, said in machine.node.told
+            if (status := _status(said, group, parts))
+        ]
+        listening = {str(peer) for peer in commit.listening}
+        # those in client mode call by themselves, and cannot be called
+        calling = {str(peer) for peer in commit.members} - listening if me in listening else set[str]()
+        agreed = {peer for peer, answer, status in told if (not status.dropped if answer else peer in calling)}
+        others = (listening | calling) - {me}
+        if 2 * (1 + len(agreed & others)) <= 1 + len(others):
+            raise Violation(f"quorum: {machine.number} stepped by the word of {len(agreed)} of {len(others)} others")
+        for reducer in commit.listening:
+            outputs = [commit.store.hashes[index] for index in commit.allreduce.parts_of(reducer)]
+            signed = [self._outputs(machine, status.commitment) for peer, _, status in told if peer == str(reducer)]
+            if signed and outputs and str(reducer) != me and tuple(outputs) not in signed:
+                raise Violation(f"signature: {machine.number} stepped with averages that {reducer} did not sign")
+
+    @staticmethod
+    def _outputs(machine: Machine, commitment: bytes) -> tuple[bytes, ...]:
+        try:
+            return Commitment.read(commitment, machine.collaboration.averager.signer.opened).outputs
+        except NotProven:
+            return ()
+
     def _number(self, peer_id: str) -> int:
         return next(machine.number for machine in self.machines if machine.name == peer_id)
 
@@ -102,6 +143,8 @@ class Watch:
             if (shares < -EXACT).any() or shares.sum() > 1.0 + EXACT * len(members):
                 raise Violation(f"validity: an average of {machine.number} holds more than a mean does")
             counted = shares > EXACT / 4
+            if 2 * counted.sum() <= len(members) - (weights == 0.0).sum() and len(members) >= FEWEST:
+                raise Violation(f"validity: {machine.number} counted {counted.sum()} of {len(members)} members")
             if counted[[n for n in range(len(shares)) if n not in members.values()]].any():
                 raise Violation(f"validity: {machine.number} counted somebody outside of its round")
             known = counted & ~np.isnan(weights) & (weights > 0.0)

@@ -132,6 +132,22 @@ def wrong(entropy: random.Random) -> Lie:
     return Turned(lambda peer: True)
 
 
+def unsigned(entropy: random.Random) -> Lie:
+    """Signs nothing, or other averages than it gives."""
+    turned = Turned(lambda peer: True)
+    methods, other = ("rpc_settle", "rpc_settle!"), entropy.random() < 0.5
+
+    def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        rounds = [commit.allreduce for commit in node.averager._rounds.values()] if method in methods else []
+        for allreduce in (one for one in rounds if one.group_id == group_of(message)):
+            status = read_status(message, len(allreduce.parts))
+            said = read_status(turned._status(allreduce, message), len(allreduce.parts)) if other else status
+            return replace(status, commitment=said.commitment if other else b"").pack(allreduce.group_id)
+        return message
+
+    return lie
+
+
 def two_faced(entropy: random.Random) -> Lie:
     """Gives some members wrong averages, and the others right ones."""
     seed = entropy.random()
@@ -139,5 +155,6 @@ def two_faced(entropy: random.Random) -> Lie:
 
 
 KINDS = {
-    "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "two-faced": two_faced,
+    "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "unsigned": unsigned,
+    "two-faced": two_faced,
 }  # fmt: skip

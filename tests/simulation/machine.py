@@ -105,7 +105,7 @@ class Machine:
             self.process.kill()
         self.process, self.starts = Process(self._stops), self.starts + 1
         self.state = SimulatedState(self.backup)
-        node = Node(self.network, self.number, self.peer_id, self.process)
+        self.node = node = Node(self.network, self.number, self.peer_id, self.process)
         node.liar = self._lie
         self.process.run(self._begin(node))
 

@@ -31,7 +31,10 @@ MUTANTS = {
     "commit: half is heard": Mutant("allreduce.commit", "if there <= silent + dropped", "if there < 0", "split"),
     "commit: who dropped counts as heard": Mutant("allreduce.commit", "sum(self._answered.values()))", "0)", "split"),
     "commit: parts may be missing": Mutant(
-        "allreduce.commit", "few or not self.agreement.reached or bool(self.store.missing())", "few", "split"
+        "allreduce.commit",
+        "few or not self.agreement.reached or not self.holds() or bool(self.store.missing())",
+        "few",
+        "split",
     ),
     "commit: averages need no signature": Mutant(
         "allreduce.commit", "self.dropped = bool(self.unsigned)", "pass", "wrong"
@@ -66,7 +69,7 @@ MUTANTS = {
     ),
     "catch-up: nobody is ever behind": Mutant("records.consensus", "return (self.epoch > epoch or", "return (", "hang"),
     "catch-up: who begins votes": Mutant(
-        "records.consensus", "self._follows = True  #", "self._follows = False  #", "crash"
+        "records.consensus", "self._follows = True  #", "self._follows = False  #", "restart"
     ),
     "replay: averages of another round": Mutant(
         "allreduce.average_buffer", "if self._store.hashes is hashes:", "if True:", "hang"
@@ -80,26 +83,20 @@ MUTANTS = {
     "audit: the guilty are whoever spoke": Mutant(
         "audit.audits",
         "finding.guilty = verify(accusation, self.rules)",
-        "finding.guilty = commitment.reducer",
-        "wrong",
-    ),
-    "commit: no majority is asked for": Mutant(
-        "allreduce.commit", "if 2 * count <= votes.total()", "if 2 * count < 0 * votes.total()", "two-faced"
+        "finding.guilty = Commitment.read(accusation.commitment, self.rules.opened).reducer",
+        "calm",
     ),
     "commit: who is gone is not counted": Mutant(
         "allreduce.commit", "silent = (called.keys() | calling) - heard.keys()", "silent = set[str]()", "split"
     ),
     "quorum: a peer that lost all goes on alone": Mutant(
-        "network.connectivity", "if not found.answered and self._initial:", "if False:", "partition"
+        "network.connectivity", "if not found.answered and self._initial:", "if False:", "pair"
     ),
     "catch-up: the state that a donor names": Mutant(
-        "state.trusted_digests", "return enough(len(self._votes.get(state, ())), self._voters)", "return True", "crash"
-    ),
-    "catch-up: no average is tried": Mutant(
-        "records.consensus",
-        "return bool(self.digest) and self.digest != digest and bool(self.donors())",
-        "return False",
-        "partition",
+        "state.trusted_digests",
+        "return enough(len(self._votes.get(state, ())), self._voters)",
+        "return True",
+        "restart",
     ),
     "selection: a no-show is never forgotten": Mutant(
         "participants.no_shows",

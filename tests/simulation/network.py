@@ -152,6 +152,7 @@ class Node:
     def __init__(self, network: Network, number: int, peer_id: PeerID, process: Process):
         self.network, self.number, self.peer_id, self.process = network, number, peer_id, process
         self.liar: Lie | None = None
+        self.told: deque[tuple[str, bool, Any]] = deque(maxlen=512)  # what others said they have: answers, and not
         self.averager: Any = None
         self._handlers: dict[str, tuple[Any, bool, bool]] = {}
         network.nodes[peer_id] = self
@@ -190,6 +191,8 @@ class Node:
         message, again = self.lie(peer, method, input), self.network.entropy.random() < self.network.line.twice
         if message is None:
             await asyncio.sleep(SILENCE)
+        if method == "rpc_settle":
+            there.told.append((str(self.peer_id), False, message))
         calls = [there.process.run(handler(message, P2PContext(name, name, self.peer_id))) for _ in range(1 + again)]
         try:
             await asyncio.wait(calls[:1])
@@ -201,6 +204,8 @@ class Node:
             await asyncio.sleep(self.network.broken_after())
             raise Broken("the other side went away")
         await self._carry(there, self, method + "!")
+        if method == "rpc_settle":
+            self.told.append((str(peer), True, answer))
         return answer
 
     async def _carry(self, source: Node, target: Node, what: str) -> None:

@@ -59,14 +59,16 @@ SCENARIOS = {
     "calm": Scenario(),
     "lossy": Scenario(loss=0.01, twice=0.05),
     "crash": Scenario(crashes=2, clients=1),
+    "restart": Scenario(crashes=4, cuts=1, sizes=(3, 3, 4, 5)),
     "partition": Scenario(cuts=2),
     "split": Scenario(loss=0.03, cuts=12, cut_seconds=0.4, sizes=(3, 3, 4, 5)),
     "hang": Scenario(stops=2, slow=2, skew=2.0),
     "everything": Scenario(loss=0.005, twice=0.02, cuts=1, crashes=1, stops=1, slow=1, clients=1, skew=2.0),
     "pair": Scenario(loss=0.005, cuts=1, crashes=1, stops=1, sizes=(2,)),
     "liar": Scenario(liars=("noise", "mute", "repeat", "broken"), aggregation="centered_clip", sizes=(4, 5, 6, 7)),
+    "liar of two": Scenario(liars=("noise", "mute", "repeat", "broken", "unsigned"), sizes=(2,)),
     "large": Scenario(loss=0.001, crashes=2, cuts=1, sizes=(16, 32, 64)),
-    "wrong": Scenario(liars=("wrong",), aggregation="centered_clip", sizes=(4, 5, 6)),
+    "wrong": Scenario(liars=("wrong", "wrong", "unsigned"), aggregation="centered_clip", sizes=(4, 5, 6)),
     "two-faced": Scenario(liars=("two-faced",), aggregation="centered_clip", sizes=(4, 5, 6), known="agreement"),
 }
 

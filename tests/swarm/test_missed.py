@@ -145,7 +145,8 @@ def test_averages_are_kept_while_somebody_asks_for_them() -> None:
         store.open(store.layout.parts(2))
         for index, part in enumerate(store.parts):
             width = part.stop - part.start
-            store.put(index, bytes([number]) * len(store.buffer.read(part.start, part.start + width)))
+            read = store.buffer.read(part.start, part.start + width)
+            store.put(index, bytes([number]) * len(read), store.hashes)
         kept.committed(f"{number}_aa")
 
     round_of(1)

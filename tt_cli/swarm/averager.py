@@ -50,7 +50,7 @@ from tt_cli.swarm.allreduce.round_plan import (
 )
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.clock import Clock, loop_time
-from tt_cli.swarm.compression.gradient_buffer import PART_ELEMENTS, GradientBuffer
+from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, PART_ELEMENTS, GradientBuffer
 from tt_cli.swarm.membership.admission import NotAdmitted
 from tt_cli.swarm.network.bandwidth import BandwidthLimiter
 from tt_cli.swarm.state.bridge import StateBridge, StateSource, TreeReader
@@ -97,7 +97,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self.pulse = torch.full((1,), time.monotonic(), dtype=torch.float64).share_memory_()  # its process lived then
         # in the averager's process:
         self._plan = RoundPlan()
-        self._contribution: asyncio.Future[Contribution] | None = None  # to the round of this plan
+        self._contribution: Any = None  # a future: to the round of this plan
         self._steps = 0  # of hivemind's that run
         self._begun = asyncio.Condition()  # a round began, or will not
         self._given_up: set[bytes] = set()  # groups that this peer was in and left before their round
@@ -248,7 +248,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self._keys().plan = self._plan = plan
         self._contribution = asyncio.get_running_loop().create_future()
         for seeker in (self._matchmaking, self._matchmaking.potential_leaders):
-            seeker.target_group_size = max(2, len(plan.members))
+            seeker.target_group_size = max(2, min(len(plan.members), MAX_MEMBERS))
 
     async def _contribute(self, contribution: Contribution) -> None:
         if self._contribution is not None and not self._contribution.done():
@@ -298,7 +298,6 @@ class Averager(StateBridge, DecentralizedAverager):
         began = loop_time()
         try:
             self._keys().check(group_info)
-            assert self._contribution is not None
             await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
             commit = self._begin(group_info, weight)
             self._running_groups[group_info.group_id].set_result(commit.allreduce)
@@ -315,7 +314,7 @@ class Averager(StateBridge, DecentralizedAverager):
         seconds = {"transfer": transferred - began, "commit": loop_time() - transferred}
         doubts: dict[str, str] = {}
         if not commit.dropped:
-            self._averages.committed(self._plan.state_key)
+            self._averages.committed(commit.allreduce.name.state_key)
             doubts = self.audits.begin(commit)
         return outcome_of(commit, received, doubts, self.audits.proofs.guilty(), seconds)
 
@@ -326,15 +325,14 @@ class Averager(StateBridge, DecentralizedAverager):
             for peer, data in zip(group_info.peer_ids, group_info.gathered, strict=True)
         }
         members = sorted(modes, key=PeerID.to_bytes)
-        assert self._contribution is not None
-        contribution = self._contribution.result()
+        contribution: Contribution = self._contribution.result()
         spare = self.max_weight / 2 / len(members)  # of whose speed just rose the record says too little
         busy = 2 * (len(members) - 1) * PART_BYTES  # a part on every stream, before the next on one of them
         group = RoundGroup(
             name=RoundName(self.audits.rules.run, self._plan.state_key, group_info.group_id),
             me=self.peer_id,
             members=members,
-            reducers=[peer for peer in members if modes[peer] != AveragingMode.CLIENT],
+            reducers=[peer for peer in members if modes[peer] != AveragingMode.CLIENT][:MAX_REDUCERS],
             stub_of=self._stub,
             traffic=self.traffic,
             patience=self.next_chunk_timeout + self._line.seconds(busy, busy),

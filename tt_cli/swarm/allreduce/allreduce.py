@@ -93,10 +93,10 @@ class AllReduce:
         self._shown: Counter[str] = Counter()  # member → answers to its audits
         self.inputs = self.commitment = b""
         self.used = len(self.members)
-        self._round: list[bytes] | None = None  # the store's hashes while it holds this round's average
+        self.hashes: list[bytes] = []  # the store's, while it holds this round's average
 
     def _put_own(self, place: int, encoded: bytes) -> None:
-        self.store.put(self._own[place], encoded)
+        self.store.put(self._own[place], encoded, self.hashes)
 
     def parts_of(self, reducer: PeerID) -> list[int]:
         """The indexes of its parts, none for who is no reducer."""
@@ -104,8 +104,7 @@ class AllReduce:
 
     async def run(self) -> None:
         """Send, reduce and receive until nothing more can come. What other members do wrong is told, not raised."""
-        self.store.open(self.parts)
-        self._round = self.store.hashes
+        self.hashes = self.store.open(self.parts)
         self._spread = spread(self._local, self.parts)
         self.reducer.spreads[str(self.me)] = self._spread
         others = [reducer for reducer in self.reducers if reducer != self.me and self.parts_of(reducer)]
@@ -126,7 +125,7 @@ class AllReduce:
         senders = [str(member) for member in self.members if self.reducer.used(str(member))]
         inputs = Inputs(tuple(map(self._openings.__getitem__, senders)), tuple(map(self.reducer.used, senders)))
         self.inputs, self.used = inputs.pack(), inputs.used.count(len(self._own))
-        place, outputs = self.reducers.index(self.me), tuple(self.store.hashes[index] for index in self._own)
+        place, outputs = self.reducers.index(self.me), tuple(self.hashes[index] for index in self._own)
         digest = hashlib.sha256(self.inputs).digest()
         commitment = Commitment(self.name, str(self.me), len(self.reducers), place, self.used, digest, outputs)
         self.commitment = commitment.sign(self.signer)
@@ -195,7 +194,7 @@ class AllReduce:
         self._norms[index] = self.codec.most_norm(encoded, part.elements, part.large)
         if most and not self._norms[index] <= most:
             raise MalformedPart(f"an average beyond {BEYOND:g} times what is usual")
-        self.store.put(index, encoded)
+        self.store.put(index, encoded, self.hashes)
 
     def encoded(self, index: int) -> bytes:
         """A part of this peer's gradient, as it signs and sends it."""
@@ -276,7 +275,7 @@ class AllReduce:
     def _average(self, position: int) -> runtime_pb2.Tensor:
         """One average that was made. Raises LookupError when the store has gone on to another round."""
         index = self._own[position]
-        if self.store.hashes is not self._round or self._round[index] == MISSING:
+        if self.store.hashes is not self.hashes or self.hashes[index] == MISSING:
             raise LookupError("the average is gone")
         return self.codec.message(self.store.get(index), self.parts[index].elements, self.parts[index].large)
 

@@ -28,13 +28,15 @@ class AverageBuffer:
         self.parts: tuple[TensorPart, ...] = ()
         self.hashes: list[bytes] = []
 
-    def open(self, parts: tuple[TensorPart, ...]) -> None:
-        """Forget what is in it."""
-        self.parts = parts
-        self.hashes = [MISSING] * len(parts)
+    def open(self, parts: tuple[TensorPart, ...]) -> list[bytes]:
+        """Forget what is in it. Returns the hashes of what comes now."""
+        self.parts, self.hashes = parts, [MISSING] * len(parts)
+        return self.hashes
 
-    def put(self, index: int, encoded: bytes) -> None:
-        """Keep the checked bytes of one part."""
+    def put(self, index: int, encoded: bytes, hashes: list[bytes]) -> None:
+        """Keep the checked bytes of one part. hashes: those of its round. Raises LookupError after another `open`."""
+        if self.hashes is not hashes:
+            raise LookupError("the average is gone")
         self.buffer.write(self.parts[index].start, self.parts[index].stop, encoded)
         self.hashes[index] = part_hash(encoded)
 

@@ -178,7 +178,7 @@ class CommitProtocol:
 
     async def run(self) -> None:
         """Compare and fetch, when the transfer is over, then commit or drop the round."""
-        self._hashes, self._waited = self.store.hashes, waits_to_report(self.allreduce.waits())
+        self._hashes, self._waited = self.allreduce.hashes, waits_to_report(self.allreduce.waits())
         self._over.set()
         gone = self.allreduce.gone()
         called = {str(member): member for member in self.listening if member != self.me}
@@ -198,7 +198,7 @@ class CommitProtocol:
         if self.agreement.reached:
             await self._repair()
         few = too_few(self.allreduce.used, len(self.members))  # so say all others, whom it told
-        self.dropped = few or not self.agreement.reached or bool(self.store.missing())
+        self.dropped = few or not self.agreement.reached or not self.holds() or bool(self.store.missing())
         if not self.dropped:
             self.unsigned = unsigned_by(self.allreduce, self.commitments, self.passed_on)
             self.dropped = bool(self.unsigned)
@@ -268,7 +268,7 @@ class CommitProtocol:
                 for index, (digest, holders) in self.agreement.wanted.items()
                 if str(holder) in holders and self._hashes[index] == MISSING
             }
-            if not lacking:
+            if not lacking or not self.holds():
                 continue
             try:
                 async with asyncio.timeout(max(0.0, self._ends - loop_time())):

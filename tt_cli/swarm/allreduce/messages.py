@@ -27,7 +27,7 @@ from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
 from tt_cli.swarm.allreduce.centered_clip import Aggregation, ReceivedPart, average_part
 from tt_cli.swarm.compression.codec import GradientCodec, MalformedPart, codec_of
-from tt_cli.swarm.compression.gradient_buffer import MAX_REDUCERS, Partition
+from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS, Partition
 from tt_cli.swarm.membership.rsa_identity import peer_id_of
 
 INPUT_BYTES = 32  # of an input's hash: nobody finds two inputs with one
@@ -165,7 +165,7 @@ class Inputs:
     def read(cls, packed: bytes) -> Inputs:
         """Raises NotProven for anything else."""
         openings, used = _read(packed, wire.INPUTS)
-        if not len(openings) == len(used) <= MAX_REDUCERS * 4:
+        if not len(openings) == len(used) <= MAX_MEMBERS:
             raise NotProven("no list of inputs")
         return cls(openings, used)
 

@@ -51,10 +51,10 @@ async def fetch_parts(
 ) -> bool:
     """Put the parts `wanted` (index → hash) into the store, or instead of what is in it, None, a whole average.
 
-    False when this member does not have it all. traffic: see `RoundGroup`. Raises ValueError for what does not fit, and
-    whatever the connection raises.
+    False when this member does not have it all. traffic: see `RoundGroup`. Raises ValueError for what does not fit,
+    LookupError where the store goes on to another average, and whatever the connection raises.
     """
-    indexes = None if wanted is None else sorted(wanted)
+    held, indexes = store.hashes, None if wanted is None else sorted(wanted)
     # a stream to who fell silent may take minutes to open
     async with aclosing(await asyncio.wait_for(stub.rpc_fetch_average(request(key, indexes)), patience)) as answers:
         stream = aiter_with_timeout(answers, patience)
@@ -62,8 +62,7 @@ async def fetch_parts(
             header = await anext(stream)
             if wanted is None:
                 parts, hashes = _read_header(header, store)
-                store.open(parts)
-                wanted = dict(enumerate(hashes))
+                held, wanted = store.open(parts), dict(enumerate(hashes))
             for index in sorted(wanted):
                 encoded = (await anext(stream)).serialized_info
                 traffic[1] += len(encoded)
@@ -71,7 +70,7 @@ async def fetch_parts(
                     raise MalformedPart(f"part {index} with another hash than was said")
                 part = store.parts[index]
                 store.codec.check_part(encoded, part.elements, part.large)
-                store.put(index, encoded)
+                store.put(index, encoded, held)
             return True
     return False
 

@@ -24,6 +24,7 @@ from hivemind.utils import get_dht_time
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import RoundName
+from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
 
@@ -82,6 +83,8 @@ class RoundPlan:
         """
         if spoilers := self.avoided.intersection(map(str, group.peer_ids)):
             raise ValueError(f"the group includes {', '.join(sorted(spoilers))}, {SPOILED}")
+        if len(group.peer_ids) > MAX_MEMBERS:
+            raise ValueError(f"a group with {len(group.peer_ids)} members: up to {MAX_MEMBERS} there may be")
         if 2 * len(group.peer_ids) <= self.swarm:
             raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} {TOO_FEW}")
 

@@ -18,7 +18,7 @@ from tt_cli.swarm.compression.codec import GradientCodec
 from tt_cli.swarm.shared_memory import shared_bytes
 
 PART_ELEMENTS = 2**18  # in one message, and up to a block more
-MAX_REDUCERS = 256
+MAX_REDUCERS, MAX_MEMBERS = 256, 1024  # of a group; listening members beyond that reduce nothing
 PIECE = 2**20  # elements that are encoded or decoded at a time
 
 

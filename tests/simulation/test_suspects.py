@@ -1,0 +1,96 @@
+"""What was suspected of the protocol, where no schedule comes to: very large groups, a fetch amid a round."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+
+import pytest
+from hivemind.averaging.allreduce import AveragingMode
+from hivemind.averaging.group_info import GroupInfo
+from hivemind.p2p import PeerID
+from simulation.machine import Machine, key_of, run_of
+from simulation.network import Line, Network
+from simulation.state import gradient_of
+from simulation.virtual import VirtualLoop
+
+from tt_cli.swarm import wire
+from tt_cli.swarm.allreduce.messages import Commitment, Inputs
+from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
+from tt_cli.swarm.averager import Averager
+from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
+
+
+def with_averager(check: Callable[[Averager], Awaitable[None]]) -> None:
+    """Have the check made with the averager of the first member of a simulated swarm, in its process."""
+
+    async def run() -> None:
+        machine = Machine(Network(random.Random(0), Line(), (), {}), 0, run_of(3, "mean"), lambda *_: None)
+        machine.start()
+        await asyncio.sleep(0.1)
+        await machine.process.run(check(machine.collaboration.averager))  # type: ignore[arg-type]
+        machine.kill()
+
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(run())
+    finally:
+        asyncio.set_event_loop(None)
+
+
+def group_of(members: int) -> GroupInfo:
+    """A group of so many members that accept connections."""
+    peers = tuple(PeerID.from_base58(key_of(number).peer_id) for number in range(members))
+    shown = wire.GATHERED.pack((None, AveragingMode.NODE.value, wire.SHOWN_PASS.pack("")))
+    return GroupInfo(b"group", peers, (shown,) * members)
+
+
+def test_of_more_members_than_may_reduce_the_first_reduce() -> None:
+    async def check(averager: Averager) -> None:
+        await averager._prepare_round(RoundPlan("0_00", swarm=300))
+        await averager._contribute(Contribution(8, 8.0))
+        allreduce = averager._begin(group_of(300), 8.0).allreduce
+        assert len(allreduce.members) == 300 and allreduce.reducers == allreduce.members[:MAX_REDUCERS]
+        signed = Commitment(allreduce.name, str(allreduce.me), len(allreduce.reducers), 255, 300, bytes(32), ())
+        assert Commitment.read(signed.sign(averager.signer), averager.signer.opened) == signed
+
+    with_averager(check)
+
+
+def test_no_honest_reducer_has_more_inputs_than_a_judge_reads() -> None:
+    plan = RoundPlan("0_00", swarm=MAX_MEMBERS + 1)
+    plan.check(group_of(MAX_MEMBERS))
+    assert len(Inputs.read(Inputs((b"opening",) * MAX_MEMBERS, (1,) * MAX_MEMBERS).pack()).used) == MAX_MEMBERS
+    with pytest.raises(ValueError, match="members"):
+        plan.check(group_of(MAX_MEMBERS + 1))
+
+
+def test_a_leader_gathers_no_more_than_that() -> None:
+    async def check(averager: Averager) -> None:
+        await averager._prepare_round(RoundPlan("0_00", frozenset(map(str, range(2 * MAX_MEMBERS)))))
+        assert averager._matchmaking.target_group_size == MAX_MEMBERS
+
+    with_averager(check)
+
+
+def test_a_round_signs_nothing_of_an_average_that_is_fetched_meanwhile() -> None:
+    async def check(averager: Averager) -> None:
+        await averager._prepare_round(RoundPlan("0_00", swarm=3))
+        await averager._contribute(Contribution(8, 8.0))
+        for name, gradient in gradient_of(0).items():
+            averager.local.encode(name, gradient, 1)
+        commit = averager._begin(group_of(3), 8.0)
+        abandoned = asyncio.create_task(commit.allreduce.run())
+        await asyncio.sleep(0)  # it has opened the store, and nothing is averaged yet
+        fetched = averager.store.open(averager.store.layout.parts(1))
+        encoded = averager.store.get(0)
+        averager.store.put(0, encoded, fetched)
+        with pytest.raises(ExceptionGroup) as ended:
+            await abandoned
+        assert ended.value.subgroup(LookupError)
+        assert averager.store.hashes is fetched and averager.store.get(0) == encoded
+        assert not commit.allreduce.commitment and not commit.allreduce.inputs
+
+    with_averager(check)
