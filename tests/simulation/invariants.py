@@ -3,10 +3,11 @@
 - *agreement*: no two honest members commit unlike bytes in one round;
 - *durability*: what a majority committed, of which one lives and can hand it over, is what all come to. What is made
   otherwise from the same state, in another round, is a minority's: it is overruled, and counted (docs/protocol.md);
-- *validity*: an average holds each member's gradient at most once, with its weight, and those of more than half;
+- *validity*: an average holds each member's gradient at most once, with its weight; what stays, of more than half;
 - *quorum*: who steps was told by more than half of its round that they have not dropped it;
 - *signature*: nobody steps with averages that a reducer from which it heard did not sign;
 - *no solo*: nobody steps alone or in a group of half of those who live or less;
+- *origin*: nobody holds a state that nobody made;
 - *honesty*: no honest member is proven guilty;
 - *bounded memory*: of rounds, averages and tasks a machine keeps as many as the protocol says;
 - *progress*: see `schedule.run`.
@@ -59,8 +60,18 @@ class Watch:
         # state → digest to which members went on from it → their numbers
         self.history: dict[tuple[int, str], dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
         self.top = 0
+        self._states = {(0, "00")}  # that somebody came to by a step
+        self._few: dict[tuple[int, str], str] = {}  # state → words about the half of a round, or less, that made it
+
+    def check_states(self, machines: Sequence[Machine]) -> None:
+        """Note where one holds what nobody made."""
+        for machine in machines:
+            state = machine.state.epoch, machine.state.digest
+            if state not in self._states and self.violation is None:
+                self.violation = Violation(f"origin: {machine.number} holds step {state[0]}, which nobody made so")
 
     def __call__(self, machine: Machine, step: Step, alone: bool) -> None:
+        self._states.add((machine.state.epoch, step.digest))
         if self.violation is not None or not machine.honest:
             return
         try:
@@ -143,8 +154,10 @@ class Watch:
             if (shares < -EXACT).any() or shares.sum() > 1.0 + EXACT * len(members):
                 raise Violation(f"validity: an average of {machine.number} holds more than a mean does")
             counted = shares > EXACT / 4
-            if 2 * counted.sum() <= len(members) - (weights == 0.0).sum() and len(members) >= FEWEST:
-                raise Violation(f"validity: {machine.number} counted {counted.sum()} of {len(members)} members")
+            idle = (weights[list(members.values())] == 0.0).sum()
+            if len(members) >= FEWEST and 2 * (counted.sum() + idle) <= len(members):
+                words = f"validity: {machine.number} counted {counted.sum()} of {len(members)} members"
+                self._few[machine.state.epoch, machine.state.digest] = words
             if counted[[n for n in range(len(shares)) if n not in members.values()]].any():
                 raise Violation(f"validity: {machine.number} counted somebody outside of its round")
             known = counted & ~np.isnan(weights) & (weights > 0.0)
@@ -160,12 +173,17 @@ class Watch:
             raise Violation(f"bounded memory: {machine.number} keeps {kept} rounds, averages and tasks")
 
     def overruled(self) -> int:
-        """How many steps a minority made otherwise than the rest. Raises Violation for what a majority lost."""
+        """How many steps a minority made otherwise than the rest.
+
+        Raises Violation for what a majority lost, and for what half of a round made and stays.
+        """
         count, final = 0, {(m.state.epoch, m.state.digest) for m in self.machines if m.honest and m.alive}
         kept = set(final)
         parents = {(state[0] + 1, digest): state for state, went in self.history.items() for digest in went}
         while final := {parents[state] for state in final if state in parents}:
             kept |= final
+        if words := next((words for state, words in self._few.items() if state in kept), ""):
+            raise Violation(words)
         for state, went in self.history.items():
             for digest, numbers in went.items():
                 if len(went) > 1 and (state[0] + 1, digest) not in kept:

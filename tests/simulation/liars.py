@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import msgpack
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
@@ -85,6 +86,14 @@ def broken(entropy: random.Random) -> Lie:
     return lie
 
 
+def donor(entropy: random.Random) -> Lie:
+    """Hands over a state that nobody made."""
+    false = msgpack.packb((entropy.randint(1, 9), entropy.randbytes(32).hex()))
+    return lambda node, peer, method, message: (
+        type(message)(serialized_info=false) if method == "rpc_state!" else message
+    )
+
+
 class Turned:
     """As a reducer gives some members averages with their sign turned, and tells and signs so in its statuses."""
 
@@ -156,5 +165,5 @@ def two_faced(entropy: random.Random) -> Lie:
 
 KINDS = {
     "noise": noise, "mute": mute, "repeat": repeat, "broken": broken, "wrong": wrong, "unsigned": unsigned,
-    "two-faced": two_faced,
+    "donor": donor, "two-faced": two_faced,
 }  # fmt: skip

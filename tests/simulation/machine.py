@@ -79,7 +79,7 @@ class Machine:
     def __init__(self, network: Network, number: int, run: RunConfig, watch: Any, **ways: Any):
         self.network, self.number, self.run, self._watch = network, number, run, watch
         self.client, self._stops, self._skew = ways.get("client", False), ways.get("stops", []), ways.get("skew", 0.0)
-        self._pace, self._lie = ways.get("pace", 0.4), ways.get("lie")
+        self._pace, self._lie, self._joins = ways.get("pace", 0.4), ways.get("lie"), ways.get("joins", False)
         self.honest = self._lie is None
         self.peer_id = PeerID.from_base58(key_of(number).peer_id)
         self.backup: tuple[int, str] = (0, "00")
@@ -116,7 +116,7 @@ class Machine:
         identity: Any = SimpleNamespace(key=key, peer_id=key.peer_id)
         # the first peer of a swarm joins nobody; when it comes back it joins the others as they do: one must answer
         first = key_of(0 if self.number else 1).peer_id
-        known = [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"] if self.number or self.starts > 1 else []
+        known = [f"/ip4/192.0.2.1/tcp/1/p2p/{first}"] if self.number or self.starts > 1 or self._joins else []
         while self.starts > 1 and not self.network.reaches(self.number):
             await asyncio.sleep(JOIN_SECONDS)
         access = NetworkAccess(dht, identity, None, known, self.clock, SimulatedAverager)

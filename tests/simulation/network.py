@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import hashlib
 import random
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +65,8 @@ class Network:
         self.digest = hashlib.sha256()
         self.messages = 0
         self.defect: Exception | None = None
+        self.moments: dict[tuple[str, int], tuple[frozenset[int], float]] = {}  # that message → whom it cuts off
+        self._sent = Counter[str]()
         self._loop: Any = asyncio.get_running_loop()
 
     @property
@@ -81,6 +83,10 @@ class Network:
                 held = entropy.random() < 0.5  # TCP sends it again when the cut is over
                 delay, arrives = max(delay, cut.stop - now + delay), arrives and held
         self.messages += 1
+        self._sent[what] += 1
+        if (what, self._sent[what]) in self.moments:
+            group, seconds = self.moments[what, self._sent[what]]
+            self.cuts += (Cut(group, now, min(now + seconds, self.line.until)),)
         fate = f"after {delay:.3f} s" if arrives else "lost"
         self.digest.update(f"{now:.6f} {a}>{b} {what} {fate}\n".encode())
         if self.log is not None:

@@ -22,28 +22,31 @@ from typing import Any
 import torch
 from simulation.invariants import Violation, Watch
 from simulation.liars import liar
-from simulation.machine import Machine, run_of
+from simulation.machine import EXPIRATION, Machine, run_of
 from simulation.network import Cut, Line, Network
 from simulation.virtual import EPOCH, VirtualLoop
 
-FAULTS_SECONDS = (2.5, 10.0)  # after the beginning: a swarm begins whole, for halves that never met are two swarms
+FAULTS_FROM = 2.5  # seconds after the beginning: a swarm begins whole, for halves that never met are two swarms
 STEPS_AFTER = 2  # that all make when the faults are over
 PROGRESS_SECONDS = 90.0  # in which they make them: records of the dead expire, no-shows come again
 LOOK_SECONDS = 0.5
+METHODS = ("rpc_join_group!", "rpc_aggregate_part", "rpc_aggregate_part!", "rpc_settle", "rpc_settle!")
 
 
 @dataclass(frozen=True)
 class Scenario:
     """What may go wrong, at most. loss, twice: see `Line`. cuts, crashes, stops, slow, clients: how many of them.
-    cut_seconds: of a cut, at most.
+    cut_seconds: of a cut, at most. moments: cuts that begin with a certain message of the protocol.
 
-    skew: seconds. liars: how members may lie, less than a third of them. known: the promise that it is known to break.
+    seconds: until all faults are over; least_seconds: of one. skew: seconds. liars: how members may lie, less than a
+    third of them. known: the promise that it is known to break.
     """
 
     loss: float = 0.0
     twice: float = 0.0
     cuts: int = 0
     cut_seconds: float = 5.0
+    moments: int = 0
     crashes: int = 0
     stops: int = 0
     slow: int = 0
@@ -53,6 +56,8 @@ class Scenario:
     aggregation: str = "mean"
     sizes: tuple[int, ...] = (3, 3, 4, 4, 5, 5, 6, 8)
     known: str = ""
+    seconds: float = 10.0
+    least_seconds: float = 0.05
 
 
 SCENARIOS = {
@@ -62,10 +67,13 @@ SCENARIOS = {
     "restart": Scenario(crashes=4, cuts=1, sizes=(3, 3, 4, 5)),
     "partition": Scenario(cuts=2),
     "split": Scenario(loss=0.03, cuts=12, cut_seconds=0.4, sizes=(3, 3, 4, 5)),
+    "moment": Scenario(moments=3, sizes=(3, 3, 4, 5)),
+    "long": Scenario(cuts=1, cut_seconds=80.0, least_seconds=60.0, seconds=100.0, sizes=(2, 3)),
     "hang": Scenario(stops=2, slow=2, skew=2.0),
     "everything": Scenario(loss=0.005, twice=0.02, cuts=1, crashes=1, stops=1, slow=1, clients=1, skew=2.0),
     "pair": Scenario(loss=0.005, cuts=1, crashes=1, stops=1, sizes=(2,)),
     "liar": Scenario(liars=("noise", "mute", "repeat", "broken"), aggregation="centered_clip", sizes=(4, 5, 6, 7)),
+    "donor": Scenario(liars=("donor",), crashes=3, sizes=(4, 5, 6)),
     "liar of two": Scenario(liars=("noise", "mute", "repeat", "broken", "unsigned"), sizes=(2,)),
     "large": Scenario(loss=0.001, crashes=2, cuts=1, sizes=(16, 32, 64)),
     "wrong": Scenario(liars=("wrong", "wrong", "unsigned"), aggregation="centered_clip", sizes=(4, 5, 6)),
@@ -75,7 +83,10 @@ SCENARIOS = {
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that goes wrong. kind: cut, crash, stop, slow, client, skew, liar. about: numbers of members."""
+    """One thing that goes wrong. kind: cut, moment, crash, stop, slow, client, skew, liar. about: numbers of members.
+
+    how: of a moment, the method whose message it is, and its number; stop: after how many seconds it is over.
+    """
 
     kind: str
     about: tuple[int, ...] = ()
@@ -98,16 +109,20 @@ class Schedule:
         """The schedule with this number."""
         most, entropy = SCENARIOS[scenario], random.Random(f"{scenario} {seed}")
         count = members or entropy.choice(most.sizes)
-        everybody, (first, last) = range(count), FAULTS_SECONDS
+        everybody, first, last = range(count), FAULTS_FROM, most.seconds
 
         def times(longest: float) -> tuple[float, float]:
             start = entropy.uniform(first, last - 1.0)
-            return start, min(last, start + entropy.uniform(0.05, longest))
+            return start, min(last, start + entropy.uniform(most.least_seconds, longest))
 
         faults = []
         for _ in range(entropy.randint(min(1, most.cuts), most.cuts) if most.cuts else 0):
             group = tuple(sorted(entropy.sample(everybody, entropy.randint(1, count - 1))))
             faults.append(Fault("cut", group, *times(most.cut_seconds), entropy.choice(["", "", "one way"])))
+        for _ in range(entropy.randint(min(1, most.moments), most.moments) if most.moments else 0):
+            group = tuple(sorted(entropy.sample(everybody, entropy.randint(1, count - 1))))
+            what = f"{entropy.choice(METHODS)} {entropy.randint(1, 16 * count)}"
+            faults.append(Fault("moment", group, stop=entropy.uniform(0.3, 6.0), how=what))
         for _ in range(entropy.randint(0, most.crashes)):
             faults.append(Fault("crash", (entropy.randrange(count),), *times(6.0), entropy.choice(["", "for good"])))
         for _ in range(entropy.randint(0, most.stops)):
@@ -180,7 +195,7 @@ def run(schedule: Schedule, log: bool = False) -> Result:
 
 async def _run(schedule: Schedule, log: bool) -> Result:
     scenario, loop = SCENARIOS[schedule.scenario], asyncio.get_running_loop()
-    until = EPOCH + FAULTS_SECONDS[1]
+    until = EPOCH + scenario.seconds
     cuts = tuple(
         Cut(frozenset(fault.about), EPOCH + fault.start, EPOCH + fault.stop, fault.how == "one way")
         for fault in schedule.faults
@@ -191,15 +206,21 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         slow |= {
             pair: float(fault.how) for other in range(schedule.members) for pair in ((number, other), (other, number))
         }
-    line = Line(loss=scenario.loss, twice=scenario.twice, since=EPOCH + FAULTS_SECONDS[0], until=until)
+    line = Line(loss=scenario.loss, twice=scenario.twice, since=EPOCH + FAULTS_FROM, until=until)
     network = Network(random.Random(f"network {schedule.seed}"), line, cuts, slow)
     network.log = [] if log else None
+    for fault in schedule.faults:
+        if fault.kind == "moment":
+            method, number = fault.how.split()
+            network.moments[method, int(number)] = frozenset(fault.about), fault.stop
     entropy, run_file = random.Random(f"members {schedule.seed}"), run_of(schedule.members, scenario.aggregation)
     machines: list[Machine] = []
     watch = Watch(machines, scenario.aggregation == "mean")
     ways: list[dict[str, Any]] = [{"pace": entropy.uniform(0.3, 0.6)} for _ in range(schedule.members)]
     for number, _ in schedule.about("client"):
         ways[number]["client"] = True
+    if scenario.seconds > 2 * EXPIRATION:
+        ways[0]["joins"] = True  # who joined nobody is alone by the rules when the others' records have expired
     for number, fault in schedule.about("skew"):
         ways[number]["skew"] = float(fault.how)
     for number, fault in schedule.about("stop"):
@@ -216,6 +237,7 @@ async def _run(schedule: Schedule, log: bool) -> Result:
         await asyncio.sleep(LOOK_SECONDS)
         honest = [machine for machine in machines if machine.honest and machine.alive]
         broken = next((machine for machine in honest if machine.error is not None), None)
+        watch.check_states(honest)
         if watch.violation is not None:
             words = str(watch.violation)
         elif broken is not None:

@@ -8,15 +8,21 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulation.mutants import MUTANTS, changed
+from simulation.mutants import MUTANTS, caught, changed
 from simulation.report import first_broken, table
 from simulation.schedule import SCENARIOS, Fault, Schedule, run
 
 pytestmark = pytest.mark.slow
 
-COUNTS = {"liar": 100, "wrong": 50}
+COUNTS = {"liar": 100, "wrong": 50, "liar of two": 50, "donor": 30}
 LARGE = {16: 2, 32: 1, 64: 1}  # members → schedules
 TWO_FACED = 30
+CAUGHT_SOON = (  # of the mutants; `scripts/simulate --mutants` looks for all
+    "commit: averages need no signature",
+    "quorum: a group of the minority",
+    "catch-up: the state that a donor names",
+    "audit: the guilty are whoever spoke",
+)
 FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator found"
     Schedule(100, "crash", 3, (Fault("crash", (2,), 8.699009075856885, 10.0), Fault("client", (1,)))),
     Schedule(
@@ -47,6 +53,17 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
         (
             Fault("cut", (2,), 3.5193038520129694, 8.47691859871333, "one way"),
             Fault("cut", (1, 2), 8.205345285247002, 8.689607258159532),
+        ),
+    ),
+    Schedule(
+        156,
+        "restart",
+        3,
+        (
+            Fault("cut", (1, 2), 4.081, 7.004),
+            Fault("crash", (0,), 6.007, 6.832),
+            Fault("crash", (1,), 8.773, 9.587),
+            Fault("crash", (0,), 7.617, 9.016, "for good"),
         ),
     ),
     Schedule(25, "liar", 4, (Fault("liar", (2,), how="broken 837297"),)),
@@ -84,6 +101,11 @@ def test_what_was_found_stays_mended(schedule: Schedule) -> None:
 @pytest.mark.parametrize("name", MUTANTS)
 def test_every_mutant_changes_the_code_of_today(name: str) -> None:
     assert compile(changed(name), name, "exec")
+
+
+@pytest.mark.parametrize("name", CAUGHT_SOON)
+def test_bugs_that_are_put_in_are_found(name: str) -> None:
+    assert caught(name, most=10)
 
 
 def test_a_seed_is_the_same_schedule_in_every_process() -> None:

@@ -153,7 +153,7 @@ def speeds(trainers: Iterable[PeerRecord]) -> list[float]:
 
 
 def _middle(voters: Sequence[PeerRecord]) -> int:
-    return statistics.median_low([record.epoch for record in voters])
+    return statistics.median_high([record.epoch for record in voters])  # the records of the dead are behind
 
 
 def _foremost(records: Sequence[PeerRecord]) -> tuple[int, str]:
