@@ -63,9 +63,6 @@ MUTANTS = {
         "return self.codec.message(self.encoded(index) if position else self.store.get(index), ",
         "calm",
     ),
-    "catch-up: any average will do": Mutant(
-        "catch_up", "if self._state.position != (view.epoch, view.digest):", "if False:", "liar"
-    ),
     "catch-up: nobody is ever behind": Mutant("records.consensus", "return (self.epoch > epoch or", "return (", "hang"),
     "catch-up: who begins votes": Mutant(
         "records.consensus", "self._follows = True  #", "self._follows = False  #", "restart"
