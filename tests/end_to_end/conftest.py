@@ -64,7 +64,7 @@ def start_swarm(tmp_path: Path) -> Iterator[Callable[[RunConfig], LocalSwarm]]:
 
 
 def start_on_hosts(network: Network, swarm: LocalSwarm, *names: str) -> list[LocalPeer]:
-    """Trainers on hosts of their own, joined through an auxiliary peer beside the first, when all have made step 2."""
+    """Trainers on hosts of their own, joined through an aux peer beside the first, when they made a step together."""
     first = network.hosts[0]
     with first.entered():
         aux = swarm.start("aux", AUX_MODULE, {"port": 0, "initial_peers": [], "host": first.address})
@@ -73,8 +73,10 @@ def start_on_hosts(network: Network, swarm: LocalSwarm, *names: str) -> list[Loc
     for seed, (name, host) in enumerate(zip(names, network.hosts, strict=True)):
         with host.entered():
             swarm.start_trainer(name, host=host.address, batch_size=4, seed=seed)
-    wait_for_step(swarm, 2, *names)
-    return [swarm.members[name] for name in names]
+    trainers = [swarm.members[name] for name in names]
+    together = swarm.wait(lambda: all(any(len(e.members) == len(names) for e in committed(m)) for m in trainers), WAIT)
+    assert together, {member.name: member.of(Round) for member in trainers}
+    return trainers
 
 
 def last_step(member: LocalPeer) -> int:
@@ -100,9 +102,9 @@ def digests(members: list[LocalPeer]) -> dict[int, set[str]]:
     return found
 
 
-def assert_agreed(members: list[LocalPeer]) -> None:
-    """All members that had made or taken over a step had the same state after it."""
-    unlike = {step: found for step, found in digests(members).items() if len(found) > 1}
+def assert_agreed(members: list[LocalPeer], first: int = 0) -> None:
+    """All members that had made or taken over a step, from the `first` on, had the same state after it."""
+    unlike = {step: found for step, found in digests(members).items() if len(found) > 1 and step >= first}
     stories = "\n".join(f"{m.name}: {[(r.epoch, r.outcome, r.words) for r in m.of(Round)]}" for m in members)
     assert not unlike, f"{unlike}\n{stories}"
 

@@ -44,6 +44,6 @@ def test_a_peer_that_is_cut_off_says_so_makes_no_step_of_its_own_and_comes_back(
         back = swarm.wait(lambda: any(isinstance(e, Synchronised) for e in cleo.events[before:]), WAIT)
         assert back, cleo.events[before:]
         wait_for_step(swarm, last_step(cleo) + 2, *NAMES)
-        assert_agreed(trainers)
+        assert_agreed(trainers, held)  # before, who is up first may have made steps alone
         alone = [e.epoch for e in cleo.events[before:] if isinstance(e, Round) and e.outcome == "alone"]
         assert not alone, "what it steps alone is lost, or undoes what the others did"

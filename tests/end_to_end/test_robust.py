@@ -12,7 +12,7 @@ from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Listening, Step, Trouble
 from tt_cli.supervisor.local_swarm import LocalPeer, LocalSwarm
 
-LIES_FROM = 16  # steps
+LIES_FROM = 20  # steps
 
 StartSwarm = Callable[[RunConfig], LocalSwarm]
 
