@@ -18,7 +18,7 @@ from simulation.state import SimulatedState, gradient_of
 from simulation.virtual import Process, VirtualClock
 
 from tt_cli.run import RunConfig, load_run
-from tt_cli.supervisor.events import Round, Step
+from tt_cli.supervisor.events import Round, Step, Synchronised
 from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.orders import OrganiserOrders
@@ -137,6 +137,8 @@ class Machine:
             self.error = error
 
     def _hear(self, process: Process, event: Any) -> None:
+        if isinstance(event, Synchronised):
+            self.state.taken_at = asyncio.get_running_loop().time()
         if isinstance(event, Round):
             self._round = event
         elif isinstance(event, Step) and not process.dead:

@@ -64,9 +64,6 @@ MUTANTS = {
         "calm",
     ),
     "catch-up: nobody is ever behind": Mutant("records.consensus", "return (self.epoch > epoch or", "return (", "hang"),
-    "catch-up: who begins votes": Mutant(
-        "records.consensus", "self._follows = True  #", "self._follows = False  #", "restart"
-    ),
     "audit: its own mistakes are proofs": Mutant(
         "allreduce.messages",
         "if part_hash(right.encoded) == commitment.outputs[accusation.index]:",

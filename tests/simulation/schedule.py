@@ -189,8 +189,10 @@ def run(schedule: Schedule, log: bool = False) -> Result:
             loop.run_until_complete(asyncio.sleep(0))
         loop.close()
         asyncio.set_event_loop(None)
+        del loop
         gc.collect()
-        gc.freeze()  # what was imported, or is kept, need not be looked at again
+        if not gc.get_freeze_count():
+            gc.freeze()  # what was imported need not be looked at again
 
 
 async def _run(schedule: Schedule, log: bool) -> Result:

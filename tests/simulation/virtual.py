@@ -112,6 +112,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None: ...
 
+    def close(self) -> None:
+        super().close()
+        self._timers.clear()
+
     def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
         due = Due(callback, args, context)
         self._ready.append(due)
