@@ -64,7 +64,9 @@ def _search(schedules: list[Schedule], args: argparse.Namespace) -> int:
     seconds = time.process_time() - began
     summary = {**figures, "violations": len(broken), "cpu_seconds": round(seconds, 1)}
     summary["schedules_per_cpu_minute"] = round(60 * figures["schedules"] / max(seconds, 1e-9))
-    print(json.dumps(summary) if args.json else "\n" + "\n".join([*broken[:20], str(summary)]))
+    print(
+        json.dumps({**summary, "broken": broken[:20]}) if args.json else "\n" + "\n".join([*broken[:20], str(summary)])
+    )
     return bool(broken)
 
 
