@@ -7,7 +7,7 @@ from simulation.report import first_broken
 
 pytestmark = pytest.mark.slow
 
-COUNTS = {"lossy": 220, "partition": 300, "split": 150, "moment": 150, "long": 20, "pair": 350}
+COUNTS = {"lossy": 110, "partition": 150, "split": 80, "moment": 80, "long": 10, "pair": 180}
 
 
 @pytest.mark.timeout(600)

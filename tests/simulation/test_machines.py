@@ -7,7 +7,7 @@ from simulation.report import first_broken
 
 pytestmark = pytest.mark.slow
 
-COUNTS = {"calm": 60, "crash": 200, "restart": 100, "hang": 200, "everything": 350}
+COUNTS = {"calm": 30, "crash": 100, "restart": 50, "hang": 100, "everything": 180}
 
 
 @pytest.mark.timeout(600)

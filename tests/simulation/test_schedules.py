@@ -14,7 +14,7 @@ from simulation.schedule import SCENARIOS, Fault, Schedule, run
 
 pytestmark = pytest.mark.slow
 
-COUNTS = {"liar": 100, "wrong": 50, "liar of two": 50, "donor": 30}
+COUNTS = {"liar": 50, "wrong": 25, "liar of two": 25, "donor": 15}
 LARGE = {16: 2, 32: 1, 64: 1}  # members → schedules
 TWO_FACED = 30
 CAUGHT_SOON = (  # of the mutants; `scripts/simulate --mutants` looks for all

@@ -58,11 +58,11 @@ class Worker:
             raise TTError(f"cannot start a worker process with its log in {log}: {error.strerror or error}") from error
         finally:
             os.close(writing)
+        self.failure: Failure | None = None
         self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
         threading.Thread(target=self._wait, daemon=True).start()
-        self.failure: Failure | None = None
 
     @property
     def pid(self) -> int:
