@@ -29,6 +29,7 @@ from tt_cli.run import load_run
 from tt_cli.swarm.records.snapshot import take_snapshot
 from tt_cli.web import web_app as room
 from tt_cli.web.index_html import STATIC
+from tt_cli.web.live_updates import LiveUpdates
 from tt_cli.web.notebooks import NAMES, notebook
 from tt_cli.web.queries import Answers
 from tt_cli.web.step_columns import kept
@@ -274,6 +275,26 @@ def test_new_steps_are_seen_and_those_taken_back_are_gone(tmp_path: Path) -> Non
     store.go_back(1, 9)
     answers.history._looked_at = -1e9  # as a second later
     assert answers.steps(10)["step"] == [1]
+    store.close()
+
+
+def test_a_step_is_told_to_all_who_follow_whoever_asked_for_the_history_meanwhile(tmp_path: Path) -> None:
+    store, answers = HistoryWriter(database_url(tmp_path), RUN.identity), answers_in(tmp_path)
+    live = LiveUpdates(answers)
+
+    def told() -> list[int]:
+        answers.history._looked_at = -1e9  # as a second later
+        return [json.loads(text.split("data: ")[1])["step"] for text in (m.plain.decode() for m in live._changes())]
+
+    store.record_step(made(1), [], 100)
+    assert told() == [], "who begins asks for the history"
+    for step in (2, 3):
+        store.record_step(made(step), [], 100)
+    answers.history._looked_at = -1e9
+    assert answers.steps(10)["step"] == [1, 2, 3]
+    assert told() == [2, 3] and told() == []
+    store.go_back(1, 9)
+    assert told() == [1]
     store.close()
 
 

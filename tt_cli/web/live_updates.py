@@ -57,6 +57,7 @@ class LiveUpdates:
         self._sent = 0  # messages ever
         self._snapshot: Message | None = None
         self._snapshot_time: Any = None
+        self._mark: tuple[str, int] | None = None  # the steps that were told
         self._news, self._looking = asyncio.Event(), asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self.clients = 0
@@ -110,10 +111,10 @@ class LiveUpdates:
             return []
 
     def _changes(self) -> list[Message]:
-        messages = []
-        known = self._answers.history.newest
-        new = self._answers.history.look()
-        for step, at, loss, peers, speed in new[-MOST_STEPS:] if known is not None else []:
+        messages, history, told = [], self._answers.history, self._mark
+        history.look()
+        self._mark = history.mark
+        for step, at, loss, peers, speed in history.after(told, MOST_STEPS) if told is not None else []:
             row = {"step": step, "time": at, "loss": loss, "peers": peers, "samples_per_second": speed}
             messages.append(event("step", row))
         with contextlib.suppress(NothingYet):

@@ -26,22 +26,19 @@ class StepColumns:
         self._columns: Columns = np.empty((5, 0))
         self._era, self._looked_at = "", -float("inf")
 
-    def look(self) -> list[Step]:
-        """Read what is new, at most once a second. Returns it; after a way back, the steps that are left."""
+    def look(self) -> None:
+        """Read what is new, at most once a second; after a way back, the steps that are left."""
         with self._lock:
             if time.monotonic() < self._looked_at + LOOK_SECONDS:
-                return []
+                return
             era = self._source.era()
             if era != self._era:
                 self._era, self._columns = era, np.empty((5, 0))
-            new: list[Step] = []
             while page := self._source.steps_after(self._last(), PAGE):
                 self._columns = np.hstack([self._columns, np.array(page, dtype=np.float64).T])
-                new += page
                 if len(page) < PAGE:
                     break
             self._looked_at = time.monotonic()
-            return new
 
     def _last(self) -> int:
         return int(self._columns[0, -1]) if self._columns.size else 0
@@ -51,14 +48,16 @@ class StepColumns:
         """Changes when the steps do."""
         return self._era, self._columns.shape[1]
 
+    def after(self, mark: tuple[str, int], most: int) -> list[Step]:
+        """The last steps since the mark was this, at most so many; after a way back, of all that are left."""
+        (era, count), columns = mark, self._columns
+        rows = columns[:, count if era == self._era else 0 :].T[-most:].tolist()
+        return [(int(step), at, loss, int(trainers), speed) for step, at, loss, trainers, speed in rows]
+
     @property
     def newest(self) -> Step | None:
         """The last step."""
-        columns = self._columns
-        if not columns.size:
-            return None
-        step, at, loss, trainers, speed = columns[:, -1].tolist()
-        return int(step), at, loss, int(trainers), speed
+        return next(iter(self.after(("", 0), 1)), None)
 
     def thinned(self, points: int, first: int | None, last: int | None) -> dict[str, Any]:
         """At most `points` (4 or more) of the steps first … last, as /api/history answers them.
