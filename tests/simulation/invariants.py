@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tt_cli.supervisor.events import Step
 
 EXACT = 0.02  # of a member's share of an average, for 8 bits
-SEEN_SECONDS = 2.0  # until all see the record of who began, or took a state over
+SEEN_SECONDS = 2.0  # until all see the record of who began, took a state over, or was far behind
 MOST_TASKS = 60  # of one machine, beside some for each other member
 
 
@@ -83,6 +83,8 @@ class Watch:
         number, state, averager = machine.number, machine.state, machine.collaboration.averager
         self.top = max(self.top, state.epoch)
         self.history[state.before][digest].add(number)
+        if state.epoch <= self.top - STEPS_APART:  # before this step it did not count
+            state.taken_at = asyncio.get_running_loop().time()
         # who is further behind, as after a restart, does not count until it has caught up
         living = sum(m.honest and m.alive and self._counts(m, state.epoch - 1) for m in self.machines)
         if alone:

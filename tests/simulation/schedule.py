@@ -12,6 +12,7 @@ What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, th
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import logging
 import random
@@ -191,8 +192,13 @@ def run(schedule: Schedule, log: bool = False) -> Result:
         asyncio.set_event_loop(None)
         del loop
         gc.collect()
-        if not gc.get_freeze_count():
-            gc.freeze()  # what was imported need not be looked at again
+        _freeze()
+
+
+@functools.cache
+def _freeze() -> None:
+    """What was imported need not be looked at again."""
+    gc.freeze()
 
 
 async def _run(schedule: Schedule, log: bool) -> Result:

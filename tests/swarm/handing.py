@@ -91,7 +91,7 @@ class Network:
         return [node.record() for node in self.nodes] if self.signed is None else self.signed
 
     def taker(self, **more: Any) -> StateClient:
-        wanted = WantedState(read_tree, **{"timeout": 5.0, **more})
+        wanted = WantedState(**{"read_tree": read_tree, "timeout": 5.0, **more})
         return StateClient(self._taking, RUN, TrustedDigests(self.records), StateBuffer.new(), wanted)
 
 

@@ -136,12 +136,12 @@ def test_what_a_reducer_did_not_send_comes_from_a_member_that_has_it() -> None:
 
 
 class DiesAfterSendingToOne(FallsSilent):
-    """As above, and then it is gone for good: nobody can ask it."""
+    """As above, and then it is gone for good: it says nothing more, and nobody can ask it."""
 
     cut = dict.fromkeys(("rpc_settle", "rpc_fetch_average"), PEERS)
 
     async def take_part(self) -> Outcome | None:
-        await super().take_part()
+        await self.allreduce.run()
         return None
 
 
@@ -149,6 +149,22 @@ def test_a_reducer_that_dies_after_one_member_has_all_costs_no_round() -> None:
     outcomes = run_round(Member(0), Member(1), DiesAfterSendingToOne(2), Member(3))
     assert len(outcomes) == 3
     assert_whole(outcomes)
+    assert not any(outcome.commit.dropped for outcome in outcomes)
+
+
+def test_averages_that_nobody_heard_their_reducer_sign_are_dropped() -> None:
+    class SignsNothing(DiesAfterSendingToOne):
+        async def rpc_aggregate_part(self, stream: Any, context: Any) -> AsyncIterator[averaging_pb2.AveragingData]:
+            async for message in super().rpc_aggregate_part(stream, context):
+                message.peer_id = b""
+                yield message
+
+    outcomes = run_round(Member(0), Member(1), SignsNothing(2), Member(3))
+    assert_whole(outcomes)
+    for outcome in outcomes:
+        result = outcome_of(outcome.commit, 1.0, {}, frozenset(), {})
+        assert not result.complete and result.problem == f"{PEERS[2]}: nobody heard what it signed"
+        assert str(PEERS[2]) in result.failed and not result.rejected
 
 
 class TwoFaced(Member):

@@ -173,10 +173,17 @@ def test_a_group_that_was_given_up_as_it_formed_has_no_round() -> None:
     point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: control)
     point.plan = RoundPlan("0_aa", frozenset(), str(PEERS[0]), 2)
     asyncio.run(point.update_key_on_group_assembled(group(2)))
-    point.check(group(2))
+    point.check(group(2), 3)
     control.cancel()
     with pytest.raises(ValueError, match="given up"):
-        point.check(group(2))
+        point.check(group(2), 3)
+
+
+def test_a_group_needs_more_than_half_of_the_trainers_that_there_are_when_it_begins() -> None:
+    point = LeaderRendezvous(SimpleNamespace(peer_id=PEERS[0]), "run", lambda: None)
+    point.plan = RoundPlan("0_aa", frozenset(), str(PEERS[0]), 2)
+    with pytest.raises(ValueError, match="only 2 of 4 trainers came"):
+        point.check(group(2), 4)
 
 
 def test_the_smallest_peer_id_that_accepts_connections_leads() -> None:

@@ -240,8 +240,8 @@ def test_a_member_believes_no_stranger(members: Members) -> None:
 def test_a_pass_is_shown_once_and_again_when_it_is_forgotten(members: Members) -> None:
     """Both ends are this member: what the one remembers, and forgets, is its own."""
     membership, peer = membership_at(members.aux), PeerID.from_base58(members.identity.peer_id)
-    here, there, sizes = PassGuard(membership), Admission(members.run), list[int]()
-    there.mine = membership.mine  # type: ignore[method-assign]
+    here, sizes = PassGuard(membership), list[int]()
+    there = Admission(members.run, key_file(members.folder / "aux", members.run, "aux"))
 
     async def answer(request: bytes, caller: PeerID) -> bytes:
         return request.upper()

@@ -120,7 +120,10 @@ class MicroBatchSearch:
 
     def run(self) -> SizeChoice:
         """Raises TTError when not even one example fits."""
-        self._double()
+        size = 1
+        while not self._stopped and self._fits(size) and self._try(size):
+            self._stopped = self._enough(size)
+            size *= 2
         if not self._seconds:
             raise TTError(
                 f"not one example fits in the {shown(self._memory.limit)} that this peer may take: close programs that "
@@ -131,12 +134,6 @@ class MicroBatchSearch:
         tried = ", ".join(map(str, sorted(self._seconds)))
         reason = f"fastest of {tried} at {self._rate(best):.1f} samples/s; {self._stopped}"
         return SizeChoice(best, self._rate(best), reason)
-
-    def _double(self) -> None:
-        size = 1
-        while not self._stopped and self._fits(size) and self._try(size):
-            self._stopped = self._enough(size)
-            size *= 2
 
     def _enough(self, size: int) -> str:
         """The reason for which none larger than this is tried, "" where twice as many are."""

@@ -76,7 +76,8 @@ class LocalSwarm:
         if not self.wait(lambda: bool(member.of(Listening)) or not member.running, START_SECONDS):
             raise TTError(f"{name} did not start within {START_SECONDS:.0f} s: see {member.worker.log}")
         if not member.of(Listening):
-            raise TTError(f"{name} did not start: {_why(member)}")
+            failures = [failure.message for failure in member.of(Failure)] or [f"see {member.worker.log}"]
+            raise TTError(f"{name} did not start: {failures[-1]}")
         self.addresses = self.addresses or member.of(Listening)[0].addresses
         return member
 
@@ -134,8 +135,3 @@ class LocalSwarm:
                 self._show(member.name, event)
         with self._news:
             self._news.notify_all()
-
-
-def _why(member: LocalPeer) -> str:
-    failures = member.of(Failure)
-    return failures[-1].message if failures else f"see {member.worker.log}"

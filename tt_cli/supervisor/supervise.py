@@ -63,7 +63,7 @@ class _Supervision:
             while self._may_start() and self._run_worker():
                 pass
         except KeyboardInterrupt as signalled:  # while no worker ran
-            self._end(f"left: {_name(signalled)}")
+            self._end(f"left: {str(signalled) or 'Ctrl-C'}")
         finally:
             self._control.limits.end()
         if self._gave_up is not None:
@@ -115,7 +115,7 @@ class _Supervision:
                 if not self._left(worker, f"to pause {self._verdict().reason}".strip(), PAUSE_SECONDS):
                     self._show(Log(f"it did not leave within {PAUSE_SECONDS:.0f} s and was ended", "warning"))
         except KeyboardInterrupt as signalled:
-            self._leave(worker, _name(signalled))
+            self._leave(worker, str(signalled) or "Ctrl-C")
             return False
         finally:
             worker.kill()
@@ -230,10 +230,6 @@ class _Supervision:
         """The supervisor's own word for the end."""
         self._show(Finished(reason))
         self._control.end(done=done)
-
-
-def _name(signalled: KeyboardInterrupt) -> str:
-    return str(signalled) or "Ctrl-C"
 
 
 def _end_in_words(code: int | None) -> str:

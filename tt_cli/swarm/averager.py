@@ -297,8 +297,8 @@ class Averager(StateBridge, DecentralizedAverager):
         """One round in a group that has formed, from the moment when this peer's gradient is ready."""
         began = loop_time()
         try:
-            self._keys().check(group_info)
-            await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
+            contribution = await asyncio.wait_for(asyncio.shield(self._contribution), self.next_chunk_timeout)
+            self._keys().check(group_info, contribution.swarm)
             commit = self._begin(group_info, weight)
             self._running_groups[group_info.group_id].set_result(commit.allreduce)
             async with self._begun:

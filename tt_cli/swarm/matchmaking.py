@@ -46,7 +46,7 @@ class Matchmaker:
         self._drop_outdated(plan)
         (sought, control), self._pending = self._pending or (plan, self._averager.seek(plan)), None
         started = self._averager.clock.monotonic()
-        result = self._averager.average(control, Contribution(samples, loss, plan.allowed), overtaken)
+        result = self._averager.average(control, Contribution(samples, loss, plan.allowed, plan.swarm), overtaken)
         if result.overtaken:  # this peer was late, not the others
             return result, frozenset()
         waited = (

@@ -25,13 +25,9 @@ SHORTEST_CHANGE = 2 * 3600.0  # seconds from `rotate` to the old key's end: pass
 EARLY = 86400.0  # the new key signs so long before the old one ends, or half the time where that is less
 
 
-def _read_key(raw: object) -> object:
-    return Ed25519PrivateKey.from_private_bytes(bytes.fromhex(raw)) if isinstance(raw, str) else raw
-
-
 PrivateKey = Annotated[
     InstanceOf[Ed25519PrivateKey],
-    BeforeValidator(_read_key),
+    BeforeValidator(lambda it: Ed25519PrivateKey.from_private_bytes(bytes.fromhex(it)) if isinstance(it, str) else it),
     PlainSerializer(lambda key: key.private_bytes_raw().hex()),
 ]
 """In a file: 64 hex digits."""

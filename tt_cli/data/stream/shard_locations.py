@@ -203,7 +203,8 @@ def _listed(text: str) -> list[Shard]:
     else:
         entries = index.get("shards", []) if isinstance(index, dict) else index
         shards = [_shard(entry) for entry in entries] if isinstance(entries, list) else []
-    return [shard for shard in shards if _is_inside(shard.name)]
+    inside = [shard for shard in shards if not shard.name.startswith("/") and ".." not in shard.name.split("/")]
+    return [shard for shard in inside if container_of(shard.name) and "://" not in shard.name]
 
 
 def _shard(entry: Any) -> Shard:
@@ -215,7 +216,3 @@ def _shard(entry: Any) -> Shard:
         size if type(size) is int and size >= 0 else None,
         digest if isinstance(digest, str) and re.fullmatch(r"[0-9a-f]{64}", digest) else None,
     )
-
-
-def _is_inside(name: str) -> bool:
-    return bool(container_of(name)) and "://" not in name and not name.startswith("/") and ".." not in name.split("/")

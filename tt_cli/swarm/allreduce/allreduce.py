@@ -56,7 +56,8 @@ class AllReduce:
 
     rejected: peer id → why what it sent, or some of it, was refused. failed: reducer → why its averages did not all
     come. inputs, commitment: what this peer reduced, packed, and its signed commitment to it; b"" where it reduced
-    nothing. used: of how many members it used all parts; of all where it reduced nothing.
+    nothing. signed: other reducer → its commitment, where all of its averages came. used: of how many members it used
+    all parts; of all where it reduced nothing.
     """
 
     def __init__(
@@ -92,6 +93,8 @@ class AllReduce:
         self._openings: dict[str, bytes] = {}  # of the senders to this peer: envelopes
         self._shown: Counter[str] = Counter()  # member → answers to its audits
         self.inputs = self.commitment = b""
+        self._committed = asyncio.Event()
+        self.signed: dict[str, bytes] = {}
         self.used = len(self.members)
         self.hashes: list[bytes] = []  # the store's, while it holds this round's average
 
@@ -111,14 +114,20 @@ class AllReduce:
         watch = asyncio.create_task(self._miss_senders()) if self._own else None
         try:
             async with asyncio.TaskGroup() as together:
-                together.create_task(self.reducer.run())
+                together.create_task(self._reduce())
                 for reducer in others:
                     together.create_task(self._exchange(reducer))
         finally:
             if watch is not None:
                 watch.cancel()
-        if self._own and self.reducer.made == len(self._own):
-            await self._commit()
+
+    async def _reduce(self) -> None:
+        try:
+            await self.reducer.run()
+            if self._own:
+                await self._commit()
+        finally:
+            self._committed.set()
 
     async def _commit(self) -> None:
         self._openings[str(self.me)] = (await self._opening(self.me)).sign(self.signer)
@@ -171,6 +180,8 @@ class AllReduce:
                     self._keep(indexes[received], message)
                     received += 1
                     if received == len(indexes):
+                        if message.peer_id:
+                            self.signed[str(reducer)] = message.peer_id
                         break
             if received != len(indexes):
                 raise BrokenTransfer(f"it sent {received} of {len(indexes)} parts")
@@ -259,9 +270,12 @@ class AllReduce:
         try:
             for position in range(len(self._own)):
                 await self._made_or_refused(position, taking)
+                if last := position == len(self._own) - 1:
+                    await self._committed.wait()
                 average = self._average(position)
                 self.traffic[0] += len(average.buffer)
-                yield averaging_pb2.AveragingData(code=AVERAGED, tensor_part=average)
+                signed = self.commitment if last else b""  # who has all averages has its word for them
+                yield averaging_pb2.AveragingData(code=AVERAGED, tensor_part=average, peer_id=signed)
             # The sender hangs up when it has them all: the daemon may reset a stream that this side ends, and what is
             # still on its way is lost.
             await asyncio.sleep(self.patience)

@@ -160,7 +160,8 @@ class CommitProtocol:
 
     @property
     def commitments(self) -> dict[str, bytes]:
-        return {peer: status.commitment for peer, status in self.statuses.items()}
+        """Reducer → what it signed, as it said last."""
+        return self.allreduce.signed | {peer: status.commitment for peer, status in self.statuses.items()}
 
     async def answer(self, peer: PeerID, request: runtime_pb2.ExpertInfo) -> runtime_pb2.ExpertInfo:
         """Another member tells its status; tell it ours, when our transfer is over."""
@@ -169,7 +170,7 @@ class CommitProtocol:
         status = read_status(request, len(self.allreduce.parts))
         await self._hear(str(peer), status)
         await asyncio.wait_for(self._over.wait(), self.patience)
-        known = {other: self.statuses[other].commitment for other in status.others if other in self.statuses}
+        known = {other: signed for other, signed in self.commitments.items() if other in status.others}
         return self.status(known).pack(self.allreduce.group_id)
 
     def holds(self) -> bool:
@@ -190,7 +191,7 @@ class CommitProtocol:
         heard = {peer: status.hashes for peer, status in self.statuses.items() if peer in spoke}
         silent = (called.keys() | calling) - heard.keys()
         self.agreement = agree(self._hashes, heard, len(silent), sum(self._answered.values()))
-        unheard = called.keys() - self.statuses.keys()
+        unheard = called.keys() - self.commitments.keys()
         if unheard and self.agreement.reached:
             await asyncio.gather(*(self._ask_about(unheard, called[peer]) for peer in self._answered))
         for index in self.agreement.wanted:
@@ -285,8 +286,8 @@ def unsigned_by(
     """Other reducers that did not sign the averages that everybody has, with words. commitments: peer id → envelope.
 
     Nor do averages count that were made of the parts of half of the members or less: a reducer could say that it did
-    not hear of the others. passed_on: what others say that a reducer signed, of whom nothing was heard; it counts if it
-    is true.
+    not hear of the others. So its word is needed. passed_on: what others say that a reducer signed, of whom nothing was
+    heard; it counts if it is true.
     """
     faults = {}
     for position, reducer in enumerate(allreduce.reducers):
@@ -294,16 +295,19 @@ def unsigned_by(
         if reducer == allreduce.me or not indexes:
             continue
         place = (allreduce.name, peer, len(allreduce.reducers), position)
-        for envelope in [commitments[peer]] if peer in commitments else passed_on.get(peer, ()):
+        faults[peer] = "nobody heard what it signed"
+        for envelope in [commitments[peer]] if peer in commitments else sorted(passed_on.get(peer, ())):
             try:
                 signed = Commitment.read(envelope, allreduce.signer.opened)
                 if (signed.name, signed.reducer, signed.reducers, signed.position) != place:
                     raise NotProven("signed for another round or by somebody else")
                 if signed.outputs != tuple(allreduce.store.hashes[index] for index in indexes):
                     raise NotProven("signed other averages")
+                faults[peer] = ""
                 if too_few(signed.complete, len(allreduce.members)):
                     faults[peer] = f"used what {signed.complete} of {len(allreduce.members)} members sent"
+                    break
             except NotProven as error:
                 if peer in commitments:
                     faults[peer] = f"did not sign its averages ({error})"
-    return faults
+    return {peer: words for peer, words in faults.items() if words}

@@ -99,9 +99,7 @@ class Reducer:
 
     def holding_up(self) -> list[str]:
         """Senders without whose next part the next average cannot be made."""
-        if self.made == len(self.parts):
-            return []
-        return self._without(self.made)
+        return self._without(self.made) if self.made < len(self.parts) else []
 
     async def run(self) -> None:
         """Average all parts, one after the other."""

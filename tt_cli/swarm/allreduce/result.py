@@ -61,6 +61,7 @@ def outcome_of(
     """The result of a round that this peer has committed or dropped. received: before parts were repaired."""
     transfer, agreement = commit.allreduce, commit.agreement
     members, statuses = list(map(str, transfer.members)), commit.statuses | {str(transfer.me): commit.status()}
+    silent = {peer: why for peer, why in commit.unsigned.items() if peer not in commit.commitments}
     disputed = {transfer.reducers[transfer.parts[index].reducer] for index in agreement.disputed}
     return RoundResult(
         complete=not commit.dropped,
@@ -69,8 +70,8 @@ def outcome_of(
         repaired=commit.repaired,
         differing=len(agreement.differing),
         # what was seen first explains the rest
-        rejected=commit.unsigned | transfer.rejected | transfer.reducer.rejected,
-        failed=dict(transfer.failed),
+        rejected=dict(commit.unsigned.items() - silent.items()) | transfer.rejected | transfer.reducer.rejected,
+        failed=silent | transfer.failed,
         disputed=frozenset(str(reducer) for reducer in disputed - {transfer.me}),
         problem=_problem(commit, received) if commit.dropped else "",
         seconds={**seconds, "reduce": transfer.reducer.seconds},

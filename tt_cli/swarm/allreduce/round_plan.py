@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -106,12 +106,13 @@ def claim_limits(records: Iterable[PeerRecord], now: float) -> dict[str, float]:
 class Contribution:
     """This peer's part in a round, beside its gradient.
 
-    samples: behind the gradient. loss: summed over them. allowed: as in the newest `RoundPlan`.
+    samples: behind the gradient. loss: summed over them. allowed, swarm: as in the newest `RoundPlan`.
     """
 
     samples: int
     loss: float
     allowed: Mapping[str, float] = field(default_factory=dict)
+    swarm: int = 0
 
 
 @dataclass(frozen=True)
@@ -180,9 +181,12 @@ class LeaderRendezvous(GroupKeyManager):
         """Nobody looks for this peer on the DHT."""
         return True
 
-    def check(self, group: GroupInfo) -> None:
-        """Raise ValueError as `RoundPlan.check`, and for a group whose seeker was cancelled when it had just formed."""
-        self.plan.check(group)
+    def check(self, group: GroupInfo, swarm: int) -> None:
+        """Raise ValueError as `RoundPlan.check`, and for a group whose seeker was cancelled when it had just formed.
+
+        swarm: trainers that there are now: the plan was made when the group was first sought.
+        """
+        replace(self.plan, swarm=max(swarm, self.plan.swarm)).check(group)
         if any(seeker is not None and seeker.cancelled() for formed, seeker in self.formed if formed == group.group_id):
             raise ValueError("the group was given up")
 
