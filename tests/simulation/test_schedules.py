@@ -1,4 +1,4 @@
-"""Schedules with liars, with many members, and those that broke something once; mutants; the simulator itself."""
+"""Schedules of all scenarios, and those that broke something once; mutants; the simulator itself."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from simulation.schedule import SCENARIOS, Fault, Schedule, run
 
 pytestmark = pytest.mark.slow
 
-COUNTS = {"liar": 50, "wrong": 25, "liar of two": 25, "donor": 15}
+COUNTS = {  # scenario → schedules
+    **{"calm": 40, "lossy": 180, "crash": 170, "restart": 100, "partition": 250, "split": 150, "moment": 150},
+    **{"long": 20, "hang": 170, "everything": 300, "pair": 280},
+    **{"liar": 90, "donor": 30, "liar of two": 40, "wrong": 50},
+}
+AT_ONCE = 50  # schedules of one test, so that workers share them evenly
+PIECES = [(name, first) for name, count in COUNTS.items() for first in range(0, count, AT_ONCE)]
 LARGE = {16: 2, 32: 1, 64: 1}  # members → schedules
 TWO_FACED = 30
 CAUGHT_SOON = (  # of the mutants; `scripts/simulate --mutants` looks for all
@@ -67,14 +73,28 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
         ),
     ),
     Schedule(25, "liar", 4, (Fault("liar", (2,), how="broken 837297"),)),
+    Schedule(
+        1080,
+        "split",
+        5,
+        (
+            Fault("cut", (0, 2), 2.641641378743724, 2.937179614428745),
+            Fault("cut", (0, 2), 3.438427659628864, 3.555274146498532, "one way"),
+            Fault("cut", (4,), 4.187628245614894, 4.553781268455134, "one way"),
+            Fault("cut", (4,), 4.044247738340423, 4.404234643028763),
+        ),
+    ),
+    Schedule(1100, "hang", 8, (Fault("slow", (5,), how="20"), Fault("slow", (0,), how="20"))),
+    Schedule(1126, "moment", 5, (Fault("moment", (0, 1, 2, 4), stop=2.332584674308172, how="rpc_join_group! 9"),)),
+    Schedule.drawn(1362, "everything"),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("scenario", COUNTS)
-def test_no_lie_breaks_what_the_protocol_promises(scenario: str) -> None:
-    assert not (broken := first_broken(scenario, range(COUNTS[scenario]))), broken
+@pytest.mark.parametrize(("scenario", "first"), PIECES)
+def test_no_schedule_breaks_what_the_protocol_promises(scenario: str, first: int) -> None:
+    assert not (broken := first_broken(scenario, range(first, min(first + AT_ONCE, COUNTS[scenario])))), broken
 
 
 @pytest.mark.timeout(600)
