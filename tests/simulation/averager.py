@@ -21,19 +21,14 @@ from hivemind.averaging.control import AveragingStage
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.matchmaking import MatchmakingException
 from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2, runtime_pb2
-from simulation.state import SimulatedTree, Taken
-from simulation.virtual import Answer, wait_on
+from hivemind.proto import averaging_pb2
+from simulation.virtual import Answer
 
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import NotProven, Signer
 from tt_cli.swarm.audit.audits import Audits
 from tt_cli.swarm.audit.sampling import AuditSampler
 from tt_cli.swarm.averager import Averager
-from tt_cli.swarm.membership.admission import membership_at
-from tt_cli.swarm.records.peer_record import PeerRecord, peers_key
-from tt_cli.swarm.state.client import NoState
-from tt_cli.swarm.state.trusted_digests import TrustedDigests
 
 RETRY_SECONDS = 0.1
 
@@ -237,6 +232,10 @@ class InMemoryAverager(DecentralizedAverager):
                 pass
             await asyncio.sleep(RETRY_SECONDS)
 
+    async def _get_current_state_from_host_process(self) -> tuple[bytes, Any, Any]:
+        metadata, *rest = self.get_current_state()
+        return self.serializer.dumps(metadata), *rest
+
     def is_alive(self) -> bool:
         return True
 
@@ -244,7 +243,7 @@ class InMemoryAverager(DecentralizedAverager):
 
 
 class SimulatedAverager(Averager, InMemoryAverager):
-    """The real averager. A state is handed over as what it is, a number and a hash, in some seconds."""
+    """The real averager."""
 
     future_type = Answer
 
@@ -254,34 +253,3 @@ class SimulatedAverager(Averager, InMemoryAverager):
         self.signer, rules = HashSigner(me), replace(self.audits.rules, opened=opened)
         sampler = AuditSampler(random.Random(network.entropy.random()))
         self.audits = Audits(run, rules, self._rounds, self._auditor, MemoryEvidence(), sampler)  # type: ignore[arg-type]
-
-    def share_state(self, run: Any, dht: Any, peer_id: str, source: Any, read_tree: Any) -> None:
-        self._run, self._dht_of_run, self._own_id = run, dht, peer_id
-        self._source, self._read_tree, self._membership, self._services = source, read_tree, membership_at(dht), ()
-
-    async def rpc_state(self, request: runtime_pb2.ExpertInfo, context: P2PContext) -> runtime_pb2.ExpertInfo:
-        """Hand the state over."""
-        step, digest = self._source.__self__.position
-        return runtime_pb2.ExpertInfo(serialized_info=msgpack.packb((step, digest)))
-
-    def take_state(self, own: Any, timeout: float, on_progress: Any = None, **_: Any) -> Taken:
-        """As StateBridge's; in time that the seed draws. Raises NoState."""
-        return wait_on(self._node.process.run(self._taken(timeout)))
-
-    async def _taken(self, timeout: float) -> Taken:
-        digests = TrustedDigests(self._records, self._own_id)
-        await digests.look()
-        for donor in digests.donors(None):
-            try:
-                stub = self._stub(PeerID.from_base58(donor))
-                answer = await stub.rpc_state(runtime_pb2.ExpertInfo(), timeout=self.next_chunk_timeout)
-                await asyncio.sleep(self._node.network.entropy.uniform(0.1, 3.0))
-                tree = SimulatedTree(*msgpack.unpackb(answer.serialized_info))
-                if await digests.look_for(tree):
-                    return Taken(tree, [donor])
-            except (ConnectionError, TimeoutError, TypeError, ValueError):
-                continue
-        raise NoState("no peer handed over a state that can be used")
-
-    def _records(self) -> list[PeerRecord]:
-        return [PeerRecord.model_validate(value) for value in self.dht.seen(peers_key(self._run.identity)).values()]

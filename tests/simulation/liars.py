@@ -8,17 +8,21 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import msgpack
 import torch
 from hivemind.p2p import PeerID
 from hivemind.proto import averaging_pb2
 from simulation.network import Broken, Lie, Node
+from simulation.state import SimulatedTree
 
+from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.average_buffer import part_hash
 from tt_cli.swarm.allreduce.commit import group_of, read_status
 from tt_cli.swarm.allreduce.messages import Commitment
 
-METHODS = ("rpc_aggregate_part", "rpc_settle", "rpc_fetch_average", "rpc_audit", "rpc_join_group", "rpc_accuse")
+METHODS = (
+    *("rpc_aggregate_part", "rpc_settle", "rpc_fetch_average", "rpc_audit", "rpc_join_group", "rpc_accuse"),
+    "rpc_state_chunks",
+)
 
 
 def liar(how: str) -> Lie:
@@ -87,11 +91,20 @@ def broken(entropy: random.Random) -> Lie:
 
 
 def donor(entropy: random.Random) -> Lie:
-    """Hands over a state that nobody made."""
-    false = msgpack.packb((entropy.randint(1, 9), entropy.randbytes(32).hex()))
-    return lambda node, peer, method, message: (
-        type(message)(serialized_info=false) if method == "rpc_state!" else message
-    )
+    """Hands over a state that nobody made, or other chunks of the one that it names."""
+    tree, manifest_too = SimulatedTree(entropy.randint(1, 9), entropy.randbytes(32).hex()), entropy.random() < 0.7
+
+    def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
+        if method != "rpc_state_chunks!":
+            return message
+        match wire.STATE_ANSWER.read(message):
+            case ("manifest", _) if manifest_too:
+                return wire.STATE_ANSWER.message(("manifest", tree.manifest()))
+            case ("chunk", index, _):
+                return wire.STATE_ANSWER.message(("chunk", index, tree.chunk(index)))
+        return message
+
+    return lie
 
 
 class Turned:

@@ -15,7 +15,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hivemind.p2p import P2PContext, PeerID
+from hivemind.p2p import P2P, P2PContext, PeerID
+from hivemind.proto import runtime_pb2
 from hivemind.utils.timed_storage import DHTExpiration, ValueWithExpiration
 from simulation.virtual import Answer, Process, wait_on
 
@@ -265,6 +266,40 @@ class Node:
                     task.cancel()
 
         return answers()
+
+    async def call_binary_stream_handler(self, peer: PeerID, name: str) -> tuple[None, asyncio.StreamReader, Any]:
+        """As of libp2p; a protobuf that is written on it is one message of the network."""
+        asked, told = asyncio.StreamReader(), asyncio.StreamReader()
+
+        async def requests() -> AsyncIterator[Any]:
+            with contextlib.suppress(asyncio.IncompleteReadError):
+                while True:
+                    message, _ = await P2P.receive_protobuf(runtime_pb2.ExpertInfo, asked)
+                    yield message
+
+        async def receive(answers: AsyncIterator[Any]) -> None:
+            back: Any = Sending(told)
+            with contextlib.suppress(ConnectionError), contextlib.closing(back):
+                async for answer in answers:
+                    await P2P.send_protobuf(answer, back)
+
+        answers = await self.iterate_protobuf_handler(peer, name, requests(), runtime_pb2.ExpertInfo)
+        return None, told, Sending(asked, asyncio.create_task(receive(answers)))
+
+
+class Sending:
+    """The writer of a stream of bytes: what is written comes to `reader`. receiving: what comes back."""
+
+    def __init__(self, reader: asyncio.StreamReader, receiving: asyncio.Task[None] | None = None):
+        self._reader, self._receiving = reader, receiving
+        self.write = reader.feed_data
+
+    async def drain(self) -> None: ...
+
+    def close(self) -> None:
+        self._reader.feed_eof()
+        if self._receiving is not None:
+            self._receiving.cancel()
 
 
 async def _once(message: Any) -> AsyncIterator[Any]:

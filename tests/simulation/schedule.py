@@ -3,10 +3,11 @@
 What is real: `Collaboration` with its threads; `PeerDirectory`, `SwarmState`, `Vote` and `ClaimLimits` (records,
 consensus, what is believed); `ParticipantSelector` with no-shows and stragglers; `Matchmaker`, `RoundPlan` and
 `LeaderRendezvous`; `Averager` with `AllReduce`, `Reducer`, `CommitProtocol`, `fetch_parts`, `KeptAverages`, `Audits`;
-`CatchUp`, `StepReplay`, `TrustedDigests`; what `ConnectivityMonitor` makes of pings.
+`CatchUp`, `StepReplay`, `StateBridge` with `StateClient`, `StateServer` and `TrustedDigests` (a state has four small
+chunks); what `ConnectivityMonitor` makes of pings.
 
-What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, the chunks of a state (`StateClient`,
-`StateServer`), the optimizer, the supervisor. There are no roll-backs, no passes and no auxiliary peers.
+What stands in: hivemind's own matchmaking and futures, libp2p, the DHT, RSA, the optimizer, the supervisor. There are
+no roll-backs, no passes and no auxiliary peers.
 """
 
 from __future__ import annotations

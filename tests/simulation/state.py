@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
+import msgpack
 import numpy as np
 import torch
 
 from tt_cli.swarm.shared_state import StepFacts
 
 BLOCKS, BLOCK, PLACES = 4, 256, 64  # a member has one place in each block: what it gives is 1 there, and 0 elsewhere
+CHUNK, CHUNKS = 32, 4  # bytes of one, and how many travel
 SHAPES = {"weight": torch.Size([BLOCKS, BLOCK]), "bias": torch.Size([PLACES])}
 
 
@@ -25,34 +26,46 @@ def gradient_of(number: int) -> dict[str, torch.Tensor]:
 
 
 class SimulatedTree(NamedTuple):
-    """The hash tree of such a state."""
+    """The hash tree of such a state: its chunks follow from its digest."""
 
     step: int
     digest: str
 
+    @property
+    def nbytes(self) -> int:
+        return CHUNK * CHUNKS
 
-class Chunks(dict[int, memoryview]):
-    """None travel."""
+    def __len__(self) -> int:
+        return CHUNKS
 
-    def __enter__(self) -> Chunks:
-        return self
+    def differing(self, other: SimulatedTree) -> list[int]:
+        return list(range(CHUNKS)) if other.digest != self.digest else []
 
-    def __exit__(self, *_: object) -> None: ...
+    def chunk(self, index: int) -> bytes:
+        return hashlib.sha256(f"{self.digest} {index}".encode()).digest()
+
+    def holds(self, index: int, data: bytes | memoryview) -> bool:
+        return bytes(data) == self.chunk(index)
+
+    def name_of(self, index: int) -> str:
+        return f"weight[{index}]"
+
+    def place(self, index: int) -> tuple[int, int]:
+        return CHUNK * index, CHUNK
+
+    def manifest(self) -> bytes:
+        return msgpack.packb((self.step, self.digest))
 
 
-@dataclass
-class Taken:
-    """In the place of `ReceivedState`."""
-
-    tree: SimulatedTree
-    donors: list[str]
-    received: int = 0
-    chunks: Chunks = field(default_factory=Chunks)
-    refused: dict[str, str] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
-
-    def names(self) -> list[str]:
-        return []
+def read_tree(manifest: bytes) -> SimulatedTree:
+    """The tree of a manifest. Raises ValueError."""
+    try:
+        step, digest = msgpack.unpackb(manifest)
+    except Exception as error:
+        raise ValueError("no manifest") from error
+    if type(step) is not int or not isinstance(digest, str):
+        raise ValueError("no manifest")
+    return SimulatedTree(step, digest)
 
 
 class SimulatedState:
@@ -83,11 +96,17 @@ class SimulatedState:
         self.epoch, self.digest = self.epoch + 1, whole.hexdigest()
         return StepFacts(0.1, 1.0)
 
-    def patch(self, tree: SimulatedTree, chunks: Any) -> None:
-        self.epoch, self.digest = tree
+    def patch(self, tree: SimulatedTree, chunks: Mapping[int, memoryview]) -> None:
+        if not all(tree.holds(index, chunks.get(index, b"")) for index in tree.differing(self.tree)):
+            raise ValueError("a chunk is missing or wrong")
+        self.epoch, self.digest = tree.step, tree.digest
         self.taken_at = asyncio.get_running_loop().time()
 
-    def read_tree(self, manifest: bytes) -> Any:
-        raise NotImplementedError("states are handed over as they are")
+    def read_tree(self, manifest: bytes) -> SimulatedTree:
+        return read_tree(manifest)
 
-    write_into = read_tree
+    def write_into(self, write: Callable[[int, bytes], object]) -> SimulatedTree:
+        tree = self.tree
+        for index in range(len(tree)):
+            write(tree.place(index)[0], tree.chunk(index))
+        return tree

@@ -141,12 +141,21 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
-        future = self.create_future()
+        """In a thread that begins at once, and waits for nothing as a rule."""
+        future, thread = self.create_future(), greenlet.greenlet(nothing if func is release_freed_memory else func)
+        thread.gr_context = contextvars.copy_context()
         try:
-            future.set_result(None if func is release_freed_memory else func(*args))
+            result = thread.switch(*args)
+            if not thread.dead:
+                return self.create_task(Thread.go_on(thread, result))
+            future.set_result(result)
         except Exception as error:
             future.set_exception(error)
         return future
+
+
+def nothing() -> None:
+    """In the place of what frees a process's memory."""
 
 
 def wait_on(awaited: Awaitable[Any]) -> Any:
@@ -164,7 +173,11 @@ class Thread:
     async def _run(target: Callable[[], None]) -> None:
         thread = greenlet.greenlet(target)
         thread.gr_context = contextvars.copy_context()
-        awaited = thread.switch()
+        await Thread.go_on(thread, thread.switch())
+
+    @staticmethod
+    async def go_on(thread: greenlet.greenlet, awaited: Any) -> Any:
+        """Run one that waits for something, until its end. Returns what it returns."""
         while not thread.dead:
             try:
                 result = await awaited
@@ -172,6 +185,7 @@ class Thread:
                 awaited = thread.throw(error)
             else:
                 awaited = thread.switch(result)
+        return awaited
 
     def join(self, timeout: float | None = None) -> None:
         wait_on(asyncio.wait({self.task}, timeout=timeout))

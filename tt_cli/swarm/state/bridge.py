@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from hivemind.utils import MPFuture
 
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import keep_objects_shared
+from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.reachability import DialBack
@@ -37,7 +37,6 @@ ALIVE_SECONDS = 1.0
 StateSource = Callable[[], tuple[bytes, StateBuffer] | None]
 """Manifest and bytes of the present state, in a buffer that nobody changes any more; None: there is none yet."""
 
-
 OnProgress = Callable[[int, int, int], None]
 """(bytes that came, bytes there will be, donors that give now)."""
 
@@ -50,6 +49,7 @@ class StateBridge:
 
     future_type: Callable[[], Any] = MPFuture  # an answer of the averager's process
     traffic: torch.Tensor
+    clock: Clock
     prefix: str
     serializer: Any
     _outer_pipe: Any
@@ -66,9 +66,12 @@ class StateBridge:
         self._services = StateServer(self._offer, read_tree, self._count_sent, self._membership), DialBack()
         self._taking: asyncio.Task[None] | None = None
         self._progress = torch.zeros(3, dtype=torch.int64).share_memory_()  # bytes that came, all, donors giving
-        keep_objects_shared()
 
     # ---------------------------------------------------------------- in the host process
+
+    def start(self) -> None:
+        keep_objects_shared()
+        super().start()  # type: ignore[misc]
 
     def take_state(
         self, own: Tree | None, timeout: float, on_progress: OnProgress | None = None, *, at_once: int = STREAMS
@@ -92,7 +95,7 @@ class StateBridge:
             raise
 
     def _await(self, future: MPFuture, timeout: float, on_progress: OnProgress | None) -> Any:
-        before, came = 0, time.monotonic()
+        before, came = 0, self.clock.monotonic()
         while True:
             try:
                 return future.result(timeout=ALIVE_SECONDS)
@@ -101,8 +104,8 @@ class StateBridge:
                     raise NoState("the averager process of this peer ended") from None
                 received, total, donors = self._progress.tolist()
                 if received != before:
-                    before, came = received, time.monotonic()
-                if time.monotonic() > came + timeout:
+                    before, came = received, self.clock.monotonic()
+                if self.clock.monotonic() > came + timeout:
                     raise NoState(f"nothing came for {timeout:.0f} s") from None
                 if total and on_progress is not None:
                     on_progress(received, total, donors)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager, closing, suppress
@@ -24,6 +23,7 @@ from hivemind.proto import runtime_pb2
 
 from tt_cli.errors import TTError
 from tt_cli.swarm import wire
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.network.failures import printable
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
@@ -232,7 +232,7 @@ class StateClient:
         self._tried: dict[str, float] = {}  # donor → when it ended, infinite until then
         self._phases: dict[str, Phase] = {}  # of the donors under way
         self._settled = True  # while other donors may hold what was begun, it is not given up for another state
-        self._news = time.monotonic()
+        self._news = loop_time()
         self.donors: Counter[str] = Counter()
         self.refused: dict[str, str] = {}
         self.problems: dict[str, str] = {}
@@ -278,17 +278,17 @@ class StateClient:
 
     def _may_resume(self) -> bool:
         begun = self._target is not None and self._target.begun and bool(self.problems)
-        return begun and time.monotonic() < self._news + RESUME_SECONDS
+        return begun and loop_time() < self._news + RESUME_SECONDS
 
     async def _ask_donors(self) -> None:
         """Take what the donors give, a few of them at a time, until nothing is missing or no donor is left."""
         running: set[asyncio.Task[None]] = set()
         self._tried, self._phases = {}, {}
-        started = time.monotonic()
+        started = loop_time()
         try:
             while not self._complete():
                 untried = self._untried()
-                if untried and len(running) < self._donors_wanted(time.monotonic() - max(self._news, started)):
+                if untried and len(running) < self._donors_wanted(loop_time() - max(self._news, started)):
                     donor = untried[0]
                     self._tried[donor], self._phases[donor] = math.inf, "asked"
                     running.add(asyncio.create_task(self._try(donor), name=donor))
@@ -296,7 +296,7 @@ class StateClient:
                     done, running = await asyncio.wait(
                         running, timeout=LOOK_AGAIN_SECONDS, return_when=asyncio.FIRST_COMPLETED
                     )
-                    self._tried |= {task.get_name(): time.monotonic() for task in done}
+                    self._tried |= {task.get_name(): loop_time() for task in done}
                 else:
                     break
         finally:
@@ -307,7 +307,7 @@ class StateClient:
     def _untried(self) -> list[str]:
         """Donors to ask now: nobody twice, but for those whose connection broke a while ago, while others go on."""
         donors = self._signatures.donors(self._target.tree if self._target else None)
-        again = time.monotonic() - RETRY_SECONDS if self.count("giving") else -math.inf
+        again = loop_time() - RETRY_SECONDS if self.count("giving") else -math.inf
         return [donor for donor in donors if self._tried.get(donor, -math.inf) <= again and donor not in self.refused]
 
     def _donors_wanted(self, quiet: float) -> int:
@@ -339,7 +339,7 @@ class StateClient:
             target = await self._agree_on(tree)
             self._phases[donor] = "giving"
             self.donors[donor] += 0
-            self._news = time.monotonic()
+            self._news = loop_time()
             try:
                 await self._read_chunks(donor, stream, target)
             finally:
@@ -362,12 +362,12 @@ class StateClient:
 
         A donor that offers another one waits for what those say that were asked too; theirs is taken if it is that.
         """
-        deadline = time.monotonic() + SETTLE_SECONDS
+        deadline = loop_time() + SETTLE_SECONDS
         while (target := self._target) is None or target.tree.digest != tree.digest:
             if target is not None and (self.count("giving") or (target.begun and self._settled)):
                 raise ValueError("it holds another state by now")
             most = target is None and tree.digest == self._signatures.view.digest
-            if most or time.monotonic() >= deadline or not (self.count("asked") or self._untried()):
+            if most or loop_time() >= deadline or not (self.count("asked") or self._untried()):
                 return self._aim_at(tree)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
         return target
@@ -385,23 +385,23 @@ class StateClient:
 
     async def _read_chunks(self, donor: str, stream: DonorStream, target: _Target) -> None:
         """Ask for chunks, a little ahead of those that come, until nothing is missing."""
-        seconds_per_byte, came = AHEAD_SECONDS / LEAST_AHEAD, time.monotonic()
+        seconds_per_byte, came = AHEAD_SECONDS / LEAST_AHEAD, loop_time()
         owed = target.asked.setdefault(donor, deque())
         while target.missing:
             ahead = min(MOST_AHEAD, max(LEAST_AHEAD, AHEAD_SECONDS / seconds_per_byte))
             if self._wanted.hold():
-                self._news = time.monotonic()  # nobody is slow
+                self._news = loop_time()  # nobody is slow
             elif run := target.next_for(donor, ahead):
                 await stream.ask(request_of(target.tree.digest, run))
             if not owed:
                 await asyncio.sleep(LOOK_AGAIN_SECONDS)  # for what others owe
-                came = time.monotonic()
+                came = loop_time()
                 continue
             async with asyncio.timeout(self._wanted.timeout):
                 answer = await stream.answer()
             if answer is None:
                 raise ValueError(f"it left off with {len(target.missing)} chunks to go")
-            before, came = came, time.monotonic()
+            before, came = came, loop_time()
             size = await self._keep(donor, owed, answer, target)
             seconds_per_byte = 0.8 * seconds_per_byte + 0.2 * (came - before) / max(1, size)
 
@@ -419,6 +419,6 @@ class StateClient:
         target.received(index)
         self.received += len(data)
         self.donors[donor] += len(data)
-        self._news = time.monotonic()
+        self._news = loop_time()
         self._wanted.on_bytes(self.received, self.received + target.bytes_missing)
         return len(data)

@@ -8,9 +8,8 @@ for some chunks at a time, on one stream: it shares them out among several donor
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
 
@@ -20,6 +19,7 @@ from hivemind.utils import get_logger
 
 from tt_cli.identity.rate_limit import Crowded, Places
 from tt_cli.swarm import wire
+from tt_cli.swarm.clock import loop_time
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
@@ -87,11 +87,10 @@ class StateServer(ServicerBase):
 
         Raises Unavailable for what is no request, NotAdmitted: a stream may last longer than a pass.
         """
-        try:
+        message = None
+        with suppress(TimeoutError):
             async with asyncio.timeout(IDLE_SECONDS):
                 message = await anext(requests, None)
-        except TimeoutError:
-            return None
         if message is None:
             return None
         self._membership.admit_again(taker)
@@ -135,7 +134,7 @@ class StateServer(ServicerBase):
     async def _free_when_idle(self, snapshot: _Snapshot) -> None:
         """Free it when nobody has read it for some seconds."""
         while self._snapshot is snapshot:
-            left = snapshot.kept_until() - time.monotonic()
+            left = snapshot.kept_until() - loop_time()
             if left <= 0:
                 snapshot.close()
                 self._snapshot = None
@@ -148,13 +147,12 @@ class _Snapshot:
     def __init__(self, tree: Tree, manifest: bytes, buffer: StateBuffer):
         self.tree, self.manifest, self._buffer = tree, manifest, buffer
         self._readers = 0
-        self._read_at = time.monotonic()
+        self._read_at = loop_time()
 
     @contextmanager
     def read(self) -> Iterator[None]:
         """A context in which one more taker is under way."""
-        self._readers += 1
-        self._read_at = time.monotonic()
+        self._readers, self._read_at = self._readers + 1, loop_time()
         try:
             yield
         finally:
@@ -162,7 +160,7 @@ class _Snapshot:
 
     def read_now(self) -> bool:
         """True while a taker is under way."""
-        return self._readers > 0 and time.monotonic() < self._read_at + STALL_SECONDS
+        return self._readers > 0 and loop_time() < self._read_at + STALL_SECONDS
 
     def kept_until(self) -> float:
         """When it may be freed (monotonic seconds), as it looks now."""
@@ -182,7 +180,7 @@ class _Snapshot:
             data = self._buffer.read(*self.tree.place(index))
         except ValueError:
             raise Unavailable("it does not hold that state any more") from None
-        self._read_at = time.monotonic()
+        self._read_at = loop_time()
         return data
 
     def close(self) -> None:
