@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from end_to_end.conftest import tiny_run
+from end_to_end.conftest import local_swarm, tiny_run
 from history.test_store import seen
 from monitor.made import EVIL, snapshot, trainer
 
@@ -22,7 +22,6 @@ from tt_cli.history.reader import HistoryReader
 from tt_cli.history.writer import HistoryWriter, MadeStep, database_url
 from tt_cli.run import load_run
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
-from tt_cli.supervisor.local_swarm import LocalSwarm
 from tt_cli.web.queries import Answers
 from tt_cli.web.web_app import make_app
 
@@ -141,7 +140,7 @@ def test_every_view_on_a_small_and_a_large_terminal(page: str, tmp_path: Path, t
 def test_a_real_aux_peer_is_found_over_the_dht(tmp_path: Path, tt_home: Path) -> None:
     run, file = tiny_run(), tmp_path / "run.toml"
     file.write_text(run.to_toml())
-    with LocalSwarm(run.to_toml(), tmp_path / "swarm") as swarm:
+    with local_swarm(run, tmp_path / "swarm") as swarm:
         swarm.start_aux()
         arguments = ["monitor", str(file), "--peer", swarm.addresses[0]]
         terminal = Terminal(tmp_path, arguments, (80, 24), TT_HOME=str(tt_home), LC_ALL="C", NO_COLOR="1")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from end_to_end.conftest import tiny_run
+from end_to_end.conftest import local_swarm, tiny_run
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
@@ -28,7 +28,7 @@ RUN = tiny_run(swarm={"target_batch_size": 256})  # a trainer alone is no faster
 @pytest.fixture
 def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
     """An aux peer on loopback, and a trainer that accepts connections, for those in client mode."""
-    with LocalSwarm(RUN.to_toml(), tmp_path / "swarm") as swarm:
+    with local_swarm(RUN, tmp_path / "swarm") as swarm:
         swarm.start_aux()
         swarm.start_trainer("anna", batch_size=4, seed=0)
         yield swarm

@@ -1,8 +1,8 @@
 """A fork server: peers of tests begin as forks of one process that has imported torch, hivemind and the peer once.
 
 Imports and compiled kernels take a peer four seconds of a core, more than a tiny model's whole run. What a fork runs is
-what `python -m MODULE` would: in a session, with an environment, streams and a log of its own. Processes in another
-network namespace, and those with another Hub or path (read when libraries are imported), start the usual way.
+what `python -m MODULE` would: in a session, with an environment, streams and a log of its own, in the network namespace
+of the thread that asks. Processes with another Hub or path (read when libraries are imported) start the usual way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ import threading
 import warnings
 from typing import Any
 
-PRELOADED = ("hivemind", "tt_cli.auxiliary.coordinator", "tt_cli.peer.trainer", "tt_cli.swarm.collaboration")
+PRELOADED = (
+    *("hivemind", "tt_cli.auxiliary.coordinator", "tt_cli.peer.trainer", "tt_cli.swarm.collaboration"),
+    *("pandas", "pyarrow.parquet", "tokenizers"),  # which they import when they read data
+)
 READ_AT_IMPORT = ("HF_", "HIVEMIND_", "OMP_NUM_THREADS", "PYTHON")
 MOST = 1 << 20  # bytes of a request
 
@@ -88,20 +91,18 @@ class ForkServer:
         reading, writing = os.pipe()
         descriptors = {0: reading, 1: stdout.fileno(), 2: stderr.fileno(), **{number: number for number in pass_fds}}
         request = {"module": command[2], "arguments": command[3:], "environment": environment, "at": list(descriptors)}
-        try:
-            pid = self.ask(request, list(descriptors.values()))
-        finally:
-            os.close(reading)
+        with open("/proc/thread-self/ns/net") as namespace:
+            try:
+                pid = self.ask(request, [namespace.fileno(), *descriptors.values()])
+            finally:
+                os.close(reading)
         return Forked(self, pid, os.fdopen(writing, "wb"))
 
     def _serves(self, environment: dict[str, str]) -> bool:
         def read(given: dict[str, str]) -> dict[str, str]:
             return {name: value for name, value in given.items() if name.startswith(READ_AT_IMPORT)}
 
-        def namespace(process: int | str) -> str:
-            return os.readlink(f"/proc/{process}/ns/net")
-
-        return read(environment) == read(self._environment) and namespace("thread-self") == namespace(self._process.pid)
+        return read(environment) == read(self._environment)
 
     def ask(self, request: dict[str, Any], descriptors: list[int] | None = None) -> int:
         """The server's answer: a new process id, or the exit code of one that has ended."""
@@ -139,10 +140,10 @@ def serve(control: socket.socket) -> None:
                 os.close(descriptor)
         else:
             control.close()
-            become(request, descriptors)
+            become(request, *descriptors)
 
 
-def become(request: dict[str, Any], descriptors: list[int]) -> None:
+def become(request: dict[str, Any], namespace: int, *descriptors: int) -> None:
     """Run a module as `python -m` does. Ends with SystemExit, as it does."""
     import numpy
     from hivemind.utils.asyncio import _AsyncContextWrapper
@@ -151,6 +152,9 @@ def become(request: dict[str, Any], descriptors: list[int]) -> None:
     # Locks that hivemind made when it was imported: a fork that is killed with one would hang all others.
     MPFuture.reset_backend()
     _AsyncContextWrapper.EXECUTOR_LOCK = multiprocessing.Lock()
+    if not os.path.samestat(os.fstat(namespace), os.stat("/proc/self/ns/net")):
+        assert ctypes.CDLL(None).setns(namespace, 0) == 0, "cannot enter the network namespace"
+    os.close(namespace)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.setsid()
     for given, wanted in zip([os.dup2(each, 500 + each) for each in descriptors], request["at"], strict=True):
