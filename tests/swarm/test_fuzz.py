@@ -6,6 +6,7 @@ peer sends with some bytes changed, cut off, or put in.
 
 from __future__ import annotations
 
+import functools
 import math
 import tracemalloc
 from collections.abc import Callable
@@ -157,6 +158,7 @@ def changed(draw: st.DrawFn, honest: bytes) -> bytes:
     return bytes(data)
 
 
+@functools.cache
 def anything(honest: bytes) -> st.SearchStrategy[bytes]:
     return (
         st.binary(max_size=200) | values.map(lambda value: msgpack.packb(value, strict_types=False)) | changed(honest)
@@ -195,7 +197,7 @@ def test_what_honest_peers_send_is_taken(reader: str) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_anything_else_is_refused_as_declared(reader: str, data: st.DataObject) -> None:
     read(reader, data.draw(anything(READERS[reader][2])))
@@ -232,7 +234,7 @@ def test_honest_records_are_kept(honest: DHTRecord) -> None:
     assert node.validate(DHTRecord(honest.key, honest.subkey, node.sign_value(honest), honest.expiration_time))
 
 
-@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_no_record_breaks_a_node(data: st.DataObject) -> None:
     """And none is kept that an honest peer has not signed: the bytes here pass for signed ones."""
@@ -248,7 +250,7 @@ def test_no_record_breaks_a_node(data: st.DataObject) -> None:
         assert found.value == HONEST[2].value
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 @given(anything(valid_record()))
 def test_no_value_breaks_a_reader(data: bytes) -> None:
     try:
