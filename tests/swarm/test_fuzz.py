@@ -197,7 +197,7 @@ def test_what_honest_peers_send_is_taken(reader: str) -> None:
 
 
 @pytest.mark.parametrize("reader", READERS)
-@settings(suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_anything_else_is_refused_as_declared(reader: str, data: st.DataObject) -> None:
     read(reader, data.draw(anything(READERS[reader][2])))
