@@ -165,8 +165,8 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
     return trainer.Parts(DifferentMicroStep, collaboration)
 
 
-def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
-    """As a training peer's."""
+def main(options: dict[str, Any], emit: Emit, orders: Orders, **parts: Any) -> None:
+    """As a training peer's. parts: others that it is made of."""
     mine = Differences(**{each.name: options.pop(each.name) for each in fields(Differences) if each.name in options})
     news = threading.Condition()
 
@@ -182,4 +182,4 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders) -> None:
         backup.BACKUP_SECONDS = 0.0
     if mine.short:
         memory_watch.LOOK_SECONDS = 0.1  # a test need not wait
-    trainer.main(options, noting, orders, different(mine, orders, news))
+    trainer.main(options, noting, orders, replace(different(mine, orders, news), **parts))

@@ -84,7 +84,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
 
     release_freed_memory()
     emit(Phase("starting", "joining the DHT"))
-    dht, client_mode = start_reachable_dht(run, peer.identity, emit, initial_peers=opts.initial_peers, listen=opts)
+    dht, client_mode = parts.start_dht(run, peer.identity, emit, initial_peers=opts.initial_peers, listen=opts)
     with ExitStack() as closing:
         taking_part = peer.taking_part(dht, opts.initial_peers, client_mode, backups.go_back, parts.collaboration)
         collaboration = closing.enter_context(taking_part)
@@ -224,6 +224,7 @@ class Parts:
     collaboration: type[Collaboration] = Collaboration
     examples: type[ExampleStream] = ExampleStream
     tokenizer: Callable[[RunConfig], Any] = load_tokenizer
+    start_dht: Callable[..., tuple[Any, bool]] = start_reachable_dht
 
 
 def _train(

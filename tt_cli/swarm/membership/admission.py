@@ -163,10 +163,10 @@ class Admission:
         return True
 
 
-def admits(membership: Admission, text: str, peer_id: str) -> bool:
-    """Tell whether this pass, shown by this peer, counts now."""
+def admits(membership: Admission, text: str | None, peer_id: str) -> bool:
+    """Tell whether this pass, shown by this peer, counts now. None: the one that it showed before."""
     try:
-        membership.admit(text, peer_id)
+        membership.admit_again(peer_id) if text is None else membership.admit(text, peer_id)
     except NotAdmitted as error:
         logger.info(f"{peer_id} is not admitted: {error}")
         return False

@@ -33,8 +33,10 @@ WORDS = 300  # of a refusal, in bytes
 class DHTAuthorizer:
     """One for the DHT node of a peer. refusal: what this peer itself was told last when it was turned away."""
 
+    admission_type, guard_type = Admission, PassGuard
+
     def __init__(self, membership: Admission):
-        self.passes = PassGuard(membership, self._turned_away)
+        self.passes = self.guard_type(membership, self._turned_away)
         self._bytes = RateLimit(BYTES_AT_ONCE, BYTES)
         self._refusal = shared_bytes(WORDS)  # the host process reads it
         self._guarded: P2P | None = None

@@ -15,7 +15,7 @@ from hivemind.p2p import P2P, P2PHandlerError, PeerID
 
 from tt_cli.identity.passes import MAX_PASS
 from tt_cli.identity.rate_limit import RateLimit
-from tt_cli.swarm.membership.admission import MOST_PASSES, Admission, NotAdmitted
+from tt_cli.swarm.membership.admission import MOST_PASSES, Admission, NotAdmitted, admits
 
 REQUESTS, REQUESTS_AT_ONCE = 60.0, 600.0  # calls and streams of one peer: a second
 REFUSED = "not admitted: "
@@ -73,7 +73,7 @@ class PassGuard:
         mine, service = self.membership.mine(), (peer, name.rpartition(".")[0])
         if self.membership.is_banned(str(peer)):
             raise NotAdmitted("it is banned")
-        known = self._shown.get(service) == mine and self._remembers(peer)
+        known = self._shown.get(service) == mine and admits(self.membership, None, str(peer))
         try:
             answer = await call(peer, name, frame("" if known else mine) + request)
         except P2PHandlerError as error:
@@ -110,13 +110,6 @@ class PassGuard:
             self.membership.admit(text.decode("ascii", errors="replace"), str(peer))
         else:
             self.membership.admit_again(str(peer))
-
-    def _remembers(self, peer: PeerID) -> bool:
-        try:
-            self.membership.admit_again(str(peer))
-        except NotAdmitted:
-            return False
-        return True
 
 
 def frame(text: str) -> bytes:

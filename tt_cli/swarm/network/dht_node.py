@@ -22,7 +22,7 @@ from tt_cli.run import RunConfig
 from tt_cli.supervisor.processes import alive, children_of, keep_objects_shared
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import hivemind_patches
-from tt_cli.swarm.membership.admission import Admission, NoPass, check_own_pass
+from tt_cli.swarm.membership.admission import NoPass, check_own_pass
 from tt_cli.swarm.membership.dht_auth import DHTAuthorizer
 from tt_cli.swarm.membership.rsa_identity import Identity
 from tt_cli.swarm.network.addresses import listen_and_announce
@@ -54,6 +54,7 @@ def start_dht(
     port: int = 0,
     announce: Sequence[str] = (),
     client_mode: bool = False,
+    authorizer: type[DHTAuthorizer] = DHTAuthorizer,
 ) -> DHT:
     """A running DHT node that checks and signs this run's records.
 
@@ -62,14 +63,14 @@ def start_dht(
     Raises TTError when the port is taken or none of the initial peers answers, NoPass where this peer is not admitted.
     """
     key_file, key = (None, None) if identity is None else (identity.path, identity.key)
-    membership = Admission(run, key_file)
+    membership = authorizer.admission_type(run, key_file)
     records = RecordValidator(run.identity, membership, run.membership.authority_key or "")
     if identity is not None:
         check_own_pass(membership, identity.peer_id, run)
     if not client_mode and port:
         _check_port_free(host, port)
     listen, announced = ([f"/ip4/{host}/tcp/0"], []) if client_mode else listen_and_announce(host, port, announce)
-    dht, guard = None, DHTAuthorizer(membership)
+    dht, guard = None, authorizer(membership)
     hivemind_patches.apply()
     try:
         dht = DHT(

@@ -187,12 +187,13 @@ def start_reachable_dht(
     initial_peers: Sequence[str],
     listen: ListenOptions,
     wait: Callable[[float], object] = time.sleep,
+    node: Callable[..., DHT] = start_dht,
 ) -> tuple[DHT, bool]:
     """A DHT node as `start_dht` makes it, that others can reach; else one in client mode. Returns it, and whether.
 
     Says which and why, and what a person can do about it. Call it before there are other threads.
     """
-    start = partial(start_dht, run, identity, initial_peers=initial_peers, host=listen.host)
+    start = partial(node, run, identity, initial_peers=initial_peers, host=listen.host)
     if listen.client_mode:
         emit(Choice("reachable", "no", "--client-mode: this peer calls the others, and nobody calls it"))
         return start(client_mode=True), True
