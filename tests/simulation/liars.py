@@ -92,7 +92,7 @@ def broken(entropy: random.Random) -> Lie:
 
 def donor(entropy: random.Random) -> Lie:
     """Hands over a state that nobody made, or other chunks of the one that it names."""
-    tree, manifest_too = SimulatedTree(entropy.randint(1, 9), entropy.randbytes(32).hex()), entropy.random() < 0.7
+    tree, manifest_too = SimulatedTree(entropy.randint(1, 9), entropy.randbytes(32).hex()), entropy.random() < 0.5
 
     def lie(node: Node, peer: PeerID, method: str, message: Any) -> Any:
         if method != "rpc_state_chunks!":

@@ -82,11 +82,8 @@ MUTANTS = {
     "quorum: a peer that lost all goes on alone": Mutant(
         "network.connectivity", "if not found.answered and self._initial:", "if False:", "long"
     ),
-    "catch-up: the state that a donor names": Mutant(
-        "state.trusted_digests",
-        "return enough(len(self._votes.get(state, ())), self._voters)",
-        "return True",
-        "donor",
+    "catch-up: chunks are taken as they come": Mutant(
+        "state.client", "if not await asyncio.to_thread(target.tree.holds, index, data):", "if False:", "donor"
     ),
     "selection: who spoiled a round stays out": Mutant(
         "participants.selector", "if SPOILED in result.problem or TOO_FEW in result.problem:", "if False:", "partition"

@@ -26,7 +26,7 @@ TWO_FACED = 30
 CAUGHT_SOON = (  # of the mutants; `scripts/simulate --mutants` looks for all
     "commit: averages need no signature",
     "quorum: a group of the minority",
-    "catch-up: the state that a donor names",
+    "catch-up: nobody is ever behind",
     "audit: the guilty are whoever spoke",
 )
 FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator found"
