@@ -31,6 +31,7 @@ SMALLER = {
 REQUEST_SECONDS = 30.0  # for one of those
 EACH, TOTAL = 12, 512  # streams of one peer at once, and of all
 LINGER_SECONDS = 5.0  # for the end of a stream that was answered
+REFUSED_SECONDS = 1.0  # for the other side to hang up: closed with something unread, a stream is reset, its words lost
 
 _answered: ContextVar[asyncio.Event] = ContextVar("_answered")
 
@@ -56,8 +57,9 @@ def guard(p2p: P2P, membership: Admission) -> None:
                     reader.patience = REQUEST_SECONDS if method in SMALLER else None
                     await _until_answered(handler(info, reader, writer))
             except (NotAdmitted, Crowded) as error:
-                with contextlib.suppress(ConnectionError):
+                with contextlib.suppress(ConnectionError, TimeoutError, asyncio.IncompleteReadError):
                     await P2P.send_protobuf(RPCError(message=str(error)), writer)
+                    await asyncio.wait_for(reader.readexactly(MAX_REQUEST), REFUSED_SECONDS)
                 writer.close()
             except (TimeoutError, asyncio.IncompleteReadError):  # no frame came
                 writer.close()
