@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.utils import counters
 from torch._inductor import config as inductor
+from torch._inductor import cpp_builder
 
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
@@ -25,7 +29,12 @@ def fusion(monkeypatch: pytest.MonkeyPatch) -> Fusion:
 
 def test_nothing_is_compiled_on_a_cpu() -> None:
     state = Fusion()
-    assert not state.wanted((torch.ones(1),)) and state.reason() == ("eager", "compiling pays on GPUs only")
+    assert not state.wanted((torch.ones(1),)) and state.reason() == ("eager", "compiling pays where a GPU trains")
+
+
+def test_drawing_and_checking_compile_nothing_on_a_gpu_either() -> None:
+    """Training alone asks for it: elsewhere the compiler takes longer than it saves."""
+    assert not Fusion().wanted((torch.empty(1, device="meta"),)) and Fusion().devices == set() == room.fusion.devices
 
 
 @pytest.mark.debian
@@ -55,6 +64,42 @@ def test_without_a_working_compiler_all_runs_as_it_is(fusion: Fusion) -> None:
     assert fusion.reason()[0] == "eager" and fusion.failure in fusion.reason()[1]
     assert torch.equal(doubled(torch.zeros(2)), torch.ones(2))  # and nothing is tried again
     assert not fusion.compiled
+
+
+@pytest.mark.debian
+def test_a_failure_at_a_later_shape_is_told_once_and_all_runs_as_it_is(fusion: Fusion) -> None:
+    """The compiler may be gone, or the disk full, when a shape is met that needs another graph."""
+
+    @fused
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2 + 1
+
+    told: list[str] = []
+    fusion.warn = told.append
+    with inductor.patch({"fx_graph_cache": False}):
+        doubled(torch.ones(3))
+        assert fusion.compiled == {"doubled"} and not told
+        with inductor.patch({"cpp.cxx": ("/nonexistent/compiler",)}):
+            for function in vars(cpp_builder).values():
+                if isinstance(function, functools._lru_cache_wrapper):
+                    function.cache_clear()
+            for _ in range(3):
+                assert torch.equal(doubled(torch.ones(3, 5)), torch.full((3, 5), 3.0))
+    (words,) = told
+    assert words.startswith("elementwise kernels run eagerly from now on: compiling failed: ") and "\n" not in words
+    assert fusion.reason()[0] == "eager"
+
+
+@pytest.mark.debian
+def test_one_graph_serves_all_sizes_from_two_on(fusion: Fusion) -> None:
+    @fused
+    def doubled(x: Tensor) -> Tensor:
+        return x * 2 + 1
+
+    counters["stats"].clear()
+    for size in (2, 3, 8, 64):
+        doubled(torch.ones(size, 4))
+    assert fusion.failure == "" and counters["stats"]["unique_graphs"] == 1
 
 
 def test_errors_of_the_function_itself_are_not_hidden(fusion: Fusion) -> None:

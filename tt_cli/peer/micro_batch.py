@@ -2,8 +2,9 @@
 
 Notable:
 - a try is what training does with a micro-batch: forward, backward, the check that it is finite, the sum;
+- on a GPU one call of each new size is not timed: kernels are compiled, loaded and chosen in it;
 - sizes double while that pays; then the sizes half-way to the neighbours of the best are tried, and the best few once
-  more in turns, so that another program's burst does not decide; the clock stands while others have the processor;
+  more in turns, so that another program's burst does not decide; on a CPU the clock stands while others have it;
 - nothing is tried that the memory model says does not fit, corrected by what the tries before really took;
 - running out of memory loses no example: the batch in hand goes on in smaller pieces, and what was accumulated stays.
 """
@@ -41,6 +42,7 @@ WORTHWHILE = 1.02  # a larger size must be so many times as fast
 PROBE_SECONDS = 10.0  # for all tries together; the first two sizes are tried in any case
 SEARCH_SECONDS = 6.0  # of them for doubling; the rest compares the fastest
 BUSY_SECONDS = 20.0  # the same where other programs have the processor meanwhile
+WARM_UP_SECONDS = 300.0  # for all that is not timed, which is the compiler's; then no more sizes are tried
 SHORT = 0.1  # seconds that a size is timed for at least
 FINALISTS, ROUNDS = 3, 5  # how many sizes are compared, and how often
 CLOSE, SLOWER = 0.85, 0.95  # shares of the highest rate: to be compared at first, and to stay
@@ -64,13 +66,17 @@ def undisturbed_seconds() -> float:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Settings that a choice holds for; with others it is tried out anew. memory: --memory in bytes."""
+    """Settings that a choice holds for; with others it is tried out anew. memory: --memory in bytes.
+
+    kernels: how elementwise work runs, "compiled" or "eager".
+    """
 
     device: str
     precision: str
     threads: int
     memory: int | None
     target_batch_size: int
+    kernels: str = "eager"
     version: str = __version__
     torch: str = torch.__version__
 
@@ -96,7 +102,8 @@ class MicroBatchSearch:
     """Finds the fastest micro-batch that fits.
 
     compute: one micro-batch of a given size, as in training, done when it returns. The target batch limits sizes: one
-    micro-batch should not overshoot the swarm's step.
+    micro-batch should not overshoot the swarm's step. patient: a GPU, whose micro-batches may take long, and whose
+    time is the wall's: the thread that waits for a processor keeps it from nothing. clock: of tries; wall: of all.
     """
 
     def __init__(
@@ -106,15 +113,17 @@ class MicroBatchSearch:
         target_batch_size: int,
         *,
         patient: bool,
-        clock: Callable[[], float] = undisturbed_seconds,
+        clock: Callable[[], float] | None = None,
         wall: Callable[[], float] = time.perf_counter,
     ):
-        self._compute, self._memory, self._clock, self._wall = compute, memory, clock, wall
-        self._patient = patient  # a GPU: micro-batches may take long
+        self._compute, self._memory, self._wall = compute, memory, wall
+        self._clock = clock or (wall if patient else undisturbed_seconds)
+        self._patient = patient
         self._target = target_batch_size
         self._largest = max(1, min(LARGEST_PROBE, target_batch_size // 4))
         self._seconds: dict[int, list[float]] = {}  # of each size
         self._spent = self._took = 0.0  # undisturbed, and by the clock on the wall
+        self._warming = 0.0  # by the clock on the wall, in calls that are not timed
         self._excess = 1.0  # measured over predicted memory
         self._stopped = ""
 
@@ -130,6 +139,7 @@ class MicroBatchSearch:
                 "use memory, or give --device cpu or a larger --memory"
             )
         self._compare()
+        self._memory.release()
         best = self._best()
         tried = ", ".join(map(str, sorted(self._seconds)))
         reason = f"fastest of {tried} at {self._rate(best):.1f} samples/s; {self._stopped}"
@@ -139,6 +149,8 @@ class MicroBatchSearch:
         """The reason for which none larger than this is tried, "" where twice as many are."""
         if 2 * size > self._largest:
             return f"the largest tried, for a target batch of {self._target}"
+        if self._warming > WARM_UP_SECONDS:
+            return f"compiling for more sizes takes too long: {self._warming:.0f} s so far"
         highest = max(map(self._rate, self._seconds))
         if size >= 4 and max(self._rate(size), self._rate(size // 2)) < SLOWER * highest:
             return "larger ones are no faster"
@@ -182,7 +194,7 @@ class MicroBatchSearch:
         return min(size for size in self._seconds if self._rate(size) * WORTHWHILE >= highest)
 
     def _may_go_on(self, seconds: float, within: float) -> bool:
-        return self._spent + seconds < within and self._took < BUSY_SECONDS
+        return self._spent + seconds < within and self._took < BUSY_SECONDS and self._warming < WARM_UP_SECONDS
 
     def _sensible(self, size: int) -> bool:
         """Half-way sizes: 3, 6, 12 … that fit and are not slow."""
@@ -213,6 +225,10 @@ class MicroBatchSearch:
 
     def _time(self, size: int, seconds: list[float]) -> None:
         """Append the seconds of some tries; a first one that is short warms caches up and does not count."""
+        if self._patient:
+            began = self._wall()
+            self._compute(size)
+            self._warming += self._wall() - began
         if (first := self._timed(size)) > SHORT:
             seconds.append(first)
         while sum(seconds) < SHORT:

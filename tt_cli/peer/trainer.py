@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model.allocator import is_out_of_memory, keep_freed_memory
+from tt_cli.model.allocator import attempt, is_out_of_memory, keep_freed_memory
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.layers.fused import fusion
 from tt_cli.peer.backup import Backups
@@ -48,6 +49,10 @@ from tt_cli.task.dalle_task import DalleTask
 
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
+COMPILE_WORKERS = 4  # processes of Inductor at most, each of some hundred MB: there are a handful of kernels
+COMPILED_FROM = (
+    20_000_000  # parameters, counted in every layer that uses them: below, compiling takes longer than it saves
+)
 FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 
@@ -75,6 +80,8 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
     prepare_arithmetic(run, emit)
     tokenizer = parts.tokenizer(run)
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folders.home() / "compiled"))
+    workers = min(COMPILE_WORKERS, opts.threads or len(os.sched_getaffinity(0)))
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(workers))
     task = task_of(run)
     model = task.new_model()
     with torch.no_grad():
@@ -107,9 +114,11 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         model.to(device.torch_device)
         if run.model.reversible:
             model.activation_budget = choose_activation_budget(run, device, room, emit)
+        _allow_compiling(task.sizes()["effective"], device, emit)
         step = parts.micro_step(task, model, device, collaboration, shared)
         memory = RoomMemory(run, device, room, model.activation_budget)
         size = _choose_size(run, opts, step, memory, stream, emit)
+        step.release()  # what trying sizes out has left
         emit(Choice("elementwise kernels", *fusion.reason()))
         peer.about.device, peer.about.micro_batch = device.name, size
 
@@ -143,14 +152,28 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
 def _choose_size(
     run: RunConfig, opts: TrainerOptions, step: MicroStep, memory: RoomMemory, stream: ExampleStream, emit: Emit
 ) -> int:
-    device, target = step.device, run.swarm.target_batch_size
-    settings = BatchSettings(device.name, device.dtype_name, torch.get_num_threads(), opts.memory, target)
+    device, target, compute = step.device, run.swarm.target_batch_size, step.probe(stream)
+    if fusion.devices and not opts.batch_size and attempt(lambda: compute(1))[1]:  # compiles, or shows that it fails
+        step.release()
+    threads, kernels = torch.get_num_threads(), fusion.reason()[0]
+    settings = BatchSettings(device.name, device.dtype_name, threads, opts.memory, target, kernels)
     remembered = Remembered(folders.run_folder(run) / "micro-batch.json", emit)
 
     def search() -> SizeChoice:
-        return MicroBatchSearch(step.probe(stream), memory, target, patient=device.kind == "cuda").run()
+        return MicroBatchSearch(compute, memory, target, patient=device.kind == "cuda").run()
 
     return choose_micro_batch(opts.batch_size, settings, memory, search, remembered, emit)
+
+
+def _allow_compiling(parameters: int, device: Device, emit: Emit) -> None:
+    """Have elementwise work compiled on a GPU, where the model is large enough for that to pay."""
+    fusion.warn = lambda words: emit(Log(words, "warning"))
+    if device.torch_device.type != "cuda":
+        fusion.off = "compiling pays on GPUs of CUDA and ROCm"
+    elif parameters < COMPILED_FROM:
+        fusion.off = f"compiling for a model of {parameters:,} parameters takes longer than it saves"
+    else:
+        fusion.devices.add("cuda")
 
 
 class MicroStep:
@@ -165,11 +188,10 @@ class MicroStep:
 
     def probe(self, stream: ExampleStream) -> Callable[[int], None]:
         """A function that computes one micro-batch of a given size as in training, and counts it for nothing."""
-        few = next(stream.batches(FEW_EXAMPLES))
-        sums = Accumulator(list(self._parameters))
+        sums, few = Accumulator(list(self._parameters)), cache(lambda: next(stream.batches(FEW_EXAMPLES)))
 
         def compute(size: int) -> None:
-            loss, figures = self._backward(repeated(few, size))
+            loss, figures = self._backward(repeated(few(), size))
             if all_finite(self.gradients()):
                 sums.add(self.gradients(), size, loss, figures)
             if self.device.kind == "cuda":

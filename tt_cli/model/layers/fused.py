@@ -15,17 +15,25 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from tt_cli.errors import first_line
+from tt_cli.model.allocator import is_out_of_memory
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 @dataclass
 class Fusion:
-    """The devices on which kernels are compiled, and what came of it."""
+    """The devices on which kernels are compiled, none until training asks for it, and what came of it.
 
-    devices: set[str] = field(default_factory=lambda: {"cuda"})
+    off: why none are. warn: told in one line of a failure, which may come with a shape that is met late.
+    """
+
+    devices: set[str] = field(default_factory=set)
     compiled: set[str] = field(default_factory=set)
     failure: str = ""
+    off: str = "compiling pays where a GPU trains"
+    warn: Callable[[str], object] = lambda words: None
 
     def wanted(self, args: tuple[Any, ...]) -> bool:
         """True when a function of these arguments is to be compiled."""
@@ -37,7 +45,12 @@ class Fusion:
             return "eager", f"compiling failed: {self.failure}"
         if self.compiled:
             return "compiled", f"{len(self.compiled)} kernels by torch.compile, kept on disk for the next start"
-        return "eager", "compiling pays on GPUs only"
+        return "eager", self.off
+
+    def give_up(self, error: Exception) -> None:
+        """Compile nothing any more."""
+        self.failure = f"{type(error).__name__}: {first_line(error)[:200]}"
+        self.warn(f"elementwise kernels run eagerly from now on: compiling failed: {self.failure}")
 
 
 fusion = Fusion()
@@ -52,17 +65,16 @@ def fused(function: Callable[P, R]) -> Callable[P, R]:
         nonlocal compiled
         if torch.compiler.is_compiling() or not fusion.wanted(args):
             return function(*args, **kwargs)
-        if compiled is not None:
-            return compiled(*args, **kwargs)
-        candidate = torch.compile(function)
+        if compiled is None:
+            compiled = torch.compile(function, dynamic=True)  # one graph for all micro-batches from 2 on
         try:
-            result = candidate(*args, **kwargs)
-        except torch.OutOfMemoryError:
-            raise
+            result = compiled(*args, **kwargs)
         except Exception as error:  # the compiler, its C compiler, Triton and the disk have no common error
-            fusion.failure = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200]}"
-            return function(*args, **kwargs)
-        compiled = candidate
+            if is_out_of_memory(error):
+                raise
+            result = function(*args, **kwargs)  # an error of its own is raised again here, and nothing given up
+            fusion.give_up(error)
+            return result
         fusion.compiled.add(function.__name__)
         return result
 
