@@ -30,6 +30,11 @@ COPY tt_cli tt_cli
 RUN /opt/tt/bin/pip install --no-cache-dir -c scripts/constraints.txt ".[numba,postgres]"
 
 FROM python:3.11-slim
+ARG TORCH=cpu
+# Triton compiles a GPU's elementwise kernels with a C compiler and Python.h, which this image's Python brings.
+RUN if [ "$TORCH" = cuda ]; then \
+        apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev && rm -rf /var/lib/apt/lists/*; \
+    fi
 COPY --from=build /opt/tt /opt/tt
 RUN useradd --uid 10001 --create-home tt && install -d -o tt -g tt -m 700 /data
 USER tt

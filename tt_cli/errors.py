@@ -12,6 +12,12 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+_OUT_OF_MEMORY = (  # in lower case: of the CPU's allocator, C++, CUDA, HIP, MPS, XPU, their libraries, and oneDNN
+    *("can't allocate memory", "not enough memory", "bad_alloc", "out of memory", "out_of_memory", "outofmemory"),
+    *("alloc_failed", "memoryallocation", "out_of_device_memory", "out_of_host_memory", "out_of_resources"),
+    "could not create a primitive",
+)
+
 
 class TTError(Exception):
     """Something outside the program went wrong (network, disk, another process)."""
@@ -34,6 +40,14 @@ def nearest(name: str, names: Iterable[str], otherwise: str) -> str:
 def first_line(error: BaseException) -> str:
     """The first line of what an exception says, the name of its class where it says nothing."""
     return str(error).strip().split("\n")[0] or type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for what torch and Python raise when memory runs out, on any device."""
+    words = str(error).lower()
+    return isinstance(error, MemoryError) or (
+        isinstance(error, RuntimeError) and any(refusal in words for refusal in _OUT_OF_MEMORY)
+    )
 
 
 @contextmanager

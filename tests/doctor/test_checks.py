@@ -8,12 +8,15 @@ import sys
 import tomllib
 from email.utils import formatdate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from tt_cli.doctor import checks
+from tt_cli.doctor import checks, torch_probe
 from tt_cli.doctor.checks import Asked, Check
 from tt_cli.errors import TTError, UsageError
+from tt_cli.peer.device import Hardware
 
 ROOT = Path(__file__).parents[2]
 
@@ -88,27 +91,62 @@ def test_a_torch_that_hangs_or_breaks_fails(
     assert check.fix
 
 
+RTX = {"name": "RTX 4090", "free": 23 * 2**30, "total": 24 * 2**30, "fault": ""}
+P100 = {"name": "P100", "free": 0, "total": 0, "fault": "torch 2.13 has no kernels for it: pip install torch"}
+
+
 @pytest.mark.parametrize(
-    ("found", "driver", "verdict", "words"),
+    ("found", "expected"),
     [
-        (
-            {"gpus": [{"name": "RTX 4090", "free": 23 * 2**30, "total": 24 * 2**30}]},
-            "560.3",
-            "pass",
-            "RTX 4090 with 23.0",
-        ),
-        ({"gpu_error": "CUDA driver version is insufficient"}, "", "fail", "torch cannot use it: CUDA driver version"),
-        ({"built_for_gpu": False}, "560.3", "warning", "this torch is built for CPUs alone"),
-        ({}, "560.3", "warning", "torch does not see it"),
-        ({}, "", "warning", "none: the CPU trains"),
+        ({"gpus": [RTX], "driver": "560.3"}, [("pass", "RTX 4090 with 23.0 GiB of 24.0 GiB free, driver 560.3")]),
+        ({"gpus": [P100, RTX]}, [("warning", "P100: torch 2.13 has no"), ("pass", "RTX 4090 with 23.0")]),
+        ({"gpus": [P100]}, [("fail", "P100: torch 2.13 has no kernels for it")]),
+        ({"gpu_error": "a driver's words"}, [("fail", "torch cannot use it: a driver's words")]),
+        ({"hidden": "there is a driver: update it"}, [("warning", "there is a driver")]),
+        ({}, [("warning", "none: the CPU trains")]),
     ],
 )
-def test_what_trains(
-    found: dict[str, object], driver: str, verdict: str, words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(checks, "_driver", lambda: driver)
-    (check,) = checks.gpu({"gpus": [], "gpu_error": "", "built_for_gpu": True, **found})
-    assert check.verdict == verdict and words in check.words
+def test_what_trains(found: dict[str, object], expected: list[tuple[str, str]]) -> None:
+    checked = list(checks.gpu({"gpus": [], "gpu_error": "", "hidden": "", "driver": "", **found}))
+    lines = [check for check in checked if check.name == "GPU"]
+    assert [check.verdict for check in lines] == [verdict for verdict, _ in expected]
+    assert all(
+        check.words.startswith(words) and check.fix != "" or check.verdict == "pass"
+        for check, (_, words) in zip(lines, expected, strict=True)
+    )
+    assert [check.name for check in checked if check.name != "GPU"] == ["compiler"] * (RTX in found.get("gpus", []))
+
+
+def test_a_gpu_s_kernels_need_a_compiler_and_python_s_headers(tmp_path: Path) -> None:
+    check = checks.compiler(None, str(tmp_path))
+    assert check.verdict == "warning" and check.words.startswith("no C compiler and no Python.h: ")
+    assert "python3-dev" in check.fix
+    (tmp_path / "Python.h").touch()
+    assert checks.compiler(None, str(tmp_path)).words.startswith("no C compiler: ")
+    assert checks.compiler("/usr/bin/gcc", str(tmp_path)).verdict == "pass"
+
+
+def test_the_first_bad_gpu_does_not_hide_the_good_ones() -> None:
+    """The first has no kernels in this torch."""
+    cuda = SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: 2,
+        get_device_name=lambda device: f"GPU {device.index}",
+        get_device_capability=lambda device: (6, 0) if device.index == 0 else (8, 9),
+        get_arch_list=lambda: ["sm_75", "sm_89"],
+        mem_get_info=lambda device: (3, 4),
+    )
+
+    def try_out(device: torch.device, dtype: torch.dtype) -> None:
+        if device.index == 0:
+            raise RuntimeError("CUDA error: no kernel image is available for execution on the device")
+
+    hardware = Hardware(cuda=cuda, hip_version=None, driver=lambda: "580.1", try_out=try_out)
+    found = torch_probe.main(None, "", hardware)
+    first, second = found["gpus"]
+    assert "no kernels for its compute capability 6.0" in first["fault"]
+    assert second == {"name": "GPU 1", "free": 3, "total": 4, "fault": ""}
+    assert (found["driver"], found["hidden"]) == ("580.1", "")
 
 
 def test_a_run_that_does_not_fit_fails_with_what_would_make_it_fit() -> None:

@@ -19,6 +19,8 @@ from safetensors.torch import save_file
 from testbed.spawned import spawned
 
 from tt_cli.cli.main import main
+from tt_cli.draw.weights_source import torch_device
+from tt_cli.errors import UsageError
 
 pytestmark = pytest.mark.slow
 
@@ -153,3 +155,16 @@ def test_checkpoints_and_clip_from_the_hub(here: Path, tiny: Tiny, hub: HubStand
     assert json.loads(cached[1])["checkpoint"] == told[0]["checkpoint"]
     assert absent[0] == 1 and absent[2].count("\n") == 1
     assert "the Hugging Face Hub cannot be reached" in absent[2]
+
+
+def test_one_of_several_gpus_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torch_device("auto") == torch_device("cpu") == torch.device("cpu")
+    with pytest.raises(UsageError, match="^--device cuda: torch finds no GPU here; use --device cpu$"):
+        torch_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert torch_device("cuda:1") == torch.device("cuda", 1) and torch_device("auto") == torch.device("cuda", 0)
+    with pytest.raises(UsageError, match="^--device cuda:2: torch finds 2 GPUs here"):
+        torch_device("cuda:2")
+    with pytest.raises(UsageError, match="^--device gpu: no such device: give auto, cpu, cuda or cuda:N$"):
+        torch_device("gpu")

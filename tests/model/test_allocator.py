@@ -11,7 +11,7 @@ import pytest
 import torch
 from testbed.spawned import Call, spawned
 
-from tt_cli.model.allocator import free_memory, keep_freed_memory, mapped_like
+from tt_cli.model.allocator import device_memory, free_memory, keep_freed_memory, mapped_like
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,12 @@ def test_freed_blocks_are_used_again(elsewhere: Call) -> None:
 
 def test_free_memory_is_there() -> None:
     assert 0 < free_memory(torch.device("cpu")) < 1 << 50
+
+
+def test_memory_of_apple_s_gpu_is_counted_by_other_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("current_allocated_memory", 3), ("driver_allocated_memory", 5), ("recommended_max_memory", 9)):
+        monkeypatch.setattr(torch.mps, name, lambda value=value: value)
+    assert device_memory(torch.device("mps")) == (3, 5, 6, 9)
 
 
 def read_in_a_fork() -> int:

@@ -12,8 +12,7 @@ import torch
 
 from scripts.benchmarks import gpu_probe
 from tt_cli.data.examples import Batch
-from tt_cli.errors import TTError
-from tt_cli.model.allocator import is_out_of_memory
+from tt_cli.errors import TTError, is_out_of_memory
 from tt_cli.peer.device import Device
 from tt_cli.peer.micro_batch import (
     BatchSettings,
@@ -201,6 +200,16 @@ def test_running_out_of_memory_is_known_on_every_device(run_out: Callable[[], No
     with pytest.raises(RuntimeError) as caught:
         run_out()
     assert is_out_of_memory(caught.value)
+    for words in (
+        *("CUDA out of memory. Tried", "HIP out of memory.", "MPS backend out of memory (MPS", "XPU out of memory."),
+        *(
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when",
+            "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+            "hipErrorOutOfMemory",
+        ),
+        *("HIPBLAS_STATUS_ALLOC_FAILED", "UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY", "std::bad_alloc"),
+    ):
+        assert is_out_of_memory(RuntimeError(words)), words
     assert is_out_of_memory(MemoryError()) and not is_out_of_memory(RuntimeError("CUDA error: illegal address"))
 
 

@@ -9,6 +9,7 @@ import torch
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.memory import GIB, trainer_need
+from tt_cli.model.allocator import DeviceMemory
 from tt_cli.peer import memory_budget
 from tt_cli.peer.device import Device
 from tt_cli.peer.memory_budget import RoomMemory, check_host, check_room, choose_activation_budget, host_room
@@ -29,9 +30,8 @@ def free(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         memory_budget, "host_memory", lambda: HostMemory(int(found["host"] * GIB), 16 * GIB, "this machine")
     )
     monkeypatch.setattr(memory_budget, "family_memory", lambda pid: (0, 0))
-    monkeypatch.setattr(memory_budget, "free_memory", lambda device: int(found["gpu"] * GIB))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 8 * GIB))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    there = lambda device: DeviceMemory(0, 0, int(found["gpu"] * GIB), 8 * GIB)  # noqa: E731
+    monkeypatch.setattr(memory_budget, "device_memory", there)
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda share, device: found.update(share=share))
     return found
 
@@ -57,8 +57,16 @@ def test_what_the_peer_has_already_is_part_of_its_room(free: dict[str, float], m
 def test_memory_limits_the_room(free: dict[str, float]) -> None:
     assert check_room(EMOJI, CPU, None, 4 * GIB).usual == int(0.9 * 4 * GIB)
     assert check_room(EMOJI, CPU, None, 100 * GIB).usual == int(0.8 * 12 * GIB)
-    assert check_room(EMOJI, GPU, None, 4 * GIB).usual == int(0.9 * 4 * GIB)
+
+
+def test_a_gpu_has_a_bound_of_its_own_which_its_allocator_keeps_to(free: dict[str, float]) -> None:
+    room = check_room(EMOJI, GPU, None, 12 * GIB, 4 * GIB)
+    assert (room.usual, room.in_words()) == (int(0.9 * 4 * GIB), "--gpu-memory allows 4.0 GiB")
     assert 0.4 < free["share"] < 0.5
+    unbounded = check_room(EMOJI, GPU, None, 4 * GIB)
+    assert unbounded.most > 7 * GIB
+    assert free["share"] == pytest.approx(0.9 * 7 / 8)  # a tenth of what is free is left to a desktop
+    assert str(refused(EMOJI, GPU, None, None, GIB // 2)).rpartition(": ")[2].startswith("give --gpu-memory ")
 
 
 def test_too_little_is_refused_with_numbers_and_a_fix(free: dict[str, float]) -> None:

@@ -22,7 +22,7 @@ from tt_cli.supervisor.household.limits import (
     Verdict,
     until_words,
 )
-from tt_cli.supervisor.household.sensors import NoDesktopSensor, Sensor, desktop_sensor, gpu_thermometer
+from tt_cli.supervisor.household.sensors import NoDesktopSensor, Sensor, desktop_sensor, gpu_thermometer, nvidia_driver
 
 NOON = time.mktime((2026, 1, 5, 12, 0, 0, 0, 0, -1))
 
@@ -123,6 +123,20 @@ def test_the_hottest_gpu_of_nvidia_smi_counts(programs: Path, tmp_path: Path) ->
 def test_an_nvidia_smi_without_a_driver_tells_nothing(programs: Path, tmp_path: Path) -> None:
     program(programs, "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
     assert gpu_thermometer(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    "words", ["Kernel Module  535.129.03  Thu Oct 19", "Open Kernel Module for x86_64  575.51.02  Release Build"]
+)
+def test_nvidia_s_driver_is_known_from_the_kernel_or_from_nvidia_smi(
+    words: str, programs: Path, tmp_path: Path
+) -> None:
+    assert nvidia_driver(tmp_path) == ""
+    program(programs, "nvidia-smi", "echo 560.94")
+    assert nvidia_driver(tmp_path) == "560.94"  # as in WSL, whose kernel tells nothing
+    (tmp_path / "driver" / "nvidia").mkdir(parents=True)
+    (tmp_path / "driver" / "nvidia" / "version").write_text(f"NVRM version: NVIDIA UNIX x86_64 {words}\nGCC version")
+    assert nvidia_driver(tmp_path) == words.split("  ")[1]
 
 
 def test_an_nvidia_smi_that_hangs_tells_nothing(

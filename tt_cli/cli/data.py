@@ -69,7 +69,7 @@ def encode(
     container: Annotated[
         Literal["parquet", "tar", "jsonl.br"], option(None, "kind of file (default parquet)")
     ] = "parquet",
-    device: Annotated[Literal["auto", "cpu", "cuda"], option(None, "default: a GPU if there is one")] = "auto",
+    device: Annotated[str, option("DEVICE", "cpu, cuda or cuda:N; default: a GPU if there is one")] = "auto",
     batch: Annotated[int | None, option("N", "pictures encoded side by side (default: what fits)", min=1)] = None,
     workers: Annotated[int | None, option("N", "processes that decode (default: by the cores)", min=1)] = None,
     json: Annotated[bool, switch("--json", "print one JSON object a line")] = False,

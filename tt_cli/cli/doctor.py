@@ -39,7 +39,7 @@ STYLES = {"pass": "green", "warning": "yellow", "fail": "bold red"}
 def doctor(
     run: Annotated[str | None, argument("RUN", "built-in name, TOML file, or ORGANISATION/REPOSITORY")] = None,
     peer: Annotated[list[str] | None, option("MULTIADDR", "as for `tt join`")] = None,
-    device: Annotated[str | None, option("DEVICE", "cpu, cuda or cuda:N; default: as `tt join` chooses")] = None,
+    device: Annotated[str | None, option("DEVICE", "cpu, cuda, cuda:N, mps or xpu; default: as `tt join`")] = None,
     json: Json = False,
 ) -> None:
     """Print a line for each check as it is made."""

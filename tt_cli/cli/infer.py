@@ -73,7 +73,7 @@ def infer(
             "MULTIADDR", "take the state from the run's swarm, found through this peer (may be given several times)"
         ),
     ] = None,
-    device: Annotated[Literal["auto", "cpu", "cuda"], weights(None, "default: a GPU if there is one")] = "auto",
+    device: Annotated[str, weights("DEVICE", "cpu, cuda or cuda:N; default: a GPU if there is one")] = "auto",
     candidates: Annotated[
         int, how("N", f"pictures for each prompt (default {CANDIDATES})", min=1, flag="--candidates --samples")
     ] = CANDIDATES,

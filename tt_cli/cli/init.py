@@ -100,7 +100,7 @@ def init(
 def check(
     run: Run,
     peer: Annotated[list[str] | None, option("MULTIADDR", "try this one, not the file's")] = None,
-    device: Annotated[str | None, option("DEVICE", "cpu, cuda or cuda:N for the step")] = None,
+    device: Annotated[str | None, option("DEVICE", "cpu, cuda, cuda:N, mps or xpu for the step")] = None,
     no_step: Annotated[bool, switch("--no-step", "make no step: for small machines")] = False,
     json: Json = False,
 ) -> None:

@@ -62,7 +62,7 @@ def join(
         bool | None,
         network_switch("--client-mode/--no-client-mode", "open no port: for machines that cannot be reached"),
     ] = None,
-    device: Annotated[str | None, option("DEVICE", "cpu, cuda or cuda:N; default: the first GPU, else the CPU")] = None,
+    device: Annotated[str | None, option("DEVICE", "cpu, cuda, cuda:N, mps, xpu; default: a GPU that works")] = None,
     batch_size: Annotated[int | None, setting("batch_size", "N", "examples at a time; default: tried out")] = None,
     threads: Annotated[int | None, setting("threads", "N", "CPU threads for computing; default: all cores")] = None,
     seed: Annotated[
@@ -83,7 +83,8 @@ def join(
     ] = None,
     max_upload: Annotated[float | None, limit("max_upload", "MBIT", "send at most so many Mbit/s")] = None,
     max_download: Annotated[float | None, limit("max_download", "MBIT", "receive at most so many Mbit/s")] = None,
-    memory: Annotated[str | None, limit("memory", "SIZE", "use at most so much, e.g. 8GB")] = None,
+    memory: Annotated[str | None, limit("memory", "SIZE", "use at most so much RAM, e.g. 8GB")] = None,
+    gpu_memory: Annotated[str | None, limit("gpu_memory", "SIZE", "the same of the GPU's memory")] = None,
     log_to: Annotated[
         str | None,
         setting(
@@ -142,8 +143,7 @@ def join(
         **{name: value for name, value in mine.values.items() if name in HANDED_ON},
         **{name: 1e6 * value for name, value in mine.values.items() if name in ("max_upload", "max_download")},
     }
-    if "memory" in mine.values:
-        options["memory"] = parse_size(mine.values["memory"])
+    options |= {name: parse_size(mine.values[name]) for name in ("memory", "gpu_memory") if name in mine.values}
 
     def start() -> Worker:
         admitted.check()

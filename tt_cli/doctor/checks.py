@@ -14,9 +14,10 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +27,6 @@ import httpx2
 from tt_cli.errors import TTError
 from tt_cli.memory import shown
 from tt_cli.run import RunConfig, folders
-from tt_cli.supervisor.household.sensors import output_of
 
 Verdict = Literal["pass", "warning", "fail"]
 PROBE_SECONDS = 90.0
@@ -141,24 +141,31 @@ def gpu(found: dict[str, Any]) -> Iterator[Check]:
         fix = "restart the machine, or look at `nvidia-smi`" if "driver" in found["error"] else "install tt anew"
         yield Check("libraries", "fail", found["error"], fix)
         return
-    driver = _driver()
+    works = [gpu for gpu in found["gpus"] if not gpu["fault"]]
+    for gpu in found["gpus"]:
+        if gpu["fault"]:
+            bad = of_error("GPU", TTError(f"{gpu['name']}: {gpu['fault']}"), "give --device cpu")
+            yield replace(bad, verdict="warning" if works else "fail")
     if found["gpu_error"]:
         yield Check("GPU", "fail", f"torch cannot use it: {found['gpu_error']}", "update its driver, or --device cpu")
-    elif found["gpus"]:
-        parts = [f"{gpu['name']} with {shown(gpu['free'])} of {shown(gpu['total'])} free" for gpu in found["gpus"]]
-        yield Check("GPU", "pass", ", ".join([*parts, f"driver {driver}"] if driver else parts))
-    elif driver:
-        why, fix = "torch does not see it", "update its driver"
-        if not found["built_for_gpu"]:
-            why, fix = "this torch is built for CPUs alone", "install torch for CUDA (pytorch.org/get-started)"
-        yield Check("GPU", "warning", f"there is one with driver {driver}, and {why}", fix)
-    else:
+    elif works:
+        parts = [f"{gpu['name']} with {shown(gpu['free'])} of {shown(gpu['total'])} free" for gpu in works]
+        yield Check("GPU", "pass", ", ".join([*parts, f"driver {found['driver']}"] if found["driver"] else parts))
+        named = (shutil.which(name) for name in (os.environ.get("CC", "cc"), "gcc", "clang"))
+        yield compiler(next(filter(None, named), None), sysconfig.get_path("include"))
+    elif found["hidden"]:
+        yield replace(of_error("GPU", TTError(found["hidden"]), "give --device cpu"), verdict="warning")
+    elif not found["gpus"]:
         yield Check("GPU", "warning", "none: the CPU trains, slowly", "nothing, if there is no GPU in this machine")
 
 
-def _driver() -> str:
-    output = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or ""
-    return output.strip().split("\n")[0]
+def compiler(program: str | None, headers: str) -> Check:
+    """What Triton compiles a GPU's kernels with. program: the C compiler; headers: the folder of Python.h."""
+    lacks = ["no C compiler"] * (not program) + ["no Python.h"] * (not Path(headers, "Python.h").exists())
+    if not lacks:
+        return Check("compiler", "pass", f"{program} and Python.h, for the GPU's elementwise kernels")
+    words = f"{' and '.join(lacks)}: a GPU's elementwise kernels run eagerly, slower"
+    return Check("compiler", "warning", words, "apt install gcc python3-dev, or conda install -c conda-forge gcc")
 
 
 def memory(found: dict[str, Any]) -> Iterator[Check]:

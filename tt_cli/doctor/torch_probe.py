@@ -8,34 +8,38 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tt_cli.errors import TTError, first_line
 from tt_cli.run import RunConfig
 
+if TYPE_CHECKING:
+    from tt_cli.peer.device import Hardware
 
-def main(wanted: str | None, run_file: str) -> dict[str, Any]:
-    """gpus: names. gpu_error: why a GPU that is there cannot be used. Of a run: needs, refusal, state_bytes."""
+
+def main(wanted: str | None, run_file: str, hardware: Hardware | None = None) -> dict[str, Any]:
+    """gpus: each with its fault, "" where it works. hidden: why none is seen. Of a run: needs, refusal, state_bytes."""
     import torch
 
+    from tt_cli.peer.device import Hardware, choose_device
     from tt_cli.swarm.compression.codec import codec_of, self_test
 
-    found: dict[str, Any] = {
-        "gpus": [],
-        "gpu_error": "",
-        "built_for_gpu": bool(torch.version.cuda or torch.version.hip),
-    }
+    hardware = hardware or Hardware()
+    found: dict[str, Any] = {"gpus": [], "gpu_error": "", "hidden": "", "driver": ""}
     try:
-        for number in range(torch.cuda.device_count()):
-            torch.ones(8, device=f"cuda:{number}").sum().item()
-            free, total = torch.cuda.mem_get_info(number)
-            found["gpus"].append({"name": torch.cuda.get_device_name(number), "free": free, "total": total})
+        for card in hardware.gpus():
+            gpu = {"name": hardware.name(card), "free": 0, "total": 0}
+            gpu["fault"] = hardware.fault(card, hardware.precision(card, True)[0] or torch.float32)
+            if not gpu["fault"]:
+                gpu["free"], gpu["total"] = hardware.cuda.mem_get_info(card)
+            found["gpus"].append(gpu)
+        found["hidden"] = "" if found["gpus"] else hardware.hidden()
+        found["driver"] = "" if hardware.hip_version else hardware.driver()
     except RuntimeError as error:
         found["gpu_error"] = first_line(error)
     if not run_file:
         return found
     from tt_cli.memory import shown, trainer_need
-    from tt_cli.peer.device import choose_device
     from tt_cli.peer.memory_budget import check_host, check_room
 
     run = RunConfig.from_toml(run_file, "the run file")
@@ -43,7 +47,7 @@ def main(wanted: str | None, run_file: str) -> dict[str, Any]:
     found["state_bytes"] = sum(item.bytes for item in trainer_need(run, "cpu").items if item.what == "shared state")
     try:
         check_host(run, wanted, None)
-        device = choose_device(wanted, run.model, lambda event: None)
+        device = choose_device(wanted, run.model, lambda event: None, hardware)
         room = check_room(run, device, None, None)
         need = trainer_need(run, device.kind, itemsize=device.itemsize)
         takes = f"{shown(need.host)} of RAM" + (f" and {shown(need.device)} of GPU memory" if need.device else "")

@@ -106,11 +106,14 @@ def fetch_from_swarm(
 
 
 def torch_device(name: str) -> torch.device:
-    """The device of "cpu", "cuda" or "auto": a GPU where there is one. Raises UsageError when there is no GPU."""
-    gpu = torch.cuda.is_available()
-    if name == "cuda" and not gpu:
-        raise UsageError("--device cuda: torch finds no GPU here; use --device cpu")
-    return torch.device("cuda" if gpu and name != "cpu" else "cpu")
+    """The device of "cpu", "cuda", "cuda:N" or "auto": a GPU where there is one. Raises UsageError for none such."""
+    match = re.fullmatch(r"auto|cpu|cuda(?::([0-9]+))?", name)
+    if match is None:
+        raise UsageError(f"--device {name}: no such device: give auto, cpu, cuda or cuda:N")
+    gpus, index = torch.cuda.device_count() if torch.cuda.is_available() else 0, int(match[1] or 0)
+    if index >= gpus and name not in ("auto", "cpu"):
+        raise UsageError(f"--device {name}: torch finds {gpus or 'no'} GPU{'s' * (gpus > 1)} here; use --device cpu")
+    return torch.device("cuda", index) if gpus and name != "cpu" else torch.device("cpu")
 
 
 def load_models(source: WeightsSource, device: str = "auto") -> DrawingModels:

@@ -12,11 +12,11 @@ import ctypes
 import mmap
 import sys
 from collections.abc import Callable, Mapping
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
-from tt_cli.errors import first_line
+from tt_cli.errors import first_line, is_out_of_memory
 from tt_cli.supervisor.host_memory import host_memory
 
 Result = TypeVar("Result")
@@ -24,11 +24,6 @@ Result = TypeVar("Result")
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _ALIGNMENT = 64  # bytes
 _REUSED = 1 << 30  # bytes: blocks up to this size, and as much free memory at the heap's end, stay with the process
-
-_REFUSALS = (  # of the CPU's allocator, of C++, of CUDA and its libraries, and of oneDNN
-    *("can't allocate memory", "not enough memory", "bad_alloc", "CUDA error: out of memory", "ALLOC_FAILED"),
-    "could not create a primitive",
-)
 
 
 def keep_freed_memory() -> bool:
@@ -64,19 +59,28 @@ def mapped_like(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
+class DeviceMemory(NamedTuple):
+    """Bytes on an accelerator: in this process's tensors now and at most so far; free for more of them; in all."""
+
+    taken: int
+    peak: int
+    free: int
+    total: int
+
+
+def device_memory(device: torch.device) -> DeviceMemory:
+    """Ask the driver and torch's allocator."""
+    if device.type == "mps":  # it takes RAM, of which the system recommends a share, and keeps no highest mark
+        taken, total = torch.mps.current_allocated_memory(), torch.mps.recommended_max_memory()
+        return DeviceMemory(taken, torch.mps.driver_allocated_memory(), total - taken, total)
+    gpu = torch.get_device_module(device)
+    (free, total), taken = gpu.mem_get_info(device), gpu.memory_allocated(device)
+    return DeviceMemory(taken, gpu.max_memory_allocated(device), free + gpu.memory_reserved(device) - taken, total)
+
+
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be taken on the device (for the CPU: of memory, or of the container's share of it)."""
-    if device.type == "cuda":
-        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + held
-    return host_memory().free
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """True for what torch and Python raise when memory runs out, on any device."""
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _REFUSALS)
+    return host_memory().free if device.type == "cpu" else device_memory(device).free
 
 
 def attempt(work: Callable[[], Result]) -> tuple[Result | None, str]:

@@ -25,7 +25,7 @@ from tt_cli.supervisor.household.hours import Hours
 from tt_cli.supervisor.household.limits import HoursLimit, HouseholdLimit, IdleLimit, Origin, TemperatureLimit
 from tt_cli.supervisor.household.sensors import NoDesktopSensor, desktop_sensor, gpu_thermometer
 
-LIMITS = ("hours", "max_gpu_temp", "idle_only", "max_upload", "max_download", "memory")
+LIMITS = ("hours", "max_gpu_temp", "idle_only", "max_upload", "max_download", "memory", "gpu_memory")
 """Settings that `tt status` shows, in this order."""
 ALWAYS = "always"
 
@@ -73,6 +73,7 @@ class JoinSettings(Section):
     batch_size: int | None = Field(None, ge=1)
     threads: int | None = Field(None, ge=1)
     memory: Annotated[str, AfterValidator(check_size)] | None = None
+    gpu_memory: Annotated[str, AfterValidator(check_size)] | None = None
     host: Annotated[str, AfterValidator(check_ipv4)] | None = None
     port: int | None = Field(None, ge=0, le=65535)
     announce: list[Annotated[str, AfterValidator(check_announced)]] | None = None

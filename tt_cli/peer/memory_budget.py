@@ -13,7 +13,7 @@ import torch
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.memory import CUDA_ON_DEVICE, Kind, Need, Place, shown, trainer_need
-from tt_cli.model.allocator import free_memory
+from tt_cli.model.allocator import device_memory
 from tt_cli.peer.device import Device, release_memory
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Choice, Emit
@@ -28,8 +28,9 @@ ACTIVATION_SHARE = {"cpu": 0.4, "cuda": 0.5}  # of what is left beside the rest 
 class Room:
     """Bytes that this peer may take in all where it trains: RAM of the whole family on a CPU, else GPU memory.
 
-    most: what there is, or --memory. usual: what training is planned with, less the headroom for others. free: what is
-    free just now. memory: as given with --memory. whose: "this machine", "this container" or the GPU's name.
+    most: what there is, or the bound. usual: what training is planned with, less the headroom for others. free: what is
+    free just now. memory: the bound, given with --memory or, of a GPU, with --gpu-memory. whose: "this machine", "this
+    container" or the GPU's name.
     """
 
     place: Place
@@ -40,6 +41,11 @@ class Room:
     whose: str
     memory: int | None = None
 
+    @property
+    def flag(self) -> str:
+        """The flag that bounds it."""
+        return "--memory" if self.place == "host" else "--gpu-memory"
+
     def taken_by(self, need: Need) -> int:
         """The part of a need that is taken from this room."""
         return need.host if self.place == "host" else need.device
@@ -47,15 +53,14 @@ class Room:
     def in_words(self) -> str:
         """Such as "6.1 of 7.7 GiB are free on this machine"."""
         if self.memory is not None and self.memory <= self.most:
-            return f"--memory allows {shown(self.memory)}"
+            return f"{self.flag} allows {shown(self.memory)}"
         return f"{shown(self.free)} of {shown(self.total)} are free on {self.whose}"
 
 
 def gpu_room(device: Device, memory: int | None) -> Room:
     """Memory of a GPU, as it is just now."""
-    own = torch.cuda.memory_allocated(device.torch_device) + CUDA_ON_DEVICE
-    total = torch.cuda.mem_get_info(device.torch_device)[1]
-    return _room("device", own, HostMemory(free_memory(device.torch_device), total, device.name), memory)
+    there = device_memory(device.torch_device)
+    return _room("device", there.taken + CUDA_ON_DEVICE, HostMemory(there.free, there.total, device.name), memory)
 
 
 def host_room(memory: int | None) -> Room:
@@ -83,17 +88,24 @@ def check_host(run: RunConfig, wanted: str | None, memory: int | None) -> None:
         raise refusal(run, need, room)
 
 
-def check_room(run: RunConfig, device: Device, wanted: int | None, memory: int | None) -> Room:
-    """The room on the chosen device. Raises TTError where one example (or --batch-size) does not fit."""
+def check_room(
+    run: RunConfig, device: Device, wanted: int | None, memory: int | None, gpu_memory: int | None = None
+) -> Room:
+    """The room on the chosen device. Raises TTError where one example (or --batch-size) does not fit.
+
+    A GPU's allocator takes no more than that: beyond, a desktop stutters, and WSL spills into RAM.
+    """
     host = host_room(memory)
-    room = host if device.kind == "cpu" else gpu_room(device, memory)
+    room = host if device.kind == "cpu" else gpu_room(device, gpu_memory)
     need = trainer_need(run, device.kind, itemsize=device.itemsize, micro_batch=wanted or 1)
     for taken in (host, room):
         if taken.taken_by(need) > taken.most:
             raise refusal(run, need, taken)
-    if device.kind == "cuda" and memory is not None:
-        allowed = max(0, memory - CUDA_ON_DEVICE) / room.total
-        torch.cuda.set_per_process_memory_fraction(min(1.0, allowed), device.torch_device)
+    if room.place == "device":
+        most = max(room.taken_by(need), room.usual if gpu_memory is None else room.most)
+        share = min(1.0, max(0, most - CUDA_ON_DEVICE) / room.total)
+        where = () if device.torch_device.type == "mps" else (device.torch_device,)
+        torch.get_device_module(device.torch_device).set_per_process_memory_fraction(share, *where)
     return room
 
 
@@ -101,12 +113,12 @@ def refusal(run: RunConfig, need: Need, room: Room) -> TTError:
     """One line: what it needs, what there is, what would make it fit."""
     fixes, taken = [], room.taken_by(need)
     if room.memory is not None and taken <= room.total and room.memory < taken:
-        fixes.append(f"give --memory {-(-taken * 1.1 // 10**8) / 10:g}GB")
+        fixes.append(f"give {room.flag} {-(-taken * 1.1 // 10**8) / 10:g}GB")
     elif taken <= room.total:
         fixes.append("close other programs")
     if need.micro_batch > 1:
         fixes.append("give --batch-size 1, or leave it out")
-    if room.place == "device" and trainer_need(run, "cpu").host <= host_room(room.memory).most:
+    if room.place == "device" and trainer_need(run, "cpu").host <= host_room(None).most:
         fixes.append("give --device cpu")
     if not fixes:
         fixes.append(f"it takes a machine with {shown(taken)} free")
@@ -151,7 +163,7 @@ class RoomMemory:
         """The most that it has taken so far; on a CPU what the family takes now: freed memory stays with it."""
         if self._room.place == "host":
             return sum(family_memory(os.getpid()))
-        return torch.cuda.max_memory_allocated(self._device.torch_device) + CUDA_ON_DEVICE
+        return device_memory(self._device.torch_device).peak + CUDA_ON_DEVICE
 
     def release(self) -> None:
         """Give back all that nobody uses."""

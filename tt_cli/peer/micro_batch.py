@@ -66,7 +66,7 @@ def undisturbed_seconds() -> float:
 
 @dataclass(frozen=True)
 class BatchSettings:
-    """Settings that a choice holds for; with others it is tried out anew. memory: --memory in bytes.
+    """Settings that a choice holds for; with others it is tried out anew. memory: the device's bound in bytes.
 
     kernels: how elementwise work runs, "compiled" or "eager".
     """

@@ -16,7 +16,8 @@ import torch
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.model.allocator import attempt, is_out_of_memory, keep_freed_memory
+from tt_cli.errors import is_out_of_memory
+from tt_cli.model.allocator import attempt, keep_freed_memory
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.layers.fused import fusion
 from tt_cli.peer.backup import Backups
@@ -58,12 +59,13 @@ FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerOptions(PeerOptions):
-    """Options that `tt join` hands its peer process. memory: bytes that the peer may use."""
+    """Options that `tt join` hands its peer process. memory: bytes of RAM that the peer may use."""
 
     device: str | None = None
     batch_size: int | None = None
     threads: int | None = None
     memory: int | None = None
+    gpu_memory: int | None = None
     seed: int | None = None
 
 
@@ -110,7 +112,7 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         # after the forks: their processes must never touch CUDA, and give back what they free
         keep_freed_memory()
         device = choose_device(opts.device, run.model, emit)
-        room = check_room(run, device, opts.batch_size, opts.memory)
+        room = check_room(run, device, opts.batch_size, opts.memory, opts.gpu_memory)
         model.to(device.torch_device)
         if run.model.reversible:
             model.activation_budget = choose_activation_budget(run, device, room, emit)
@@ -156,7 +158,8 @@ def _choose_size(
     if fusion.devices and not opts.batch_size and attempt(lambda: compute(1))[1]:  # compiles, or shows that it fails
         step.release()
     threads, kernels = torch.get_num_threads(), fusion.reason()[0]
-    settings = BatchSettings(device.name, device.dtype_name, threads, opts.memory, target, kernels)
+    bound = opts.memory if device.kind == "cpu" else opts.gpu_memory
+    settings = BatchSettings(device.name, device.dtype_name, threads, bound, target, kernels)
     remembered = Remembered(folders.run_folder(run) / "micro-batch.json", emit)
 
     def search() -> SizeChoice:
@@ -195,7 +198,7 @@ class MicroStep:
             if all_finite(self.gradients()):
                 sums.add(self.gradients(), size, loss, figures)
             if self.device.kind == "cuda":
-                torch.cuda.synchronize(self.device.torch_device)
+                torch.accelerator.synchronize(self.device.torch_device)
 
         return compute
 

@@ -31,7 +31,7 @@ from tt_cli.data.row_rules import RowRules
 from tt_cli.data.build.picture_decoding import Decoded, Undecodable
 from tt_cli.data.build.journal import Journal, Place
 from tt_cli.data.build.picture_sources import DamagedUnit, CaptionedPicture, PictureSource
-from tt_cli.errors import TTError, UsageError
+from tt_cli.errors import TTError, UsageError, is_out_of_memory
 from tt_cli.run import RunConfig
 
 if TYPE_CHECKING:
@@ -217,7 +217,9 @@ class PictureEncoder:
         try:
             pictures = torch.from_numpy(pixels).to(self._device).permute(0, 3, 1, 2).float().div_(255)
             return np.asarray(self._vqgan.encode(pictures).to(torch.int16).cpu())
-        except torch.cuda.OutOfMemoryError:
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
             if len(pixels) == 1:
                 raise TTError("the GPU's memory is too small for one picture; use --device cpu") from None
         torch.cuda.empty_cache()

@@ -15,8 +15,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from tt_cli.errors import first_line
-from tt_cli.model.allocator import is_out_of_memory
+from tt_cli.errors import first_line, is_out_of_memory
 
 P = ParamSpec("P")
 R = TypeVar("R")

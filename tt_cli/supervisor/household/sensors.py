@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import time
@@ -31,6 +32,16 @@ def gpu_thermometer(sys: Path = Path("/sys")) -> Sensor | None:
     if files:
         return Sensor(f"hwmon of {', '.join(sorted({name for name, _ in files}))}", lambda: _hottest(files))
     return None
+
+
+def nvidia_driver(proc: Path = Path("/proc")) -> str:
+    """Version of NVIDIA's driver, from the kernel or, as in WSL, from nvidia-smi; "" where there is none."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"Kernel Module .*?(\d+\.[\d.]+)", (proc / "driver/nvidia/version").read_text())
+        if found:
+            return found[1]
+    output = output_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or ""
+    return output.strip().split("\n")[0]
 
 
 def _nvidia_degrees() -> float | None:
