@@ -13,6 +13,7 @@ import functools
 import logging
 import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy
@@ -92,18 +93,29 @@ def implementation() -> Implementation[LambKernels]:
 def warm_up() -> None:
     """Compile or load what a step needs, and import bitsandbytes, which hivemind's own 8-bit codec needs.
 
-    Call before any fork: later it delays a round.
+    Call before any fork: later it delays a round. CUDA is not asked: who did must not fork.
     """
     implementation()
     logging.disable(logging.WARNING)  # "no prebuilt binary for CUDA x, loading y instead", "failed to load …"
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _no_gpu_seen():
             warnings.filterwarnings("ignore", r".*torch\.jit\.script_method.*", DeprecationWarning)
             import bitsandbytes.functional  # noqa: F401
     except (ImportError, OSError, RuntimeError):
         pass  # whoever needs it says so
     finally:
         logging.disable(logging.NOTSET)
+
+
+@contextmanager
+def _no_gpu_seen() -> Iterator[None]:
+    """Have torch say that there is none, as bitsandbytes asks when it is imported; here it computes on CPUs alone."""
+    asked = torch.cuda.is_available, torch.cuda.device_count
+    torch.cuda.is_available, torch.cuda.device_count = lambda: False, lambda: 0
+    try:
+        yield
+    finally:
+        torch.cuda.is_available, torch.cuda.device_count = asked
 
 
 def _trial(kernels: LambKernels) -> Iterator[tuple[str, object]]:

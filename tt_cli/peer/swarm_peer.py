@@ -17,6 +17,7 @@ from tt_cli.peer.published_states import newest_published, ways_back
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, folders
 from tt_cli.supervisor.events import Choice, Emit, Listening
+from tt_cli.swarm import hivemind_patches
 from tt_cli.swarm.collaboration import About, Collaboration, NetworkAccess
 from tt_cli.swarm.compression import linear8
 from tt_cli.swarm.compression.codec import codec_of, self_test
@@ -45,6 +46,7 @@ class PeerOptions(ListenOptions):
 
 def prepare_arithmetic(run: RunConfig, emit: Emit) -> None:
     """Load and try the codec and the optimizer's kernels: the averager's process would, in the middle of a round."""
+    hivemind_patches.apply()
     if run.swarm.compression == "linear8":
         kernels = linear8.implementation()
         emit(Choice("gradient codec", f"linear8, {kernels.name}", kernels.reason))

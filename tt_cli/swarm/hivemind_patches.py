@@ -1,7 +1,7 @@
 """Every change to hivemind at run time: one function and one reason each.
 
 They count in this process and in those forked from it. `apply` makes all that a DHT node and an averager need, before
-either starts.
+either starts and before anything is encoded; again it changes nothing.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from typing import Any
 
 import hivemind.dht.dht
 import hivemind.dht.protocol
+import hivemind.utils.tensor_descr
+import torch
 from google.protobuf.message import Message  # type: ignore[import-untyped] # protobuf ships no types
 from hivemind.averaging.control import StepControl
 from hivemind.dht import DHTNode
@@ -36,6 +38,12 @@ def apply() -> None:
     hivemind.dht.dht.DHTNode = NodeSearchingBesideTheKey
     P2P.receive_protobuf = staticmethod(receive_bounded)
     P2P.send_raw_data = staticmethod(send_bounded)
+    hivemind.utils.tensor_descr._safe_check_pinned = never_pinned
+
+
+def never_pinned(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that travels is pinned: none is. hivemind asks CUDA for each, and who did must not fork."""
+    return False
 
 
 def cancel_before_telling(control: StepControl) -> bool:
