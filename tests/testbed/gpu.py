@@ -23,7 +23,8 @@ import tempfile
 import types
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -227,8 +228,9 @@ def touched(tensor: Tensor) -> int:
     return functools.reduce(int.__mul__, sizes, 1) * tensor.element_size()
 
 
-def scheduled(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Kernel]:
-    """The kernels that Inductor would make of ``function`` for a GPU, each with the bytes that it accesses."""
+@contextmanager
+def lowered(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[GraphLowering]:
+    """Inductor's graph of ``function`` for a GPU, while it can be asked for kernels or code."""
     given = tensors(args)
 
     def flat(*values: Tensor) -> Any:
@@ -243,9 +245,18 @@ def scheduled(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Kerne
     graph = GraphLowering(traced, example_inputs=given, shape_env=None)
     with V.set_debug_handler(DebugContext()), V.set_graph_handler(graph), V.set_fake_mode(given[0].fake_mode):
         graph.run(*given)
+        yield graph
+
+
+def scheduled(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Kernel]:
+    """The kernels that Inductor would make of ``function`` for a GPU, each with the bytes that it accesses."""
+    with lowered(function, args) as graph:
         graph._update_scheduler()
         nodes = [node for node in graph.scheduler.nodes if not node.is_extern() or node.get_outputs()]
         return [Kernel(function.__name__, 1, node.get_read_write_buffers_sizes(), 0) for node in nodes]
+
+
+CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}  # compiled functions by name, with their first call
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -262,6 +273,7 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
         try:
             if key not in kernels:
                 kernels[key] = scheduled(function, given)
+                CALLS.setdefault(function.__name__, (function, given))
             out = function(*args, **kwargs)
         finally:
             counter.paused = False
