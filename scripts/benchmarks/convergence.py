@@ -46,6 +46,7 @@ from tt_cli.data.tokenizer import load_tokenizer
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.optim.kernels import warm_up
+from tt_cli.peer.device import Device
 from tt_cli.peer.trained_state import TrainedState
 from tt_cli.run import RunConfig, load_run
 from tt_cli.supervisor.events import Listening, Round, Step
@@ -61,6 +62,7 @@ ARMS = {"fp32": (False, False), "swarm": (True, True), "codec": (True, False), "
 SHARES = (28, 20, 12, 4)  # of 64
 SMOOTHED = 5  # steps
 ALL_FP32 = 2**62
+CPU = Device(torch.device("cpu"), "CPU", None)
 BUDGET = 2**30  # bytes of activations that are kept: all
 NAMES = ("anna", "ben", "cleo", "dora")
 
@@ -101,15 +103,22 @@ class Training:
     """All members of a run in one process: they hold the same parameters, so one copy does.
 
     sizes: samples of each member in a step. order: the members, in the order in which the swarm would have them.
+    device: where gradients are computed.
     """
 
     def __init__(
-        self, run: RunConfig, eight_bit_averages: bool, eight_bit_moments: bool, sizes: list[int], order: list[int]
+        self,
+        run: RunConfig,
+        eight_bit_averages: bool,
+        eight_bit_moments: bool,
+        sizes: list[int],
+        order: list[int],
+        device: Device = CPU,
     ):
         if not eight_bit_moments:
             optimizer = run.optimizer.model_copy(update={"min_8bit_size": ALL_FP32})
             run = run.model_copy(update={"optimizer": optimizer})
-        self.run, self.sizes, self.order = run, sizes, order
+        self.run, self.sizes, self.order, self.device = run, sizes, order, device
         tokenizer = load_tokenizer(run)
         seeds = [stream_seed(run, member) for member in range(len(self.sizes))]
         self._streams = [
@@ -120,6 +129,7 @@ class Training:
         self.model.initialise(run.run.seed)
         self.model.activation_budget = BUDGET
         self.shared = TrainedState(run, self.model, None)
+        self.model.to(device.torch_device)
         self._names = list(self.shared.shapes())
         self._buffers: list[GradientBuffer] = []
         if eight_bit_averages:
@@ -157,7 +167,8 @@ class Training:
         """A member's mean gradient, its loss and its figures."""
         for parameter in self.model.parameters():
             parameter.grad = None
-        losses = self.model.loss(batch.text, batch.image)
+        with self.device.precision():
+            losses = self.model.loss(*(each.to(self.device.torch_device) for each in (batch.text, batch.image)))
         losses.total.backward()
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
         return gradients, float(losses.total.detach()), losses.figures()

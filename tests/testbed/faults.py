@@ -11,6 +11,7 @@ a name in ROUNDS            what that attacker does
 not finite                  its gradients are not, as its own checks see, until the next step
 flip a bit                  of a parameter, before the step is made
 damage memory               a parameter is not finite before the step is made; this peer writes backups all the time
+device error                its device fails amid a micro-batch, as a broken card does
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from tt_cli.swarm.allreduce.allreduce import AllReduce
 from tt_cli.swarm.allreduce.commit import CommitProtocol
 from tt_cli.swarm.shared_state import LockedState, StepFacts
 
-NOT_FINITE, FLIP, DAMAGE = OWN = ("not finite", "flip a bit", "damage memory")
+NOT_FINITE, FLIP, DAMAGE, DEVICE = OWN = ("not finite", "flip a bit", "damage memory", "device error")
 
 
 class Faults:
@@ -70,6 +71,14 @@ class DueFaults:
                 self._left.remove(due)
                 return due[1]
         return ""
+
+
+def break_device(device: torch.device) -> None:
+    """Raise an error after which the device does nothing more; on a GPU a real one, by an index out of bounds."""
+    if device.type == "cuda":
+        torch.zeros(1, device=device)[torch.tensor([2], device=device)]
+        torch.cuda.synchronize(device)
+    raise torch.AcceleratorError("CUDA error: unspecified launch failure")
 
 
 def die() -> None:

@@ -20,7 +20,7 @@ import torch
 
 from testbed.attacks.member import attacking, speaking_for
 from testbed.conduct import Conduct, ConductedAverager
-from testbed.faults import DAMAGE, NOT_FINITE, DueFaults, FaultyState, conduct_of
+from testbed.faults import DAMAGE, DEVICE, NOT_FINITE, DueFaults, FaultyState, break_device, conduct_of
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.peer import backup, trainer
@@ -127,6 +127,8 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
 
         def _backward(self, batch: Batch) -> tuple[float, dict[str, float]]:
             due = time.monotonic() + mine.pace
+            if own_faults.take(self.collaboration.epoch + 1, DEVICE):
+                break_device(self.device.torch_device)
             losses = super()._backward(batch)
             if mine.short and self.collaboration.epoch + 1 >= mine.short["step"]:
                 if len(batch.text) > mine.short.get("fits", len(batch.text)):

@@ -1,0 +1,1 @@
+"""What a real GPU must do before it is trusted: `scripts/gpu_acceptance`."""

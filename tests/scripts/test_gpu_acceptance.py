@@ -1,0 +1,39 @@
+"""The acceptance of a GPU, tried out on the CPU: its limits, and parts that every device can show."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scripts.acceptance.__main__ import LIMITS, PARTS, missed
+
+SCRIPT = Path(__file__).parents[2] / "scripts/gpu_acceptance"
+
+
+def test_every_part_has_limits_and_what_was_not_measured_keeps_none() -> None:
+    assert set(LIMITS) == set(PARTS)
+    assert missed("probe", {"probe_ratio": 0.96}, gpu=True) == []
+    assert missed("probe", {"probe_ratio": 0.94}, gpu=True) == ["probe_ratio is 0.94, not 0.95"]
+    assert missed("memory", {"account_error": 0.06}, gpu=True) == ["account_error is 0.06, more than 0.05"]
+    assert missed("probe", {"probe_ratio": None}, gpu=True) == ["probe_ratio was not measured"]
+    assert missed("probe", {"probe_ratio": None}, gpu=False) == []
+
+
+@pytest.mark.slow
+def test_parts_run_on_a_cpu() -> None:
+    command = [SCRIPT, "machine", "numbers", "--device", "cpu", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    machine, numbers = (json.loads(line) for line in done.stdout.splitlines())
+    assert done.returncode == 0 and machine["passed"] and numbers["passed"], done.stdout + done.stderr
+    assert machine["versions"]["torch"] and machine["fp32_error"] < 1e-5
+    assert numbers["fp32_gradient_error"] == 0.0 < numbers["fp16_gradient_error"] < 0.01
+
+
+def test_without_a_gpu_or_with_a_wrong_word_it_is_one_line() -> None:
+    done = subprocess.run([SCRIPT], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("scripts/gpu_acceptance: torch sees no GPU: install")
+    done = subprocess.run([SCRIPT, "speeed"], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2 and "no such part: speeed; there are machine, numbers" in done.stderr
