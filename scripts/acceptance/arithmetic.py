@@ -209,6 +209,7 @@ def profile(device: torch.device) -> dict[str, Any]:
     """Kernels of the paper's step at micro-batch 8, longest first, and the share of its time in which one runs."""
     gpu = device.type == "cuda"
     cfg = model_of(device, 64)
+    fusion.devices = {device.type} - {"cpu"}
     model = Dalle(cfg).to(device)
     model.activation_budget = int(0.4 * torch.cuda.get_device_properties(device).total_memory) if gpu else 0
     text, image = batch_of(cfg, 8 if gpu else 1, device)

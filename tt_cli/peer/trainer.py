@@ -144,6 +144,9 @@ def main(options: dict[str, Any], emit: Emit, orders: Orders, parts: Parts | Non
         except WorkerBroken:  # the next process goes on from here
             save()
             raise
+        except torch.AcceleratorError as error:  # the device does nothing more, but the state is in RAM
+            save()
+            raise WorkerBroken(f"{device.name} failed ({str(error).partition(chr(10))[0]})") from error
         if not orders.leave.is_set():
             _hand_over(collaboration, orders.leave)
         emit(Phase("leaving", "writing a backup"))
