@@ -62,7 +62,7 @@ def count(depth: int, batch: int, budget: float, *, eager: bool, accounts: bool)
     }
     if accounts:
         fusion.devices.clear()
-        rows = []
+        rows: list[dict[str, Any]] = []
         for name, changes, size, precision, kept in ACCOUNTS:
             run = load_run(name).replaced(changes)
             itemsize = 4 if precision == "fp32" else 2

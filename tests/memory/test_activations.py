@@ -112,10 +112,7 @@ def test_what_is_kept_is_what_the_trunk_plans(budget: int, dtype: torch.dtype) -
     branches = [model.attention_branches[LONG.attention_kind(i)] for i in range(LONG.depth)]
     layers = [[Half(branch, [], []), Half(model.feed_forward_branch, [], [])] for branch in branches]
     x = torch.empty(2, LONG.sequence_length, LONG.dim, device="meta")
-    each = [
-        (0, x.nbytes, 2 * x.nbytes + sum(half.branch.kept_bytes(2, LONG.sequence_length, dtype) for half in halves))
-        for halves in layers
-    ]
+    each = [(0, x.nbytes, 2 * x.nbytes + sum(half.branch.kept_bytes(x, dtype) for half in halves)) for halves in layers]
     plan = Trunk(layers, x, dtype, budget).plan
     kept = sum(sizes[level] for sizes, level in zip(each, plan, strict=True))
     assert activations(LONG, 2, dtype.itemsize, budget, "cpu").kept == kept

@@ -47,7 +47,7 @@ def test_compiled_kernels_give_the_same_gradients(fusion: Fusion) -> None:
         return [p.grad for p in dalle.parameters() if p.grad is not None]
 
     compiled = gradients()
-    assert fusion.failure == "" and fusion.compiled == {"geglu", "geglu_gradient", "_normed", "_add_"}
+    assert fusion.failure == "" and fusion.compiled >= {"geglu", "geglu_gradient", "_normed", "_add_norm_gradients_"}
     assert fusion.reason()[0] == "compiled"
     fusion.devices.clear()
     torch.testing.assert_close(compiled, gradients(), rtol=1e-4, atol=1e-6)

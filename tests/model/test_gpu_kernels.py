@@ -23,9 +23,9 @@ def kernels(precision: str, folder: Path) -> dict[tuple[str, str, int], int]:
     gpu.training_step(load_run("dalle").replaced({"model.depth": 5}), 2, precision)
     assert fusion.failure == "" and set(gpu.CALLS) == fusion.compiled
     sizes = {}
-    for name, (function, args) in gpu.CALLS.items():
+    for name, (function, args, kwargs) in gpu.CALLS.items():
         with gpu.fake_gpu():
-            code = gpu_kernels.code_of(function, args)
+            code = gpu_kernels.code_of(function, args, kwargs)
         made = gpu_kernels.cubins(code, CAPABILITIES, folder)
         sizes |= {(name, kernel, capability): size for (kernel, capability), size in made.items()}
     return sizes

@@ -1,82 +1,95 @@
-"""Training steps on the stand-in GPU: right devices and dtypes everywhere, no wait; how kernels are counted."""
+"""Training, drawing and the VQGAN on the stand-in GPU: right devices and dtypes, no wait; how kernels are counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import os
+import subprocess
+import sys
 from typing import Any
 
 import pytest
-from testbed.spawned import Call, spawned
 
 pytestmark = pytest.mark.debian  # g++
 
-RUNS = ("emoji-demo", "emoji", "dalle")
+RUNS, PRECISIONS = ("emoji-demo", "emoji", "dalle"), ("fp32", "bf16", "fp16")
+# reversible, bytes of activations kept, device, steps of which the last one counts
+WAYS = ((True, 0, "cuda:1", 1), (True, 1e12, "cuda:0", 2), (False, 0, "cuda:1", 1))
+Counted = dict[str, Any]
 
 
-def step(name: str, changes: dict[str, Any], precision: str, budget: float, device: str, times: int = 1) -> Any:
-    """Kernels, waits and copies of one training step; in the process of the stand-in."""
-    from testbed import gpu
-
-    from tt_cli.run import load_run
-
-    counter = gpu.training_step(load_run(name).replaced(changes), 2, precision, budget, device=device, times=times)
-    return counter.kernels, dict(counter.waits), dict(counter.copies)
-
-
-def kernels_by_hand() -> list[tuple[str, int, int, int]]:
-    """Of operators whose bytes and FLOPs are known."""
-    from testbed import gpu
-    from torch import ones
-
-    with gpu.fake_gpu(), gpu.OperatorCounter() as counter:
-        a, b = ones(4, 8, device="cuda"), ones(8, 16, device="cuda")
-        (a @ b).t().add_(ones(1, 4, device="cuda").expand(16, 4))
-        a.cpu()
-    return [tuple(kernel) for kernel in counter.kernels]
-
-
-def compiled_kernels() -> dict[str, int]:
-    """Launches of compiled functions in a step of the paper's model."""
+def everything() -> dict[str, Counted]:
+    """Kernels, waits and copies by name; for a process of its own, for the stand-in comes before torch."""
     from testbed import gpu
 
     from tt_cli.model.layers.fused import fusion
     from tt_cli.run import load_run
 
+    def told(counter: gpu.OperatorCounter) -> Counted:
+        return {"kernels": counter.kernels, "waits": counter.waits, "copies": counter.copies}
+
+    found = {}
+    for name in RUNS:
+        for precision in PRECISIONS:
+            for number, (reversible, budget, device, times) in enumerate(WAYS):
+                run = load_run(name).replaced({"model.reversible": reversible, "model.depth": 5})
+                counter = gpu.training_step(run, 2, precision, budget, device=device, times=times)
+                found[f"{name} {precision} {number}"] = told(counter)
+    run = load_run("dalle").replaced({"model.depth": 5})
+    for precision in ("bf16", "fp32"):
+        found[f"drawing {precision}"] = told(gpu.drawing_step(run, 2, 3, precision))
+    found["vqgan"] = told(gpu.pictures(2))
+    found["by hand"] = told(gpu.known_operators())
     fusion.devices.add("cuda")
-    counter = gpu.training_step(load_run("dalle").replaced({"model.depth": 5}), 2, "bf16")
-    assert fusion.failure == ""
-    fusion.devices.clear()
-    return {name: int(row["launches"]) for name, row in counter.table().items() if name in fusion.compiled}
+    found["compiled"] = {**told(gpu.training_step(run, 2, "bf16")), "failure": fusion.failure}
+    return found
 
 
 @pytest.fixture(scope="module")
-def call() -> Iterator[Call]:
-    with spawned({"OMP_NUM_THREADS": "1"}) as begin:
-        yield begin
+def counted() -> dict[str, Counted]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
-def test_every_run_trains_without_a_wait(call: Call, name: str, precision: str) -> None:
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_every_run_trains_without_a_wait(counted: dict[str, Counted], name: str, precision: str) -> None:
     """With nothing kept and with all, reversible or not; masks and angles are copied once, never in a later step."""
-    for reversible, budget, device, times in (
-        (True, 0, "cuda:1", 1),
-        (True, 1e12, "cuda:0", 2),
-        (False, 0, "cuda:1", 1),
-    ):
-        changes = {"model.reversible": reversible, "model.depth": 5}
-        kernels, waits, copies = call(step, name, changes, precision, budget, device, times).result()
-        assert len(kernels) > 100 and not waits
-        assert not copies or times == 1
+    for number, (*_, times) in enumerate(WAYS):
+        step = counted[f"{name} {precision} {number}"]
+        assert len(step["kernels"]) > 100 and not step["waits"]
+        assert times == 1 or not step["copies"]
 
 
-def test_bytes_and_flops_are_those_of_the_operators(call: Call) -> None:
-    by_hand = [("ones", 1, 128, 0), ("ones", 1, 512, 0), ("mm", 1, 128 + 512 + 256, 2 * 4 * 8 * 16)]
-    by_hand += [("ones", 1, 16, 0), ("add_", 1, 256 + 16 + 256, 0), ("_to_copy", 1, 256, 0)]
-    assert call(kernels_by_hand).result() == by_hand
+@pytest.mark.parametrize("what", ["drawing bf16", "drawing fp32", "vqgan"])
+def test_a_step_of_drawing_takes_nothing_to_the_host(counted: dict[str, Counted], what: str) -> None:
+    assert len(counted[what]["kernels"]) > 20
+    assert not counted[what]["waits"] and not counted[what]["copies"]
 
 
-def test_compiled_functions_count_as_inductors_kernels(call: Call) -> None:
-    found = call(compiled_kernels).result()
-    assert {"geglu", "geglu_gradient", "_normed", "_add_"} <= set(found)
-    assert found["geglu"] == 5  # one kernel in each layer's forward pass
+def test_bytes_and_flops_are_those_of_the_operators(counted: dict[str, Counted]) -> None:
+    expected = [("ones", 1, 128, 0), ("ones", 1, 512, 0), ("mm", 1, 128 + 512 + 256, 2 * 4 * 8 * 16)]
+    expected += [("ones", 1, 16, 0), ("add_", 1, 256 + 16 + 256, 0), ("_to_copy", 1, 256, 0)]
+    assert counted["by hand"]["kernels"] == [list(row) for row in expected]
+    assert counted["by hand"]["copies"] == {"cuda to cpu": 1}
+
+
+def test_compiled_functions_count_as_inductors_kernels(counted: dict[str, Counted]) -> None:
+    """In five layers; the last one is not axial and has attention of its own."""
+    assert counted["compiled"]["failure"] == ""
+    launches: dict[str, int] = {}
+    for name, count, *_ in counted["compiled"]["kernels"]:
+        launches[name] = launches.get(name, 0) + count
+    assert launches["geglu"] == 5 and launches["geglu_gradient"] == 5 * 2  # each layer's forward, and backward pass
+    assert launches["_normed"] == 5 * 2 * 2 * 2  # two branches, forward and backward, the statistics and the values
+    assert launches["from_lines"] == launches["spread"] == 4
+    assert launches["to_lines"] == 4 * 2  # forward and again
+    fused = "_scaled_dot_product_efficient_attention"
+    assert launches[fused] == 4 * 2 * 2 and launches[f"{fused}_backward"] == 4 * 2 * 2
+
+
+if __name__ == "__main__":
+    print(json.dumps(everything()))

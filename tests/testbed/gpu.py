@@ -68,11 +68,14 @@ from torch._inductor.virtualized import V  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
-from torch.utils._pytree import tree_leaves  # noqa: E402
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten  # noqa: E402
 from torch.utils.flop_counter import flop_registry  # noqa: E402
 
 from tt_cli.model.dalle import Dalle  # noqa: E402
 from tt_cli.model.dalle_config import DalleConfig  # noqa: E402
+from tt_cli.model.sampling.code_choice import Sampling  # noqa: E402
+from tt_cli.model.sampling.generation import StepDecoder  # noqa: E402
+from tt_cli.model.vqgan import PUBLISHED, Vqgan  # noqa: E402
 from tt_cli.run import RunConfig  # noqa: E402
 
 VIEWS = frozenset(
@@ -150,7 +153,7 @@ class OperatorCounter(TorchDispatchMode):
         out = func(*args, **kwargs)
         if self.paused:
             return out
-        ins, outs = tensors((args, kwargs)), tensors(out)
+        ins, outs = list({id(tensor): tensor for tensor in tensors((args, kwargs))}.values()), tensors(out)
         for tensor in outs:
             self.track(tensor)
         devices = {tensor.device.type for tensor in ins + outs if tensor.dim() or tensor.device.type == "cuda"}
@@ -158,8 +161,11 @@ class OperatorCounter(TorchDispatchMode):
             return out
         if name in ("_to_copy", "copy_") and "cpu" in devices:
             self.copies[f"{ins[-1].device.type} to {outs[0].device.type}"] += 1
-        packet = func._overloadpacket
-        flops = flop_registry[packet](*args, **kwargs, out_val=out) if packet in flop_registry else 0
+        if name in ("mm", "addmm", "bmm"):
+            flops = 2 * outs[0].numel() * args[name == "addmm"].shape[-1]
+        else:
+            counted = flop_registry.get(func._overloadpacket)
+            flops = counted(*args, **kwargs, out_val=out) if counted else 0
         moved = sum(map(touched, outs if name in FILLS else ins[-2:] if name == "copy_" else ins + outs))
         if name == "native_layer_norm_backward":
             moved += touched(args[0]) + touched(args[1])
@@ -229,13 +235,16 @@ def touched(tensor: Tensor) -> int:
 
 
 @contextmanager
-def lowered(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[GraphLowering]:
+def lowered(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[GraphLowering]:
     """Inductor's graph of ``function`` for a GPU, while it can be asked for kernels or code."""
-    given = tensors(args)
+    leaves, form = tree_flatten((args, kwargs))
+    given = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
     def flat(*values: Tensor) -> Any:
         remaining = iter(values)
-        return function(*(next(remaining) if isinstance(arg, Tensor) else arg for arg in args))
+        args, kwargs = tree_unflatten([next(remaining) if isinstance(x, Tensor) else x for x in leaves], form)
+        out = tree_leaves(function(*args, **kwargs))
+        return [x for x in out if not any(x is value for value in values)]  # what was changed in place is no result
 
     torch.compiler._is_compiling_flag = True
     try:
@@ -243,20 +252,19 @@ def lowered(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[Gra
     finally:
         torch.compiler._is_compiling_flag = False
     graph = GraphLowering(traced, example_inputs=given, shape_env=None)
-    with V.set_debug_handler(DebugContext()), V.set_graph_handler(graph), V.set_fake_mode(given[0].fake_mode):
+    with V.set_debug_handler(DebugContext()), V.set_graph_handler(graph), V.set_fake_mode(_MODE):
         graph.run(*given)
         yield graph
 
 
-def scheduled(function: Callable[..., Any], args: tuple[Any, ...]) -> list[Kernel]:
+def scheduled(function: Callable[..., Any], args: Any, kwargs: Any) -> list[Kernel]:
     """The kernels that Inductor would make of ``function`` for a GPU, each with the bytes that it accesses."""
-    with lowered(function, args) as graph:
+    with lowered(function, args, kwargs) as graph:
         graph._update_scheduler()
-        nodes = [node for node in graph.scheduler.nodes if not node.is_extern() or node.get_outputs()]
-        return [Kernel(function.__name__, 1, node.get_read_write_buffers_sizes(), 0) for node in nodes]
+        return [Kernel(function.__name__, 1, node.get_read_write_buffers_sizes(), 0) for node in graph.scheduler.nodes]
 
 
-CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}  # compiled functions by name, with their first call
+CALLS: dict[str, tuple[Callable[..., Any], Any, Any]] = {}  # compiled functions by name, with their first call
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -267,13 +275,13 @@ def compiled(function: Callable[..., Any], **options: Any) -> Callable[..., Any]
         counter = OperatorCounter.active
         if counter is None or counter.paused:
             return function(*args, **kwargs)
-        given = (*args, *kwargs.values())
-        key = str([(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in given])
+        leaves = tree_leaves((args, kwargs))
+        key = str([(x.shape, x.stride(), x.dtype) if isinstance(x, Tensor) else x for x in leaves])
         counter.paused = True
         try:
             if key not in kernels:
-                kernels[key] = scheduled(function, given)
-                CALLS.setdefault(function.__name__, (function, given))
+                kernels[key] = scheduled(function, args, kwargs)
+                CALLS.setdefault(function.__name__, (function, args, kwargs))
             out = function(*args, **kwargs)
         finally:
             counter.paused = False
@@ -331,6 +339,42 @@ def training_step(
     return counter
 
 
+def drawing_step(run: RunConfig, prompts: int, samples: int, precision: str) -> OperatorCounter:
+    """Count one code of every picture: the decoder's step and the choice of the next code."""
+    with fake_gpu(), torch.no_grad():
+        decoder = StepDecoder(fake_dalle(run), prompts, samples, DTYPES[precision] or torch.float32)
+        logits = decoder.prefill(
+            torch.zeros(prompts, decoder.dalle.config.text_length, dtype=torch.int64, device="cuda")
+        )
+        noise = torch.zeros(prompts * samples, dtype=torch.float64, device="cuda")
+        sampling = Sampling(temperature=0.9, top_k=64, top_p=0.9)
+        code = sampling.choose(logits, noise)
+        with OperatorCounter() as counter:
+            sampling.choose(decoder.step(code, 5), noise)
+    return counter
+
+
+def pictures(count: int) -> OperatorCounter:
+    """Count the VQGAN's way from codes to pictures and back to what it quantises."""
+    with fake_gpu(), torch.no_grad():
+        with torch.device("cuda"):
+            vqgan = Vqgan(PUBLISHED)
+        codes = torch.zeros(count, 1024, dtype=torch.int64, device="cuda")
+        vqgan.decode(codes)
+        with OperatorCounter() as counter:
+            vqgan.encode(vqgan.decode(codes).float())
+    return counter
+
+
+def known_operators() -> OperatorCounter:
+    """Count some whose bytes and FLOPs are known by hand."""
+    with fake_gpu(), OperatorCounter() as counter:
+        a, b = torch.ones(4, 8, device="cuda"), torch.ones(8, 16, device="cuda")
+        (a @ b).t().add_(torch.ones(1, 4, device="cuda").expand(16, 4))
+        a.cpu()
+    return counter
+
+
 class _Nowhere:
     def __init__(self, *given: object) -> None: ...
 
@@ -365,7 +409,7 @@ def _answer_like_a_gpu() -> None:
     CudaInterface.get_compute_capability = staticmethod(lambda device=None: 89)
     CudaInterface.is_triton_capable = staticmethod(lambda device=None: True)
     CudaInterface.raise_if_triton_unavailable = staticmethod(lambda device=None: None)
-    inductor_scheduler.has_triton = lambda *given: True
+    setattr(inductor_scheduler, "has_triton", lambda *given: True)  # noqa: B010
     torch.compile = compiled
 
 

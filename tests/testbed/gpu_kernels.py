@@ -36,9 +36,9 @@ driver.set_active(_Driver())
 triton_helpers.set_driver_to_gpu = lambda: None
 
 
-def code_of(function: Callable[..., Any], args: tuple[Any, ...]) -> str:
+def code_of(function: Callable[..., Any], args: Any, kwargs: Any) -> str:
     """What Inductor writes for ``function`` of these fake tensors: Python with kernels in Triton's language."""
-    with gpu.lowered(function, args) as graph:
+    with gpu.lowered(function, args, kwargs) as graph:
         code = graph.codegen()[0]
     return str(getattr(code, "value", code))
 

@@ -21,6 +21,7 @@ import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -172,6 +173,11 @@ class Downsample(nn.Module):
 _TAPS = (((1.0, 0.0, 0.0), (0.0, 1.0, 1.0)), ((1.0, 1.0, 0.0), (0.0, 0.0, 1.0)))
 
 
+@lru_cache(maxsize=4)
+def _taps(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.tensor(_TAPS, dtype=dtype, device="cpu").to(device)
+
+
 class Upsample(nn.Module):
     """Doubles the resolution: nearest neighbour, then a 3x3 convolution.
 
@@ -183,7 +189,7 @@ class Upsample(nn.Module):
         self.conv = _conv3(channels, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        taps = torch.tensor(_TAPS, dtype=self.conv.weight.dtype, device=x.device)
+        taps = _taps(self.conv.weight.dtype, x.device)
         weights = torch.einsum("yar,xbs,oirs->yxoiab", taps, taps, self.conv.weight).to(x.dtype)
         bias = self.conv.bias.to(x.dtype)
         b, c, h, w = x.shape

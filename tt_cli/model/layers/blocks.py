@@ -22,11 +22,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tt_cli.model.dalle_config import CHUNK_BYTES, DalleConfig
+from tt_cli.model.layers import axial_attention
 from tt_cli.model.layers.attention import AttentionPattern
+from tt_cli.model.layers.axial_attention import AxialLines, lines_of
 from tt_cli.model.layers.fused import fused
 from tt_cli.model.layers.products import add_product_, linear, product
-from tt_cli.model.layers.rotary import SplitHeads, joined_heads, rotary_table
-from tt_cli.model.layers.token_shift import shift_tokens, shifted, unshifted
+from tt_cli.model.layers.rotary import SplitHeads, joined_heads, rotary_factors, rotary_table
+from tt_cli.model.layers.token_shift import shift_tokens, shifted, sources, unshifted
 
 Tensors = Sequence[Tensor]
 
@@ -36,9 +38,11 @@ _EPS = 1e-5
 class AttentionBranch:
     """scale * Attention(shift(LayerNorm(x))) of one attention type."""
 
-    def __init__(self, config: DalleConfig, pattern: AttentionPattern) -> None:
-        self.config = config
-        self.pattern = pattern
+    def __init__(
+        self, config: DalleConfig, pattern: AttentionPattern, on_lines: Callable[..., bool] = axial_attention.is_served
+    ) -> None:
+        """on_lines: tells whether `output` and `backward` attend by axial_attention."""
+        self.config, self.pattern, self.on_lines = config, pattern, on_lines
 
     def __call__(
         self,
@@ -54,69 +58,96 @@ class AttentionBranch:
         scale, qkv, out_weight, out_bias = weights[2:]
         n = x.shape[1]
         h = _norm_and_shift(self.config, x, weights)
-        table = self._rotary(n, x.device, dtype)
+        table = self._rotary(rotary_table, x.device, dtype)
         projected = F.linear(h.to(dtype), qkv.to(dtype))
         q, k, v = SplitHeads.apply(projected, table, self.config.heads, self.pattern.padded_length(n)).unbind()
         record(k, v)
         attended = self.pattern.attend(q, k, v, n)
         return F.linear(attended, out_weight.to(dtype), out_bias.to(dtype)) * scale
 
-    def kept_bytes(self, b: int, n: int, dtype: torch.dtype) -> int:
-        """Size of what ``output`` gives to be kept."""
-        return 3 * b * self.pattern.padded_length(n) * self.config.inner_dim * dtype.itemsize
+    def kept_bytes(self, x: Tensor, dtype: torch.dtype) -> int:
+        """Size of what ``output`` of x gives to be kept."""
+        lines = self._lines(x.shape[1], x.device, dtype)
+        n = len(lines.position) if lines else self.pattern.padded_length(x.shape[1])
+        return 3 * len(x) * n * self.config.inner_dim * dtype.itemsize
 
     def output(self, x: Tensor, weights: Tensors, dtype: torch.dtype, *, keep: bool) -> tuple[Tensor, list[Tensor]]:
         """The branch without LayerScale, (b, n, dim) in ``dtype``; with ``keep`` what ``backward`` can use again."""
         qkv, out_weight, out_bias = weights[3:]
         rotated = self._project(_Normed.of(self.config, x, weights, dtype).h, qkv, x.shape[0])
-        parts = rotated.split(self._samples_at_once(rotated), dim=1)
-        attended = torch.cat([self.pattern.attend(q, k, v, x.shape[1]) for q, k, v in parts])
+        if lines := self._lines(x.shape[1], x.device, dtype):
+            attended = axial_attention.attend(rotated, lines)
+        else:
+            parts = rotated.split(self._samples_at_once(rotated), dim=1)
+            attended = torch.cat([self.pattern.attend(q, k, v, x.shape[1]) for q, k, v in parts])
         return linear(attended.flatten(0, 1), out_weight, out_bias).view(x.shape), [rotated] if keep else []
 
     def backward(
-        self, x: Tensor, weights: Tensors, grad: Tensor, into: Tensors, kept: Tensors, *, want_output: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """d/dx from ``grad`` = d/dy; adds the weights' gradients to ``into``; the output again, if wanted.
+        self, x: Tensor, weights: Tensors, grads: Tensors, into: Tensors, kept: Tensors, *, want_output: bool
+    ) -> Tensor | None:
+        """Add d/dx, from grads[0] = d/dy, to grads[1], the weights' gradients to ``into``; the output again, if wanted.
 
         ``weights`` are those of ``output``: norm and scale in x's dtype, matrices in the products' dtype.
         """
         qkv, out_weight, out_bias = weights[3:]
         (b, n, _), dtype = x.shape, qkv.dtype
         normed = _Normed.of(self.config, x, weights, dtype)
-        incoming = _Incoming.of(grad, weights[2], dtype)
+        incoming = _Incoming.of(grads[0], weights[2], dtype)
         rotated = kept[0] if kept else self._project(normed.h, qkv, b)
-        table = self._rotary(n, x.device, dtype)
         into_attended = product(incoming.scaled, out_weight).view(b, n, -1)
+        attended, into_projected = self._attended_backward(rotated, into_attended)
+        output = linear(attended, out_weight, out_bias).view(x.shape) if want_output else None
+        own = torch.zeros_like(into[4])
+        add_product_(own, incoming.plain, attended, incoming.plain_unit)
+        _add_output_gradients(own, incoming.total, weights[2], *weights[-2:], into[2], *into[-2:])
+        add_product_(into[3], into_projected, normed.h, incoming.scaled_unit)
+        into_h = product(into_projected, qkv).view(x.shape)
+        shift, unit = _Shift.of(self.config, x, -1), incoming.scaled_unit
+        _add_norm_gradients_(grads[1], into_h, x, *normed[1:], *weights[:2], into=into[:2], unit=unit, shift=shift)
+        return output
+
+    def _attended_backward(self, rotated: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+        """Attended values again (b * n, inner), and the projection's gradient from grad (b, n, inner)."""
+        n, dtype = grad.shape[1], grad.dtype
+        if lines := self._lines(n, grad.device, dtype):
+            attended, gradients = axial_attention.attend_with_gradient(rotated, lines, grad)
+            rotation = self._rotary(rotary_factors, grad.device, dtype)
+            into = axial_attention.from_lines(*gradients, rotation=rotation, lines=lines)
+            return attended.flatten(0, 1), into.flatten(0, 1)
+        table = self._rotary(rotary_table, grad.device, dtype)
         parts, into_parts = [], []
         at_once = self._samples_at_once(rotated)
-        for part, grad_part in zip(rotated.split(at_once, dim=1), into_attended.split(at_once), strict=True):
+        for part, grad_part in zip(rotated.split(at_once, dim=1), grad.split(at_once), strict=True):
             with torch.enable_grad():
                 q, k, v = (tensor.detach().requires_grad_() for tensor in part)
                 attended = self.pattern.attend(q, k, v, n)
             pieces = torch.autograd.grad(attended, (q, k, v), grad_part)
             into_parts.append(joined_heads(torch.stack(pieces), table, n))
             parts.append(attended.detach())
-        attended = torch.cat(parts).flatten(0, 1)
-        into_projected = torch.cat(into_parts).flatten(0, 1)
-        output = linear(attended, out_weight, out_bias).view(x.shape) if want_output else None
-        own = torch.zeros_like(into[4])
-        add_product_(own, incoming.plain, attended, incoming.plain_unit)
-        _add_output_gradients(into, grad, own, weights)
-        add_product_(into[3], into_projected, normed.h, incoming.scaled_unit)
-        into_h = product(into_projected, qkv).view(x.shape)
-        return normed.backward(self.config, x, weights, into_h, incoming.scaled_unit, into), output
+        return torch.cat(parts).flatten(0, 1), torch.cat(into_parts).flatten(0, 1)
 
     def _project(self, h: Tensor, qkv: Tensor, b: int) -> Tensor:
-        """Rotated q, k, v of h (b * n, dim): (3, b, heads, padded, dim_head)."""
-        n = len(h) // b
-        table, padded = self._rotary(n, h.device, h.dtype), self.pattern.padded_length(n)
-        return SplitHeads.apply(linear(h, qkv).view(b, n, -1), table, self.config.heads, padded)
+        """Rotated q, k, v of h (b * n, dim): (3, b, heads, padded, dim_head), or as axial_attention has them."""
+        n, heads = len(h) // b, self.config.heads
+        projected = linear(h, qkv).view(b, n, -1)
+        if lines := self._lines(n, h.device, h.dtype):
+            rotation = self._rotary(rotary_factors, h.device, h.dtype)
+            return axial_attention.to_lines(projected, rotation, lines, heads)
+        table = self._rotary(rotary_table, h.device, h.dtype)
+        return SplitHeads.apply(projected, table, heads, self.pattern.padded_length(n))
 
-    def _rotary(self, n: int, device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    def _lines(self, n: int, device: torch.device, dtype: torch.dtype) -> AxialLines | None:
+        """AxialLines of n positions where axial_attention serves them."""
+        kind, text, side = self.pattern.kind, self.pattern.text_positions, self.pattern.image_size
+        return (
+            lines_of(kind, text, side, n, device)
+            if self.on_lines(kind, side, self.config.dim_head, device, dtype)
+            else None
+        )
+
+    def _rotary(self, table: Callable[..., Tensor], device: torch.device, dtype: torch.dtype) -> Tensor | None:
         c = self.config
-        if not c.rotary:
-            return None
-        return rotary_table(c.dim_head, c.text_positions, c.image_size, device, dtype)[:n]
+        return table(c.dim_head, c.text_positions, c.image_size, device, dtype) if c.rotary else None
 
     def _samples_at_once(self, like: Tensor) -> int:
         return max(1, _chunk_bytes(like) // (self.config.scores * like.element_size()))
@@ -134,9 +165,9 @@ class FeedForwardBranch:
         expand, expand_bias, contract, contract_bias = (matrix.to(dtype) for matrix in weights[3:])
         return F.linear(_Geglu.apply(F.linear(h.to(dtype), expand, expand_bias)), contract, contract_bias) * weights[2]
 
-    def kept_bytes(self, b: int, n: int, dtype: torch.dtype) -> int:
-        """Size of what ``output`` gives to be kept."""
-        return 2 * b * n * self.config.ff_mult * self.config.dim * dtype.itemsize
+    def kept_bytes(self, x: Tensor, dtype: torch.dtype) -> int:
+        """Size of what ``output`` of x gives to be kept."""
+        return 2 * x.numel() * self.config.ff_mult * dtype.itemsize
 
     def output(self, x: Tensor, weights: Tensors, dtype: torch.dtype, *, keep: bool) -> tuple[Tensor, list[Tensor]]:
         """The branch without LayerScale, (b, n, dim) in ``dtype``; with ``keep`` what ``backward`` can use again."""
@@ -151,28 +182,29 @@ class FeedForwardBranch:
         return out.view(x.shape), kept
 
     def backward(
-        self, x: Tensor, weights: Tensors, grad: Tensor, into: Tensors, kept: Tensors, *, want_output: bool
-    ) -> tuple[Tensor, Tensor | None]:
+        self, x: Tensor, weights: Tensors, grads: Tensors, into: Tensors, kept: Tensors, *, want_output: bool
+    ) -> Tensor | None:
         """See AttentionBranch.backward."""
         expand, expand_bias, contract, contract_bias = weights[3:]
         normed = _Normed.of(self.config, x, weights, expand.dtype)
         h = normed.h
-        incoming = _Incoming.of(grad, weights[2], expand.dtype)
+        incoming = _Incoming.of(grads[0], weights[2], expand.dtype)
         into_h, own = torch.empty_like(h), torch.zeros_like(into[5])
         output = torch.empty_like(h) if want_output else None
         for number, rows in enumerate(_chunks(len(h), expand)):
             expanded = kept[number] if kept else linear(h[rows], expand, expand_bias)
-            active, into_expanded = geglu_gradient(expanded, product(incoming.scaled[rows], contract))
+            into_active = product(incoming.scaled[rows], contract)
+            active, into_expanded = geglu_gradient(expanded, into_active, into[4], incoming.scaled_unit)
             if output is not None:
                 output[rows] = linear(active, contract, contract_bias)
             add_product_(own, incoming.plain[rows], active, incoming.plain_unit)
             add_product_(into[3], into_expanded, h[rows], incoming.scaled_unit)
-            summed = into_expanded.sum(dim=0).to(into[4].dtype)  # half precision is summed in float32 and rounded once
-            into[4].add_(summed if incoming.scaled_unit is None else summed * incoming.scaled_unit)
             into_h[rows] = product(into_expanded, expand)
-        _add_output_gradients(into, grad, own, weights)
-        into_x = normed.backward(self.config, x, weights, into_h.view(x.shape), incoming.scaled_unit, into)
-        return into_x, None if output is None else output.view(x.shape)
+        _add_output_gradients(own, incoming.total, weights[2], *weights[-2:], into[2], *into[-2:])
+        into_h = into_h.view(x.shape)
+        shift, unit = _Shift.of(self.config, x, -1), incoming.scaled_unit
+        _add_norm_gradients_(grads[1], into_h, x, *normed[1:], *weights[:2], into=into[:2], unit=unit, shift=shift)
+        return None if output is None else output.view(x.shape)
 
 
 @fused
@@ -183,18 +215,28 @@ def geglu(x: Tensor) -> Tensor:
 
 
 @fused
-def geglu_gradient(x: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """``geglu(x)`` again, and the gradient of x from that of the result; ``grad`` may be overwritten."""
+def geglu_gradient(
+    x: Tensor, grad: Tensor, into_bias: Tensor | None = None, unit: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """``geglu(x)`` again, and the gradient of x from that of the result; ``grad`` may be overwritten.
+
+    The gradient's sum over all rows, in units of ``unit``, is added to ``into_bias`` where there is one.
+    """
     value, gate = x.chunk(2, dim=-1)
     active = F.gelu(gate)
     if torch.compiler.is_compiling():  # the compiler leaves nothing between these two to be saved
         into_gate = torch.ops.aten.gelu_backward(grad * value, gate)
-        return active * value, torch.cat([grad * active, into_gate], dim=-1)
-    into = torch.empty_like(x)
-    into_value, into_gate = into.chunk(2, dim=-1)
-    torch.mul(grad, active, out=into_value)
-    torch.ops.aten.gelu_backward.grad_input(grad.mul_(value), gate, grad_input=into_gate)
-    return active.mul_(value), into
+        active, into = active * value, torch.cat([grad * active, into_gate], dim=-1)
+    else:
+        into = torch.empty_like(x)
+        into_value, into_gate = into.chunk(2, dim=-1)
+        torch.mul(grad, active, out=into_value)
+        torch.ops.aten.gelu_backward.grad_input(grad.mul_(value), gate, grad_input=into_gate)
+        active.mul_(value)
+    if into_bias is not None:
+        summed = into.sum(dim=0).to(into_bias.dtype)  # half precision is summed in float32 and rounded once
+        into_bias.add_(summed if unit is None else summed * unit)
+    return active, into
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -216,48 +258,71 @@ class _Normed(NamedTuple):
 
     @classmethod
     def of(cls, config: DalleConfig, x: Tensor, weights: Tensors, dtype: torch.dtype) -> _Normed:
-        return cls(
-            *_normed(
-                x,
-                weights[0],
-                weights[1],
-                (config.text_positions, config.image_size) if config.shift_tokens else None,
-                dtype,
-            )
-        )
+        return cls(*_normed(x, weights[0], weights[1], _Shift.of(config, x, 1), dtype))
 
-    def backward(
-        self, config: DalleConfig, x: Tensor, weights: Tensors, grad: Tensor, unit: Tensor | None, into: Tensors
-    ) -> Tensor:
-        """d/dx from d/dh (b, n, dim) in units of ``unit``; adds the norm's gradients to ``into``."""
+
+class _Shift(NamedTuple):
+    """The token shift: its sizes, and `token_shift.sources` for compiled kernels."""
+
+    sizes: tuple[int, int]
+    sources: Tensor
+
+    @classmethod
+    def of(cls, config: DalleConfig, x: Tensor, sign: int) -> _Shift | None:
+        if not config.shift_tokens:
+            return None
         sizes = config.text_positions, config.image_size
-        grad = unshifted(grad, *sizes, x.dtype) if config.shift_tokens else grad.to(x.dtype)
-        if unit is not None:
-            grad = grad.mul_(unit)
-        weight, bias = weights[:2]
-        into_x, into_weight, into_bias = torch.ops.aten.native_layer_norm_backward(
-            grad, x, weight.shape, self.mean, self.rstd, weight, bias, [True, True, True]
-        )
-        into[0].add_(into_weight)
-        into[1].add_(into_bias)
-        return into_x
+        return cls(sizes, sources(x.shape[1], *sizes, sign, x.device))
+
+
+def _taken(x: Tensor, sources: Tensor) -> Tensor:
+    """x (b, n, d or 1) by quarters of channels (b, n, 4, d / 4 or 1) from the positions ``sources`` (n, 4)."""
+    quarters = x.unflatten(2, (4, -1)) if x.shape[2] > 1 else x[:, :, None].expand(-1, -1, 4, 1)
+    return quarters.gather(1, sources.clamp_min(0)[None, :, :, None].expand(len(x), -1, -1, quarters.shape[3]))
 
 
 @fused
 def _normed(
-    x: Tensor, weight: Tensor, bias: Tensor, shift: tuple[int, int] | None, dtype: torch.dtype
+    x: Tensor, weight: Tensor, bias: Tensor, shift: _Shift | None, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if shift is not None and torch.compiler.is_compiling():  # two kernels: the statistics; the values by index
+        variance, mean = torch.var_mean(x, -1, correction=0, keepdim=True)
+        rstd = (variance + _EPS).rsqrt()
+        h = (_taken(x, shift.sources) - _taken(mean, shift.sources)) * _taken(rstd, shift.sources)
+        h = h * weight.view(4, -1) + bias.view(4, -1)
+        return torch.where(shift.sources[:, :, None] < 0, 0, h).to(dtype).flatten(2).flatten(0, 1), mean, rstd
     h, mean, rstd = torch.native_layer_norm(x, weight.shape, weight, bias, _EPS)
-    h = h.to(dtype) if shift is None else shifted(h, *shift, dtype)
+    h = h.to(dtype) if shift is None else shifted(h, *shift.sizes, dtype)
     return h.flatten(0, 1), mean, rstd
 
 
+@fused
+def _add_norm_gradients_(
+    total: Tensor, grad: Tensor, *norm: Tensor, into: Tensors, unit: Tensor | None, shift: _Shift | None
+) -> None:
+    x, mean, rstd, weight, bias = norm
+    if shift is None:
+        grad = grad.to(x.dtype)
+    elif torch.compiler.is_compiling():
+        taken = torch.where(shift.sources[:, :, None] < 0, 0, _taken(grad, shift.sources))
+        grad = taken.flatten(2).to(x.dtype)
+    else:
+        grad = unshifted(grad, *shift.sizes, x.dtype)
+    if unit is not None:
+        grad = grad.mul_(unit)
+    wanted = [True, True, True]
+    added = torch.ops.aten.native_layer_norm_backward(grad, x, weight.shape, mean, rstd, weight, bias, wanted)
+    for tensor, part in zip((total, *into), added, strict=True):
+        tensor.add_(part)
+
+
 class _Incoming(NamedTuple):
-    """The gradient of a branch's result as rows in the products' dtype: as it is, and times LayerScale.
+    """The gradient of a branch's result as rows in the products' dtype: as it is, and times LayerScale; its sum.
 
     In float16 each is in units of its own largest entry, for LayerScale is as small as 1e-6.
     """
 
+    total: Tensor
     plain: Tensor
     scaled: Tensor
     plain_unit: Tensor | None = None
@@ -265,21 +330,28 @@ class _Incoming(NamedTuple):
 
     @classmethod
     def of(cls, grad: Tensor, scale: Tensor, dtype: torch.dtype) -> _Incoming:
-        plain = grad.flatten(0, 1)
-        scaled = plain * scale
-        if dtype != torch.float16:
-            return cls(plain.to(dtype), scaled.to(dtype))
-        smallest = torch.finfo(torch.float32).tiny
-        units = [x.abs().amax().clamp_min(smallest) for x in (plain, scaled)]
-        return cls((plain / units[0]).to(dtype), (scaled / units[1]).to(dtype), *units)
+        return cls(*_incoming(grad, scale, dtype))
 
 
-def _add_output_gradients(into: Tensors, grad: Tensor, own: Tensor, weights: Tensors) -> None:
-    """Add the gradients of s, W and b of y = s * (W u + b), given own = (dL/dy)^T u; they are into[2], [-2], [-1]."""
-    (scale, *_, weight, bias), total = weights[2:], grad.sum(dim=(0, 1))
-    into[2].add_(torch.linalg.vecdot(own, weight.to(own.dtype))).add_(total * bias.to(own.dtype))
-    into[-2].addcmul_(own, scale[:, None])
-    into[-1].addcmul_(total, scale)
+@fused
+def _incoming(grad: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, ...]:
+    total, plain = grad.sum(dim=(0, 1)), grad.flatten(0, 1)
+    scaled = plain * scale
+    if dtype != torch.float16:
+        return total, plain.to(dtype), scaled.to(dtype)
+    smallest = torch.finfo(torch.float32).tiny
+    units = [x.abs().amax().clamp_min(smallest) for x in (plain, scaled)]
+    return total, (plain / units[0]).to(dtype), (scaled / units[1]).to(dtype), *units
+
+
+@fused
+def _add_output_gradients(
+    own: Tensor, total: Tensor, scale: Tensor, weight: Tensor, bias: Tensor, *into: Tensor
+) -> None:
+    """Add the gradients of s, W and b of y = s * (W u + b) to ``into``: own = (dL/dy)^T u, total = sum of dL/dy."""
+    into[0].add_(torch.linalg.vecdot(own, weight.to(own.dtype))).add_(total * bias.to(own.dtype))
+    into[1].addcmul_(own, scale[:, None])
+    into[2].addcmul_(total, scale)
 
 
 def _chunk_bytes(like: Tensor) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor
 from tt_cli.model.layers.projection import has_onednn_linear
 
 _BLOCK_ELEMENTS = 1 << 21
+_SUMS_WIDE = hasattr(torch.ops.aten.addmm, "dtype_out")  # from torch 2.8 on
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -32,6 +33,12 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, unit: Tensor | None = None
     """total (n, k) += unit * a (m, n)^T b (m, k); total may be wider than a and b, unit is a scalar or absent."""
     if total.dtype == a.dtype and unit is None:
         total.addmm_(a.t(), b)
+        return
+    if _SUMS_WIDE and total.is_cuda:  # cuBLAS adds to the wide sum itself
+        if unit is None:
+            torch.ops.aten.addmm.dtype_out(total, a.t(), b, total.dtype, out=total)
+        else:
+            total.addcmul_(torch.ops.aten.mm.dtype(a.t(), b, total.dtype), unit)
         return
     # On a CPU in blocks: one that is widened must not be taken from the system anew each time (see blocks.py).
     size = len(total) if total.device.type != "cpu" else max(1, _BLOCK_ELEMENTS // total.shape[1])

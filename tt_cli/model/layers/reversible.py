@@ -45,7 +45,7 @@ class Trunk:
 
     def __init__(self, layers: Sequence[Layer], x: Tensor, dtype: torch.dtype, budget: int) -> None:
         self.layers, self.dtype = layers, dtype
-        branches = sum(half.branch.kept_bytes(len(x), x.shape[1], dtype) for half in layers[0])
+        branches = sum(half.branch.kept_bytes(x, dtype) for half in layers[0])
         self.plan = keeping_plan(len(layers), x.nbytes, branches, budget)
         self._kept = [_Kept() for _ in layers]
         self._ends: tuple[Tensor, Tensor] | None = None
@@ -78,15 +78,13 @@ class Trunk:
             self._kept[i] = _Kept()  # its tensors are free once they were used
             if kept.x1 is not None:
                 y1 = kept.x1
-            into_x, out = g.branch.backward(y1, g.weights, grad2, g.into, kept.g, want_output=kept.x2 is None)
-            grad1 += into_x
+            out = g.branch.backward(y1, g.weights, (grad2, grad1), g.into, kept.g, want_output=kept.x2 is None)
             if kept.x2 is not None:
                 y2 = kept.x2
             elif out is not None:
                 y2 = _added(y2, out, g.weights[2], sign=-1)
             x1_is_needed = i > 0 and self._kept[i - 1].x1 is None
-            into_x, out = f.branch.backward(y2, f.weights, grad1, f.into, kept.f, want_output=x1_is_needed)
-            grad2 += into_x
+            out = f.branch.backward(y2, f.weights, (grad1, grad2), f.into, kept.f, want_output=x1_is_needed)
             if out is not None:
                 y1 = _added(y1, out, f.weights[2], sign=-1, in_place=kept.x1 is None)
         return grad1 + grad2

@@ -59,17 +59,27 @@ def rotary_table(
     return torch.polar(torch.ones_like(angles), angles).to(device)
 
 
+@lru_cache(maxsize=16)
+def rotary_factors(
+    dim_head: int, text_positions: int, image_size: int, device: torch.device, dtype: torch.dtype
+) -> Tensor:
+    """`rotary_table` as real numbers, (2, positions, dim_head): x turns to x * cos + x with its pairs swapped * sin."""
+    table = rotary_table(dim_head, text_positions, image_size, device, dtype)
+    return torch.stack([table.real.repeat_interleave(2, 1), torch.stack([-table.imag, table.imag], -1).flatten(1)])
+
+
 class SplitHeads(torch.autograd.Function):
     """Split a fused projection (b, n, 3 * heads * dim_head) and rotate q, k and v by their positions' angles.
 
-    ``table`` is (n, dim_head // 2) complex, or None for no rotation. Gives (3, b, heads, padded, dim_head) in one pass
-    over memory; positions n..padded are zero.
+    ``table`` is (n or more, dim_head // 2) complex, or None for no rotation. Gives (3, b, heads, padded, dim_head) in
+    one pass over memory; positions n..padded are zero.
     """
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor, table: Tensor | None, heads: int, padded: int) -> Tensor:
         b, n, width = qkv.shape
         dim_head = width // (3 * heads)
+        table = None if table is None else table[:n]
         ctx.table, ctx.length = table, n
         out = qkv.new_empty(3, b, heads, padded, dim_head)
         if padded > n:
@@ -88,7 +98,7 @@ def joined_heads(grad: Tensor, table: Tensor | None, n: int) -> Tensor:
     _, b, heads, _, dim_head = grad.shape
     out = grad.new_empty(b, n, 3, heads, dim_head)
     # The transpose of a rotation is the rotation back.
-    _rotate(grad[:, :, :, :n], None if table is None else table.conj(), out.permute(2, 0, 3, 1, 4))
+    _rotate(grad[:, :, :, :n], None if table is None else table[:n].conj(), out.permute(2, 0, 3, 1, 4))
     return out.view(b, n, 3 * heads * dim_head)
 
 

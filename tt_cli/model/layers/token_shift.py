@@ -6,6 +6,7 @@ quarter from the position above and the second quarter from the position to the 
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -51,6 +52,21 @@ def unshifted(grad: Tensor, text_positions: int, image_size: int, dtype: torch.d
         out[:, n - 1, quarter:half] = 0
         out[:, t + s - 1 :: s, quarter:half] = 0
     return out
+
+
+@lru_cache(maxsize=16)
+def sources(n: int, text_positions: int, image_size: int, sign: int, device: torch.device) -> Tensor:
+    """Where `shifted` (sign 1) or `unshifted` (-1) takes each quarter of a position's channels from: (n, 4) positions.
+
+    -1 where it takes none.
+    """
+    t, s = text_positions, image_size
+    position, quarter = torch.arange(n, device="cpu")[:, None], torch.arange(4, device="cpu")
+    is_text, column = position < t, (position - t) % s
+    source = position - sign * torch.where(quarter > 1, 0, torch.where(is_text | (quarter == 1), 1, s))
+    in_row = (column != (0 if sign > 0 else s - 1)) | (quarter != 1)
+    taken = torch.where(is_text, (source >= 0) & (source < min(t, n)), (source >= t) & (source < n) & in_row)
+    return torch.where(taken | (quarter > 1), source, -1).to(device)
 
 
 class _ShiftTokens(torch.autograd.Function):
