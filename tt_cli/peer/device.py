@@ -76,10 +76,7 @@ def try_out(device: torch.device, dtype: torch.dtype) -> None:
     if float((x @ x).float().sum()) != 16.0**3:
         raise RuntimeError("a product of matrices came out wrong")
     if device.type in ("mps", "xpu"):
-        text, image = (
-            torch.ones(1, 2, dtype=torch.long, device=device),
-            torch.ones(1, 4, dtype=torch.long, device=device),
-        )
+        text, image = (torch.ones(1, length, dtype=torch.long, device=device) for length in (2, 4))
         with torch.autocast(device.type, dtype=dtype, enabled=dtype != torch.float32):
             Dalle(DalleConfig(16, 1, 1, 16, 4, 2, 2, 4)).to(device).loss(text, image).total.backward()
 
@@ -165,8 +162,7 @@ def choose_device(wanted: str | None, model: ModelPart, emit: Emit, hardware: Ha
     named = _named(wanted, hardware) if wanted else None
     skipped = ""
     for device in hardware.gpus() if named is None else [named] if named.type != "cpu" else []:
-        autocast, precision = hardware.precision(device, model.reversible)
-        name = hardware.name(device)
+        (autocast, precision), name = hardware.precision(device, model.reversible), hardware.name(device)
         if not (fault := hardware.fault(device, autocast or torch.float32)):
             reason = f"--device {wanted}" if named else f"the first of {hardware.count('cuda')} GPUs{skipped}"
             return _chosen(Device(device, name, autocast), reason, precision, emit)

@@ -51,9 +51,7 @@ from tt_cli.task.dalle_task import DalleTask
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
 COMPILE_WORKERS = 4  # processes of Inductor at most, each of some hundred MB: there are a handful of kernels
-COMPILED_FROM = (
-    20_000_000  # parameters, counted in every layer that uses them: below, compiling takes longer than it saves
-)
+COMPILED_FROM = 20_000_000  # parameters, counted in every layer that uses them: below, compiling does not pay
 FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 

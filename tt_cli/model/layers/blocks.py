@@ -310,8 +310,7 @@ def _add_norm_gradients_(
         grad = unshifted(grad, *shift.sizes, x.dtype)
     if unit is not None:
         grad = grad.mul_(unit)
-    wanted = [True, True, True]
-    added = torch.ops.aten.native_layer_norm_backward(grad, x, weight.shape, mean, rstd, weight, bias, wanted)
+    added = torch.ops.aten.native_layer_norm_backward(grad, x, weight.shape, mean, rstd, weight, bias, [True] * 3)
     for tensor, part in zip((total, *into), added, strict=True):
         tensor.add_(part)
 
