@@ -71,10 +71,10 @@ def test_peers_that_die_at_every_moment_of_a_round_take_nobody_with_them(start_s
     "A state that is not finite is found before a step, and the backup taken", also="tests/peer/test_shared.py"
 )
 def test_what_goes_wrong_in_rounds_and_in_memory_changes_nobodys_state(start_swarm: StartSwarm) -> None:
-    """One fault after the other, in one swarm."""
+    """One fault after the other, in one swarm. The last may keep cleo away, and of two alone either may be right."""
     faults = Faults().fail_at("cleo", 2, "not finite").fail_at("ben", 3, "drop commit")
     faults.fail_at("anna", 4, "unlike averages").fail_at("cleo", 5, "drop commit").fail_at("ben", 6, "unlike averages")
-    faults.fail_at("cleo", 7, "NaN part").fail_at("anna", 9, "flip a bit").fail_at("ben", 11, "damage memory")
+    faults.fail_at("anna", 8, "flip a bit").fail_at("ben", 10, "damage memory").fail_at("cleo", 14, "NaN part")
     swarm, members = start(start_swarm, faults, "anna", "ben", "cleo")
     anna, ben, cleo = everybody = list(members.values())
 
@@ -86,16 +86,19 @@ def test_what_goes_wrong_in_rounds_and_in_memory_changes_nobodys_state(start_swa
     def damaged() -> list[Trouble]:
         return [event for event in ben.of(Trouble) if event.what == "state"]
 
+    def refused() -> bool:
+        """Whether the others saw that cleo's gradient is not finite."""
+        rejected = [why for member in (anna, ben) for event in member.of(Round) for why in event.rejected.values()]
+        return any("not finite" in why for why in rejected)
+
     def story() -> str:
         told = [event for member in everybody for event in (member.name, *member.events)]
         return "\n".join(one if isinstance(one, str) else one.to_json()[:300] for one in told)
 
-    assert swarm.wait(lambda: bool(taken() and damaged()), WAIT), story()
+    assert swarm.wait(lambda: bool(taken() and damaged() and refused()), WAIT), story()
     wait_for_step(swarm, last_step(cleo) + 3, *members)
     rounds = [event for member in everybody for event in committed(member)]
     assert any(event.mended and event.differing for event in rounds), "who was sent other bytes took the others'"
-    refused = [why for member in (anna, ben) for event in member.of(Round) for why in event.rejected.values()]
-    assert any("not finite" in why for why in refused), "it came from another peer"
     assert any(event.rejected_micro_batches for event in cleo.of(Progress)), "a peer's own"
     assert any("not finite" in event.message for event in cleo.of(Log))
 
@@ -108,9 +111,9 @@ def test_what_goes_wrong_in_rounds_and_in_memory_changes_nobodys_state(start_swa
 
     mended_at = max(event.epoch for event in taken())  # until then anna's state was another one
     unlike = {step for step, found in digests([*everybody, swarm.members["aux"]]).items() if len(found) > 1}
-    assert all(9 <= step <= mended_at for step in unlike), story()
+    assert all(8 <= step <= mended_at for step in unlike), story()
     for member in everybody:
-        assert_no_step_is_lost(member, until=8)
+        assert_no_step_is_lost(member, until=7)
     swarm.leave(*members)
     states = [load(Path(member.of(Saved)[-1].path)) for member in everybody]
     assert all(bool(torch.isfinite(tensor).all()) for state in states for tensor in state.parameters.values())
