@@ -73,7 +73,7 @@ def run_part(part: str, device: str) -> dict[str, Any]:
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:
-        figures, failed = {}, [f"it took more than {SECONDS:.0f} s"]
+        figures, failed = dict[str, Any](), [f"it took more than {SECONDS:.0f} s"]
     else:
         lines = done.stdout.splitlines()
         figures = json.loads(lines[-1]) if done.returncode == 0 and lines else {}

@@ -6,27 +6,25 @@ Each takes a device and returns figures; on a CPU the same code runs at small si
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
-import sysconfig
 from dataclasses import replace
 from functools import partial
 from importlib import metadata
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from scripts.benchmarks import convergence, infer, peer
+from scripts.benchmarks.gpu_counts import ACCOUNTS, step_bytes
 from scripts.benchmarks.model import DTYPES, config, matrix_rate
 from scripts.benchmarks.process_figures import PeakMemory, seconds_on
-from tt_cli.memory import trainer_need
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.model.layers.fused import fusion
-from tt_cli.model.sampling.code_choice import Sampling
 from tt_cli.model.sampling.generation import StepDecoder, draw_codes
 from tt_cli.peer.device import Device
 from tt_cli.peer.trained_state import TrainedState
@@ -52,12 +50,7 @@ def machine(device: torch.device) -> dict[str, Any]:
             versions[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             versions[name] = None
-    header = Path(sysconfig.get_paths()["include"]) / "Python.h"
-    found: dict[str, Any] = {
-        "versions": versions,
-        "compiler": shutil.which("cc") or shutil.which("gcc") or shutil.which("clang"),
-        "python_header": header.exists(),
-    }
+    found: dict[str, Any] = {"versions": versions, "compiler": shutil.which(os.environ.get("CC", "cc"))}
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         found |= {
@@ -98,9 +91,8 @@ def batch_of(cfg: DalleConfig, size: int, device: torch.device) -> tuple[Tensor,
     """Random examples, alike on every device."""
     generator = torch.Generator().manual_seed(1)
     text = torch.randint(1, cfg.text_vocab, (size, cfg.text_length), generator=generator)
-    return text.to(device), torch.randint(0, cfg.image_vocab, (size, cfg.image_positions), generator=generator).to(
-        device
-    )
+    image = torch.randint(0, cfg.image_vocab, (size, cfg.image_positions), generator=generator)
+    return text.to(device), image.to(device)
 
 
 def _gradients(model: Dalle) -> Tensor:
@@ -146,31 +138,35 @@ def probe(device: torch.device) -> dict[str, Any]:
     return peer.measure_probe(load_run("emoji" if gpu else "emoji-demo"), args)
 
 
-def _account(run: RunConfig, size: int, precision: str, budget: int, device: torch.device) -> dict[str, Any]:
+def _account(run: RunConfig, size: int, precision: str, budget: float, device: torch.device) -> dict[str, Any]:
     """The account of a step's memory beside what the allocator had at most."""
-    need = trainer_need(run, "cuda", itemsize=4 if precision == "fp32" else 2, micro_batch=size, budget=budget)
-    elsewhere = ("accumulated gradients", "CUDA")
-    said = sum(item.bytes for item in need.items if item.place == "device" and item.what not in elsewhere)
     model = Dalle(DalleConfig.from_run(run)).to(device)
-    model.activation_budget = budget
+    model.activation_budget = int(budget)
     text, image = batch_of(model.config, size, device)
     training_step(model, text, image, precision)
     with PeakMemory(device) as memory:
         training_step(model, text, image, precision)
+    said = step_bytes(run, size, precision, budget)
     return {"run": run.run.name, "micro_batch": size, "precision": precision, "said": said, "measured": memory.peak}
 
 
 def memory(device: torch.device) -> dict[str, Any]:
-    """Some runs, precisions and micro-batches."""
-    paper, emoji = load_run("dalle").replaced({"model.depth": 16}), load_run("emoji")
+    """The cases of `scripts/bench gpu_counts`, on the device."""
     if device.type != "cuda":
         return {"accounts": [_account(load_run("emoji-demo"), 4, "fp32", 0, device)], "account_error": None}
-    cases = [(paper, 1, "fp32", 0), (paper, 8, "bf16", 2 * GIB), (paper, 16, "bf16", 0), (emoji, 32, "bf16", 2 * GIB)]
     rows = []
-    for run, size, precision, budget in cases:
-        rows.append(_account(run, size, precision, budget, device))
+    for name, changes, size, precision, budget in ACCOUNTS:
+        rows.append(_account(load_run(name).replaced(changes), size, precision, budget, device))
         torch.cuda.empty_cache()
     return {"accounts": rows, "account_error": max(abs(row["said"] / row["measured"] - 1) for row in rows)}
+
+
+def _model_that_keeps(cfg: DalleConfig, device: torch.device) -> Dalle:
+    """A model that keeps activations in 40 % of a card."""
+    model = Dalle(cfg).to(device)
+    if device.type == "cuda":
+        model.activation_budget = int(0.4 * torch.cuda.get_device_properties(device).total_memory)
+    return model
 
 
 def speed(device: torch.device) -> dict[str, Any]:
@@ -178,14 +174,13 @@ def speed(device: torch.device) -> dict[str, Any]:
     gpu = device.type == "cuda"
     sizes, times = ((1, 2, 4, 8, 16, 32), 3) if gpu else ((1, 2), 1)
     cfg = model_of(device, 64)
-    model = Dalle(cfg).to(device)
+    model = _model_that_keeps(cfg, device)
     precision = "bf16" if gpu else "fp32"
     rate = matrix_rate(device, DTYPES[precision] or torch.float32)
     rows: list[dict[str, Any]] = []
     for compiled in (True, False):
         fusion.devices = {"cuda"} if compiled and gpu else set()
         for size in sizes:
-            model.activation_budget = int(0.4 * torch.cuda.get_device_properties(device).total_memory) if gpu else 0
             work = partial(training_step, model, *batch_of(cfg, size, device), precision)
             try:
                 work()  # compiles
@@ -210,8 +205,7 @@ def profile(device: torch.device) -> dict[str, Any]:
     gpu = device.type == "cuda"
     cfg = model_of(device, 64)
     fusion.devices = {device.type} - {"cpu"}
-    model = Dalle(cfg).to(device)
-    model.activation_budget = int(0.4 * torch.cuda.get_device_properties(device).total_memory) if gpu else 0
+    model = _model_that_keeps(cfg, device)
     text, image = batch_of(cfg, 8 if gpu else 1, device)
     precision = "bf16" if gpu else "fp32"
     training_step(model, text, image, precision)
@@ -233,12 +227,12 @@ def drawing(device: torch.device) -> dict[str, Any]:
     cfg = model_of(device, 64)
     dtype = torch.bfloat16 if gpu else torch.float32
     model = Dalle(cfg).to(device).eval().requires_grad_(False)
-    sampling, found = Sampling(top_k=256, top_p=0.75), {}
+    found: dict[str, Any] = {}
     text, _ = batch_of(cfg, 1, device)
     noise = torch.rand(1, cfg.image_positions, device=device, dtype=torch.float64)
     decoder = StepDecoder(model, 1, 1, dtype)
-    draw_codes(decoder, text, noise, sampling)
-    seconds = seconds_on(device, lambda: draw_codes(decoder, text, noise, sampling))
+    draw_codes(decoder, text, noise, infer.SAMPLING)
+    seconds = seconds_on(device, lambda: draw_codes(decoder, text, noise, infer.SAMPLING))
     found |= {"way": decoder.mode, "tokens_per_s": round(cfg.image_positions / seconds, 1) if gpu else None}
     code = torch.zeros(1, dtype=torch.int64, device=device)
     steps = 20

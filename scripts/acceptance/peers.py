@@ -43,7 +43,7 @@ def _need(swarm: LocalSwarm, holds: Any, *members: LocalPeer) -> None:
 
 
 def contexts(pid: int) -> int:
-    """How many processes of a family have a GPU's device open, as each with a context of CUDA or ROCm has."""
+    """Count the processes of a family that have a GPU's device open, as each with a context of CUDA or ROCm has."""
 
     def opened(process: int) -> bool:
         try:
@@ -90,7 +90,8 @@ def faults(device: torch.device) -> dict[str, Any]:
         if gpu:
             command = [sys.executable, "-c", HOG, str(LEFT_BY_HOG)]
             hog = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-            assert hog.stdout is not None and hog.stdout.readline() == "taken\n"
+            if hog.stdout is None or hog.stdout.readline() != "taken\n":
+                raise TTError("the neighbour could not take the card's memory")
         try:
             with LocalSwarm(run.to_toml(), Path(scratch) / "hog") as alone:
                 peer = alone.start_trainer("anna", device=str(device), seed=0)

@@ -2,7 +2,8 @@
 
 - The paper's run (configs/dalle.toml) at micro-batch 8 in bfloat16, with 10 GB for activations (a 24 GB card), on the
   stand-in GPU of tests/testbed/gpu.py, whose docstring says how kernels are counted. A compiled function counts as the
-  kernels that Inductor's scheduler makes of it for a GPU; a call of fused attention as one forward and three backward.
+  kernels that Inductor's scheduler makes of it for a GPU; a call of fused attention as one forward and two or three
+  backward, as the kernel is.
 - `launches`, `gigabytes`, `teraflops`: kernels, bytes read and written in the GPU's memory, FLOPs of all products.
 - `mfu_bound_4090`, `mfu_bound_h100`: the model's FLOPs (attention over allowed pairs only, nothing computed again)
   over the card's peak, divided by a roofline's time: each kernel takes its bytes over the bandwidth or its FLOPs over
@@ -19,9 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from scripts.benchmarks.harness import printed_by
+
+if TYPE_CHECKING:
+    from tt_cli.run import RunConfig
 
 QUICK_DEPTH = 8
 QUICK = f"{QUICK_DEPTH} layers, no memory account"
@@ -42,7 +46,6 @@ def count(depth: int, batch: int, budget: float, *, eager: bool, accounts: bool)
     """All figures; in a process without torch so far."""
     from testbed import gpu
 
-    from tt_cli.memory import trainer_need
     from tt_cli.model.dalle_config import DalleConfig
     from tt_cli.model.layers.fused import fusion
     from tt_cli.run import load_run
@@ -65,15 +68,22 @@ def count(depth: int, batch: int, budget: float, *, eager: bool, accounts: bool)
         rows: list[dict[str, Any]] = []
         for name, changes, size, precision, kept in ACCOUNTS:
             run = load_run(name).replaced(changes)
-            itemsize = 4 if precision == "fp32" else 2
-            need = trainer_need(run, "cuda", itemsize=itemsize, micro_batch=size, budget=int(kept))
-            elsewhere = ("accumulated gradients", "CUDA")
-            told = sum(i.bytes for i in need.items if i.place == "device" and i.what not in elsewhere)
+            told = step_bytes(run, size, precision, kept)
             peak = gpu.training_step(run, size, precision, kept).peak
             words = f"{name} {precision} {size} examples, {kept / 1e9:g} GB kept"
             rows.append({"run": words, "mib": round(peak / 2**20), "ratio": round(told / peak, 3)})
         found |= {"account_error": max(round(abs(row["ratio"] - 1), 3) for row in rows), "accounts": rows}
     return found
+
+
+def step_bytes(run: RunConfig, size: int, precision: str, kept: float) -> int:
+    """What the memory account says that one step takes of a GPU: neither accumulated gradients nor CUDA itself."""
+    from tt_cli.memory import trainer_need
+
+    itemsize = 4 if precision == "fp32" else 2
+    need = trainer_need(run, "cuda", itemsize=itemsize, micro_batch=size, budget=int(kept))
+    elsewhere = ("accumulated gradients", "CUDA")
+    return sum(item.bytes for item in need.items if item.place == "device" and item.what not in elsewhere)
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""Real peers whose memory runs out: one goes on with smaller micro-batches, one ends with a backup, to begin anew."""
+"""Real peers whose memory runs out, or whose device fails: they go on, or end with a backup, to begin anew."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from end_to_end.conftest import WAIT, assert_agreed, digests, last_step, tiny_run, wait_for_step
+from testbed.faults import Faults
 
 from tt_cli.checkpoint.checkpoint_files import load
 from tt_cli.memory import trainer_need
@@ -54,3 +55,14 @@ def test_peers_that_run_out_of_memory_go_on(start_swarm: StartSwarm) -> None:
     steps = [event for event in anna.of(Round) if event.outcome in ("alone", "committed")]
     short = [event for event in steps if event.samples < run.swarm.target_batch_size]
     assert len(short) <= 1, "only the round that ben counted for and did not come to"
+
+
+@pytest.mark.promise("A peer whose device fails ends with a backup of its newest step, to begin anew")
+def test_a_device_that_fails_costs_no_step(start_swarm: StartSwarm) -> None:
+    swarm = start_swarm(tiny_run())
+    faults = Faults().fail_at("anna", 3, "device error").of("anna")
+    anna = swarm.start_trainer("anna", faults=faults, batch_size=8, seed=0)
+    assert swarm.wait(lambda: not anna.running, WAIT)
+    (failure,), (saved,) = anna.of(Failure), anna.of(Saved)
+    assert failure.exit_code == 75 and "failed (CUDA error: unspecified launch failure)" in failure.message
+    assert saved.epoch == last_step(anna) and {load(Path(saved.path)).digest()} == digests([anna])[saved.epoch]

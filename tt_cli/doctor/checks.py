@@ -160,7 +160,7 @@ def gpu(found: dict[str, Any]) -> Iterator[Check]:
 
 
 def compiler(program: str | None, headers: str) -> Check:
-    """What Triton compiles a GPU's kernels with. program: the C compiler; headers: the folder of Python.h."""
+    """Check what Triton compiles a GPU's kernels with. program: the C compiler; headers: the folder of Python.h."""
     lacks = ["no C compiler"] * (not program) + ["no Python.h"] * (not Path(headers, "Python.h").exists())
     if not lacks:
         return Check("compiler", "pass", f"{program} and Python.h, for the GPU's elementwise kernels")

@@ -107,7 +107,7 @@ class Hardware:
         return "Apple GPU" if device.type == "mps" else str(getattr(self, device.type).get_device_name(device))
 
     def has_bf16(self, device: torch.device) -> bool:
-        """Whether products in bf16 are the hardware's own. Of that very device: torch's question asks the current."""
+        """Tell whether products in bf16 are that very device's own; torch's question asks the current one."""
         if device.type == "xpu":
             return bool(self.xpu.is_bf16_supported(including_emulation=False))
         return device.type == "cuda" and bool(self.hip_version or self.cuda.get_device_capability(device) >= (8, 0))

@@ -51,7 +51,7 @@ from tt_cli.task.dalle_task import DalleTask
 REPORT_SECONDS = 1.0
 HAND_OVER_SECONDS = 30.0
 COMPILE_WORKERS = 4  # processes of Inductor at most, each of some hundred MB: there are a handful of kernels
-COMPILED_FROM = 20_000_000  # parameters, counted in every layer that uses them: below, compiling does not pay
+COMPILED_FROM = 20_000_000  # parameters, counted in every layer that uses them; an estimate, not measured on a GPU
 FEW_EXAMPLES = 16  # that micro-batches are tried out with, repeated
 
 
@@ -175,7 +175,7 @@ def _allow_compiling(parameters: int, device: Device, emit: Emit) -> None:
     if device.torch_device.type != "cuda":
         fusion.off = "compiling pays on GPUs of CUDA and ROCm"
     elif parameters < COMPILED_FROM:
-        fusion.off = f"compiling for a model of {parameters:,} parameters takes longer than it saves"
+        fusion.off = f"compiling is for models of {COMPILED_FROM:,} parameters or more, and this has {parameters:,}"
     else:
         fusion.devices.add("cuda")
 

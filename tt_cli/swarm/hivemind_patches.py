@@ -42,7 +42,7 @@ def apply() -> None:
 
 
 def never_pinned(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that travels is pinned: none is. hivemind asks CUDA for each, and who did must not fork."""
+    """Answer hivemind that a tensor that travels is not pinned: it would ask CUDA, and who did must not fork."""
     return False
 
 

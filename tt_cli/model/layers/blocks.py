@@ -139,11 +139,8 @@ class AttentionBranch:
     def _lines(self, n: int, device: torch.device, dtype: torch.dtype) -> AxialLines | None:
         """AxialLines of n positions where axial_attention serves them."""
         kind, text, side = self.pattern.kind, self.pattern.text_positions, self.pattern.image_size
-        return (
-            lines_of(kind, text, side, n, device)
-            if self.on_lines(kind, side, self.config.dim_head, device, dtype)
-            else None
-        )
+        served = self.on_lines(kind, side, self.config.dim_head, device, dtype)
+        return lines_of(kind, text, side, n, device) if served else None
 
     def _rotary(self, table: Callable[..., Tensor], device: torch.device, dtype: torch.dtype) -> Tensor | None:
         c = self.config

@@ -56,7 +56,7 @@ def unshifted(grad: Tensor, text_positions: int, image_size: int, dtype: torch.d
 
 @lru_cache(maxsize=16)
 def sources(n: int, text_positions: int, image_size: int, sign: int, device: torch.device) -> Tensor:
-    """Where `shifted` (sign 1) or `unshifted` (-1) takes each quarter of a position's channels from: (n, 4) positions.
+    """Positions (n, 4) from which `shifted` (sign 1) or `unshifted` (-1) takes each quarter of a position's channels.
 
     -1 where it takes none.
     """
