@@ -1,6 +1,6 @@
 """Stand-in GPU: CUDA paths on a CPU build of torch, on fake tensors (devices, dtypes, memory, operators; no values).
 
-Import it before torch, in a process of its own: it loads `cuda_stub.cpp` (built with g++ once for each version of
+Import it before torch, in a process of its own: it loads `cuda_stub.cpp` (built with g++ once for each installed
 torch) and lets `torch.cuda` and `torch.compile` answer like an RTX 4090's. Then, inside `fake_gpu()`, a model on "cuda"
 runs its real code in seconds, and an `OperatorCounter` tells what the GPU would have been asked to do.
 
@@ -40,7 +40,8 @@ def built_stub() -> Path:
     if (torch_folder / "lib/libtorch_cuda.so").exists():
         raise RuntimeError("the stand-in GPU needs a CPU build of torch, this one has CUDA of its own")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tt-testbed"
-    name = f"cuda_stub-{metadata.version('torch')}-{hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]}.so"
+    built_from = SOURCE.read_bytes() + bytes(torch_folder)  # which the library names, to find torch's
+    name = f"cuda_stub-{metadata.version('torch')}-{hashlib.sha256(built_from).hexdigest()[:16]}.so"
     if not (cache / name).exists():
         cache.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache) as folder:
