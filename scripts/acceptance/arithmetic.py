@@ -260,7 +260,7 @@ def averaging_round(device: torch.device) -> dict[str, Any]:
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
     def hold() -> None:
-        sums.add(gradients, len(text), 1.0, {})
+        sums.add(gradients, len(text), torch.ones((), device=device), {})
         sums.hold(buffer)
 
     def best(work: Any) -> float:

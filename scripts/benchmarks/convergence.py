@@ -144,7 +144,7 @@ class Training:
             self.shared.copy_into(self.model)
             for member, (size, stream) in enumerate(zip(self.sizes, self._streams, strict=True)):
                 gradients, loss, figures = self._gradients(next(stream))
-                losses += loss * size
+                losses += float(loss) * size
                 if self._buffers:  # as a peer does it
                     accumulator = Accumulator(self._names)
                     accumulator.add(gradients, size, loss, figures)
@@ -163,7 +163,7 @@ class Training:
         """What the members average to."""
         return swarm_average(buffers, self.sizes, self.order, self.run.swarm.aggregation)
 
-    def _gradients(self, batch: Any) -> tuple[dict[str, torch.Tensor], float, dict[str, float]]:
+    def _gradients(self, batch: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor, dict[str, torch.Tensor]]:
         """A member's mean gradient, its loss and its figures."""
         for parameter in self.model.parameters():
             parameter.grad = None
@@ -171,7 +171,7 @@ class Training:
             losses = self.model.loss(*(each.to(self.device.torch_device) for each in (batch.text, batch.image)))
         losses.total.backward()
         gradients = {name: p.grad for name, p in self.model.named_parameters() if p.grad is not None}
-        return gradients, float(losses.total.detach()), losses.figures()
+        return gradients, losses.total.detach(), losses.figures()
 
 
 def stream_seed(run: RunConfig, member: int) -> int:

@@ -10,6 +10,8 @@
   the peak, whichever is longer. RTX 4090: 1008 GB/s, 165 TFLOP/s dense bfloat16; H100 SXM: 3350 GB/s, 989 TFLOP/s. No
   kernel reaches the roofline and launches cost nothing in it: it is a bound, not a forecast.
 - `waits`, `copies`: the host's waits for the GPU and copies between both, in a second step (tables are there by then).
+- `peer_waits`, `peer_copies`: the host's waits, copies to the GPU, of a trainer's second micro-batch until gradients
+  are summed up and losses read: emoji-demo's, on the stand-in that computes (tests/testbed/computing_gpu.py).
 - `account_error`: the worst relative difference between `tt_cli.memory.trainer_need` and the peak of storages, over
   some runs, precisions and micro-batches, uncompiled.
 
@@ -98,7 +100,18 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     """One process, for the stand-in must be there before torch."""
     depth = args.depth or (QUICK_DEPTH if args.quick else 64)
     given = [depth, args.batch, 1e9 * args.budget, *(["--eager"] if args.eager else [])]
-    return printed_by(__spec__.name, *given, *([] if args.quick else ["--accounts"]))
+    counted = printed_by(__spec__.name, *given, *([] if args.quick else ["--accounts"]))
+    return {**printed_by(__spec__.name, 0, 0, 0, "--peer"), **counted}
+
+
+def count_of_peer() -> dict[str, int]:
+    """Waits and copies of a trainer's micro-batch; in a process without torch so far."""
+    from testbed import computing_gpu
+
+    from tt_cli.run import load_run
+
+    found = computing_gpu.micro_batch(load_run("emoji-demo"))
+    return {"peer_waits": found["waits"], "peer_copies": found["copies"]["to the device"]}
 
 
 if __name__ == "__main__":
@@ -107,4 +120,6 @@ if __name__ == "__main__":
         parser.add_argument(name, type=kind)
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--accounts", action="store_true")
-    print(json.dumps(count(**vars(parser.parse_args()))))
+    parser.add_argument("--peer", action="store_true")
+    given = vars(parser.parse_args())
+    print(json.dumps(count_of_peer() if given.pop("peer") else count(**given)))

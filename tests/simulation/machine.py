@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
+import torch
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicNumbers
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.p2p import PeerID
@@ -80,7 +81,7 @@ class Machine:
         self.network, self.number, self.run, self._watch = network, number, run, watch
         self.client, self._stops, self._skew = ways.get("client", False), ways.get("stops", []), ways.get("skew", 0.0)
         self._pace, self._lie, self._joins = ways.get("pace", 0.4), ways.get("lie"), ways.get("joins", False)
-        self.honest = self._lie is None
+        self.honest, self._state_type = self._lie is None, ways.get("state", SimulatedState)
         self.peer_id = PeerID.from_base58(key_of(number).peer_id)
         self.backup: tuple[int, str] = (0, "00")
         self.error: BaseException | None = None
@@ -104,7 +105,7 @@ class Machine:
         if self.starts:
             self.process.kill()
         self.process, self.starts = Process(self._stops), self.starts + 1
-        self.state = SimulatedState(self.backup)
+        self.state = self._state_type(self.backup)
         self.node = node = Node(self.network, self.number, self.peer_id, self.process)
         node.liar = self._lie
         self.process.run(self._begin(node))
@@ -127,12 +128,12 @@ class Machine:
         self.clock.thread(self._train, "trainer")
 
     def _train(self) -> None:
-        gradients, collaboration = gradient_of(self.number), self.collaboration
+        gradients, loss, collaboration = gradient_of(self.number), torch.ones(()), self.collaboration
         try:
             collaboration.synchronise()
             while not self.process.dead:
                 self.clock.sleep(self._pace)
-                collaboration.step(gradients, SAMPLES, 1.0, {})
+                collaboration.step(gradients, SAMPLES, loss, {})
         except Exception as error:
             self.error = error
 

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 
 import pytest
+import torch
 from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.p2p import PeerID
 from simulation.machine import Machine, key_of, run_of
 from simulation.network import Line, Network
-from simulation.state import gradient_of
+from simulation.state import SimulatedState, gradient_of
 from simulation.virtual import VirtualLoop
 
+from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import wire
 from tt_cli.swarm.allreduce.messages import Commitment, Inputs
 from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
+from tt_cli.swarm.shared_state import StepFacts
+
+
+def in_virtual_time(run: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Run it to its end."""
+    loop = VirtualLoop()
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_until_complete(run())
+    finally:
+        asyncio.set_event_loop(None)
 
 
 def with_averager(check: Callable[[Averager], Awaitable[None]]) -> None:
@@ -32,12 +45,7 @@ def with_averager(check: Callable[[Averager], Awaitable[None]]) -> None:
         await machine.process.run(check(machine.collaboration.averager))  # type: ignore[arg-type]
         machine.kill()
 
-    loop = VirtualLoop()
-    asyncio.set_event_loop(loop)
-    try:
-        loop.run_until_complete(run())
-    finally:
-        asyncio.set_event_loop(None)
+    in_virtual_time(run)
 
 
 def group_of(members: int) -> GroupInfo:
@@ -94,3 +102,32 @@ def test_a_round_signs_nothing_of_an_average_that_is_fetched_meanwhile() -> None
         assert not commit.allreduce.commitment and not commit.allreduce.inputs
 
     with_averager(check)
+
+
+@pytest.mark.parametrize(
+    ("failure", "raised", "words"),
+    [
+        (MemoryError(), WorkerBroken, "memory ran out in a round"),
+        (torch.OutOfMemoryError("CUDA out of memory"), WorkerBroken, "memory ran out in a round"),
+        (RuntimeError("a bug"), RuntimeError, "a bug"),
+    ],
+)
+def test_what_breaks_the_thread_of_rounds_ends_training(
+    failure: Exception, raised: type[Exception], words: str
+) -> None:
+    """Where memory ran out there it is no matter of the micro-batch, which smaller ones would mend."""
+
+    class Failing(SimulatedState):
+        def step(self, gradients: Mapping[str, torch.Tensor]) -> StepFacts:
+            raise failure
+
+    async def run() -> None:
+        machine = Machine(
+            Network(random.Random(0), Line(), (), {}), 0, run_of(1, "mean"), lambda *_: None, state=Failing
+        )
+        machine.start()
+        await asyncio.sleep(30)
+        assert type(machine.error) is raised and str(machine.error).startswith(words)
+        machine.kill()
+
+    in_virtual_time(run)

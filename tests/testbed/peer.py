@@ -125,7 +125,7 @@ def different(mine: Differences, orders: Orders, news: threading.Condition) -> t
                 gradient.fill_(float("nan"))
             return gradients
 
-        def _backward(self, batch: Batch) -> tuple[float, dict[str, float]]:
+        def _backward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
             due = time.monotonic() + mine.pace
             if own_faults.take(self.collaboration.epoch + 1, DEVICE):
                 break_device(self.device.torch_device)

@@ -91,6 +91,7 @@ def train(
     tell("started", parameters=count(shapes), epoch=collaboration.epoch)
     began, reported, done = time.monotonic(), 0.0, False
     in_step = in_step_cpu = copying = 0.0
+    loss = torch.ones(())
     while not ended.is_set():
         if collaboration.state.fresh:
             before = time.monotonic()
@@ -99,7 +100,7 @@ def train(
             copying += time.monotonic() - before
         device.compute(list(gradients.values()), add=False)
         before, used = time.monotonic(), time.thread_time()
-        collaboration.step(gradients, args.micro_batch, 1.0, {"text_loss": 1.0, "image_loss": 1.0})
+        collaboration.step(gradients, args.micro_batch, loss, {"text_loss": loss, "image_loss": loss})
         in_step += time.monotonic() - before
         in_step_cpu += time.thread_time() - used
         if time.monotonic() > reported + REPORT_SECONDS:

@@ -24,9 +24,9 @@ class Losses(NamedTuple):
     text: Tensor
     image: Tensor
 
-    def figures(self) -> dict[str, float]:
-        """Both cross-entropies by name, as numbers: it waits for the device."""
-        return {"text_loss": float(self.text.detach()), "image_loss": float(self.image.detach())}
+    def figures(self) -> dict[str, Tensor]:
+        """Both cross-entropies by name, without their graphs."""
+        return {"text_loss": self.text.detach(), "image_loss": self.image.detach()}
 
 
 class Targets(NamedTuple):
@@ -120,7 +120,8 @@ class _Block(NamedTuple):
         """Mean cross-entropy against label (m, 1); writes gradients.z, adds to the other gradients."""
         rows, ids = self.z.shape[0], self.weight.shape[0]
         wide, dtype = self.bias.dtype, self.weight.dtype
-        total = torch.zeros((), dtype=torch.float64, device=self.z.device)
+        precise = torch.float32 if self.z.device.type == "mps" else torch.float64  # which Apple's GPUs do not have
+        total = torch.zeros((), dtype=precise, device=self.z.device)
         step = max(1, CHUNK_LOGITS["cpu" if self.z.device.type == "cpu" else "cuda"] // ids)
         for start in range(0, rows, step):
             part = slice(start, min(start + step, rows))
@@ -129,7 +130,7 @@ class _Block(NamedTuple):
             logits -= logits.amax(dim=1, keepdim=True)
             right = logits.gather(1, right_id)
             sums = logits.exp_().sum(dim=1, keepdim=True)
-            total += (sums.log() - right).sum(dtype=torch.float64)
+            total += (sums.log() - right).sum(dtype=precise)
             if gradients is None:
                 continue
             # d loss / d logits = (softmax - one-hot) / rows; the division by rows comes last, so that half

@@ -16,7 +16,6 @@ import torch
 from tt_cli.data.examples import Batch
 from tt_cli.data.stream.example_stream import ExampleStream
 from tt_cli.data.tokenizer import load_tokenizer
-from tt_cli.errors import is_out_of_memory
 from tt_cli.model.allocator import attempt, keep_freed_memory
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.layers.fused import fusion
@@ -42,7 +41,7 @@ from tt_cli.supervisor.events import Choice, Emit, Finished, Log, Phase, Trouble
 from tt_cli.supervisor.processes import release_freed_memory
 from tt_cli.supervisor.reporter import Orders, WorkerBroken
 from tt_cli.swarm.collaboration import Collaboration
-from tt_cli.swarm.compression.accumulator import Accumulator, all_finite
+from tt_cli.swarm.compression.accumulator import Accumulator
 from tt_cli.swarm.network.dht_node import daemon_watched
 from tt_cli.swarm.network.reachability import start_reachable_dht
 from tt_cli.task import task_of
@@ -196,8 +195,7 @@ class MicroStep:
 
         def compute(size: int) -> None:
             loss, figures = self._backward(repeated(few(), size))
-            if all_finite(self.gradients()):
-                sums.add(self.gradients(), size, loss, figures)
+            sums.add(self.gradients(), size, loss, figures)
             if self.device.kind == "cuda":
                 torch.accelerator.synchronize(self.device.torch_device)
 
@@ -212,12 +210,7 @@ class MicroStep:
             with self.collaboration.state.use():
                 self.shared.copy_into(self.model)
         loss, figures = self._backward(batch)
-        try:
-            return self.collaboration.step(self.gradients(), len(batch.text), loss, figures)
-        except (MemoryError, RuntimeError) as error:
-            if is_out_of_memory(error):  # of the thread that makes rounds, which has ended
-                raise WorkerBroken(f"memory ran out in a round ({error})") from error
-            raise
+        return self.collaboration.step(self.gradients(), len(batch.text), loss, figures)
 
     def release(self) -> None:
         """Give back what an interrupted micro-batch left."""
@@ -233,13 +226,13 @@ class MicroStep:
         """Gradients of the last micro-batch, by name."""
         return {name: p.grad for name, p in self._parameters.items() if p.grad is not None}
 
-    def _backward(self, batch: Batch) -> tuple[float, dict[str, float]]:
+    def _backward(self, batch: Batch) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         for parameter in self._parameters.values():
             parameter.grad = None
         with self.device.precision():
             losses = self.task.loss(self.model, batch, self.device.torch_device)
         losses.total.backward()
-        return float(losses.total.detach()), losses.figures()
+        return losses.total.detach(), losses.figures()
 
 
 @dataclass(frozen=True)

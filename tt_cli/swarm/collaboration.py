@@ -13,23 +13,24 @@ The way of one gradient, between `backward` and the next `forward`:
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from hivemind.dht import DHT
 
+from tt_cli.errors import is_out_of_memory
 from tt_cli.identity.passes import RollBack
 from tt_cli.run import RunConfig
 from tt_cli.supervisor.events import Contribution, Emit, Log, Progress
+from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm.allreduce.result import RoundResult
 from tt_cli.swarm.allreduce.round_plan import RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.catch_up import CatchUp
 from tt_cli.swarm.clock import Clock
-from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, all_finite
+from tt_cli.swarm.compression.accumulator import Accumulator, FigureSums, NamedTensors
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients
 from tt_cli.swarm.matchmaking import Matchmaker
 from tt_cli.swarm.membership.orders import OrganiserOrders
@@ -157,23 +158,18 @@ class Collaboration:
         self._worker = self.clock.thread(self._work, "rounds")
         self._trains()
 
-    def step(
-        self, gradients: Mapping[str, torch.Tensor], samples: int, loss: float, figures: Mapping[str, float]
-    ) -> bool:
+    def step(self, gradients: NamedTensors, samples: int, loss: torch.Tensor, figures: NamedTensors) -> bool:
         """Count in the mean gradient of one micro-batch of `samples`, its mean loss and up to four figures by name.
 
         Returns False when any of it is not finite: it is then left out. Without delayed updates it returns only
         after a global step that is due. Raises what broke the background thread.
         """
-        if self._broken is not None:
-            raise self._broken
+        self._raise_broken()
         if self._stood_by:
             self._stood_by = False
             self._trains()
-        finite = all(map(math.isfinite, (loss, *figures.values()))) and all_finite(gradients)
-        if finite:
+        if finite := self._accumulator.add(gradients, samples, loss, figures):
             self._rejected_in_row = 0
-            self._accumulator.add(gradients, samples, loss, figures)
             self._throughput.add(samples)
         else:
             self._rejected += 1
@@ -193,12 +189,17 @@ class Collaboration:
 
         It still takes part in rounds, without samples. Raises what broke the background thread.
         """
-        if self._broken is not None:
-            raise self._broken
+        self._raise_broken()
         if self.orders.paused:
             self._stood_by = True
             self.round_log.phase("waiting", self.orders.paused)
         self._publish()
+
+    def _raise_broken(self) -> None:
+        if self._broken is not None and is_out_of_memory(self._broken):  # no matter of the micro-batch
+            raise WorkerBroken(f"memory ran out in a round ({self._broken})") from self._broken
+        if self._broken is not None:
+            raise self._broken
 
     def report(self) -> None:
         """Emit the progress towards the next step; the training loop calls it about once a second."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,6 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from tt_cli.swarm.compression.gradient_buffer import DecodedGradients, GradientBuffer
+
+NamedTensors = Mapping[str, torch.Tensor]
 
 
 @dataclass
@@ -57,16 +60,22 @@ class Accumulator:
         """Samples that wait for the next step, held ones too."""
         return self.held.samples + self.new.samples
 
-    def add(
-        self, gradients: Mapping[str, torch.Tensor], samples: int, loss: float, figures: Mapping[str, float]
-    ) -> None:
-        """Count in the mean gradient of one micro-batch, its loss and its figures."""
+    def add(self, gradients: NamedTensors, samples: int, loss: torch.Tensor, figures: NamedTensors) -> bool:
+        """Count in the mean gradient of one micro-batch, its loss and its figures; the host waits for the device once.
+
+        False, and nothing is counted in, where a gradient, its norm, the loss or a figure is not finite.
+        """
+        norms = torch._foreach_norm(list(gradients.values()))
+        numbers = torch.stack([loss, *figures.values(), *norms]).cpu().tolist()
+        if not all(map(math.isfinite, numbers)):
+            return False
         with self._lock:
             if not self._sums:
                 self._sums = {name: torch.zeros_like(gradients[name]) for name in self._names}
             new = [gradients[name] for name in self._names]
             torch._foreach_add_(list(self._sums.values()), new, alpha=float(samples))
-            self.new.add(samples, loss, figures)
+            self.new.add(samples, numbers[0], dict(zip(figures, numbers[1:], strict=False)))
+        return True
 
     def hold(self, local: GradientBuffer) -> None:
         """Move all into `local` as a mean; what comes now is for the next step.
@@ -113,9 +122,3 @@ class Accumulator:
         with self._lock:
             released, self.held = self.held, FigureSums()
             return released
-
-
-def all_finite(gradients: Mapping[str, torch.Tensor]) -> bool:
-    """True when no gradient holds NaN or an infinity, and no norm overflows."""
-    norms = torch._foreach_norm(list(gradients.values()))
-    return bool(torch.isfinite(torch.stack(norms)).all())
