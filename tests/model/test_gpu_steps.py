@@ -42,6 +42,11 @@ def everything() -> dict[str, Counted]:
     found["by hand"] = told(gpu.known_operators())
     fusion.devices.add("cuda")
     found["compiled"] = {**told(gpu.training_step(run, 2, "bf16")), "failure": fusion.failure}
+    matmul = gpu.torch.backends.cuda.matmul
+    found["sums"] = {
+        "bf16": matmul.allow_bf16_reduced_precision_reduction,
+        "fp16": matmul.allow_fp16_reduced_precision_reduction,
+    }
     return found
 
 
@@ -75,6 +80,10 @@ def test_bytes_and_flops_are_those_of_the_operators(counted: dict[str, Counted])
     expected += [("ones", 1, 16, 0), ("add_", 1, 256 + 16 + 256, 0), ("_to_copy", 1, 256, 0)]
     assert counted["by hand"]["kernels"] == [list(row) for row in expected]
     assert counted["by hand"]["copies"] == {"cuda to cpu": 1}
+
+
+def test_a_product_that_is_cut_up_is_summed_in_float32(counted: dict[str, Counted]) -> None:
+    assert counted["sums"] == {"bf16": False, "fp16": False}
 
 
 def test_compiled_functions_count_as_inductors_kernels(counted: dict[str, Counted]) -> None:

@@ -14,7 +14,7 @@ from tt_cli.errors import UsageError
 from tt_cli.peer import device as room
 from tt_cli.peer.device import Hardware, choose_device, try_out
 from tt_cli.run import load_run
-from tt_cli.supervisor.events import Choice, Event, Log
+from tt_cli.supervisor.events import Card, Choice, Event, Log
 
 MODEL = load_run("emoji-demo").model
 
@@ -39,7 +39,7 @@ class StubCuda:
         return self.capabilities[device.index]
 
     def get_device_properties(self, device: torch.device) -> object:
-        return SimpleNamespace(gcnArchName="gfx1010:xnack-")
+        return SimpleNamespace(gcnArchName="gfx1010:xnack-", uuid=f"uuid-{device.index}")
 
     def get_arch_list(self) -> list[str]:
         return list(self.kernels)
@@ -102,7 +102,8 @@ def test_a_gpu_without_bf16(reversible: bool, precision: str) -> None:
     model = MODEL.model_copy(update={"reversible": reversible})
     device = choose_device(None, model, told.append, machine((7, 5), (8, 0)))
     assert device.autocast == (torch.float16 if reversible else None)
-    assert isinstance(told[1], Choice) and told[1].value == precision and "GPU 0 has no bf16" in told[1].reason
+    chosen = next(event for event in told if isinstance(event, Choice) and event.what == "precision")
+    assert chosen.value == precision and "GPU 0 has no bf16" in chosen.reason
 
 
 @pytest.mark.parametrize(("dim", "faster", "precision"), [(1024, 2.1, "bf16"), (1024, 0.1, "fp32"), (128, 9.0, "fp32")])
@@ -234,3 +235,14 @@ def test_a_device_is_tried_with_real_work(dtype: torch.dtype) -> None:
     try_out(torch.device("cpu"), dtype)
     with pytest.raises((RuntimeError, AssertionError)):
         try_out(torch.device("xpu", 0), dtype)
+
+
+def test_the_card_that_trains_is_told_by_its_uuid() -> None:
+    """By which nvidia-smi knows it: its numbers are not torch's."""
+    told: list[Event] = []
+    choose_device(None, MODEL, told.append, machine((8, 0), (8, 0), without_kernels=(0,)))
+    assert [event.uuid for event in told if isinstance(event, Card)] == ["GPU-uuid-1"]
+    told.clear()
+    choose_device("cpu", MODEL, told.append, TWO_GPUS)
+    choose_device(None, MODEL, told.append, machine((8, 0), hip_version="6.4"))
+    assert not any(isinstance(event, Card) for event in told)

@@ -12,6 +12,7 @@ from tt_cli.supervisor.events import EVENTS, Event, from_json
 ONE_OF_EACH: list[Event] = [
     events.Log("two\nlines, ß, \u2028", "warning"),
     events.Choice("micro-batch", "16", "fastest of 4, 8, 16"),
+    events.Card("GPU-4f1c"),
     events.Phase("training", "towards step 8"),
     events.Listening("Qm", ["/ip4/127.0.0.1/tcp/1/p2p/Qm"], False),
     events.Progress(7, 1, 2, 3, 4, 5.5, 6.5, 0.25, 7.5, None, 8, 9, 10),

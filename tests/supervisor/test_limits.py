@@ -120,6 +120,19 @@ def test_the_hottest_gpu_of_nvidia_smi_counts(programs: Path, tmp_path: Path) ->
     assert (found.source, found.read()) == ("nvidia-smi", 74.0)
 
 
+def test_the_card_that_trains_counts_alone_once_it_is_known(programs: Path, tmp_path: Path) -> None:
+    """One of two cards is hot, which is another peer's matter; a card that nvidia-smi does not find may be any."""
+    by_uuid = 'case "$4" in GPU-cool) echo 61;; GPU-hot) echo 90;; "") printf "61\\n90\\n";; *) exit 6;; esac'
+    program(programs, "nvidia-smi", by_uuid)
+    limit = TemperatureLimit(80.0, gpu_thermometer(tmp_path), Origin("max_gpu_temp", "80", "--max-gpu-temp"))
+    limits, actions = HouseholdLimits([limit]), []
+    for uuid in ("", "GPU-cool", "GPU-hot", "GPU-of another name"):
+        if uuid:
+            limits.narrow(uuid)
+        actions.append(limit.look(NOON).action)
+    assert actions == ["hold", "go on", "hold", "hold"]
+
+
 def test_an_nvidia_smi_without_a_driver_tells_nothing(programs: Path, tmp_path: Path) -> None:
     program(programs, "nvidia-smi", "echo NVIDIA-SMI has failed; exit 9")
     assert gpu_thermometer(tmp_path) is None

@@ -53,9 +53,6 @@ class DeviceTensor(torch.Tensor):
         made.values = values
         return made
 
-    def __repr__(self, *, tensor_contents: Any = None) -> Any:
-        return f"{self.values!r} on {self.device}"
-
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch says so of its own, wrongly
         cls, func: Any, kinds: Any, args: Any = (), kwargs: Any = None

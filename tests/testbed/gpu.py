@@ -390,6 +390,7 @@ def _answer_like_a_gpu() -> None:
         name="stand-in", type="cuda", index=0, major=8, minor=9, total_memory=24 << 30, multi_processor_count=128,
         warp_size=32, regs_per_multiprocessor=65536, max_threads_per_multi_processor=1536, max_threads_per_block=1024,
         shared_memory_per_block=49152, shared_memory_per_block_optin=101376, L2_cache_size=72 << 20, gcnArchName="",
+        uuid="0",
     )  # fmt: skip
     answers: dict[str, Callable[..., Any]] = {
         "is_available": lambda: True,

@@ -21,7 +21,7 @@ from tt_cli.memory import Kind
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
 from tt_cli.run.sections import ModelPart
-from tt_cli.supervisor.events import Choice, Emit, Log
+from tt_cli.supervisor.events import Card, Choice, Emit, Log
 from tt_cli.supervisor.household.sensors import nvidia_driver
 from tt_cli.supervisor.processes import release_freed_memory
 
@@ -164,6 +164,8 @@ def choose_device(wanted: str | None, model: ModelPart, emit: Emit, hardware: Ha
     for device in hardware.gpus() if named is None else [named] if named.type != "cpu" else []:
         (autocast, precision), name = hardware.precision(device, model.reversible), hardware.name(device)
         if not (fault := hardware.fault(device, autocast or torch.float32)):
+            if device.type == "cuda" and not hardware.hip_version:
+                emit(Card(f"GPU-{hardware.cuda.get_device_properties(device).uuid}"))
             reason = f"--device {wanted}" if named else f"the first of {hardware.count('cuda')} GPUs{skipped}"
             return _chosen(Device(device, name, autocast), reason, precision, emit)
         if named:

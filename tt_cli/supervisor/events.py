@@ -57,6 +57,13 @@ class Choice(Event):
 
 
 @dataclass(frozen=True)
+class Card(Event):
+    """The GPU that trains. uuid: as nvidia-smi tells it, "GPU-…"."""
+
+    uuid: str
+
+
+@dataclass(frozen=True)
 class Phase(Event):
     """The peer's phase, and why: starting, syncing, training, averaging, waiting or leaving; of a supervisor
     also paused. until: Unix time at which that will change, where it is known.

@@ -13,7 +13,7 @@ from types import FrameType
 
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.control import Control
-from tt_cli.supervisor.events import Emit, Event, Failure, Finished, Log, Phase, Snapshot, Step
+from tt_cli.supervisor.events import Card, Emit, Event, Failure, Finished, Log, Phase, Snapshot, Step
 from tt_cli.supervisor.household.limits import Verdict, until_words
 from tt_cli.supervisor.reporter import BUG_EXIT_CODE, WorkerBroken
 from tt_cli.supervisor.worker_process import Worker
@@ -169,6 +169,8 @@ class _Supervision:
                 return
             if self._held:
                 event = Phase("waiting", self._held, at=event.at)
+        if isinstance(event, Card):
+            self._control.limits.narrow(event.uuid)
         self._worked = self._worked or isinstance(event, (Step, Snapshot))
         if not (self._pausing and isinstance(event, Finished)):  # the worker has; the peer has not
             self._show(event)

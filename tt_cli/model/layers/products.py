@@ -14,6 +14,8 @@ from torch import Tensor
 from tt_cli.model.layers.projection import has_onednn_linear
 
 _BLOCK_ELEMENTS = 1 << 21
+torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False  # nor where one product is cut up
+torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
 _SUMS_WIDE = hasattr(torch.ops.aten.addmm, "dtype_out")  # from torch 2.8 on
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tt_cli.errors import first_line, is_out_of_memory
+
 _WARM_UPS = 2
 
 
@@ -14,7 +16,7 @@ def captured(function: Callable[[], Tensor], device: torch.device) -> tuple[Call
     """Capture ``function`` as one launch on a GPU, or None where there is none; and say how a step runs.
 
     ``function`` reads and writes tensors that stay where they are, takes nothing from the GPU to the host, and may be
-    run some times more. What the graph returns is overwritten by its next run. Raises torch.OutOfMemoryError.
+    run some times more. What the graph returns is overwritten by its next run. Raises where memory runs out.
     """
     if device.type != "cuda":
         return None, "op by op"
@@ -29,11 +31,10 @@ def captured(function: Callable[[], Tensor], device: torch.device) -> tuple[Call
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, capture_error_mode="thread_local"):
                 out = function()
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
-        reason = str(error).strip().split("\n")[0]
-        return None, f"op by op, for the step could not be captured as a CUDA graph ({reason})"
+        if is_out_of_memory(error):
+            raise
+        return None, f"op by op, for the step could not be captured as a CUDA graph ({first_line(error)})"
 
     def replay() -> Tensor:
         graph.replay()

@@ -94,6 +94,11 @@ class TemperatureLimit:
         reason = f"{self.origin.source}, by {self._sensor.source}"
         return Choice("GPU temperature", f"at most {self.limit:g} °C", reason)
 
+    def narrow(self, uuid: str) -> None:
+        """Look at that GPU alone, where the sensor can."""
+        if self._sensor is not None and self._sensor.of is not None:
+            self._sensor = self._sensor.of(uuid)
+
     def look(self, now: float) -> Verdict:
         degrees = None if self._sensor is None else self._sensor.read()
         if degrees is None:
@@ -144,6 +149,12 @@ class HouseholdLimits:
         self._look()
         if self._limits:
             self._watch.start()
+
+    def narrow(self, uuid: str) -> None:
+        """Let the temperature of that GPU alone count: others of the machine may have peers of their own."""
+        for limit in self._limits:
+            if isinstance(limit, TemperatureLimit):
+                limit.narrow(uuid)
 
     def end(self) -> None:
         """No more looks. Does not wait for the one that is being made."""

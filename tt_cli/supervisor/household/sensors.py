@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 SECONDS = 5.0  # for a program to answer; a driver in trouble may never
@@ -18,16 +19,17 @@ GPU_DRIVERS = ("amdgpu", "radeon", "nouveau", "i915", "xe")
 
 @dataclass(frozen=True)
 class Sensor:
-    """One reading and where it comes from. read: None when it cannot tell at this moment."""
+    """One reading and where it comes from. read: None when it cannot tell at this moment. of: narrowed to one GPU."""
 
     source: str
     read: Callable[[], float | None]
+    of: Callable[[str], Sensor] | None = None
 
 
 def gpu_thermometer(sys: Path = Path("/sys")) -> Sensor | None:
-    """Degrees Celsius of the hottest GPU; None where nothing measures it."""
+    """Degrees Celsius of the hottest GPU, or `of` one; None where nothing measures it."""
     if shutil.which("nvidia-smi") and _nvidia_degrees() is not None:
-        return Sensor("nvidia-smi", _nvidia_degrees)
+        return _nvidia_thermometer("")
     files = list(_hwmon_files(sys))
     if files:
         return Sensor(f"hwmon of {', '.join(sorted({name for name, _ in files}))}", lambda: _hottest(files))
@@ -44,10 +46,16 @@ def nvidia_driver(proc: Path = Path("/proc")) -> str:
     return output.strip().split("\n")[0]
 
 
-def _nvidia_degrees() -> float | None:
-    output = output_of("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits") or ""
+def _nvidia_thermometer(uuid: str) -> Sensor:
+    return Sensor("nvidia-smi", partial(_nvidia_degrees, uuid), _nvidia_thermometer)
+
+
+def _nvidia_degrees(uuid: str = "") -> float | None:
+    """The temperature of that GPU; of the hottest where none is named, or it is not found."""
+    which = ("-i", uuid) if uuid else ()
+    output = output_of("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits", *which) or ""
     degrees = [float(line) for line in output.split("\n") if line.strip().isdigit()]
-    return max(degrees, default=None)
+    return _nvidia_degrees() if uuid and not degrees else max(degrees, default=None)
 
 
 def _hwmon_files(sys: Path) -> Iterable[tuple[str, Path]]:
