@@ -40,7 +40,7 @@ LIMITS: dict[str, dict[str, Limit]] = {
     },
     "probe": {"probe_ratio": (0.95, None)},
     "memory": {"account_error": (None, 0.05)},
-    "speed": {"mfu_16": (0.40, None), "compiled_over_eager": (1.0, None)},
+    "speed": {"mfu_16": (0.40, None), "compiled_over_eager": (1.0, None), "lines_over_scores": (1.0, None)},
     "profile": {"busy": (0.8, None)},
     "drawing": {"tokens_per_s": (200.0, None), "graph_over_eager": (1.0, None), "candidates_gib": (None, 4.0)},
     "swarm": {"steps": (5, None), "unlike_digests": (None, 0), "contexts_a_peer": (None, 1)},

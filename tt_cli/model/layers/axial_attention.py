@@ -20,6 +20,7 @@ from torch import Tensor
 from tt_cli.model.layers.fused import fused
 
 _ALIGNED = 32  # queries that the kernel pads log-sum-exps to
+DEVICES = {"cuda"}  # that have the kernels
 Called = tuple[Tensor, ...]  # of one call: its result and log-sum-exp, then the seed and offset of no dropout
 
 
@@ -51,7 +52,7 @@ def lines_of(kind: str, text: int, side: int, n: int, device: torch.device) -> A
 def is_served(kind: str, side: int, dim_head: int, device: torch.device, dtype: torch.dtype) -> bool:
     """Tell whether attention of this kind runs here, else by `AttentionPattern.attend`."""
     fits = kind != "conv_like" and side % _ALIGNED == 0 and dim_head % 8 == 0
-    return fits and device.type == "cuda" and dtype != torch.float64
+    return fits and device.type in DEVICES and dtype != torch.float64
 
 
 def attend(rotated: Tensor, lines: AxialLines) -> Tensor:
