@@ -128,6 +128,33 @@ def peer() -> Figures:
     return told
 
 
+def drawing() -> Figures:
+    """Codes of three candidates for each of two prompts, beside the CPU's."""
+    import torch
+    from testbed import computing_gpu
+
+    from tt_cli.model.dalle import Dalle
+    from tt_cli.model.dalle_config import DalleConfig
+    from tt_cli.model.sampling.code_choice import Sampling
+    from tt_cli.model.sampling.generation import StepDecoder, draw_codes
+    from tt_cli.run import load_run
+
+    config = DalleConfig.from_run(load_run("emoji-demo").replaced(SMALL))
+    with computing_gpu.ComputingGpu() as gpu, torch.no_grad():
+        model, seed = Dalle(config, seed=3).eval(), torch.Generator().manual_seed(0)
+        text = torch.randint(1, 100, (2, config.text_length), generator=seed)
+        noise = torch.rand(6, config.image_positions, generator=seed, dtype=torch.float64)
+
+        def drawn(device: str) -> torch.Tensor:
+            decoder = StepDecoder(model.to(device), 2, 3, torch.float32)
+            return draw_codes(decoder, text.to(device), noise.to(device), Sampling(0.9, 64, 0.9)).to("cpu")
+
+        expected = drawn("cpu")
+        told = gpu.counted(lambda: drawn("cuda:1"))
+        same = float((told.pop("out") == expected).float().mean())
+        return {**told, "same": same, "codes": expected.numel()}
+
+
 @cache
 def figures(what: str, kind: str = "cuda") -> Figures:
     """From a process of its own, for the stand-in comes before torch."""
@@ -172,6 +199,12 @@ def test_where_memory_runs_out_nothing_leaks_and_no_example_is_lost() -> None:
     assert told["probe"] == [True, 0]
 
 
+def test_the_same_codes_are_drawn_and_the_host_waits_for_the_last_alone() -> None:
+    told = figures("drawing")
+    assert told["codes"] > 300 and told["same"] == 1.0
+    assert told["waits"] == told["copies"]["to the host"] == 1
+
+
 def test_the_stand_in_refuses_mixed_devices() -> None:
     assert "Expected all tensors to be on the same device" in figures("peer")["mixed"]
 
@@ -179,4 +212,4 @@ def test_the_stand_in_refuses_mixed_devices() -> None:
 if __name__ == "__main__":
     import testbed.computing_gpu  # noqa: F401  # before torch
 
-    print(json.dumps({"gradients": gradients, "peer": peer}[sys.argv[1]]()))
+    print(json.dumps({"gradients": gradients, "peer": peer, "drawing": drawing}[sys.argv[1]]()))
