@@ -165,12 +165,12 @@ class StepDecoder:
         rotated = torch.view_as_real((turned * factors).contiguous()).flatten(-2).to(self.dtype)
         attended = branch.cache.attend(rotated, place)
         attended = attended.transpose(1, 2).reshape(len(x), config.inner_dim)
-        return _added(total, branch.second(attended), branch.scale)
+        return torch.addcmul(total, branch.second(attended), branch.scale)
 
     def _feed(self, branch: _Branch, total: Tensor, x: Tensor, place: StepTables) -> Tensor:
         """total + FeedForward(x), both (b, dim)."""
         value, gate = branch.first(self._normed(branch, x, place)).chunk(2, dim=1)
-        return _added(total, branch.second(F.gelu(gate).mul_(value)), branch.scale)
+        return torch.addcmul(total, branch.second(F.gelu(gate).mul_(value)), branch.scale)
 
     def _normed(self, branch: _Branch, x: Tensor, place: StepTables) -> Tensor:
         h = layer_norm(x, *branch.norm).to(self.dtype)
@@ -188,10 +188,3 @@ def _no_autocast(device: torch.device) -> AbstractContextManager[object]:
     """The decoder casts by itself."""
     available = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if available else nullcontext()
-
-
-def _added(total: Tensor, out: Tensor, scale: Tensor) -> Tensor:
-    """total + scale * out."""
-    if out.dtype == total.dtype:
-        return torch.addcmul(total, out, scale)
-    return total + out * scale
