@@ -252,4 +252,4 @@ class SimulatedAverager(Averager, InMemoryAverager):
         network, me = dht.node.network, str(dht.peer_id)
         self.signer, rules = HashSigner(me), replace(self.audits.rules, opened=opened)
         sampler = AuditSampler(random.Random(network.entropy.random()))
-        self.audits = Audits(run, rules, self._rounds, self._auditor, MemoryEvidence(), sampler)  # type: ignore[arg-type]
+        self.audits = Audits(run, rules, self._rounds, self._auditor, self._knows, MemoryEvidence(), sampler)  # type: ignore[arg-type]

@@ -88,7 +88,7 @@ def audited(outcomes: list[Outcome], reducer: int, index: int, silent: tuple[int
             return runtime_pb2.ExpertInfo(serialized_info=transfers[self.peer].show(str(PEERS[0]), asked, part))
 
     place = PEERS[reducer], index
-    audits = Audits(load_run("emoji"), RULES, {}, Stub)
+    audits = Audits(load_run("emoji"), RULES, {}, Stub, lambda peer: True)
     return asyncio.run(audits.audit(transfers[PEERS[0]], place, commitments(outcomes[0])))
 
 
@@ -223,24 +223,75 @@ def test_a_court_keeps_what_is_proven_and_hears_no_slanderer_again(tmp_path: Pat
     kept_here = EvidenceStore(tmp_path / "accusations")
     court, packed = Court(RULES, kept_here), proof().pack()
     assert kept_here.guilty() == frozenset()
-    assert asyncio.run(court.hear(stream(packed), "anna", 60.0)) == str(PEERS[2])
+    asyncio.run(court.hear(stream(packed), str(PEERS[2]), "anna", 60.0))
     assert kept_here.guilty() == {str(PEERS[2])}
     kept = kept_here.read(str(PEERS[2]))
     assert verify(Accusation.read(kept), RULES) == str(PEERS[2])
     assert not kept_here.keep(str(PEERS[2]), packed), "it is known"
     for words in (packed[:-1], b"", b"x" * 5000):
         with pytest.raises(NotProven):
-            asyncio.run(Court(RULES, kept_here).hear(stream(words), "ben", 60.0))
+            asyncio.run(Court(RULES, kept_here).hear(stream(words), str(PEERS[2]), "ben", 60.0))
     with pytest.raises(NotProven):
-        asyncio.run(court.hear(stream(b"lies"), "ben", 60.0))
+        asyncio.run(court.hear(stream(b"lies"), str(PEERS[2]), "ben", 60.0))
     with pytest.raises(ValueError, match="no time"):
-        asyncio.run(court.hear(stream(packed), "ben", 60.0))
+        asyncio.run(court.hear(stream(packed), str(PEERS[2]), "ben", 60.0))
+
+
+async def silence() -> AsyncIterator[runtime_pb2.ExpertInfo]:
+    yield runtime_pb2.ExpertInfo(serialized_info=b"it begins")
+    await asyncio.Event().wait()
+
+
+def test_who_names_another_one_or_comes_to_no_end_is_not_heard_again(tmp_path: Path) -> None:
+    court, packed = Court(RULES, EvidenceStore(tmp_path)), proof().pack()
+    with pytest.raises(NotProven, match="another one"):
+        asyncio.run(court.hear(stream(packed), str(PEERS[1]), "anna", 60.0))
+    with pytest.raises(TimeoutError):
+        asyncio.run(court.hear(silence(), str(PEERS[2]), "ben", 0.01))
+    for accuser in ("anna", "ben"):
+        with pytest.raises(ValueError, match="no time"):
+            asyncio.run(court.hear(stream(packed), str(PEERS[2]), accuser, 60.0))
+    asyncio.run(court.hear(stream(packed), str(PEERS[2]), "carla", 60.0))
+
+
+def test_true_accusations_find_a_place_however_many_there_were(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One accuser brings a few; where the store is full the oldest goes."""
+    monkeypatch.setattr(evidence, "verify", lambda accusation, rules: accusation.commitment.decode())
+    kept_here = EvidenceStore(tmp_path)
+    courts, packed = Court(RULES, kept_here), lambda name: replace(proof(), commitment=name.encode()).pack()
+    for number in range(evidence.MOST_KEPT + 2):
+        name, accuser = f"guilty{number}", f"accuser{number // evidence.MOST_OF_ONE}"
+        asyncio.run(courts.hear(stream(packed(name)), name, accuser, 60.0))
+    with pytest.raises(ValueError, match="no time"):
+        asyncio.run(courts.hear(stream(packed("one more")), "one more", "accuser0", 60.0))
+    assert kept_here.guilty() == {f"guilty{number}" for number in range(2, evidence.MOST_KEPT + 2)}
+
+
+def test_an_accusation_of_nobody_in_this_swarm_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TT_HOME", str(tmp_path))
+    known: set[str] = set()
+    audits = Audits(load_run("emoji"), RULES, {}, lambda peer: None, known.__contains__)
+    context: Any = SimpleNamespace(remote_id=PEERS[0])
+    packed = proof().pack()
+
+    async def said() -> AsyncIterator[runtime_pb2.ExpertInfo]:
+        yield wire.ACCUSED.message((str(PEERS[2]),))
+        assert known, "read on"
+        async for chunk in stream(packed):
+            yield chunk
+
+    with pytest.raises(ValueError, match="nobody here knows"):
+        asyncio.run(audits.rpc_accuse(said(), context))
+    assert audits.proofs.guilty() == frozenset()
+    known.add(str(PEERS[2]))
+    asyncio.run(audits.rpc_accuse(said(), context))
+    assert audits.proofs.guilty() == {str(PEERS[2])}
 
 
 def test_an_accusation_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evidence, "MOST_BYTES", 10**4)
     with pytest.raises(NotProven, match="without end"):
-        asyncio.run(Court(RULES, EvidenceStore(tmp_path)).hear(stream(bytes(10**6)), "ben", 60.0))
+        asyncio.run(Court(RULES, EvidenceStore(tmp_path)).hear(stream(bytes(10**6)), "anna", "ben", 60.0))
 
 
 def test_only_members_are_shown_something_and_not_for_ever() -> None:
@@ -264,7 +315,7 @@ def test_who_never_was_in_a_round_here_is_shown_the_proof_and_believes_it_for_wh
     there: dict[str, Audits] = {}
     for name in ("knows", "newcomer"):
         monkeypatch.setenv("TT_HOME", str(tmp_path / name))
-        there[name] = Audits(run, RULES, {}, lambda peer: Stub())
+        there[name] = Audits(run, RULES, {}, lambda peer: Stub(), lambda peer: True)
 
     class Stub:
         async def rpc_accuse(self, chunks: AsyncIterator[runtime_pb2.ExpertInfo]) -> runtime_pb2.ExpertInfo:

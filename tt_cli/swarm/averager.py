@@ -106,7 +106,7 @@ class Averager(StateBridge, DecentralizedAverager):
         self._fetches: set[asyncio.Task[None]] = set()
         self._joins = RateLimit(JOINS_AT_ONCE, JOINS, clock=self.clock.monotonic)
         self._places = Places(SETTLING, MOST_SETTLING)
-        self.signer, self.audits = Signer(key), Audits(run, rules, self._rounds, self._auditor)
+        self.signer, self.audits = Signer(key), Audits(run, rules, self._rounds, self._auditor, self._knows)
         if shapes:
             centered_clip.implementation()  # compiled or loaded before the fork: later it would delay a round
         self.share_state(run, dht, str(dht.peer_id), source, read_tree)
@@ -279,6 +279,10 @@ class Averager(StateBridge, DecentralizedAverager):
             return
         async for message in super().rpc_join_group(request, context):
             yield message
+
+    def _knows(self, peer_id: str) -> bool:
+        """True for a member of the swarm by this peer's last look at the records."""
+        return peer_id in (self._plan.welcome or ())
 
     async def _step(self, *, step: StepControl, future_for_init: MPFuture) -> None:
         self._steps += 1

@@ -47,7 +47,8 @@ class Audits(ServicerBase):
     """A peer's audits: its own, and those of others; in client mode over the connections on which it sent its parts.
 
     rules: see `verify`. rounds: the newest rounds of this peer by group, filled by the averager. stub_of: peer id → its
-    `Audits`. proofs: every process of the peer sees them. usual: norm of the last average, 0 when there is none.
+    `Audits`. is_member: tells of an id whether it may be in a round of this peer; nobody else is accused. proofs: every
+    process of the peer sees them. usual: norm of the last average, 0 when there is none.
     """
 
     def __init__(
@@ -56,11 +57,12 @@ class Audits(ServicerBase):
         rules: RoundRules,
         rounds: Mapping[bytes, CommitProtocol],
         stub_of: Callable[[PeerID], Any],
+        is_member: Callable[[str], bool],
         proofs: EvidenceStore | None = None,
         sampler: AuditSampler | None = None,
     ):
         self.rules, self.proofs, self.usual = rules, proofs or EvidenceStore(folders.accusations(run)), 0.0
-        self._rounds, self._stub_of = rounds, stub_of
+        self._rounds, self._stub_of, self._is_member = rounds, stub_of, is_member
         self._patience = run.swarm.next_chunk_timeout  # seconds for an answer
         # Strangers to this peer's rounds are heard too, as whoever is new here, but not in the others' time.
         self._court, self._court_of_strangers = Court(rules, self.proofs), Court(rules, self.proofs)
@@ -159,10 +161,12 @@ class Audits(ServicerBase):
         self, stream: AsyncIterator[runtime_pb2.ExpertInfo], context: P2PContext
     ) -> runtime_pb2.ExpertInfo:
         """A member shows that a reducer made a wrong average."""
-        accuser, known = str(context.remote_id), self.proofs.guilty()
         async with asyncio.timeout(self._patience):
-            (guilty,) = wire.ACCUSED.read(await anext(stream))
-        if guilty not in known:
-            together = any(context.remote_id in commit.members for commit in self._rounds.values())
-            guilty = await (self._court if together else self._court_of_strangers).hear(stream, accuser, self._patience)
-        return runtime_pb2.ExpertInfo(serialized_info=guilty.encode())
+            (accused,) = wire.ACCUSED.read(await anext(stream))
+        if accused not in self.proofs.guilty():
+            met = {str(peer) for commit in self._rounds.values() for peer in commit.members}
+            if accused not in met and not self._is_member(accused):
+                raise ValueError("nobody here knows the accused")
+            court = self._court if (accuser := str(context.remote_id)) in met else self._court_of_strangers
+            await court.hear(stream, accused, accuser, self._patience)
+        return runtime_pb2.ExpertInfo(serialized_info=accused.encode())

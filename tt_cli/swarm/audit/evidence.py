@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, AsyncIterator  # noqa: UP035 - hivemind looks at the name of the annotation
@@ -23,7 +24,7 @@ from tt_cli.swarm.allreduce.messages import Accusation, NotProven, RoundRules, v
 logger = get_logger(__name__)
 
 MOST_BYTES, CHUNK = 2**25, 2**20  # of an accusation, and of a message of one
-MOST_KEPT = 64  # accusations
+MOST_KEPT, MOST_OF_ONE = 64, 4  # accusations; those that one accuser may bring
 
 
 class EvidenceStore:
@@ -45,13 +46,15 @@ class EvidenceStore:
         return b""
 
     def keep(self, guilty: str, packed: bytes) -> bool:
-        """Write one down; False when it is known, cannot be written, or there are too many."""
-        known = self.guilty()
-        if guilty in known or len(known) >= MOST_KEPT:
+        """Write one down, in place of the oldest where there are many; False when it is known or cannot be written."""
+        if guilty in self.guilty():
             return False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             atomic_write(self.folder / f"{guilty}.accusation", packed, mode=PRIVATE, durable=False)
+            kept = sorted(self.folder.glob("*.accusation"), key=lambda path: path.stat().st_mtime_ns)
+            for oldest in kept[:-MOST_KEPT]:
+                oldest.unlink(missing_ok=True)
         except OSError as error:
             logger.warning(f"cannot keep the proof against {guilty}: {error}")
             return False
@@ -77,16 +80,22 @@ async def pass_on(
 
 
 class Court:
-    """Hears accusations from others, one at a time. rules: see `verify`. Who accuses wrongly is not heard again."""
+    """Hears accusations from others, one at a time. rules: see `verify`.
+
+    Who accuses wrongly, or comes to no end, is not heard again, nor who brought `MOST_OF_ONE`.
+    """
 
     def __init__(self, rules: RoundRules, proofs: EvidenceStore):
         self._rules, self._proofs = rules, proofs
         self._slanderers: set[str] = set()
+        self._brought: Counter[str] = Counter()
         self._busy = False
 
-    async def hear(self, stream: AsyncIterator[runtime_pb2.ExpertInfo], accuser: str, patience: float) -> str:
-        """The guilty peer's id. Raises ValueError."""
-        if self._busy or accuser in self._slanderers:
+    async def hear(
+        self, stream: AsyncIterator[runtime_pb2.ExpertInfo], accused: str, accuser: str, patience: float
+    ) -> None:
+        """Keep the proof against the accused. Raises ValueError, or TimeoutError."""
+        if self._busy or accuser in self._slanderers or self._brought[accuser] >= MOST_OF_ONE:
             raise ValueError("no time for this accusation")
         self._busy = True
         try:
@@ -96,11 +105,11 @@ class Court:
                     packed += message.serialized_info
                     if len(packed) > MOST_BYTES:
                         raise NotProven("an accusation without end")
-            guilty = await asyncio.to_thread(lambda: verify(Accusation.read(bytes(packed)), self._rules))
-        except NotProven:
+            if await asyncio.to_thread(lambda: verify(Accusation.read(bytes(packed)), self._rules)) != accused:
+                raise NotProven("a proof against another one than was named")
+        except (NotProven, TimeoutError):
             self._slanderers.add(accuser)
             raise
         finally:
             self._busy = False
-        self._proofs.keep(guilty, bytes(packed))
-        return guilty
+        self._brought[accuser] += self._proofs.keep(accused, bytes(packed))
