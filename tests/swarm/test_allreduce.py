@@ -412,3 +412,19 @@ def test_nobody_outside_the_group_sends_and_nobody_twice() -> None:
     assert asyncio.run(call(PEERS[3])) == averaging_pb2.PROTOCOL_VIOLATION
     assert asyncio.run(call(PEERS[0])) == averaging_pb2.PROTOCOL_VIOLATION
     assert WEIGHTS[0] == member.allreduce.weight
+
+
+class Boaster(Member):
+    """Says that it computed more than anybody could."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.commit._said = {"samples": 10**12, "loss": 3e12}
+
+
+def test_what_a_member_says_of_its_work_counts_as_far_as_it_may_weigh() -> None:
+    """Else the others' samples would be a share of nothing, and the slow among them left out for it."""
+    for outcome in run_round(Member(0), Boaster(1), Member(2)):
+        result = outcome_of(outcome.commit, 1.0, {}, frozenset(), {})
+        assert result.members[str(PEERS[1])] == {"samples": 100, "loss": 300.0}
+        assert result.samples_and_loss() == (10 + 100 + 70, 302.0 / 180)

@@ -48,7 +48,7 @@ class Reducer:
         aggregation: Aggregation = "mean",
     ):
         self.codec, self.parts, self.senders = codec, parts, list(limits)
-        self._keep, self._limits, self._aggregation = keep, limits, aggregation
+        self._keep, self.limits, self._aggregation = keep, limits, aggregation
         self.clipped: Counter[str] = Counter()
         self.spreads: dict[str, float] = {}
         self.failed: dict[str, str] = {}
@@ -70,7 +70,7 @@ class Reducer:
         """
         if sender in self.failed:
             return  # nothing more of it counts, so nothing of it is counted to be out of place
-        index, most = self._counts[sender], self._limits[sender]
+        index, most = self._counts[sender], self.limits[sender]
         if index >= len(self.parts):
             raise MalformedPart("more parts than it was asked for")
         if not math.isfinite(weight) or not 0.0 <= weight <= most:

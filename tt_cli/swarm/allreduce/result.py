@@ -65,7 +65,10 @@ def outcome_of(
     disputed = {transfer.reducers[transfer.parts[index].reducer] for index in agreement.disputed}
     return RoundResult(
         complete=not commit.dropped,
-        members={member: statuses[member].said if member in statuses else {} for member in members},
+        members={
+            member: _believed(statuses[member].said, transfer.reducer.limits[member]) if member in statuses else {}
+            for member in members
+        },
         received=received,
         repaired=commit.repaired,
         differing=len(agreement.differing),
@@ -81,6 +84,13 @@ def outcome_of(
         late=late_of(commit),
         waited=_waited_for(commit),
     )
+
+
+def _believed(said: dict[str, Any], most: float) -> dict[str, Any]:
+    """What a member said of its work, of no more samples than it may have: it would make the others' work nothing."""
+    if said.get("samples", 0) <= most:
+        return said
+    return {"samples": int(most), "loss": said["loss"] * int(most) / said["samples"]}
 
 
 def _clipped(commit: CommitProtocol) -> dict[str, float]:
