@@ -15,6 +15,7 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 from swarm.made import record
 
+from tt_cli.identity.passes import CLOCK_LEEWAY
 from tt_cli.run import RunConfig, load_run
 from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.membership.dht_auth import MAX_LIFE
@@ -197,27 +198,35 @@ class Found:
 
 
 def test_everybodys_newest_record_is_read(run: RunConfig, alice: Identity, mallory: Identity) -> None:
-    ours, theirs = record(alice.peer_id).model_dump(), record(mallory.peer_id, time=3.0).model_dump()
-    again = {**theirs, "time": 4.0, "digest": "bb"}
+    ours, theirs = record(alice.peer_id).model_dump(), record(mallory.peer_id, time=993.0).model_dump()
+    again = {**theirs, "time": 994.0, "digest": "bb"}
     found = Found(
         {
             owner_of(alice): ours,
             owner_of(mallory): theirs,
             owner_of(mallory) + b"2": again,  # one key may sign more than one subkey
-            b"3" + owner_of(mallory): {**theirs, "time": 2.0},
+            b"3" + owner_of(mallory): {**theirs, "time": 992.0},
         }
     )
-    read = {one.peer_id: one for one in read_records(found, run)}
+    read = {one.peer_id: one for one in read_records(found, run, 1000.0)}
     assert set(read) == {alice.peer_id, mallory.peer_id}
     assert read[alice.peer_id].model_dump() == ours
     assert read[mallory.peer_id].model_dump() == again
-    assert len(read_records(found, run)) == 2
+    assert len(read_records(found, run, 1000.0)) == 2
+
+
+def test_a_record_counts_for_two_lives_however_long_it_lies_there(run: RunConfig, alice: Identity) -> None:
+    """A burst of records that live for a day would hold a run up that long."""
+    found = Found({owner_of(alice): record(alice.peer_id, time=1000.0).model_dump()})
+    first, last = 1000.0 - CLOCK_LEEWAY, 1000.0 + 2 * run.swarm.statistics_expiration + CLOCK_LEEWAY
+    for now, counts in ((first - 1, False), (first, True), (last, True), (last + 1, False)):
+        assert bool(read_records(found, run, now)) == counts
 
 
 def test_the_newest_word_of_who_left_is_that_it_left(run: RunConfig, alice: Identity) -> None:
     value = record(alice.peer_id).model_dump()
     later = {owner_of(alice): value, owner_of(alice) + b"2": {**value, "left": True, "time": 2000.0}}
-    assert [one.left for one in read_records(Found(later), run)] == [True]
+    assert [one.left for one in read_records(Found(later), run, 2000.0)] == [True]
 
 
 def test_what_should_not_be_there_is_passed_over(run: RunConfig, alice: Identity, mallory: Identity) -> None:
@@ -232,8 +241,8 @@ def test_what_should_not_be_there_is_passed_over(run: RunConfig, alice: Identity
         b"1" + owner_of(alice): {"peer_id": alice.peer_id},
         b"2" + owner_of(alice): None,
     }
-    assert read_records(Found(nonsense), run) == []
-    assert len(read_records(Found({**nonsense, owner_of(alice): value}), run)) == 1
+    assert read_records(Found(nonsense), run, 1000.0) == []
+    assert len(read_records(Found({**nonsense, owner_of(alice): value}), run, 1000.0)) == 1
 
 
 @pytest.mark.parametrize("answer", [None, TimeoutError(), ValueWithExpiration(b"plain", EXPIRES)], ids=str)

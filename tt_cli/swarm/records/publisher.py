@@ -35,20 +35,21 @@ logger = get_logger(__name__)
 QUICK_SECONDS, CALM_SECONDS = 0.4, 3.0
 TOUCH_SECONDS, MOST_PINGED = 15.0, 32
 DHT_SECONDS, HISTORY_SECONDS = 10.0, 600.0  # for an answer; on the DHT
+LIVES = 2  # times `statistics_expiration`: for so long after it was sent a record counts at most
 TELL_SECONDS = 60.0
 
 Tell = Callable[[BaseException], None]
 
 
-def read_records(dht: DHT, run: RunConfig) -> list[PeerRecord]:
-    """Everybody's newest valid record. Empty when the DHT does not answer in time."""
-    return _read(dht, run)[0]
+def read_records(dht: DHT, run: RunConfig, now: float | None = None) -> list[PeerRecord]:
+    """Everybody's newest valid record. Empty when the DHT does not answer in time. now: DHT time."""
+    return _read(dht, run, get_dht_time() if now is None else now)[0]
 
 
-def _read(dht: DHT, run: RunConfig) -> tuple[list[PeerRecord], frozenset[str]]:
+def _read(dht: DHT, run: RunConfig, now: float) -> tuple[list[PeerRecord], frozenset[str]]:
     """The records, and the peer ids of those that claim a step which the run does not have."""
     newest: dict[str, PeerRecord] = {}
-    for record in _parse(_entries(dht, peers_key(run.identity)), run, membership_at(dht)):
+    for record in _parse(_entries(dht, peers_key(run.identity)), run, membership_at(dht), now):
         known = newest.setdefault(record.peer_id, record)  # one key can sign under more than one subkey
         newest[record.peer_id] = max(known, record, key=lambda one: one.time)
     possible = [record for record in newest.values() if record.epoch <= run.schedule.total_steps]
@@ -65,14 +66,15 @@ def _entries(dht: DHT, key: str) -> dict[Any, Any]:
     return {}
 
 
-def _parse(entries: Mapping[Any, Any], run: RunConfig, membership: Admission) -> Iterator[PeerRecord]:
+def _parse(entries: Mapping[Any, Any], run: RunConfig, membership: Admission, now: float) -> Iterator[PeerRecord]:
     for subkey, value in entries.items():
         try:
             record = PeerRecord.model_validate(value)
             if [record.peer_id] != [peer_id_of(owner) for owner in owners_of(subkey)]:
                 continue
-            if record.time > get_dht_time() + CLOCK_LEEWAY:
-                continue
+            life = LIVES * run.swarm.statistics_expiration
+            if not -CLOCK_LEEWAY <= now - record.time <= life + CLOCK_LEEWAY:
+                continue  # however long its owner lets it lie on the DHT
             if record.era != era_of(membership.notice()):
                 continue  # the organiser has taken the run back since, or this peer has not heard of it yet
             if user := membership.admit(record.pass_text, record.peer_id):
@@ -210,7 +212,7 @@ class PeerDirectory:
                 self._reads_begun += 1
             read, claiming = list[PeerRecord](), frozenset[str]()
             with self._failures_told():
-                read, claiming = _read(self._dht, self._run)
+                read, claiming = _read(self._dht, self._run, self._clock.dht_time())
             records = self._remember(read)
             with self._lock:
                 view = SwarmState.of(self._claims.bounded(records, self._peer_id))
@@ -283,7 +285,7 @@ class PeerDirectory:
     def _store(self, record: PeerRecord) -> None:
         with self._lock:
             self._vote.about_to_store()
-            record = record.model_copy(update={"vote": self._vote.of(record)})
+            record = record.model_copy(update={"vote": self._vote.of(record), "time": self._clock.dht_time()})
         if self._send(record).result(timeout=DHT_SECONDS):
             with self._lock:
                 self._vote.stored()

@@ -23,6 +23,7 @@ from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.membership.admission import membership_at
 from tt_cli.swarm.network import stream_limits
 from tt_cli.swarm.network.reachability import DialBack
+from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import read_records
 from tt_cli.swarm.shared_memory import Passage, StateBuffer
 from tt_cli.swarm.shared_state import Tree, TreeReader
@@ -163,11 +164,14 @@ class StateBridge:
             received_before = received
             self._progress.copy_(torch.tensor([received, total, taker.count("giving")]))
 
+        def records() -> list[PeerRecord]:
+            return read_records(self._dht_of_run, self._run, self.clock.dht_time())
+
         try:
             taker = StateClient(
                 self._p2p,
                 self.prefix,
-                TrustedDigests(lambda: read_records(self._dht_of_run, self._run), self._own_id),
+                TrustedDigests(records, self._own_id),
                 self._passage.receive(number),
                 WantedState(
                     self._read_tree,
