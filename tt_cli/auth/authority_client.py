@@ -44,6 +44,10 @@ class AuthorityUnreachable(TTError):
     """The authority, or the Hub behind it, does not answer now."""
 
 
+class TooLarge(TTError):
+    """What is sent is larger than the authority, or a proxy before it, takes: again is no use."""
+
+
 class AuthorityConnection:
     """A run's authority over HTTP: what it tells everybody, and how it answers."""
 
@@ -72,7 +76,7 @@ class AuthorityConnection:
     def _send(self, method: str, path: str, **arguments: Any) -> bytes:
         """The body of one answer, empty of a 304.
 
-        Raises PassRefused (401, 403), AuthorityUnreachable (503, none), TTError (others).
+        Raises PassRefused (401, 403), TooLarge (413), AuthorityUnreachable (503, none), TTError (others).
         """
         try:
             with self._http.stream(method, path, **arguments) as answer:
@@ -124,7 +128,7 @@ class AuthorityClient(AuthorityConnection):
     def accuse(self, proof: bytes, held: str) -> str:
         """Hand in a proof that a member made a wrong average; `held` is this peer's pass. Returns the guilty peer's id.
 
-        Raises PassRefused, AuthorityUnreachable, TTError.
+        Raises PassRefused, TooLarge, AuthorityUnreachable, TTError.
         """
         digest = hashlib.sha256(proof).hexdigest()
         ticket = self._signed("accuse", {"pass": held, "proof": digest})["ticket"]
@@ -235,6 +239,11 @@ class AuthorityClient(AuthorityConnection):
 _REFUSALS: dict[int, tuple[type[TTError], str]] = {
     401: (ProofNeeded, "the authority of run {} does not take the proof: {}"),
     403: (Rejected, "the authority of run {} refuses: {}"),
+    413: (
+        TooLarge,
+        "the authority of run {}, or the proxy before it, takes no request of this size ({}): ask the organiser to let "
+        "32 MiB through to /v1/proofs",
+    ),
     429: (TTError, "the authority of run {} is asked too often from here: {}"),
     503: (AuthorityUnreachable, "the authority of run {} cannot decide now: {}"),
 }
