@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -109,6 +110,20 @@ def test_the_judge_computes_the_sum_again() -> None:
         assert heard(run, nothing) == {"reason": "no accusation"}
     other = run.replaced({"run.name": "other"})
     assert heard(other, proof(run, signer(1))) == {"reason": "an accusation of another run"}
+
+
+def test_the_judge_is_told_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one program that it starts sees its environment: a shell that writes it down and goes on with Python."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nenv > {tmp_path}/environment\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    for name in ("HF_TOKEN", "TT_DATABASE", "PGPASSWORD", "ANYTHING_ELSE"):
+        monkeypatch.setenv(name, "secret")
+    run = closed_run()
+    assert judged(run, proof(run, signer(1))) == signer(1).peer_id
+    environment = (tmp_path / "environment").read_text()
+    assert "OMP_NUM_THREADS=1" in environment and "secret" not in environment and "TT_" not in environment
 
 
 def test_a_judge_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
