@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -14,7 +15,8 @@ class ShardServer:
     """Serves the files of `folder`, with ranges. log: "PATH" or "PATH RANGE" of every request.
 
     faults: for a part of a path, what the next requests get: a status with headers; "cut", half of the content;
-    "stall", half of it and then nothing while the server lives; "damage", other bytes.
+    "stall", half of it and then nothing while the server lives; "damage", other bytes; "endless", bytes without end and
+    without a number; "huge", an announcement of 2 GiB; "packed", the content, said to be gzip.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -67,6 +69,18 @@ class ShardServer:
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         part = content[start:]
+        if fault == "endless":
+            handler.send_response(200)
+            handler.end_headers()
+            handler.close_connection = True
+            with suppress(OSError):  # until it is hung up on
+                while True:
+                    handler.wfile.write(bytes(1 << 20))
+        if fault == "huge":
+            handler.close_connection = True
+            return self._begin(handler, 200, 1 << 31, headers)
+        if fault == "packed":
+            headers["Content-Encoding"] = "gzip"
         if fault in ("cut", "stall"):
             self._begin(handler, 206 if start else 200, len(part), headers)
             handler.wfile.write(part[: len(part) // 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,6 +140,34 @@ def test_a_transfer_that_stalls_is_left_for_another_shard(peer: Peer, server: Sh
     server.faults["train%200"] = ["stall"]
     assert peer.epoch(peer.reader(patience=0.3)) == EVERYTHING
     assert peer.words == ["cannot fetch the shard data/train 0.parquet: nothing came for 0.3 s"]
+
+
+@pytest.mark.parametrize(
+    ("index", "fault", "words"),
+    [
+        ("index.json", "endless", r"more than \d,\d{3} bytes came"),
+        ("index.json", "huge", r"it has 2,147,483,648 bytes, and may have \d,\d{3}"),
+        ("index.txt", "endless", "more than 67,108,864 bytes came"),
+        ("index.txt", "huge", "it has 2,147,483,648 bytes, and may have 1,073,741,824"),
+    ],
+)
+def test_no_more_is_taken_than_was_announced_or_may_be(
+    server: ShardServer, tmp_path: Path, index: str, fault: str, words: str
+) -> None:
+    """By the size in the index, by the server's own, and by the bound of all."""
+    (server.folder / "index.txt").write_text("\n".join(NAMES))
+    peer = Peer(server, tmp_path / "shards", location=f"{server.url}/{index}")
+    server.faults["train%202"] = [fault]
+    assert peer.epoch() == EVERYTHING
+    (told,) = peer.words
+    assert re.fullmatch(rf"cannot fetch the shard data/train 2.parquet: {words}", told)
+    assert len(list((tmp_path / "shards").glob("*.shard"))) == 4 and not list((tmp_path / "shards").glob("*.part"))
+
+
+def test_an_index_without_end_is_one_line(peer: Peer, server: ShardServer) -> None:
+    server.faults["index"] = ["endless"]
+    with pytest.raises(UsageError, match="more than 33,554,432 bytes came"):
+        Peer(server, peer.cache, location=f"{server.url}/index.json").reader()
 
 
 def test_damage_on_the_way_is_found_and_not_kept(peer: Peer, server: ShardServer) -> None:

@@ -23,7 +23,7 @@ from tt_cli.auth import authority_requests as requests
 from tt_cli.auth.account import token, token_source, whoami
 from tt_cli.auth.authority_requests import PassRefused, Rejected
 from tt_cli.errors import TTError, UsageError, first_line
-from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
+from tt_cli.hub.hub_files import PLAIN, TooLong, hub_errors, plain_body, quiet_and_bounded
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, authority_keys, encode, public_text
 from tt_cli.run import RunConfig
@@ -54,7 +54,7 @@ class AuthorityConnection:
     def __init__(self, run: RunConfig):
         assert run.membership.authority is not None
         self._run = run
-        headers = {"User-Agent": f"tt/{__version__}"}
+        headers = {"User-Agent": f"tt/{__version__}", **PLAIN}
         self._http = httpx2.Client(base_url=run.membership.authority, timeout=TIMEOUT, headers=headers)
         self.close = self._http.close
 
@@ -80,11 +80,9 @@ class AuthorityConnection:
         """
         try:
             with self._http.stream(method, path, **arguments) as answer:
-                body = b""
-                for piece in answer.iter_bytes():
-                    body += piece
-                    if len(body) > MAX_ANSWER:
-                        raise TTError(f"{self._where} answers without end: is it the right address?")
+                body = plain_body(answer, MAX_ANSWER)
+        except TooLong:
+            raise TTError(f"{self._where} answers without end: is it the right address?") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise AuthorityUnreachable(f"{self._where} cannot be reached ({first_line(error)})") from error
         status = answer.status_code

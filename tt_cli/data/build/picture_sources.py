@@ -164,7 +164,8 @@ def _rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
                 yield from batch
         return
     with path.open("rb") as file:
-        lines = (line.decode("utf-8", "surrogateescape") for line in file)
+        pieces = iter(functools.partial(file.readline, MOST_IN_TAR), b"")  # of a file without lines, not all at once
+        lines = (line.decode("utf-8", "surrogateescape") for line in pieces)
         if path.suffix.lower() == ".csv":
             csv.field_size_limit(LARGEST_MEMBER)
             rows: Iterator[Any] = csv.DictReader(line.removeprefix("\ufeff") for line in lines)

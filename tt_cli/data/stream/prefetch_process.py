@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+import resource
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ from typing import Any
 import msgpack
 
 ROWS = 256  # of a message
+MOST_MEMORY = 1 << 30  # bytes; a page of parquet of a few kilobytes can stand for gigabytes
 
 
 class Messages(queue.PriorityQueue[tuple[bool, int, bytes]]):
@@ -49,6 +51,7 @@ def main(parent: int, bound: int) -> None:
     from tt_cli.supervisor.processes import end_with
 
     end_with(parent)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     connection = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # whatever a library prints goes to the log
     messages = Messages(connection, bound)
