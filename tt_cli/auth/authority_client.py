@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 
@@ -27,6 +26,7 @@ from tt_cli.hub.hub_files import PLAIN, TooLong, hub_errors, plain_body, quiet_a
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, authority_keys, encode, public_text
 from tt_cli.run import RunConfig
+from tt_cli.run.sections import is_plain_http
 
 JUDGED_SECONDS = 180.0  # for the answer to a proof
 TIMEOUT = 30.0  # seconds for an answer: the authority asks the Hub meanwhile
@@ -219,8 +219,7 @@ class AuthorityClient(AuthorityConnection):
 
     def _read_token(self) -> str:
         """The token to be sent. Raises PassRefused for one that may do more than read, before it leaves here."""
-        address = urlsplit(self._run.membership.authority or "")
-        if address.scheme != "https" and address.hostname not in ("127.0.0.1", "localhost", "::1"):
+        if is_plain_http(self._run.membership.authority or ""):
             raise PassRefused(
                 "--send-token: the authority's address is not https, so others could read the token on its way"
             )
