@@ -26,7 +26,7 @@ from hivemind.utils.crypto import RSAPrivateKey
 from told import MOST, Told
 
 from tt_cli.auth import pass_renewer as room
-from tt_cli.auth.authority import issuer, proof_judge
+from tt_cli.auth.authority import http_api, issuer, proof_judge
 from tt_cli.auth.authority.issuer import CONVICTED, MOST_WRONG
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, NoProof, judged
@@ -259,6 +259,22 @@ def test_the_proxy_waits_for_as_long_as_the_client() -> None:
     (block,) = re.findall(r"location = /v1/proofs {(.*?)}", rendered(ServerFacts("mine"))["nginx.conf"], re.DOTALL)
     assert f"client_max_body_size {MOST_PROOF >> 20}m;" in block
     assert f"proxy_read_timeout {JUDGED_SECONDS:.0f}s;" in block
+
+
+def test_nor_is_one_that_takes_too_long_sent_again(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_api, "PROOF_SECONDS", 0.0)
+    told = Told()
+    folder = folders.accusations(running.run)
+    folder.mkdir()
+    for number in (1, 2):
+        (folder / f"{signer(number).peer_id}.accusation").write_bytes(bytes(MOST_PROOF))
+    with begun(running, told):
+        for number in (1, 2):
+            told.wait(f"the proof against peer {signer(number).peer_id} is not taken: the line to the authority")
+        third = signer(3).peer_id
+        (folder / f"{third}.accusation").write_bytes(b"")
+        told.wait(f"the proof against peer {third} is not taken")
+    assert len(told.found("is not taken")) == 3
 
 
 @pytest.mark.debian

@@ -45,7 +45,7 @@ class AuthorityUnreachable(TTError):
 
 
 class TooLarge(TTError):
-    """What is sent is larger than the authority, or a proxy before it, takes: again is no use."""
+    """What is sent is too large for the authority, for a proxy before it or for this line: again is no use."""
 
 
 class AuthorityConnection:
@@ -76,7 +76,7 @@ class AuthorityConnection:
     def _send(self, method: str, path: str, **arguments: Any) -> bytes:
         """The body of one answer, empty of a 304.
 
-        Raises PassRefused (401, 403), TooLarge (413), AuthorityUnreachable (503, none), TTError (others).
+        Raises PassRefused (401, 403), TooLarge (408, 413), AuthorityUnreachable (503, none), TTError (others).
         """
         try:
             with self._http.stream(method, path, **arguments) as answer:
@@ -236,6 +236,7 @@ class AuthorityClient(AuthorityConnection):
 _REFUSALS: dict[int, tuple[type[TTError], str]] = {
     401: (ProofNeeded, "the authority of run {} does not take the proof: {}"),
     403: (Rejected, "the authority of run {} refuses: {}"),
+    408: (TooLarge, "the line to the authority of run {} is too slow for a request of this size: {}"),
     413: (
         TooLarge,
         "the authority of run {}, or the proxy before it, takes no request of this size ({}): ask the organiser to let "

@@ -69,7 +69,7 @@ def main(parent: int, bound: int) -> None:
             for part in block.parts(ROWS):
                 messages.add("block", part.packed())
     except TTError as error:
-        messages.add("error", (error.exit_code, str(error)))
+        messages.add("error", ([kind.__name__ for kind in type(error).__mro__], str(error)))
     except Exception:
         messages.add("bug", traceback.format_exc())
     messages.join()
