@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 import threading
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,10 +18,11 @@ class ShardServer:
     faults: for a part of a path, what the next requests get: a status with headers; "cut", half of the content;
     "stall", half of it and then nothing while the server lives; "damage", other bytes; "endless", bytes without end and
     without a number; "huge", an announcement of 2 GiB; "packed", the content, said to be gzip.
+    tls: serves https with it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
+        self.folder, self._tls = folder, tls
         self.log: list[str] = []
         self.faults: dict[str, list[Any]] = {}
         self.ended = threading.Event()
@@ -39,7 +41,9 @@ class ShardServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        if self._tls is not None:
+            self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"http{'s' if self._tls else ''}://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         return self
 

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
+import ssl
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from data.rows import numbered, run_on, write
 from data.shard_server import ShardServer
 
 from tt_cli.data.stream.plan import plan_of
 from tt_cli.data.stream.row_reader import RowReader
-from tt_cli.data.stream.transfer import LONGEST_WAIT, seconds_to_wait
+from tt_cli.data.stream.transfer import LONGEST_WAIT, Request, ShardProblem, fetch, seconds_to_wait
 from tt_cli.errors import TTError, UsageError
 
 NAMES = [f"data/train {shard}.parquet" for shard in range(4)]
@@ -162,6 +166,27 @@ def test_no_more_is_taken_than_was_announced_or_may_be(
     (told,) = peer.words
     assert re.fullmatch(rf"cannot fetch the shard data/train 2.parquet: {words}", told)
     assert len(list((tmp_path / "shards").glob("*.shard"))) == 4 and not list((tmp_path / "shards").glob("*.part"))
+
+
+@pytest.mark.debian
+def test_what_is_asked_for_over_https_is_not_taken_over_http(server: ShardServer, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"]
+        + ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with (
+        ShardServer(server.folder, tls) as safe,
+        httpx2.Client(verify=ssl.create_default_context(cafile=certificate)) as http,
+    ):
+        safe.faults["moved"] = [(302, {"Location": f"{server.url}/index.json"})]
+        assert fetch(Request(http, f"{safe.url}/index.json"), io.BytesIO()).bytes > 0
+        with pytest.raises(ShardProblem, match="hands on to an http:// address"):
+            fetch(Request(http, f"{safe.url}/moved"), io.BytesIO())
 
 
 def test_an_index_without_end_is_one_line(peer: Peer, server: ShardServer) -> None:

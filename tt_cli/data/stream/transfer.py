@@ -149,6 +149,9 @@ class _Transfer:
     def _begin(self, answer: Any) -> None:
         if answer.status_code not in (200, 206):
             raise problem_of(answer)
+        steps = (*answer.history, answer)
+        if self._request.url.startswith("https:") and any(step.url.scheme != "https" for step in steps):
+            raise ShardProblem("the server hands on to an http:// address, unprotected on its way", lasting=True)
         length = answer.headers.get("Content-Length", "")
         if answer.status_code == 200:  # all of it, even where the rest was asked for
             self._target.seek(0)
@@ -164,7 +167,7 @@ class _Transfer:
             self._bytes_announced = announced
         tag = answer.headers.get("ETag", "W/")  # a weak one does not tell bytes apart
         self._version = answer.headers.get("Last-Modified") if tag.startswith("W/") else tag
-        for response in (*answer.history, answer):
+        for response in steps:
             digest = response.headers.get("X-Linked-ETag", "").strip('"')
             if len(digest) == 64 and self._request.sha256 is None:
                 self._sha256 = digest
