@@ -63,7 +63,8 @@ for _ in range(100):
 
 def run_on(place: str) -> RunConfig:
     """A run of the paper's sizes whose examples lie in a folder or at an address; with the built-in tokenizer."""
-    changes = {"data.source": "files", "data.location": place, "data.shuffle_buffer": 8192, "model.text_length": 256}
+    where = {"data.source": "files", "data.location": place, "data.allow_http": True}
+    changes = {**where, "data.shuffle_buffer": 8192, "model.text_length": 256}
     vqgan = {"source": "hub", "filename": "x.safetensors", "grid": 32, "pixels": 256, "codebook_size": CODEBOOK}
     return load_run("emoji").replaced({**changes, **{f"vqgan.{key}": value for key, value in vqgan.items()}})
 

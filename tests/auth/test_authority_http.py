@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,15 +19,19 @@ from auth.peers import START, Clock, Peer, closed_run, made_authority
 from auth.running import Running
 from hypothesis import HealthCheck, given, settings
 from schemathesis import GenerationMode
+from told import MOST
 
 from tt_cli.auth.authority import authority_server, request_limits
 from tt_cli.auth.authority import http_api as room
+from tt_cli.auth.authority.authority_folder import AuthorityFolder
+from tt_cli.auth.authority.authority_server import MOST_OF_ADDRESS
 from tt_cli.auth.authority.http_api import Limits, make_app
 from tt_cli.auth.authority.issuer import Authority
 from tt_cli.auth.authority.member_store import metadata
 from tt_cli.errors import TTError
 from tt_cli.identity.passes import encode, read_pass
 from tt_cli.identity.rate_limit import RateLimit, address_key
+from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 
 UNLIMITED = RateLimit(burst=10**9, per_second=1e9)
 
@@ -53,7 +59,7 @@ def asked(
 
 
 def unlimited() -> Limits:
-    return Limits(asking=UNLIMITED, proving=UNLIMITED, user=UNLIMITED)
+    return Limits(asking=UNLIMITED, proving=UNLIMITED)
 
 
 OPERATIONS = [
@@ -168,12 +174,8 @@ def test_answers_are_distinct_and_in_words(authority: Authority) -> None:
 
 def test_who_asks_too_often_waits(authority: Authority) -> None:
     clock = Clock()
-    limits = Limits(
-        asking=UNLIMITED,
-        proving=RateLimit(burst=3, per_second=0.5, clock=clock),
-        user=RateLimit(burst=2, per_second=0.1, clock=clock),
-    )
-    peer, run = Peer(), authority.run.identity
+    limits = Limits(asking=UNLIMITED, proving=RateLimit(burst=3, per_second=0.5, clock=clock))
+    peer = Peer()
     one = ("POST", "/v1/challenge", {"peer_id": peer.peer_id})
     answers = asked(authority, limits, one, one, one, one)
     assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
@@ -182,10 +184,75 @@ def test_who_asks_too_often_waits(authority: Authority) -> None:
     clock.now += 2
     assert asked(authority, limits, one)[0].status_code == 200
 
-    join = peer.body("join", challenge(authority, peer), run, {"proof": {"way": "hub", "user": "Ada"}})
-    clients = [f"198.51.100.{number}" for number in range(3)]
-    codes = [asked(authority, limits, ("POST", "/v1/join", join), client=client)[0].status_code for client in clients]
-    assert codes == [503, 503, 429]  # from wherever somebody tries as ada
+
+def test_only_who_is_proven_to_be_a_user_uses_up_what_that_user_may_ask() -> None:
+    """Strangers that name her, with their own keys or with signatures that are none, cost ada nothing."""
+    run = closed_run()
+    authority_server.found(run)
+    folder = AuthorityFolder(run)
+    with closing(authority_server.open_store(folder)) as store:
+        authority = Authority(run, folder, store, most_peers=1, clock=Clock())
+        ada, other = Peer(), Peer(1)
+        held = authority.issue_here(ada.peer_id, "ada")
+        named = other.body("join", challenge(authority, other), run.identity, {"proof": {"way": "hub", "user": "ada"}})
+        forged = {**ada.body("renew", challenge(authority, ada, "renew"), run.identity, {"pass": held})}
+        forged["signature"] = encode(b"x" * 256)
+        tries = [("POST", "/v1/join", named), ("POST", "/v1/renew", forged)] * 5
+        assert [answer.status_code for answer in asked(authority, unlimited(), *tries)] == [503, 401] * 5
+        codes = []
+        for _ in range(3):
+            body = ada.body("renew", challenge(authority, ada, "renew"), run.identity, {"pass": held})
+            codes.append(asked(authority, unlimited(), ("POST", "/v1/renew", body))[0].status_code)
+        assert codes == [200, 200, 429]
+
+
+def hung_up(connection: socket.socket) -> bool:
+    connection.settimeout(MOST)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def connected(running: Running, address: str) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", running.port), source_address=(address, 0))
+
+
+def test_silent_connections_of_one_address_keep_nobody_else_out() -> None:
+    with Running() as running, contextlib.ExitStack() as open_here:
+        silent = [open_here.enter_context(connected(running, "127.0.0.1")) for _ in range(505)]
+        assert all(hung_up(one) for one in silent[MOST_OF_ADDRESS:])
+        with connected(running, "127.0.0.2") as other:
+            other.sendall(b"GET /v1/facts HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert other.recv(100).startswith(b"HTTP/1.1 200 ")
+        silent[0].close()
+        while True:  # once the server has seen that, there is a place again
+            with connected(running, "127.0.0.1") as again, contextlib.suppress(ConnectionResetError, BrokenPipeError):
+                again.sendall(b"GET /v1/facts HTTP/1.1\r\nHost: x\r\n\r\n")
+                if again.recv(100).startswith(b"HTTP/1.1 200 "):
+                    break
+
+
+def test_who_asks_nothing_or_never_to_the_end_is_hung_up_on(authority: Authority) -> None:
+    server = HttpServer(make_app(authority), HttpOptions("127.0.0.1", 0, "--port", silence=0.3))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        for sent in (b"", b"GET /v1/facts HT", b"GET /v1/facts HTTP/1.1\r\nHost: x\r\n\r\nGET /v1/facts HT"):
+            with socket.create_connection(("127.0.0.1", server.port)) as slow:
+                slow.sendall(sent)
+                slow.settimeout(MOST)
+                answer = b"".join(iter(lambda slow=slow: slow.recv(1 << 16), b""))
+                assert answer.count(b"HTTP/1.1 200 ") == sent.count(b"\r\n\r\n")
+        with socket.create_connection(("127.0.0.1", server.port)) as at_work:
+            at_work.sendall(b"POST /v1/challenge HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{")
+            with socket.create_connection(("127.0.0.1", server.port)) as later:
+                assert hung_up(later)
+            at_work.sendall(b"}")
+            assert at_work.recv(100).startswith(b"HTTP/1.1 422 "), "a request that is under way is let be"
+    finally:
+        server.stop()
+        thread.join()
 
 
 def test_the_limits_own_memory_is_limited() -> None:

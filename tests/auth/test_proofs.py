@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import re
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,20 +20,22 @@ from pathlib import Path
 import httpx2
 import pytest
 import torch
-from auth.peers import Peer, closed_run
+from auth.peers import Peer, closed_run, pointed
 from auth.running import Running, begun
 from hivemind.utils.crypto import RSAPrivateKey
-from told import Told
+from told import MOST, Told
 
 from tt_cli.auth import pass_renewer as room
-from tt_cli.auth.authority import issuer, proof_judge
+from tt_cli.auth.authority import http_api, issuer, proof_judge
 from tt_cli.auth.authority.issuer import CONVICTED, MOST_WRONG
 from tt_cli.auth.authority.organiser import Organiser
 from tt_cli.auth.authority.proof_judge import MOST_PROOF, NoProof, judged
-from tt_cli.auth.authority_client import AuthorityClient
+from tt_cli.auth.authority.request_limits import MAX_BODY
+from tt_cli.auth.authority_client import JUDGED_SECONDS, AuthorityClient
 from tt_cli.auth.authority_requests import Rejected
 from tt_cli.model.dalle import Dalle
 from tt_cli.model.dalle_config import DalleConfig
+from tt_cli.organise.server_files import ServerFacts, rendered
 from tt_cli.run import RunConfig, folders
 from tt_cli.swarm.allreduce.average_buffer import HASH_BYTES, part_hash
 from tt_cli.swarm.allreduce.centered_clip import ReceivedPart, average_part
@@ -103,6 +110,20 @@ def test_the_judge_computes_the_sum_again() -> None:
         assert heard(run, nothing) == {"reason": "no accusation"}
     other = run.replaced({"run.name": "other"})
     assert heard(other, proof(run, signer(1))) == {"reason": "an accusation of another run"}
+
+
+def test_the_judge_is_told_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the one program that it starts sees its environment: a shell that writes it down and goes on with Python."""
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nenv > {tmp_path}/environment\nexec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    for name in ("HF_TOKEN", "TT_DATABASE", "PGPASSWORD", "ANYTHING_ELSE"):
+        monkeypatch.setenv(name, "secret")
+    run = closed_run()
+    assert judged(run, proof(run, signer(1))) == signer(1).peer_id
+    environment = (tmp_path / "environment").read_text()
+    assert "OMP_NUM_THREADS=1" in environment and "secret" not in environment and "TT_" not in environment
 
 
 def test_a_judge_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,6 +212,86 @@ def test_only_members_hand_in_proofs_and_only_what_they_announced(running: Runni
         assert busy.status_code == 429 and busy.headers["Retry-After"] == "10"
         running.authority.store.ban("peer", peer.peer_id, "", 0.0)
         assert announced().status_code == 403
+
+
+@contextlib.contextmanager
+def behind(program: str, running: Running, folder: Path, most: str = "32m") -> Iterator[RunConfig]:
+    """The run whose authority is reached through a real proxy with the file that `tt init` writes, but for TLS."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    name = {"nginx": "nginx.conf", "caddy": "Caddyfile"}[program]
+    text = rendered(ServerFacts("mine"))[name].replace("127.0.0.1:8470", f"127.0.0.1:{running.port}")
+    if program == "nginx":
+        text = text[text.rindex("server {") :].replace("client_max_body_size 32m", f"client_max_body_size {most}")
+        text = re.sub(r"listen .*?443 ssl;|ssl_.*?;", "", text).replace("server {", f"server {{ listen {port};", 1)
+        places = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy"))
+        text = f"user root; pid {folder}/pid; error_log stderr; events {{}} http {{ access_log off; {places} {text} }}"
+        command = ["/usr/sbin/nginx", "-e", "stderr", "-g", "daemon off;", "-c"]
+    else:
+        text = "{\nadmin off\n}\n" + text.replace("tt.example.org", f"http://:{port}")
+        command = ["caddy", "run", "--adapter", "caddyfile", "--config"]
+    (folder / name).write_text(text)
+    environment = {"PATH": "/usr/bin", "HOME": str(folder)}
+    with subprocess.Popen([*command, str(folder / name)], env=environment, stderr=subprocess.PIPE) as proxy:
+        deadline = time.monotonic() + MOST
+        while True:
+            with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+                break
+            assert proxy.poll() is None and time.monotonic() < deadline, proxy.stderr and proxy.stderr.read()
+        yield pointed(running.run, f"http://127.0.0.1:{port}", running.key)
+        proxy.terminate()
+
+
+@pytest.mark.debian
+@pytest.mark.parametrize("program", ["nginx", "caddy"])
+def test_the_largest_proof_comes_through_the_shipped_proxies(program: str, running: Running, tmp_path: Path) -> None:
+    with behind(program, running, tmp_path) as run:
+        client = AuthorityClient(run, tmp_path / "trainer.key", lambda line, level: None)
+        held = running.authority.issue_here(client.peer_id, "ada")
+        with pytest.raises(Rejected, match="that proves nothing: no accusation"):
+            client.accuse(bytes(MOST_PROOF), held)
+        answer = httpx2.post(f"{run.membership.authority}/v1/join", content=bytes(MAX_BODY + 1), trust_env=False)
+        assert answer.status_code == 413, "no other request may be as large"
+        client.close()
+
+
+def test_the_proxy_waits_for_as_long_as_the_client() -> None:
+    (block,) = re.findall(r"location = /v1/proofs {(.*?)}", rendered(ServerFacts("mine"))["nginx.conf"], re.DOTALL)
+    assert f"client_max_body_size {MOST_PROOF >> 20}m;" in block
+    assert f"proxy_read_timeout {JUDGED_SECONDS:.0f}s;" in block
+
+
+def test_nor_is_one_that_takes_too_long_sent_again(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_api, "PROOF_SECONDS", 0.0)
+    told = Told()
+    folder = folders.accusations(running.run)
+    folder.mkdir()
+    for number in (1, 2):
+        (folder / f"{signer(number).peer_id}.accusation").write_bytes(bytes(MOST_PROOF))
+    with begun(running, told):
+        for number in (1, 2):
+            told.wait(f"the proof against peer {signer(number).peer_id} is not taken: the line to the authority")
+        third = signer(3).peer_id
+        (folder / f"{third}.accusation").write_bytes(b"")
+        told.wait(f"the proof against peer {third} is not taken")
+    assert len(told.found("is not taken")) == 3
+
+
+@pytest.mark.debian
+def test_a_proof_that_a_proxy_finds_too_large_is_told_once_and_not_sent_again(running: Running, tmp_path: Path) -> None:
+    told = Told()
+    folder = folders.accusations(running.run)
+    folder.mkdir()
+    guilty = signer(1).peer_id
+    (folder / f"{guilty}.accusation").write_bytes(bytes(MOST_PROOF))
+    with behind("nginx", running, tmp_path, most="64k") as run, begun(running, told, run):
+        told.wait(
+            f"the proof against peer {guilty} is not taken: the authority of run {run.run.name}, or the proxy before"
+        )
+        small = signer(2).peer_id  # another's is still handed in, so the first was passed over meanwhile
+        (folder / f"{small}.accusation").write_bytes(b"x" * 100)
+        told.wait(f"the proof against peer {small} is not taken: ")
+    assert sum(guilty in line for line in told.lines) == 1
 
 
 def test_the_organisers_own_peer_hands_in_without_the_network(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import ssl
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
@@ -14,11 +16,13 @@ class ShardServer:
     """Serves the files of `folder`, with ranges. log: "PATH" or "PATH RANGE" of every request.
 
     faults: for a part of a path, what the next requests get: a status with headers; "cut", half of the content;
-    "stall", half of it and then nothing while the server lives; "damage", other bytes.
+    "stall", half of it and then nothing while the server lives; "damage", other bytes; "endless", bytes without end and
+    without a number; "huge", an announcement of 2 GiB; "packed", the content, said to be gzip.
+    tls: serves https with it.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, tls: ssl.SSLContext | None = None) -> None:
+        self.folder, self._tls = folder, tls
         self.log: list[str] = []
         self.faults: dict[str, list[Any]] = {}
         self.ended = threading.Event()
@@ -37,7 +41,9 @@ class ShardServer:
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        if self._tls is not None:
+            self._server.socket = self._tls.wrap_socket(self._server.socket, server_side=True)
+        self.url = f"http{'s' if self._tls else ''}://127.0.0.1:{self._server.server_port}"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         return self
 
@@ -67,6 +73,18 @@ class ShardServer:
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
         part = content[start:]
+        if fault == "endless":
+            handler.send_response(200)
+            handler.end_headers()
+            handler.close_connection = True
+            with suppress(OSError):  # until it is hung up on
+                while True:
+                    handler.wfile.write(bytes(1 << 20))
+        if fault == "huge":
+            handler.close_connection = True
+            return self._begin(handler, 200, 1 << 31, headers)
+        if fault == "packed":
+            headers["Content-Encoding"] = "gzip"
         if fault in ("cut", "stall"):
             self._begin(handler, 206 if start else 200, len(part), headers)
             handler.wfile.write(part[: len(part) // 2])

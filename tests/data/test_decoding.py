@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from tt_cli.data.build.picture_decoding import Decoded, Undecodable, decode
+from tt_cli.data.build.picture_decoding import FORMATS, Decoded, Undecodable, decode
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255)
 
@@ -75,6 +75,30 @@ def test_any_size_fills_the_square(width: int, height: int) -> None:
 )
 def test_every_mode_becomes_rgb(picture: Image.Image, kind: str, colour: tuple[int, int, int]) -> None:
     assert near(good(stored(picture, kind)).pixels[16, 16], colour)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_every_format_that_is_named_is_read(kind: str) -> None:
+    assert near(good(stored(Image.new("RGB", (40, 40), RED), kind)).pixels[16, 16], RED)
+
+
+@pytest.mark.parametrize("kind", ["EPS", "PDF", "PPM", "ICO", "TGA", "JPEG2000"])
+def test_no_other_format_is_tried(kind: str) -> None:
+    found = decode(stored(Image.new("RGB", (40, 40), RED), kind), 32)
+    assert isinstance(found, Undecodable) and found.words.startswith("it is no picture of a known kind (JPEG, PNG, ")
+
+
+def test_postscript_never_reaches_ghostscript(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An EPS that is called a JPEG. Ghostscript, as Pillow finds it, is a program that leaves a witness."""
+    ghostscript, witness = tmp_path / "gs", tmp_path / "witness"
+    ghostscript.write_text(f"#!/bin/sh\ntouch {witness}\n")
+    ghostscript.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (tmp_path / "cat.jpg").write_bytes(stored(Image.new("RGB", (40, 40), RED), "EPS"))
+    assert isinstance(decode(tmp_path / "cat.jpg", 32), Undecodable) and not witness.exists()
+    with Image.open(tmp_path / "cat.jpg") as picture, pytest.raises(OSError):
+        picture.load()
+    assert witness.exists(), "what Pillow does by itself"
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "PNG"])

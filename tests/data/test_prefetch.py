@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -15,14 +16,17 @@ from contextlib import closing
 from pathlib import Path
 
 import msgpack
+import pyarrow
+import pyarrow.parquet
 import pytest
-from data.rows import numbered, run_on, write
+from data.rows import code, numbered, run_on, write
 from testbed.process_watch import ProcessWatch
 
 from tt_cli.data.stream.plan import ReadPlan, plan_of
 from tt_cli.data.stream.prefetch import Prefetch
-from tt_cli.data.stream.prefetch_process import Messages
+from tt_cli.data.stream.prefetch_process import MOST_MEMORY, Messages
 from tt_cli.data.stream.row_reader import Block
+from tt_cli.data.stream.subset import heldout_examples
 from tt_cli.errors import TTError, UsageError
 from tt_cli.supervisor.processes import alive
 
@@ -155,6 +159,33 @@ def test_troubles_come_in_words(plan: ReadPlan, tmp_path: Path) -> None:
     with closing(Prefetch(plan, lambda words, remedy: told.append(f"{words}; {remedy}"))) as prefetch:
         assert len(set(captions_of(blocks_of(prefetch), 600))) == 600
     assert told and all("train-1.parquet" in words and "left out" in words for words in told)
+
+
+def bomb(path: Path) -> None:
+    """A caption of 8 MiB, once in the file and 5,000 times in its rows: 40 GB."""
+    captions = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 5000), pyarrow.array(["a" * (8 << 20)]))
+    table = pyarrow.table({"caption": captions, "code": [code(1, 2, 3, 4)] * 5000})
+    limits = {"dictionary_pagesize_limit": 1 << 30, "write_statistics": False, "store_schema": False}
+    pyarrow.parquet.write_table(table, path, compression="brotli", **limits)
+    assert path.stat().st_size < 20_000
+
+
+def test_a_page_of_kilobytes_does_not_become_gigabytes(plan: ReadPlan, tmp_path: Path) -> None:
+    bomb(tmp_path / "train-1.parquet")
+    told: list[str] = []
+    with closing(Prefetch(plan, lambda words, remedy: told.append(words))) as prefetch:
+        pid = prefetch.pid
+        assert len(set(captions_of(blocks_of(prefetch), 1200))) == 600
+        assert prefetch.pid == pid, "it goes on"
+        (peak,) = re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert int(peak) << 10 < MOST_MEMORY
+    assert told and all("train-1.parquet cannot be read to its end (malloc of size" in words for words in told)
+
+
+def test_nor_where_examples_are_held_in_memory(tmp_path: Path) -> None:
+    bomb(tmp_path / "heldout.parquet")
+    with pytest.raises(TTError, match="heldout.parquet cannot be read to its end"):
+        heldout_examples(run_on(tmp_path), 10)
 
 
 def test_no_more_messages_wait_than_may() -> None:

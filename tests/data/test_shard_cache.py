@@ -138,6 +138,16 @@ def test_a_full_disk_is_said_once_and_shards_come_from_memory(
     assert "No space left on device" in words[0]
 
 
+def test_without_room_on_the_disk_or_in_memory_another_shard_is_taken(tmp_path: Path) -> None:
+    refusals = iter([OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), OSError(errno.ENOSPC, ""), MemoryError()])
+
+    def fetch(target: BinaryIO, announced: Callable[[int], None]) -> Received:
+        raise next(refusals)
+
+    with pytest.raises(ShardProblem, match="there is no room for it, on the disk or in memory"):
+        ShardCache(tmp_path, 10_000, said()[1]).bring("a", fetch)
+
+
 def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path, source: Source) -> None:
     (tmp_path / "file").write_text("")
     words, tell = said()

@@ -8,6 +8,7 @@ import hashlib
 import io
 import json
 import os
+import tarfile
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -254,6 +255,29 @@ def test_tars_of_others() -> None:
         {"caption": "pear", "NSFW": "UNLIKELY", "code13": b"56"},
         {"code": b""},
     ]
+
+
+def extended(size: int) -> bytes:
+    """The header of a tar that says: so many bytes of names and their like follow."""
+    member = tarfile.TarInfo("PaxHeaders/a")
+    member.type, member.size = tarfile.XHDTYPE, size
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (extended(64 << 20) + bytes(64 << 20), "a name or its like of 67,108,864 bytes"),
+        ((extended(11) + b"11 foo=bar\n".ljust(512, b"\0")) * 5000, "maximum recursion depth exceeded"),
+    ],
+    ids=["size", "depth"],
+)
+def test_a_tars_headers_take_no_memory_and_end_no_reader(content: bytes, words: str) -> None:
+    tracemalloc.start()
+    rows, damage = read_until_damage(content, "x.tar")
+    assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    tracemalloc.stop()
+    assert not rows and words in damage and "\n" not in damage
 
 
 def test_names_that_are_no_shards_are_refused() -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import re
+import ssl
+import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from data.rows import numbered, run_on, write
 from data.shard_server import ShardServer
 
 from tt_cli.data.stream.plan import plan_of
 from tt_cli.data.stream.row_reader import RowReader
-from tt_cli.data.stream.transfer import LONGEST_WAIT, seconds_to_wait
+from tt_cli.data.stream.transfer import LONGEST_WAIT, Request, ShardProblem, fetch, seconds_to_wait
 from tt_cli.errors import TTError, UsageError
 
 NAMES = [f"data/train {shard}.parquet" for shard in range(4)]
@@ -139,6 +144,55 @@ def test_a_transfer_that_stalls_is_left_for_another_shard(peer: Peer, server: Sh
     server.faults["train%200"] = ["stall"]
     assert peer.epoch(peer.reader(patience=0.3)) == EVERYTHING
     assert peer.words == ["cannot fetch the shard data/train 0.parquet: nothing came for 0.3 s"]
+
+
+@pytest.mark.parametrize(
+    ("index", "fault", "words"),
+    [
+        ("index.json", "endless", r"more than \d,\d{3} bytes came"),
+        ("index.json", "huge", r"it has 2,147,483,648 bytes, and may have \d,\d{3}"),
+        ("index.txt", "endless", "more than 67,108,864 bytes came"),
+        ("index.txt", "huge", "it has 2,147,483,648 bytes, and may have 1,073,741,824"),
+    ],
+)
+def test_no_more_is_taken_than_was_announced_or_may_be(
+    server: ShardServer, tmp_path: Path, index: str, fault: str, words: str
+) -> None:
+    """By the size in the index, by the server's own, and by the bound of all."""
+    (server.folder / "index.txt").write_text("\n".join(NAMES))
+    peer = Peer(server, tmp_path / "shards", location=f"{server.url}/{index}")
+    server.faults["train%202"] = [fault]
+    assert peer.epoch() == EVERYTHING
+    (told,) = peer.words
+    assert re.fullmatch(rf"cannot fetch the shard data/train 2.parquet: {words}", told)
+    assert len(list((tmp_path / "shards").glob("*.shard"))) == 4 and not list((tmp_path / "shards").glob("*.part"))
+
+
+@pytest.mark.debian
+def test_what_is_asked_for_over_https_is_not_taken_over_http(server: ShardServer, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key", tmp_path / "certificate"
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"]
+        + ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True,
+        capture_output=True,
+    )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    with (
+        ShardServer(server.folder, tls) as safe,
+        httpx2.Client(verify=ssl.create_default_context(cafile=certificate)) as http,
+    ):
+        safe.faults["moved"] = [(302, {"Location": f"{server.url}/index.json"})]
+        assert fetch(Request(http, f"{safe.url}/index.json"), io.BytesIO()).bytes > 0
+        with pytest.raises(ShardProblem, match="hands on to an http:// address"):
+            fetch(Request(http, f"{safe.url}/moved"), io.BytesIO())
+
+
+def test_an_index_without_end_is_one_line(peer: Peer, server: ShardServer) -> None:
+    server.faults["index"] = ["endless"]
+    with pytest.raises(UsageError, match="more than 33,554,432 bytes came"):
+        Peer(server, peer.cache, location=f"{server.url}/index.json").reader()
 
 
 def test_damage_on_the_way_is_found_and_not_kept(peer: Peer, server: ShardServer) -> None:

@@ -40,12 +40,13 @@ def drive(
     steps: Callable[[Screen], Awaitable[None]],
     look: Callable[[], SwarmSnapshot] = look,
     size: tuple[int, int] = (80, 24),
+    self_given: bool = False,
 ) -> MonitorApp:
     """Run the screen with what `steps` does to it; return the application when it has ended."""
 
     async def run() -> MonitorApp:
         with watch_of(look, tmp_path) as watch:
-            app = MonitorApp(watch, 0.05)
+            app = MonitorApp(watch, 0.05, self_given=self_given)
             async with app.run_test(size=size) as pilot:
                 await pilot.pause()
                 await steps(pilot)
@@ -200,6 +201,19 @@ def test_a_slow_swarm_never_keeps_a_key_waiting(tmp_path: Path, key: str) -> Non
     app = drive(tmp_path, steps, slow)
     answer.set()
     assert app.return_code == 0 and not app.is_running
+
+
+@pytest.mark.parametrize("self_given", [True, False])
+def test_names_that_nobody_checked_are_marked(tmp_path: Path, self_given: bool) -> None:
+    async def steps(pilot: Screen) -> None:
+        await pilot.press("2")
+        await shows(pilot, "Qmada")
+        assert ("(self-given)" in "\n".join(lines(pilot))) is self_given
+        await pilot.press("3")
+        await shows(pilot, "ever, as the peers")
+        assert ("names are self-given; ever, " in "\n".join(lines(pilot))) is self_given
+
+    drive(tmp_path, steps, self_given=self_given)
 
 
 def test_a_lost_swarm_is_told_and_its_last_state_stays(tmp_path: Path) -> None:

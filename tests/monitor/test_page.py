@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+import tracemalloc
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -11,12 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from data.shard_server import ShardServer
 from monitor.made import EVIL, snapshot, trainer, watch_of
 
+from tt_cli.auth.authority_client import AuthorityConnection
 from tt_cli.errors import UsageError
 from tt_cli.monitor import page_client as pages
 from tt_cli.monitor.page_client import Page, PageUnreachable, page_here
-from tt_cli.run import load_run
+from tt_cli.run import RunConfig, load_run
 from tt_cli.run.folders import run_folder
 
 IDENTITY = "emoji-1a2b3c4d"
@@ -193,3 +197,26 @@ def test_a_page_that_fails_leaves_what_the_swarm_tells(serve: Serve, tmp_path: P
     seen = watch.scene()
     assert "answered 404 to api/history" in seen.past_trouble
     assert [leader.user for leader in seen.leaders["ever"]] == ["ada"]
+
+
+def test_a_packed_answer_is_not_unpacked(tmp_path: Path) -> None:
+    """A megabyte that stands for a gigabyte, from a page and from an authority that were asked for plain bytes."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
+    bomb = b"".join(packer.compress(bytes(1 << 20)) for _ in range(1 << 10)) + packer.flush()
+    for name in ("api/snapshot", "v1/notice"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_bytes(bomb)
+    with ShardServer(tmp_path) as server:
+        server.faults |= {"snapshot": ["packed"], "notice": ["packed"]}
+        with closing(Page(server.url, IDENTITY)) as page, closing(AuthorityConnection(pointed_at(server.url))) as other:
+            tracemalloc.start()
+            with pytest.raises(PageUnreachable, match="answered api/snapshot with no JSON: is it a run's page"):
+                page.snapshot()
+            assert len(other.notice(0) or "") <= len(bomb)
+            assert tracemalloc.get_traced_memory()[1] < 16 << 20
+            tracemalloc.stop()
+
+
+def pointed_at(authority: str) -> RunConfig:
+    key = "ed25519:" + "A" * 43
+    return load_run("emoji").replaced({"membership.authority": authority, "membership.authority_key": key})

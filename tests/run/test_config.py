@@ -225,6 +225,7 @@ def changed(run: RunConfig, key: str) -> RunConfig:
 LOCAL = {
     "run.description",
     "data.location",
+    "data.allow_http",
     "data.code_column",
     "data.cache_mb",
     "swarm.matchmaking_time",
@@ -235,6 +236,7 @@ LOCAL = {
     "membership.organisation",
     "membership.authority",
     "membership.authority_key",
+    "membership.allow_http",
     "membership.oauth_client_id",
     "checkpoints.repository",
     "peers.initial",
@@ -328,5 +330,20 @@ def test_what_does_not_go_together_is_said(small: RunConfig, changes: dict[str, 
 
 def test_copies_of_the_data_lie_where_each_peer_has_them(small: RunConfig) -> None:
     run = small.replaced({"data.source": "hub", "data.name": "acme/codes"})
-    for location in ("/data/codes", "https://data.example.org/codes?key=1", "http://10.0.0.1:8000/index.json"):
+    for location in ("/data/codes", "https://data.example.org/codes?key=1", "http://127.0.0.1:8000/index.json"):
         assert run.replaced({"data.location": location}).identity == run.identity
+
+
+@pytest.mark.parametrize(
+    "url", ["http://10.0.0.1:8000/codes", "http://127.evil.org", "HTTP://0.0.0.0", "http://[fd00::1]:80"]
+)
+def test_plain_http_takes_a_word_of_its_own(small: RunConfig, url: str) -> None:
+    for part, changes in (
+        ("data", {"data.source": "hub", "data.name": "acme/codes", "data.location": url}),
+        ("membership", {"membership.authority": url, "membership.authority_key": KEY}),
+    ):
+        with pytest.raises(UsageError, match=r" = .*: others on the way could read .*; .* write allow_http = true$"):
+            small.replaced(changes)
+        assert small.replaced({**changes, f"{part}.allow_http": True}).identity != ""
+        for here in ("http://127.0.0.1:80", "http://localhost", "http://[::1]", "http://127.9.0.1"):
+            small.replaced({key: here if value == url else value for key, value in changes.items()})

@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from swarm.handing import LARGE, Network, Node, assert_is, over_libp2p, read_tree, state, take
+from end_to_end.conftest import tiny_run
+from swarm.handing import LARGE, RUN, Network, Node, assert_is, over_libp2p, read_tree, state, take
 from swarm.made import record
+from testbed.passes import Issuer
 
 from tt_cli.checkpoint.hash_tree import CHUNK, StateTree
 from tt_cli.checkpoint.training_state import received_state
+from tt_cli.identity.passes import Pass, sign
+from tt_cli.swarm.membership.admission import Admission
 from tt_cli.swarm.shared_memory import StateBuffer
 from tt_cli.swarm.state import client as taker_room
 from tt_cli.swarm.state import server as donor_room
 from tt_cli.swarm.state import trusted_digests as signatures_room
-from tt_cli.swarm.state.client import NoState
+from tt_cli.swarm.state.client import NoState, request_of, stream_to
+from tt_cli.swarm.state.server import StateServer
 from tt_cli.swarm.state.trusted_digests import TrustedDigests
+from tt_cli.swarm.wire import Answer
 
 pytestmark = pytest.mark.slow
 
@@ -261,6 +269,39 @@ async def test_a_copy_lives_some_seconds_after_its_last_reader(net: Network) -> 
     while node.donor._snapshot is not None:
         await asyncio.sleep(0.05)
     assert snapshot._buffer.fileno() == -1
+
+
+@over_libp2p
+async def test_a_users_many_peers_leave_places_to_others(net: Network) -> None:
+    issuer = Issuer()
+    run = issuer.closed(tiny_run())
+    node, membership = Node(net._taking, state()), Admission(run)
+    giver = await net.node(state(), StateServer(node._offer, read_tree, node._count, membership))
+    async with AsyncExitStack() as streams:
+
+        async def peer_of(user: str) -> Callable[[], Awaitable[Answer | str | None]]:
+            """Asks for the state on one more stream, and keeps that open."""
+            one = await net.node(None)
+            issued = Pass(user, one.peer_id, run.identity, time.time() - 1, time.time() + 600)
+            membership.admit(sign(issued, issuer._key), one.peer_id)
+
+            async def ask() -> Answer | str | None:
+                stream = await streams.enter_async_context(stream_to(one.p2p, RUN, giver.peer_id))
+                await stream.ask(request_of(state().digest(), []))
+                try:
+                    return await stream.answer()
+                except ValueError as refusal:
+                    return str(refusal)
+
+            return ask
+
+        first, second, other = [await peer_of(user) for user in ("ada", "Ada", "bob")]
+        for ask in [first] * (donor_room.MAX_OF_ONE - 1) + [second]:
+            assert (await ask() or "")[0] == "manifest"
+        for ask in (first, second):
+            # None: it hung up before it had read the request, and the words were lost
+            assert await ask() in (None, "it refuses: it hands its state to as many as it can")
+        assert (await other() or "")[0] == "manifest"
 
 
 @over_libp2p

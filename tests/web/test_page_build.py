@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tt_cli.run import load_run
 from tt_cli.web.index_html import STATIC, index_html
+from tt_cli.web.run_facts import run_facts
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "tt_cli/web/page"
@@ -59,3 +61,14 @@ def test_a_run_that_says_little_keeps_the_pages_own_words() -> None:
     page = index_html({})
     assert "One model, trained by many" in page
     assert "tt join RUN" in page
+
+
+def test_names_that_nobody_checked_are_marked() -> None:
+    open_run = load_run("emoji")
+    closed = {"kind": "organisation", "organisation": "acme"}
+    guarded = {**closed, "authority": "https://passes.example.org", "authority_key": "ed25519:" + "A" * 43}
+    for membership, marked in (({}, True), (closed, True), (guarded, False)):
+        run = open_run.replaced({f"membership.{key}": value for key, value in membership.items()})
+        page = index_html(run_facts(run, "emoji", {}, []))
+        assert page.count("Names are self-given here: nobody checked who is behind one.") == (2 if marked else 0)
+    assert "self-given" not in index_html(RUN)

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 
@@ -23,10 +22,11 @@ from tt_cli.auth import authority_requests as requests
 from tt_cli.auth.account import token, token_source, whoami
 from tt_cli.auth.authority_requests import PassRefused, Rejected
 from tt_cli.errors import TTError, UsageError, first_line
-from tt_cli.hub.hub_files import hub_errors, quiet_and_bounded
+from tt_cli.hub.hub_files import PLAIN, TooLong, hub_errors, plain_body, quiet_and_bounded
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import CLOCK_LEEWAY, MAX_NOTICE, authority_keys, encode, public_text
 from tt_cli.run import RunConfig
+from tt_cli.run.sections import is_plain_http
 
 JUDGED_SECONDS = 180.0  # for the answer to a proof
 TIMEOUT = 30.0  # seconds for an answer: the authority asks the Hub meanwhile
@@ -44,13 +44,17 @@ class AuthorityUnreachable(TTError):
     """The authority, or the Hub behind it, does not answer now."""
 
 
+class TooLarge(TTError):
+    """What is sent is too large for the authority, for a proxy before it or for this line: again is no use."""
+
+
 class AuthorityConnection:
     """A run's authority over HTTP: what it tells everybody, and how it answers."""
 
     def __init__(self, run: RunConfig):
         assert run.membership.authority is not None
         self._run = run
-        headers = {"User-Agent": f"tt/{__version__}"}
+        headers = {"User-Agent": f"tt/{__version__}", **PLAIN}
         self._http = httpx2.Client(base_url=run.membership.authority, timeout=TIMEOUT, headers=headers)
         self.close = self._http.close
 
@@ -72,15 +76,13 @@ class AuthorityConnection:
     def _send(self, method: str, path: str, **arguments: Any) -> bytes:
         """The body of one answer, empty of a 304.
 
-        Raises PassRefused (401, 403), AuthorityUnreachable (503, none), TTError (others).
+        Raises PassRefused (401, 403), TooLarge (408, 413), AuthorityUnreachable (503, none), TTError (others).
         """
         try:
             with self._http.stream(method, path, **arguments) as answer:
-                body = b""
-                for piece in answer.iter_bytes():
-                    body += piece
-                    if len(body) > MAX_ANSWER:
-                        raise TTError(f"{self._where} answers without end: is it the right address?")
+                body = plain_body(answer, MAX_ANSWER)
+        except TooLong:
+            raise TTError(f"{self._where} answers without end: is it the right address?") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise AuthorityUnreachable(f"{self._where} cannot be reached ({first_line(error)})") from error
         status = answer.status_code
@@ -124,7 +126,7 @@ class AuthorityClient(AuthorityConnection):
     def accuse(self, proof: bytes, held: str) -> str:
         """Hand in a proof that a member made a wrong average; `held` is this peer's pass. Returns the guilty peer's id.
 
-        Raises PassRefused, AuthorityUnreachable, TTError.
+        Raises PassRefused, TooLarge, AuthorityUnreachable, TTError.
         """
         digest = hashlib.sha256(proof).hexdigest()
         ticket = self._signed("accuse", {"pass": held, "proof": digest})["ticket"]
@@ -217,8 +219,7 @@ class AuthorityClient(AuthorityConnection):
 
     def _read_token(self) -> str:
         """The token to be sent. Raises PassRefused for one that may do more than read, before it leaves here."""
-        address = urlsplit(self._run.membership.authority or "")
-        if address.scheme != "https" and address.hostname not in ("127.0.0.1", "localhost", "::1"):
+        if is_plain_http(self._run.membership.authority or ""):
             raise PassRefused(
                 "--send-token: the authority's address is not https, so others could read the token on its way"
             )
@@ -235,6 +236,12 @@ class AuthorityClient(AuthorityConnection):
 _REFUSALS: dict[int, tuple[type[TTError], str]] = {
     401: (ProofNeeded, "the authority of run {} does not take the proof: {}"),
     403: (Rejected, "the authority of run {} refuses: {}"),
+    408: (TooLarge, "the line to the authority of run {} is too slow for a request of this size: {}"),
+    413: (
+        TooLarge,
+        "the authority of run {}, or the proxy before it, takes no request of this size ({}): ask the organiser to let "
+        "32 MiB through to /v1/proofs",
+    ),
     429: (TTError, "the authority of run {} is asked too often from here: {}"),
     503: (AuthorityUnreachable, "the authority of run {} cannot decide now: {}"),
 }

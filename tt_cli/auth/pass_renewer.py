@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from tt_cli.atomic_write import PRIVATE, atomic_write
-from tt_cli.auth.authority_client import AuthorityClient, AuthorityUnreachable, Tell
+from tt_cli.auth.authority_client import AuthorityClient, AuthorityUnreachable, Tell, TooLarge
 from tt_cli.auth.authority_requests import PassRefused, Rejected
 from tt_cli.errors import TTError, os_errors
 from tt_cli.hub.hub_files import HubUnreachable
@@ -183,7 +183,7 @@ class PassRenewer(Admitted):
                     continue
                 try:
                     guilty = self._source.accuse(file.read_bytes(), self._text)
-                except Rejected as error:
+                except (Rejected, TooLarge) as error:
                     self._tell(f"the proof against peer {file.stem} is not taken: {error}", "warning")
                 except (TTError, OSError) as error:
                     self._worse("proof", f"the proof against a member is not handed in: {error}; trying again")

@@ -45,6 +45,7 @@ GROUP_ROWS = 2048  # rows of a parquet row group: what damage of one costs, and 
 LARGEST_MEMBER = 1 << 20  # bytes of one file in a tar that are read, and of one line
 BROTLI_QUALITY = 8  # of 11; 9 takes eight times as long for no fewer bytes of codes
 _TAR_BLOCK = 512
+_HELD = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 _TAR_KINDS = ("json", "txt", *CODE_COLUMNS)
 _PIECE = 1 << 16  # bytes that are read, and decompressed, at once
 
@@ -268,7 +269,14 @@ def tar_samples(
 
 
 class _StrictHeader(tarfile.TarInfo):
-    """Takes an archive without its end for a damaged one; tarfile itself just stops there."""
+    """Takes an archive without its end for a damaged one, where tarfile just stops, and one whose names have no end."""
+
+    @classmethod
+    def frombuf(cls, *arguments: Any) -> Any:
+        header = super().frombuf(*arguments)
+        if header.type in _HELD and header.size > LARGEST_MEMBER:
+            raise tarfile.ReadError(f"a name or its like of {header.size:,} bytes")
+        return header
 
     @classmethod
     def fromtarfile(cls, archive: tarfile.TarFile) -> Any:
@@ -334,8 +342,9 @@ def _damage(name: str) -> Iterator[None]:
     import brotli
     import pyarrow
 
+    damage = (pyarrow.ArrowException, brotli.error, tarfile.TarError, OSError, EOFError, UnicodeDecodeError)
     try:
         yield
-    except (pyarrow.ArrowException, brotli.error, tarfile.TarError, OSError, EOFError, UnicodeDecodeError) as error:
+    except (*damage, MemoryError, RecursionError) as error:  # what would take all memory, and headers of headers
         message = f"the shard {name} cannot be read to its end ({first_line(error)}); fetch or make it again"
         raise DamagedShard(message) from error

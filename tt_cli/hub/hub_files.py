@@ -9,12 +9,31 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from tt_cli.errors import TTError, UsageError, first_line
 
 TIMEOUT = 10  # seconds to wait for the Hub's first answer
+PLAIN = {"Accept-Encoding": "identity"}  # for `plain_body`
 NO_REPOSITORY = "the Hub has no such repository, or it is private; check the name"
 NO_DATA_SET = "the Hub has no such data set, or it is private; check data.name and data.revision,"
+
+
+class TooLong(Exception):
+    """An answer of more bytes than it may have."""
+
+
+def plain_body(answer: Any, most: int) -> bytes:
+    """The body of a streamed answer of httpx2, of up to `most` bytes, whatever length it names. Raises TooLong.
+
+    It is not unpacked, for a few kilobytes can stand for gigabytes: ask with the headers PLAIN.
+    """
+    body = b""
+    for piece in answer.iter_raw():
+        body += piece
+        if len(body) > most:
+            raise TooLong
+    return body
 
 
 class HubUnreachable(TTError):

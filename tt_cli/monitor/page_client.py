@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from tt_cli import __version__
 from tt_cli.errors import TTError, UsageError, first_line
+from tt_cli.hub.hub_files import PLAIN, TooLong, plain_body
 from tt_cli.monitor.scene import DAY, EVER, Active
 from tt_cli.run import folders
 from tt_cli.swarm.records.snapshot import SwarmNow, SwarmSnapshot
@@ -52,7 +53,10 @@ class Page:
     def __init__(self, url: str, identity: str) -> None:
         self.url, self._identity = _checked(url), identity
         self._http = httpx2.Client(
-            timeout=TIMEOUT, headers={"User-Agent": f"tt/{__version__}"}, follow_redirects=True, max_redirects=3
+            timeout=TIMEOUT,
+            headers={"User-Agent": f"tt/{__version__}", **PLAIN},
+            follow_redirects=True,
+            max_redirects=3,
         )
         self.close = self._http.close
 
@@ -96,18 +100,15 @@ class Page:
             raise PageUnreachable(f"{self.url} answered api/{what} {reason}") from error
 
     def _get(self, what: str, **query: object) -> bytes:
-        data = b""
         try:
             with self._http.stream("GET", f"{self.url}/api/{what}", params=query or None) as answer:  # type: ignore[arg-type]
                 if answer.status_code != 200:
                     raise PageUnreachable(f"{self.url} answered {answer.status_code} to api/{what}")
-                for piece in answer.iter_bytes():
-                    data += piece
-                    if len(data) > MAX_ANSWER:
-                        raise PageUnreachable(f"{self.url} answers api/{what} without end")
+                return plain_body(answer, MAX_ANSWER)
+        except TooLong:
+            raise PageUnreachable(f"{self.url} answers api/{what} without end") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, OSError) as error:
             raise PageUnreachable(f"{self.url} does not answer ({first_line(error)})") from error
-        return data
 
 
 def page_here(run: RunConfig) -> str:

@@ -64,6 +64,18 @@ def _location(place: str) -> str:
     return place
 
 
+def is_plain_http(url: str) -> bool:
+    """True for an http:// address of another machine: whoever is on the way reads and changes what it answers."""
+    parts = urlsplit(url)
+    return parts.scheme == "http" and not re.fullmatch(r"localhost|::1|127(\.\d{1,3}){3}", parts.hostname or "")
+
+
+def _check_http(name: str, url: str | None, allowed: bool) -> None:
+    if url is not None and not allowed and is_plain_http(url):
+        why = "others on the way could read and change what it answers"
+        raise ValueError(f'{name} = "{url}": {why}; use https, or write allow_http = true')
+
+
 AttentionType = Literal["axial_row", "axial_col", "conv_like"]
 Multiaddr = Annotated[str, AfterValidator(check_multiaddr)]
 Text = Annotated[str, Field(min_length=1)]
@@ -173,6 +185,7 @@ class DataPart(Section):
     location: Annotated[str, AfterValidator(_location)] | None = Untrained(
         None, description="a copy nearby: a folder or an address", examples=["https://data.example.org/codes"]
     )
+    allow_http: bool = Untrained(False, description="location may be an http:// address, unprotected on its way")
     code_column: Literal["code", "code13"] = Untrained(
         "code", description="that `tt data encode` writes; both are read"
     )
@@ -191,6 +204,7 @@ class DataPart(Section):
             raise ValueError(f'location = "{self.location}": has no meaning with the built-in data')
         if self.source == "hub" and self.location is not None and self.subset:
             raise ValueError('location: a subset of a data set on the Hub is drawn there; set source = "files"')
+        _check_http("location", self.location, self.allow_http)
         return self
 
 
@@ -254,6 +268,7 @@ class MembershipPart(Section):
     authority: Annotated[str, AfterValidator(_address)] | None = Untrained(
         None, examples=["https://passes.example.org"]
     )
+    allow_http: bool = Untrained(False, description="authority may be an http:// address, unprotected on its way")
     authority_key: Annotated[str, AfterValidator(fitting(authority_keys, "must be a key"))] | None = Untrained(
         None, description="`tt authority init` prints both", examples=["ed25519:…"]
     )
@@ -273,6 +288,7 @@ class MembershipPart(Section):
             raise ValueError(f"{missing}: missing; {there} needs it too (`tt authority init` prints both)")
         if self.oauth_client_id is not None and (self.authority is None or self.kind == "open"):
             raise ValueError('oauth_client_id: has no meaning without kind = "organisation" and an authority')
+        _check_http("authority", self.authority, self.allow_http)
         return self
 
     @property

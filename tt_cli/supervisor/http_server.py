@@ -5,6 +5,8 @@ An error of either is {"detail": "one line for a person"}.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import errno
 import math
 import os
@@ -12,11 +14,12 @@ import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel
 
 from tt_cli.errors import TTError
+from tt_cli.identity.rate_limit import Crowded, Places, address_key
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -30,6 +33,8 @@ class HttpOptions:
     port: 0 for any that is free. port_flag: the command-line flag that the error names where it is taken. more_ports:
     after this one, which are tried then. connections: at once; to one more it answers 503. grace_seconds: for the
     requests under way when it stops. trusted_proxy: whose X-Forwarded-For is believed; without one it means nothing.
+    each: connections of one address, but for the trusted proxy; one more is hung up on. silence: seconds until a
+    connection must have asked for something, whole, and again after an answer.
     """
 
     host: str
@@ -39,6 +44,8 @@ class HttpOptions:
     connections: int = 500
     grace_seconds: int = 3
     trusted_proxy: str = ""
+    each: int | None = None
+    silence: float = 10.0
 
 
 class HttpServer:
@@ -51,11 +58,12 @@ class HttpServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
+                http=_connections(options),
                 log_level="warning",
                 access_log=False,
                 server_header=False,
                 limit_concurrency=options.connections,
-                timeout_keep_alive=30,
+                timeout_keep_alive=math.ceil(options.silence),
                 timeout_graceful_shutdown=options.grace_seconds,
                 proxy_headers=bool(options.trusted_proxy),
                 forwarded_allow_ips=options.trusted_proxy or None,
@@ -81,6 +89,46 @@ class HttpServer:
         if when is not None:
             when.wait()
         self._server.should_exit = True
+
+
+def _connections(options: HttpOptions) -> type[asyncio.Protocol]:
+    """The class of a connection that keeps to `each` and `silence`."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    places = Places(options.each or options.connections, 2 * options.connections)
+
+    class Connection(H11Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            super().connection_made(cast("asyncio.Transport", transport))
+            self._place = contextlib.ExitStack()
+            self._await_request()
+            host = self.client[0] if self.client else ""
+            try:
+                if host != options.trusted_proxy:
+                    self._place.enter_context(places.one(address_key(host)))
+            except Crowded:
+                transport.close()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._place.close()
+            self._deadline.cancel()
+            super().connection_lost(exc)
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._deadline.cancel()
+            self._await_request()
+
+        def _await_request(self) -> None:
+            before = self.cycle
+
+            def hang_up() -> None:
+                if self.cycle is before and (before is None or before.response_complete):
+                    self.transport.close()
+
+            self._deadline = self.loop.call_later(options.silence, hang_up)
+
+    return Connection
 
 
 def _listen(options: HttpOptions, port: int) -> socket.socket:

@@ -22,6 +22,7 @@ from tt_cli.supervisor.events import Log
 from tt_cli.supervisor.http_server import HttpOptions, HttpServer
 
 PORT = 8470
+MOST_OF_ADDRESS = 64  # connections: as many as a user may have peers
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,8 @@ class AuthorityServer(HttpServer):
         self.authority = open_authority(run, pass_seconds=options.pass_seconds, most_peers=options.most_peers)
         # What the Hub's client logs, and each request's line, would be noise in an organiser's log.
         logging.getLogger("httpx2").setLevel(logging.WARNING)
-        where = HttpOptions(options.host, options.port, "--port", trusted_proxy=options.trusted_proxy)
+        proxy = options.trusted_proxy
+        where = HttpOptions(options.host, options.port, "--port", each=MOST_OF_ADDRESS, trusted_proxy=proxy)
         super().__init__(make_app(self.authority), where)
 
     def run(self, until: threading.Event | None = None) -> None:

@@ -11,7 +11,6 @@ An error is {"detail": "one line for a person"}. Neither answers nor logs repeat
 # No `from __future__ import annotations`: FastAPI resolves the annotations of the functions inside `make_app`.
 import asyncio
 import logging
-import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
@@ -20,7 +19,14 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
 from tt_cli.auth import authority_requests as requests
-from tt_cli.auth.authority.issuer import Authority, AuthorityFacts, Challenge, LoginInstructions, RequestRefused
+from tt_cli.auth.authority.issuer import (
+    AskedTooOften,
+    Authority,
+    AuthorityFacts,
+    Challenge,
+    LoginInstructions,
+    RequestRefused,
+)
 from tt_cli.auth.authority.proof_judge import MOST_PROOF
 from tt_cli.auth.authority.request_limits import BoundedBodies, bounded_body
 from tt_cli.database import DatabaseDown
@@ -58,11 +64,10 @@ class Conviction(BaseModel):
 
 @dataclass
 class Limits:
-    """Rate limits of requests. A lab behind one address may start its machines at once."""
+    """Rate limits of requests, by address. A lab behind one address may start its machines at once."""
 
     asking: RateLimit = field(default_factory=lambda: RateLimit(burst=120, per_second=10.0))  # facts and notice
-    proving: RateLimit = field(default_factory=lambda: RateLimit(burst=60, per_second=1.0))  # the rest, by address
-    user: RateLimit = field(default_factory=lambda: RateLimit(burst=30, per_second=0.1))  # joins and renewals, by user
+    proving: RateLimit = field(default_factory=lambda: RateLimit(burst=60, per_second=1.0))  # the rest
     proofs: asyncio.Lock = field(default_factory=asyncio.Lock)  # one at a time
 
 
@@ -106,8 +111,6 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
     @app.post("/v1/join", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
     def join(body: requests.JoinRequest) -> PassAnswer:
         """A pass for whoever proves who they are."""
-        if isinstance(body.proof, requests.HubProof):
-            _count(limits.user, body.proof.user.casefold())
         return PassAnswer(text=authority.join(body), time=authority.clock())
 
     @app.post("/v1/renew", dependencies=proving, responses=_problems(400, 401, 403, 413, 422))
@@ -130,7 +133,7 @@ def make_app(authority: Authority, limits: Limits | None = None) -> FastAPI:
         """Hand in the proof; whoever it proves guilty is banned."""
         authority.expects(tt_ticket)  # before a byte is read
         if limits.proofs.locked():
-            raise _too_often(JUDGING_SECONDS)
+            raise AskedTooOften(JUDGING_SECONDS)
         async with limits.proofs:
             body = await bounded_body(request.receive, MOST_PROOF, PROOF_SECONDS)
             return Conviction(guilty=await asyncio.to_thread(authority.convict, tt_ticket, body))
@@ -182,15 +185,7 @@ def _counted(limit: RateLimit) -> list[Any]:
     """The dependency of a path whose requests count, by the address they come from, before they are read."""
 
     async def count(request: Request) -> None:
-        _count(limit, address_key(request.client.host if request.client else None))
+        if wait := limit.wait(address_key(request.client.host if request.client else None)):
+            raise AskedTooOften(wait)
 
     return [Depends(count)]
-
-
-def _count(limit: RateLimit, key: str) -> None:
-    if wait := limit.wait(key):
-        raise _too_often(wait)
-
-
-def _too_often(wait: float) -> RequestRefused:
-    return RequestRefused(429, f"asked too often: wait {math.ceil(wait)} s", wait)

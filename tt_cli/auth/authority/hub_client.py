@@ -18,7 +18,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from tt_cli.auth.account import AccountName, User
 from tt_cli.auth.authority_requests import PROOF_REPOSITORY
-from tt_cli.hub.hub_files import HubUnreachable
+from tt_cli.hub.hub_files import PLAIN, HubUnreachable, TooLong, plain_body
 
 TIMEOUT = 10.0  # seconds for one answer of the Hub
 MOST_AT_ONCE = 8  # questions under way; more would leave no thread for those who need none
@@ -201,16 +201,14 @@ class HubClient:
         from huggingface_hub import get_session
         from huggingface_hub.utils import httpx  # type: ignore[attr-defined] # see tt_cli.hub.hub_files
 
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        headers = PLAIN | ({"Authorization": f"Bearer {token}"} if token else {})
         request: dict[str, Any] = {"headers": headers, "data": data, "timeout": TIMEOUT}
         stream = get_session().stream(method, address, follow_redirects=token is None, **request)
         try:
             with self._turn(), stream as answer:
-                body = b""
-                for piece in answer.iter_bytes():
-                    body += piece
-                    if len(body) > limit:
-                        raise IdentityNotProven(f"{missing} is longer than {limit} bytes")
+                body = plain_body(answer, limit)
+        except TooLong:
+            raise IdentityNotProven(f"{missing} is longer than {limit} bytes") from None
         except (httpx.HTTPError, httpx.InvalidURL, OSError) as error:  # in words that quote none of the request
             raise HubUnreachable(f"the Hugging Face Hub cannot be reached ({type(error).__name__})") from None
         if answer.status_code == 200 or answer.status_code in accept:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import threading
 import time
@@ -28,6 +29,7 @@ from tt_cli.auth.authority.member_store import MemberStore, RegisteredMember, To
 from tt_cli.auth.authority.proof_judge import NoProof, judged
 from tt_cli.identity import peer_key
 from tt_cli.identity.passes import InvalidPass, Pass, allowed, decode, encode, read_pass, sign
+from tt_cli.identity.rate_limit import RateLimit
 from tt_cli.run import RunConfig
 
 PASS_SECONDS = 3600.0
@@ -50,6 +52,13 @@ class RequestRefused(requests.Rejected):
     def __init__(self, status: int, reason: str, wait: float | None = None):
         super().__init__(reason)
         self.status, self.wait = status, wait
+
+
+class AskedTooOften(RequestRefused):
+    """A 429."""
+
+    def __init__(self, wait: float):
+        super().__init__(429, f"asked too often: wait {math.ceil(wait)} s", wait)
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,8 @@ class Authority:
         self._hub = HubClient()
         self._notice: tuple[float, str, tuple[int, str]] | None = None
         self._lock = threading.Lock()
+        # Passes, by user, once it is proven who that is: twice as often as all peers of one renew theirs.
+        self._users = RateLimit(burst=2 * most_peers, per_second=4 * most_peers / pass_seconds)
         self._wrong: Counter[str] = Counter()  # proofs that prove nothing, by user, since the start
 
     def facts(self) -> AuthorityFacts:
@@ -150,6 +161,7 @@ class Authority:
             self._note(user, "no member", peer_id, way)
             listed = ", as the Hub shows it to everyone" if way == "hub" else ""
             raise RequestRefused(403, f"{user} is no member of {organisation}{listed}: ask the organisation to add you")
+        self._charge(user)
         self._spend(request.nonce)
         now = self.clock()
         text = self._issue(user, peer_id, way, joined=now, proven=now)
@@ -169,6 +181,7 @@ class Authority:
         if now > known.proven + PROOF_SECONDS:
             days = PROOF_SECONDS / 86400
             raise RequestRefused(401, f"{known.user} proved who they are more than {days:.0f} days ago")
+        self._charge(known.user)
         self._spend(request.nonce)
         return self._issue(known.user, peer_id, known.way, joined=known.joined, proven=known.proven)
 
@@ -272,6 +285,10 @@ class Authority:
             if peer_key.signed(peer_key.public_key(public), decode(request.signature), message):
                 return peer_id, mine
         raise RequestRefused(401, "the signature is not that of the peer's key")
+
+    def _charge(self, user: str) -> None:
+        if wait := self._users.wait(user.casefold()):
+            raise AskedTooOften(wait)
 
     def _spend(self, nonce: str) -> None:
         """Last, so that a Hub which does not answer costs nobody their nonce; of two at a time, one gets through."""

@@ -18,6 +18,7 @@ from tt_cli.run import RunConfig
 
 MOST_PROOF = 2**25  # bytes
 JUDGE_SECONDS = 120.0
+NEEDED = ("PATH", "HOME", "TMPDIR", "LD_LIBRARY_PATH")  # of the environment: no token, no database's password
 WORDS = 300  # of a reason
 
 
@@ -31,7 +32,7 @@ def judged(run: RunConfig, proof: bytes) -> str:
         done = subprocess.run(
             [sys.executable, "-m", "tt_cli.auth.authority.proof_judge"],
             input=json.dumps(run.to_toml()).encode() + b"\n" + proof,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={name: os.environ[name] for name in NEEDED if name in os.environ} | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             timeout=JUDGE_SECONDS,
             check=False,

@@ -5,7 +5,8 @@ Notable:
   step: only the square is resampled. A JPEG is decoded at the scale that is needed;
 - any mode becomes RGB: CMYK, palettes, 16 bits of grey; what is transparent is laid on white; of an animation, the
   first frame; a camera's "this side up" is followed;
-- pictures of over MOST_PIXELS are not decoded: a few kilobytes can hold gigabytes of one colour.
+- pictures of over MOST_PIXELS are not decoded: a few kilobytes can hold gigabytes of one colour;
+- only FORMATS are tried, whatever a file is called: of others Pillow would start Ghostscript on a stranger's PostScript.
 """
 
 from __future__ import annotations
@@ -23,6 +24,15 @@ import numpy as np
 if TYPE_CHECKING:
     from PIL import Image
 
+FORMATS = {  # Pillow's names, each with the endings of its files: what the web is made of, decoded in this process
+    "JPEG": (".jpg", ".jpeg"),
+    "PNG": (".png",),
+    "WEBP": (".webp",),
+    "GIF": (".gif",),
+    "BMP": (".bmp",),
+    "TIFF": (".tif", ".tiff"),
+    "AVIF": (".avif",),
+}
 MOST_PIXELS = 89_478_485  # Pillow's own limit, at which it only warns: 256 MiB of RGB
 MOST_BYTES = 1 << 28  # of a picture file
 _ORIENTATION = 0x0112  # EXIF
@@ -59,7 +69,7 @@ def decode(content: bytes | Path, side: int) -> Decoded | Undecodable:
     except MemoryError:
         return Undecodable("too_large", "there is not enough memory to decode it")
     except UnidentifiedImageError:
-        return Undecodable("broken", "it is no picture of a known kind")
+        return Undecodable("broken", f"it is no picture of a known kind ({', '.join(FORMATS)})")
     except Exception as error:  # Pillow's plugins raise whatever the bytes lead them to
         return Undecodable("broken", " ".join(str(error).split())[:200] or type(error).__name__)
 
@@ -86,7 +96,7 @@ def _decode(content: bytes, side: int) -> Decoded | Undecodable:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about metadata; sizes are looked at here
         try:
-            picture = Image.open(io.BytesIO(content))
+            picture = Image.open(io.BytesIO(content), formats=list(FORMATS))
         except Image.DecompressionBombError as error:
             return Undecodable("too_large", str(error))
         with picture:

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tt_cli.data.build.picture_decoding import FORMATS
 from tt_cli.data.columns import column_batches, json_object, text_or_bytes, unescaped
 from tt_cli.data.folder_walk import files_below
 from tt_cli.data.shard_format import LARGEST_MEMBER, tar_samples
 from tt_cli.errors import TTError, UsageError, first_line
 from tt_cli.hub.dataset_errors import dataset_errors
 
-PICTURES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".jp2")
+PICTURES = tuple(itertools.chain(*FORMATS.values()))
 TABLES = (".parquet", ".jsonl", ".csv")
 CAPTION = ("caption", "text")
 EMBEDDED = ("image", "picture", "jpg", "jpeg", "png", "webp")
@@ -163,7 +164,8 @@ def _rows(path: Path, skip: int) -> Iterator[Mapping[str, Any]]:
                 yield from batch
         return
     with path.open("rb") as file:
-        lines = (line.decode("utf-8", "surrogateescape") for line in file)
+        pieces = iter(functools.partial(file.readline, MOST_IN_TAR), b"")  # of a file without lines, not all at once
+        lines = (line.decode("utf-8", "surrogateescape") for line in pieces)
         if path.suffix.lower() == ".csv":
             csv.field_size_limit(LARGEST_MEMBER)
             rows: Iterator[Any] = csv.DictReader(line.removeprefix("\ufeff") for line in lines)

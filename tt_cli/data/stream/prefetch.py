@@ -21,10 +21,12 @@ import msgpack
 
 from tt_cli.data.stream.plan import PLAN, ReadPlan
 from tt_cli.data.stream.row_reader import Block
+from tt_cli.data.stream.shard_locations import NoSplit
 from tt_cli.errors import TTError, UsageError
 
 PREFETCH_BLOCKS = 24  # some 16 MB at the paper's sizes
 STARTS = 3  # of the process, when it ends before it gave anything
+ERRORS = {kind.__name__: kind for kind in (NoSplit, UsageError, TTError)}
 PROGRAM = Path(__file__).with_name("prefetch_process.py")
 ENVIRONMENT = {  # memory that stays flat: one arena, and no allocator that keeps what it has
     "MALLOC_ARENA_MAX": "1",
@@ -72,9 +74,9 @@ class Prefetch:
                     return block
                 case "trouble", (trouble, remedy):
                     self._on_trouble(trouble, remedy)
-                case "error", (exit_code, words):
+                case "error", (names, words):
                     self.close()
-                    raise (UsageError if exit_code == UsageError.exit_code else TTError)(words)
+                    raise next(ERRORS[name] for name in names if name in ERRORS)(words)
                 case _, bug:
                     self.close()
                     raise RuntimeError(f"in the process that reads ahead:\n{bug}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import queue
+import resource
 import sys
 import threading
 import traceback
@@ -19,6 +20,7 @@ from typing import Any
 import msgpack
 
 ROWS = 256  # of a message
+MOST_MEMORY = 1 << 30  # bytes; a page of parquet of a few kilobytes can stand for gigabytes
 
 
 class Messages(queue.PriorityQueue[tuple[bool, int, bytes]]):
@@ -49,6 +51,7 @@ def main(parent: int, bound: int) -> None:
     from tt_cli.supervisor.processes import end_with
 
     end_with(parent)
+    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
     connection = Connection(os.dup(1), readable=False)
     os.dup2(2, 1)  # whatever a library prints goes to the log
     messages = Messages(connection, bound)
@@ -66,7 +69,7 @@ def main(parent: int, bound: int) -> None:
             for part in block.parts(ROWS):
                 messages.add("block", part.packed())
     except TTError as error:
-        messages.add("error", (error.exit_code, str(error)))
+        messages.add("error", ([kind.__name__ for kind in type(error).__mro__], str(error)))
     except Exception:
         messages.add("bug", traceback.format_exc())
     messages.join()

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
-from tt_cli.data.stream.transfer import Received
+from tt_cli.data.stream.transfer import Received, ShardProblem
 
 IN_MEMORY = 64 << 20  # bytes of a shard that is not kept and need not touch the disk
 
@@ -73,7 +73,10 @@ class ShardCache:
         except OSError:  # it was too large for memory, and the disk is full
             file.close()
             file = io.BytesIO()
-            fetch(file, lambda size: None)
+            try:
+                fetch(file, lambda size: None)
+            except MemoryError as error:
+                raise ShardProblem("there is no room for it, on the disk or in memory", lasting=True) from error
         file.seek(0)
         return file
 

@@ -23,6 +23,7 @@ from tt_cli.hub.hub_files import NO_DATA_SET, TIMEOUT, HubUnreachable, hub_error
 
 SUMS = "SHA256SUMS"
 INDEXES = ("index.json", SUMS)
+MOST_INDEX = 1 << 25  # bytes
 # Words in the path of a shard that name its split.
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout")
 SAME = {"valid": "validation", "val": "validation", "dev": "validation", "eval": "test"}
@@ -127,7 +128,7 @@ class Address:
         for address in tries:
             content = io.BytesIO()
             try:
-                fetch(self._request(address), content)
+                fetch(replace(self._request(address), most=MOST_INDEX), content)
                 listed = {shard.name: shard for shard in _listed(content.getvalue().decode("utf-8", "replace"))}
             except ShardProblem as error:
                 if not error.lasting:

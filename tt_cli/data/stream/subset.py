@@ -15,7 +15,7 @@ from tt_cli.data import builtin
 from tt_cli.data.examples import Example, RowFilter, missing_columns
 from tt_cli.data.row_rules import RowRules
 from tt_cli.data.stream.plan import ReadPlan, plan_of
-from tt_cli.data.stream.row_reader import RowReader
+from tt_cli.data.stream.prefetch import Prefetch
 from tt_cli.data.stream.shard_locations import NoSplit
 from tt_cli.errors import TTError, UsageError
 from tt_cli.hub.dataset_errors import dataset_errors
@@ -86,8 +86,8 @@ def heldout_examples(run: RunConfig, most: int) -> list[Example]:
 
 def _first_of(plan: ReadPlan, wanted: int) -> list[Example]:
     """Up to `wanted` of what is read by a plan, none twice."""
-    with closing(RowReader(plan, lambda trouble, remedy: None)) as reader:
-        blocks = takewhile(lambda block: not block.epoch, reader.blocks())  # then all were seen
+    with closing(Prefetch(plan, lambda trouble, remedy: None)) as reader:  # whose memory is bounded
+        blocks = takewhile(lambda block: not block.epoch, iter(reader.next, None))  # then all were seen
         rows = (row for block in blocks for row in zip(block.captions, block.codes, strict=True))
         return [Example(*row) for row in islice(rows, wanted)]
 

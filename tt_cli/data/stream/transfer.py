@@ -4,7 +4,8 @@ Notable:
 - a transfer that was cut goes on from the byte where it stopped, as long as each try brings something;
 - who sends less than LEAST_RATE over a window of `patience` seconds is left: a slow line is better used for another
   shard from the same place than for waiting on one that will never come;
-- what is not the announced length or SHA-256 is not kept.
+- what is not the announced length or SHA-256 is not kept;
+- no more is taken than was announced, and nothing that announces more than it may have.
 
 `hf_hub_download` (2.4) asks a server that stands still five times more, waits for a Retry-After by itself, goes on
 after a cut without asking whether it is still the same file, and keeps without bound.
@@ -26,6 +27,8 @@ from tt_cli.errors import TTError, first_line
 PATIENCE = 20.0  # seconds without a byte, and of the window that a rate is measured over
 LEAST_RATE = 2_000  # bytes a second
 CUTS = 5  # in one transfer
+MOST_BYTES = 1 << 30  # of a shard
+MOST_UNANNOUNCED = 64 << 20  # bytes of an answer that does not tell its length
 LONGEST_WAIT = 600.0  # seconds that a server's Retry-After is honoured for
 
 
@@ -42,7 +45,7 @@ class ShardProblem(TTError):
 
 @dataclass(frozen=True)
 class Request:
-    """An HTTP request for a shard. bytes, sha256 (hex): those that it must have, where they are known."""
+    """An HTTP request for a shard. bytes, sha256 (hex): those that it must have, where they are known. most: bytes."""
 
     client: Any  # of httpx2
     url: str
@@ -50,6 +53,7 @@ class Request:
     patience: float = PATIENCE
     bytes: int | None = None
     sha256: str | None = None
+    most: int = MOST_BYTES
 
 
 @dataclass(frozen=True)
@@ -101,6 +105,7 @@ class _Transfer:
         self._request, self._target, self._on_size = request, target, on_size
         self._bytes, self._digest = 0, hashlib.sha256()
         self._bytes_announced: int | None = None
+        self._most = 0  # bytes of this answer
         self._version: str | None = None
         self._sha256 = request.sha256  # else what the Hub tells of large files
 
@@ -144,17 +149,25 @@ class _Transfer:
     def _begin(self, answer: Any) -> None:
         if answer.status_code not in (200, 206):
             raise problem_of(answer)
+        steps = (*answer.history, answer)
+        if self._request.url.startswith("https:") and any(step.url.scheme != "https" for step in steps):
+            raise ShardProblem("the server hands on to an http:// address, unprotected on its way", lasting=True)
         length = answer.headers.get("Content-Length", "")
         if answer.status_code == 200:  # all of it, even where the rest was asked for
             self._target.seek(0)
             self._target.truncate()
             self._bytes, self._digest = 0, hashlib.sha256()
-            if length.isdigit() and int(length) != self._bytes_announced:
-                self._on_size(int(length))
-            self._bytes_announced = int(length) if length.isdigit() else None
+            announced = int(length) if length.isdigit() else None
+            most = self._request.most if self._request.bytes is None else min(self._request.bytes, self._request.most)
+            self._most = min(most, MOST_UNANNOUNCED) if announced is None else announced
+            if self._most > most:
+                raise ShardProblem(f"it has {announced:,} bytes, and may have {most:,}", lasting=True)
+            if announced is not None and announced != self._bytes_announced:
+                self._on_size(announced)
+            self._bytes_announced = announced
         tag = answer.headers.get("ETag", "W/")  # a weak one does not tell bytes apart
         self._version = answer.headers.get("Last-Modified") if tag.startswith("W/") else tag
-        for response in (*answer.history, answer):
+        for response in steps:
             digest = response.headers.get("X-Linked-ETag", "").strip('"')
             if len(digest) == 64 and self._request.sha256 is None:
                 self._sha256 = digest
@@ -162,6 +175,8 @@ class _Transfer:
     def _receive(self, answer: Any) -> None:
         began, received = time.monotonic(), 0
         for piece in answer.iter_raw():
+            if self._bytes + len(piece) > self._most:
+                raise ShardProblem(f"more than {self._most:,} bytes came", lasting=True)
             self._target.write(piece)
             self._digest.update(piece)
             self._bytes += len(piece)

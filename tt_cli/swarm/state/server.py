@@ -30,7 +30,7 @@ SNAPSHOT_SECONDS = 60.0  # to wait for the host process: it may be making a step
 LINGER_SECONDS = 15.0
 STALL_SECONDS = 30.0  # a taker that reads nothing for so long does not keep the copy alive
 IDLE_SECONDS = 120.0  # a taker that asks for nothing: it may wait for other donors
-MAX_TAKERS, MAX_OF_ONE = 16, 2
+MAX_TAKERS, MAX_OF_ONE = 16, 4  # streams: of all, and of one user; in an open run, of one peer
 
 Offer = Callable[[], Awaitable[tuple[bytes, StateBuffer] | None]]
 """Manifest and bytes of the present state; None: there is none yet."""
@@ -60,7 +60,7 @@ class StateServer(ServicerBase):
         """Answer the first request with a refusal or the manifest, and each with the chunks it asks for, in order."""
         taker = str(context.remote_id)
         try:
-            with self._places.one(taker):
+            with self._places.one(self._membership.admit_again(taker).casefold() or taker):
                 request = await self._next_request(requests, taker)
                 if request is None:
                     return
