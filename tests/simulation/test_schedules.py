@@ -87,6 +87,8 @@ FOUND = [  # what broke a promise once: docs/protocol.md, "What the simulator fo
     Schedule(1100, "hang", 8, (Fault("slow", (5,), how="20"), Fault("slow", (0,), how="20"))),
     Schedule(1126, "moment", 5, (Fault("moment", (0, 1, 2, 4), stop=2.332584674308172, how="rpc_join_group! 9"),)),
     Schedule.drawn(1362, "everything"),
+    Schedule.drawn(25, "liar of two"),
+    Schedule.drawn(3818, "liar of two"),
 ]
 ROOT = Path(__file__).resolve().parents[2]
 

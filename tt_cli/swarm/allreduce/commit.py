@@ -230,6 +230,8 @@ class CommitProtocol:
         """Tell one member this one's status, and be told its own."""
         question = self.status(others).pack(self.allreduce.group_id)
         answer = await self.allreduce.stub_of(member).rpc_settle(question, timeout=timeout)
+        if group_of(answer) != self.allreduce.group_id:
+            raise ValueError("a status of another round")
         return read_status(answer, len(self.allreduce.parts))
 
     async def _ask(self, member: PeerID) -> None:
