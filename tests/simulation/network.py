@@ -316,7 +316,7 @@ class Dht:
         return True
 
     def store(self, key: str, subkey: Any, value: Any, expiration_time: float, return_future: bool) -> Answer:
-        network, value = self.node.network, self.node.lie(self.peer_id, "store", value)
+        network = self.node.network
         entries = network.records[key].setdefault(subkey, [])
         with contextlib.suppress(ValueError):  # what is none stays what it is, for its readers to refuse
             value = PeerRecord.model_validate(value)  # once, and not by each reader at each of its looks

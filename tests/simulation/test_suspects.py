@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import replace
 
 import pytest
 import torch
+from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.group_info import GroupInfo
-from hivemind.p2p import P2PContext, PeerID
-from hivemind.proto import averaging_pb2
-from simulation.averager import HashSigner
+from hivemind.p2p import PeerID
 from simulation.machine import Machine, key_of, run_of
 from simulation.network import Line, Network
 from simulation.state import SimulatedState, gradient_of
@@ -20,7 +18,7 @@ from simulation.virtual import VirtualLoop
 
 from tt_cli.supervisor.reporter import WorkerBroken
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.messages import Commitment, Inputs, SignedJoin
+from tt_cli.swarm.allreduce.messages import Commitment, Inputs
 from tt_cli.swarm.allreduce.round_plan import Contribution, RoundPlan
 from tt_cli.swarm.averager import Averager
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS, MAX_REDUCERS
@@ -50,71 +48,21 @@ def with_averager(check: Callable[[Averager], Awaitable[None]]) -> None:
     in_virtual_time(run)
 
 
-def joins_of(members: int) -> dict[PeerID, SignedJoin]:
-    """What so many members that accept connections say."""
-    join = SignedJoin("run", "0_00", "leader", 0, True, 16.0, "")
-    return {PeerID.from_base58(key_of(number).peer_id): join for number in range(members)}
-
-
 def group_of(members: int) -> GroupInfo:
-    """A group of these, of which nobody looks at the joins."""
-    return GroupInfo(b"group", tuple(joins_of(members)), (b"",) * members)
+    """A group of so many members that accept connections."""
+    peers = tuple(PeerID.from_base58(key_of(number).peer_id) for number in range(members))
+    shown = wire.GATHERED.pack((None, AveragingMode.NODE.value, wire.SHOWN_PASS.pack("")))
+    return GroupInfo(b"group", peers, (shown,) * members)
 
 
 def test_of_more_members_than_may_reduce_the_first_reduce() -> None:
     async def check(averager: Averager) -> None:
         await averager._prepare_round(RoundPlan("0_00", swarm=300))
         await averager._contribute(Contribution(8, 8.0))
-        allreduce = averager._begin(b"group", joins_of(300), 8.0).allreduce
+        allreduce = averager._begin(group_of(300), 8.0).allreduce
         assert len(allreduce.members) == 300 and allreduce.reducers == allreduce.members[:MAX_REDUCERS]
         signed = Commitment(allreduce.name, str(allreduce.me), len(allreduce.reducers), 255, 300, bytes(32), ())
         assert Commitment.read(signed.sign(averager.signer), averager.signer.opened) == signed
-
-    with_averager(check)
-
-
-def test_all_who_say_that_they_listen_reduce_and_nobody_weighs_more_than_it_said() -> None:
-    async def check(averager: Averager) -> None:
-        await averager._prepare_round(RoundPlan("0_00", swarm=5))
-        joins = joins_of(5)
-        await averager._contribute(Contribution(40, 8.0, allowed=dict.fromkeys(map(str, joins), 1e9)))
-        me, deaf, modest, *_ = [averager.peer_id, *sorted(joins.keys() - {averager.peer_id}, key=PeerID.to_bytes)]
-        joins |= {deaf: replace(joins[deaf], listens=False), modest: replace(joins[modest], samples=3.0)}
-        allreduce = averager._begin(b"group", joins, 40.0).allreduce
-        assert set(allreduce.reducers) == joins.keys() - {deaf} and allreduce.weight == 16.0
-        limits = allreduce.group.limits
-        assert limits[str(modest)] == 3.0 and limits[str(me)] == 16.0
-        for peer in joins:
-            joins[peer] = replace(joins[peer], samples=1e9)
-        limits = averager._begin(b"group", joins, 40.0).allreduce.group.limits
-        assert set(limits.values()) == {averager.max_weight}, "nor what nobody may claim"
-
-    with_averager(check)
-
-
-def test_a_leader_takes_in_who_asks_for_its_own_group_and_nobody_else() -> None:
-    async def check(averager: Averager) -> None:
-        other, me = key_of(1).peer_id, str(averager.peer_id)
-        usual = SignedJoin(averager._run.identity, "0_00", me, 3, True, 16.0, "")
-        changes = ({"attempt": 2}, {"state_key": "1_00"}, {"leader": other}, {"run": "other"})
-        await averager._prepare_round(RoundPlan("0_00", frozenset({me, other}), me, 2, attempt=3))
-        averager._joined, averager._led, averager._led_key = {}, asyncio.Future(), "key"
-
-        async def asked(join: SignedJoin, signer: str = other) -> int:
-            gathered = wire.GATHERED.pack((None, 0, wire.SIGNED_JOIN.pack(join.sign(HashSigner(signer)))))
-            request = averaging_pb2.JoinRequest(gather=gathered, group_key="key")
-            context = P2PContext("", "", PeerID.from_base58(other))
-            async for answer in averager.rpc_join_group(request, context):
-                return answer.code
-            raise AssertionError("no answer")
-
-        for change in changes:
-            assert await asked(replace(usual, **change)) == averaging_pb2.NOT_LOOKING_FOR_GROUP
-        assert await asked(usual, signer=me) == averaging_pb2.PROTOCOL_VIOLATION, "for another peer"
-        assert not averager._joined
-        assert await asked(usual) == averaging_pb2.ACCEPTED and set(averager._joined) == {PeerID.from_base58(other)}
-        await averager._prepare_round(RoundPlan("0_00", frozenset({me, other}), other, 2, attempt=3))
-        assert await asked(usual) == averaging_pb2.NOT_LOOKING_FOR_GROUP, "it does not lead"
 
     with_averager(check)
 
@@ -141,7 +89,7 @@ def test_a_round_signs_nothing_of_an_average_that_is_fetched_meanwhile() -> None
         await averager._contribute(Contribution(8, 8.0))
         for name, gradient in gradient_of(0).items():
             averager.local.encode(name, gradient, 1)
-        commit = averager._begin(b"group", joins_of(3), 8.0)
+        commit = averager._begin(group_of(3), 8.0)
         abandoned = asyncio.create_task(commit.allreduce.run())
         await asyncio.sleep(0)  # it has opened the store, and nothing is averaged yet
         fetched = averager.store.open(averager.store.layout.parts(1))

@@ -9,11 +9,9 @@ import pytest
 from swarm.made import SteppedClock, record
 
 from tt_cli.swarm.allreduce.result import RoundResult
-from tt_cli.swarm.allreduce.round_plan import leader_of
 from tt_cli.swarm.participants import selector as company_room
 from tt_cli.swarm.participants import stragglers
 from tt_cli.swarm.participants.selector import ParticipantSelector
-from tt_cli.swarm.records.peer_record import LAST_ATTEMPT
 from tt_cli.swarm.records.publisher import SwarmState
 
 HERE = (5, "aa")
@@ -55,17 +53,16 @@ def test_against_whom_there_is_a_proof_does_not_count() -> None:
 
 
 def test_a_leader_that_never_comes_is_not_asked_every_time() -> None:
-    dead = leader_of("5_aa", 0, ["a", "b", "me"])
-    mine, asked, living = company("a", "b"), 0, dict[str, Any].fromkeys({"me", "a", "b"} - {dead}, {})
+    mine, asked = company("a", "b"), 0
     for number in range(40):
         seen = view("a", "b", time=1000.0 + number)
         found = mine.plan(seen, *HERE)
         assert found.enough
-        if found.leader == dead:
+        if found.leader == "a":
             asked += 1
-            mine.ended(RoundResult(problem="no group"), {dead}, seen.records, 5)
+            mine.ended(RoundResult(problem="no group"), {"a"}, seen.records, 5)
         else:
-            mine.ended(RoundResult(complete=True, members=living), (), seen.records, 5)
+            mine.ended(RoundResult(complete=True, members={"me": {}, "b": {}}), (), seen.records, 5)
     assert asked == 6
 
 
@@ -179,50 +176,3 @@ def test_peers_in_client_mode_try_the_only_one_that_they_can_reach_again() -> No
     assert found.enough and found.lacking == "in client mode, for a trainer that accepts connections"
     mine.forgive()
     assert not mine.plan(seen, *HERE).lacking
-
-
-def failed(mine: ParticipantSelector, attempt: int | None) -> None:
-    mine.ended(RoundResult(problem="it broke", attempt=attempt), (), (), 5)
-
-
-def test_a_group_that_came_to_nothing_is_followed_by_the_next_attempt() -> None:
-    mine = company("b", "c")
-    seen = view("b", "c")
-    assert mine.plan(seen, *HERE).attempt == 0
-    failed(mine, None)
-    assert mine.plan(seen, *HERE).attempt == 0, "no group had formed: nobody else knows of it"
-    failed(mine, 0)
-    assert mine.plan(seen, *HERE).attempt == 1 == mine.attempt_from("5_aa")
-    failed(mine, 0)
-    assert mine.plan(seen, *HERE).attempt == 1, "it is counted once"
-    moved = SwarmState.of([record(one, epoch=6, digest="bb") for one in ("me", "b", "c")])
-    assert mine.plan(moved, 6, "bb").attempt == 0 == mine.attempt_from("5_aa")
-
-
-@pytest.mark.parametrize(
-    ("said", "attempt"),
-    [
-        ((0,), 0),
-        ((3,), 3),
-        ((3, 0), 0),
-        ((3, 3), 3),
-        ((9, 0, 0), 0),
-        ((9, 2, 1), 2),
-        ((9, 9, 4, 3, 0, 0), 4),
-        ((9,) * 6, 9),
-    ],
-)
-def test_who_missed_groups_goes_by_the_others_and_not_by_a_third_of_liars(said: tuple[int, ...], attempt: int) -> None:
-    names = [f"peer{number}" for number in range(len(said))]
-    mine = company(*names)
-    records = [record("me"), *(record(name, attempt=one) for name, one in zip(names, said, strict=True))]
-    assert mine.plan(SwarmState.of(records), *HERE).attempt == attempt
-    failed(mine, attempt)
-    assert mine.plan(SwarmState.of(records), *HERE).attempt == attempt + 1
-
-
-def test_no_number_of_attempts_is_too_large_for_a_record() -> None:
-    mine = company("b")
-    assert mine.plan(SwarmState.of([record("me"), record("b", attempt=LAST_ATTEMPT)]), *HERE).attempt == LAST_ATTEMPT
-    failed(mine, LAST_ATTEMPT)
-    assert record("me", attempt=mine.attempt_from("5_aa")).attempt == LAST_ATTEMPT

@@ -43,7 +43,7 @@ from tt_cli.swarm.records.peer_record import About, PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 from tt_cli.swarm.reporting.round_log import PHASES, PUBLISHED, RoundLog
 from tt_cli.swarm.reporting.throughput import Throughput
-from tt_cli.swarm.shared_state import LockedState, RolledBack, SharedState, StateLoader, state_key
+from tt_cli.swarm.shared_state import LockedState, RolledBack, SharedState, StateLoader
 
 __all__ = ["About", "Collaboration", "NetworkAccess"]
 
@@ -267,7 +267,6 @@ class Collaboration:
                 clipped=self.round_log.clipped,
                 accused=self.round_log.accused,
                 slow=list(self._selector.slow)[:PUBLISHED],
-                attempt=self._selector.attempt_from(state_key(*self.state.position)),
                 bytes_sent=int(self.averager.traffic[0]),
                 bytes_received=int(self.averager.traffic[1]),
                 resynced_chunks=self.state.resynced,
@@ -364,7 +363,6 @@ class Collaboration:
                         self._commit(started, result)
                     return
                 self.round_log.failed(self.epoch, result, missed, held.samples, started)
-                self._publish()
             elif not held.samples:
                 self._hold()
             elif why := self.contacts.why_not_alone((r.peer_id for r in view.records), self.board.parted()):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 from hivemind.averaging.control import AveragingStage, StepControl
 
@@ -58,8 +57,6 @@ class Matchmaker:
         )
         result.seconds["matchmaking"] = waited
         self.lead = min(self._longest, SPARE_SECONDS + self.lead / 2 + waited)
-        if control.began_allreduce:
-            result = replace(result, attempt=sought.attempt)
         return result, self._missed(sought, control, result)
 
     def _missed(self, plan: RoundPlan, control: StepControl, result: RoundResult) -> frozenset[str]:

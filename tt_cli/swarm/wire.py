@@ -113,13 +113,11 @@ STATUS = Form(
 )
 """(group id, hashes, what is said, commitment, parts clipped by peer, commitments of others, whether it is dropped)"""
 
-MOST_JOIN = MAX_PASS + 2**12  # bytes: with a key of 4,096 bits
-
-GATHERED = Form("word to the leader", tuple[float | None, int, bytes], (None, 0, b"\xc4\x04join"), most=MOST_JOIN)
-"""(bandwidth, averaging mode, packed envelope of a join), as hivemind's matchmaking writes it; the join alone counts"""
+GATHERED = Form("word to the leader", tuple[Any, int, bytes], (None, 0, b"\xa4pass"), most=MAX_PASS + 256)
+"""(bandwidth, averaging mode, packed pass), as hivemind's matchmaking writes it"""
 
 PassText = Annotated[str, Field(max_length=MAX_PASS)]
-SIGNED_JOIN = Form[bytes]("signed join", bytes, b"envelope", most=MOST_JOIN)
+SHOWN_PASS = Form[str]("pass for a group", PassText, "pass", most=MAX_PASS + 5)
 
 # ------------------------------------------------------------------ what is signed of a round, and audits
 
@@ -130,14 +128,6 @@ ENVELOPE = Form(
     most=2**23,
 )
 """(body, public key, signature)"""
-
-JOIN = Form(
-    "join",
-    tuple[Literal["join"], str, str, str, Count, bool, Annotated[Finite, Field(ge=0.0)], PassText],
-    ("join", "run-1a2b3c4d", "5_ab", "leader", 0, True, 64.0, "pass"),
-    most=MOST_JOIN,
-)
-"""("join", run, state key, leader, attempt, whether it listens, samples that it claims at most, pass)"""
 
 OPENING = Form(
     "opening",

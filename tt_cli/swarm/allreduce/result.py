@@ -20,11 +20,10 @@ class RoundResult:
     itself (samples, loss; {} when that got lost). received: what came from the reducers, 0 to 1. repaired: parts that
     came from other members. differing: parts in whose bytes members differed. rejected: peer id → why what it sent was
     refused. failed: peer id → why its parts of the average did not all come. disputed: reducers of parts of which no
-    bytes had a majority. attempt: of the group that had formed, None without one. overtaken: it was given up, for
-    others have made the step. seconds: of each phase. clipped: peer id → the share of the parts in which it was
-    clipped. guilty: peers that were ever proven to have made a wrong average. doubts: peer id → what the last audit
-    could not clear up. late: peer id → seconds for which it held the round up. waited: peer id → for which members it
-    waited, as it says, and for how many seconds.
+    bytes had a majority. overtaken: it was given up, for others have made the step. seconds: of each phase.
+    clipped: peer id → the share of the parts in which it was clipped. guilty: peers that were ever proven to have made
+    a wrong average. doubts: peer id → what the last audit could not clear up. late: peer id → seconds for which it held
+    the round up. waited: peer id → for which members it waited, as it says, and for how many seconds.
     """
 
     complete: bool = False
@@ -35,7 +34,6 @@ class RoundResult:
     rejected: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     disputed: frozenset[str] = frozenset()
-    attempt: int | None = None
     overtaken: bool = False
     problem: str = ""
     seconds: dict[str, float] = field(default_factory=dict)

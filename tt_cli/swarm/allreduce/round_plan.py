@@ -1,15 +1,12 @@
 """The members of a round, and how they find each other: at the peer that all of them take for the leader.
 
 In hivemind whoever has waited longest leads, so two leaders can begin two rounds from one state. Here the members'
-signed records say who should come, and the state, which nobody knows before, and the number of the attempt say which of
-them leads; the others go to it directly. The leader hands all signed joins to all, and decides nothing about them.
+signed records say who should come, and the smallest peer id leads; the others go to it directly.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from hivemind.averaging.allreduce import AveragingMode
 from hivemind.averaging.control import StepControl
 from hivemind.averaging.group_info import GroupInfo
 from hivemind.averaging.key_manager import GroupKeyManager
@@ -25,7 +23,7 @@ from hivemind.p2p import PeerID
 from hivemind.utils import get_dht_time
 
 from tt_cli.swarm import wire
-from tt_cli.swarm.allreduce.messages import NotProven, Opened, RoundName, SignedJoin, open_envelope
+from tt_cli.swarm.allreduce.messages import RoundName
 from tt_cli.swarm.compression.gradient_buffer import MAX_MEMBERS
 from tt_cli.swarm.membership.admission import Admission, NotAdmitted
 from tt_cli.swarm.records.peer_record import PeerRecord
@@ -33,7 +31,6 @@ from tt_cli.swarm.records.peer_record import PeerRecord
 POLL_SECONDS = 0.1
 SPOILED, TOO_FEW = "who spoiled a round", "trainers came"
 KEPT_GROUPS = 2  # that others may still ask about
-MOST_ATTEMPTS = 256  # after which the leaders of a state come in the same order again
 SPARE = 2.0  # times the samples that a member may claim: records are a few seconds old, and speeds are means
 
 
@@ -44,7 +41,7 @@ class RoundPlan:
     state_key: names the state from which the round starts. members: peer ids, this peer included. leader: the one that
     the others go to; "" when none of them accepts connections. swarm: trainers that there are, whatever they hold.
     avoided: peers with which no group is formed. welcome: those that a leader takes in, None for all. allowed: peer id
-    → samples that it may claim. attempt: the group's number among those of this state.
+    → samples that it may claim.
     """
 
     state_key: str = ""
@@ -54,15 +51,14 @@ class RoundPlan:
     avoided: frozenset[str] = field(default=frozenset(), compare=False)
     welcome: frozenset[str] | None = field(default=None, compare=False)
     allowed: Mapping[str, float] = field(default_factory=dict, compare=False)
-    attempt: int = 0
 
     @classmethod
-    def of(cls, state_key: str, records: Sequence[PeerRecord], swarm: int, now: float, attempt: int = 0) -> RoundPlan:
-        """A round of the peers of these records, led by one of those that accept connections. now: DHT time."""
+    def of(cls, state_key: str, records: Sequence[PeerRecord], swarm: int, now: float) -> RoundPlan:
+        """A round of the peers of these records; the smallest peer id that accepts connections leads. now: DHT time."""
         members = frozenset(record.peer_id for record in records)
-        leader = leader_of(state_key, attempt, [record.peer_id for record in records if not record.client_mode])
+        leader = min((record.peer_id for record in records if not record.client_mode), default="")
         allowed = claim_limits(records, now)
-        return cls(state_key, members, leader, max(swarm, len(members)), allowed=allowed, attempt=attempt)
+        return cls(state_key, members, leader, max(swarm, len(members)), allowed=allowed)
 
     @property
     def enough(self) -> bool:
@@ -91,15 +87,6 @@ class RoundPlan:
             raise ValueError(f"a group with {len(group.peer_ids)} members: up to {MAX_MEMBERS} there may be")
         if 2 * len(group.peer_ids) <= self.swarm:
             raise ValueError(f"only {len(group.peer_ids)} of {self.swarm} {TOO_FEW}")
-
-
-def leader_of(state_key: str, attempt: int, peers: Sequence[str]) -> str:
-    """The leader of an attempt: with the smallest hash for it, and not who led the one before. "" without peers."""
-    leader = ""
-    for number in range(attempt % MOST_ATTEMPTS + 1):
-        ranks = {peer: hashlib.sha256(f"{state_key} {peer} {number}".encode()).digest() for peer in peers}
-        leader = min(ranks.keys() - {leader} or ranks, key=ranks.__getitem__, default="")
-    return leader
 
 
 def claim_limits(records: Iterable[PeerRecord], now: float) -> dict[str, float]:
@@ -150,70 +137,30 @@ class RoundGroup:
     limits: Mapping[str, float]
 
 
-class FalseGroup(ValueError):
-    """A group that no honest leader hands out; the text says what is wrong with it."""
+def member_in(gathered: bytes, peer: PeerID, membership: Admission) -> AveragingMode:
+    """The mode of a member of a group, by what it told the leader: its bandwidth, its mode and its pass.
 
-
-@functools.lru_cache(maxsize=2 * MAX_MEMBERS)  # a leader is asked ten times a second, and all look at all joins
-def join_in(gathered: bytes, peer: PeerID, opened: Opened) -> SignedJoin:
-    """What this member of a group signed for it. Raises ValueError for anything else."""
-    signer, join = SignedJoin.read(wire.SIGNED_JOIN.read(wire.GATHERED.read(gathered)[2]), opened)
-    if signer != str(peer):
-        raise NotProven("it was signed by somebody else")
-    return join
-
-
-def member_in(gathered: bytes, peer: PeerID, membership: Admission, opened: Opened = open_envelope) -> SignedJoin:
-    """As `join_in`, of a member of the run. Raises NotAdmitted for anybody else."""
-    join = join_in(gathered, peer, opened)
+    Raises ValueError for anything else, NotAdmitted for who is no member of the run.
+    """
+    _, mode, shown = wire.GATHERED.read(gathered)
+    pass_text, averaging_mode = wire.SHOWN_PASS.read(shown), AveragingMode(mode)
     try:
-        membership.admit(join.pass_text, str(peer))
+        membership.admit(pass_text, str(peer))
     except NotAdmitted as error:
         raise NotAdmitted(f"{peer} is no member: {error}") from None
-    return join
-
-
-def joins_of(
-    group: GroupInfo, own: bytes, me: PeerID, membership: Admission, opened: Opened
-) -> dict[PeerID, SignedJoin]:
-    """The joins of a group's members. own: what this peer gave to the leader.
-
-    Raises FalseGroup where an entry is missing, is there twice, was changed or belongs to another group, NotAdmitted
-    for a group with who is no member of the run.
-    """
-    entries = dict(zip(group.peer_ids, group.gathered, strict=False))
-    if not len(entries) == len(group.peer_ids) == len(group.gathered):
-        raise FalseGroup("of other members than joins")
-    if entries.get(me) != own:
-        raise FalseGroup("without what this peer signed")
-    mine, joins = join_in(own, me, opened), dict[PeerID, SignedJoin]()
-    for peer, gathered in entries.items():
-        try:
-            joins[peer] = member_in(gathered, peer, membership, opened)
-        except ValueError as error:
-            raise FalseGroup(f"in which {peer} joined with nonsense ({error})") from error
-        if joins[peer].group != mine.group:
-            raise FalseGroup(f"with what {peer} signed for another one")
-    if mine.leader not in map(str, joins):
-        raise FalseGroup("without itself")
-    return joins
-
-
-def group_id_of(gathered: Sequence[bytes]) -> bytes:
-    """A group's id (32,): the hash of all of its members' joins, in whatever order they come."""
-    return hashlib.sha256(b"".join(sorted(hashlib.sha256(entry).digest() for entry in gathered))).digest()
+    return averaging_mode
 
 
 class LeaderRendezvous(GroupKeyManager):
     """Sends this peer to the leader instead of to whomever the DHT names.
 
-    seeker: what looks for a group now. formed: ids of the newest groups of this peer, each with what looked for it.
+    seeker: what looks for a group now. formed: the newest groups that this peer was in, each with what looked for it.
     """
 
-    def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], StepControl]):
+    def __init__(self, dht: DHT, prefix: str, seeker: Callable[[], StepControl | None]):
         super().__init__(dht, prefix, initial_group_bits="", target_group_size=None)
         self.plan = RoundPlan()
-        self.formed: list[tuple[bytes, StepControl]] = []
+        self.formed: list[tuple[bytes, StepControl | None]] = []
         self._seeker = seeker
         self._asked = -math.inf
 
@@ -235,19 +182,15 @@ class LeaderRendezvous(GroupKeyManager):
         """Nobody looks for this peer on the DHT."""
         return True
 
-    def check(self, group: GroupInfo, swarm: int, membership: Admission, opened: Opened) -> dict[PeerID, SignedJoin]:
-        """The members' joins. Raises as `joins_of` and `RoundPlan.check`, and ValueError for a group that was given up.
+    def check(self, group: GroupInfo, swarm: int) -> None:
+        """Raise ValueError as `RoundPlan.check`, and for a group whose seeker was cancelled when it had just formed.
 
         swarm: trainers that there are now: the plan was made when the group was first sought.
         """
-        group_id = group_id_of(group.gathered)
-        seeker = next(seeker for formed, seeker in reversed(self.formed) if formed == group_id)
-        joins = joins_of(group, seeker.data_for_gather, self.peer_id, membership, opened)
         replace(self.plan, swarm=max(swarm, self.plan.swarm)).check(group)
-        if seeker.cancelled():
+        if any(seeker is not None and seeker.cancelled() for formed, seeker in self.formed if formed == group.group_id):
             raise ValueError("the group was given up")
-        return joins
 
     async def update_key_on_group_assembled(self, group_info: GroupInfo) -> None:
         """The key follows the state alone; the group is remembered."""
-        self.formed = [*self.formed[-KEPT_GROUPS:], (group_id_of(group_info.gathered), self._seeker())]
+        self.formed = [*self.formed[-KEPT_GROUPS:], (group_info.group_id, self._seeker())]

@@ -13,7 +13,7 @@ from tt_cli.swarm.clock import Clock
 from tt_cli.swarm.participants.no_shows import NoShows
 from tt_cli.swarm.participants.stragglers import Straggler, StragglerDetector
 from tt_cli.swarm.records.consensus import STEPS_APART
-from tt_cli.swarm.records.peer_record import LAST_ATTEMPT, PeerRecord
+from tt_cli.swarm.records.peer_record import PeerRecord
 from tt_cli.swarm.records.publisher import PeerDirectory, SwarmState
 from tt_cli.swarm.shared_state import state_key
 
@@ -28,7 +28,7 @@ class ParticipantSelector:
     others (ids). patience: seconds by which one may be late without blame.
 
     avoided: peer id → the epoch until which no round includes it. slow: the same, of those of whom this peer says that
-    they hold the others up. attempts: the key of the last state from which a round was planned, and its next attempt.
+    they hold the others up.
     """
 
     def __init__(
@@ -43,7 +43,6 @@ class ParticipantSelector:
         self._me, self._board, self._guilty, self._show = me, board, guilty, show
         self._clock, self._showed_at = clock or Clock(), -math.inf
         self.avoided, self.slow = dict[str, int](), dict[str, int]()
-        self.attempts = "", 0
         self._left_out: frozenset[str] = frozenset()  # of whom most say so
         self.no_shows, self._stragglers = NoShows(), StragglerDetector(patience)
         self._stepped_at = self._clock.monotonic()
@@ -72,16 +71,8 @@ class ParticipantSelector:
         # others would take the places of those who should come; records may be read late
         welcome = frozenset(r.peer_id for r in view.records if r.averages and r.epoch <= epoch + STEPS_APART)
         swarm = len(self.other_trainers(epoch)) + 1
-        key = state_key(epoch, digest)
-        # who missed groups goes by the others: by more than a third of all, which liars alone are not
-        counts = sorted([self.attempt_from(key), *(record.attempt for record in others)], reverse=True)
-        self.attempts = key, max(self.attempt_from(key), counts[len(counts) // 3])
-        plan = RoundPlan.of(key, [*own, *others], swarm, self._clock.dht_time(), self.attempts[1])
+        plan = RoundPlan.of(state_key(epoch, digest), [*own, *others], swarm, self._clock.dht_time())
         return replace(plan, avoided=self.shunned, welcome=welcome)
-
-    def attempt_from(self, key: str) -> int:
-        """The number of the next group of the state with this key: so many had formed, and came to nothing."""
-        return self.attempts[1] if self.attempts[0] == key else 0
 
     def _slow_by_most(self, view: SwarmState) -> frozenset[str]:
         """Stragglers by the word of more than half of the trainers; never so many that the rest is not more."""
@@ -128,8 +119,6 @@ class ParticipantSelector:
         self._stragglers.round_ended(result.late, result.waited, spoilers, lost)
         if result.complete:
             return
-        if result.attempt is not None:
-            self.attempts = self.attempts[0], max(self.attempts[1], min(result.attempt + 1, LAST_ATTEMPT))
         if SPOILED in result.problem or TOO_FEW in result.problem:  # others take it in: rather so than not at all
             self.avoided = {peer_id: until for peer_id, until in self.avoided.items() if until >= FOREVER}
         again, self._disputed = result.disputed & self._disputed, result.disputed

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from tt_cli.identity.passes import MAX_PASS
 
-MAX_NUMBER, LAST_ATTEMPT = 1e12, 2**31
+MAX_NUMBER = 1e12
 Text = Annotated[str, StringConstraints(max_length=80)]
 Hex = Annotated[str, StringConstraints(max_length=64, pattern=r"^[0-9a-f]*$")]
 Finite = Annotated[float, Field(ge=0.0, allow_inf_nan=False, le=MAX_NUMBER)]
@@ -90,8 +90,7 @@ class PeerRecord(PeerFigures):
     nothing. left: the peer said goodbye. vote: it takes part in the swarm's steps and has been in touch since the last
     one, see `records.consensus`. pass_text: its pass, in a closed run. clipped: peer ids of those whose gradients it
     saw clipped again and again. accused: of those against whom it has a proof. slow: of those that hold the others up
-    for longer than their samples are worth. attempt: the number of the group in which it will next step its state.
-    era: of the run, as the organiser's orders number it, to which its state
+    for longer than their samples are worth. era: of the run, as the organiser's orders number it, to which its state
     belongs. lease: of an auxiliary peer that could lead the others, the Unix time since when it does, 0 while it does
     not.
     """
@@ -106,7 +105,6 @@ class PeerRecord(PeerFigures):
     clipped: Named = []
     accused: Named = []
     slow: Named = []
-    attempt: Annotated[int, Field(ge=0, le=LAST_ATTEMPT)] = 0
     pass_text: PassText = ""
     era: Count = 0
     lease: Finite | None = None

@@ -145,11 +145,11 @@ class PeerDirectory:
         self.pace = min(CALM_SECONDS, max(QUICK_SECONDS, seconds / 3))
 
     def publish(self, record: PeerRecord) -> None:
-        """Make this the peer's record; sent with the next renewal, at once when its state or attempt is new."""
+        """Make this the peer's record; sent with the next renewal, at once when its epoch or digest is new."""
         with self._lock:
             record = record.model_copy(update={"vote": self._vote.of(record)})
             previous, self._record = self._record, record
-            if previous is None or (previous.state, previous.attempt) != (record.state, record.attempt):
+            if previous is None or previous.state != record.state:
                 self._urgent = True
                 self._lock.notify_all()
 
