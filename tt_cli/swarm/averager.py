@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -341,7 +342,8 @@ class Averager(StateBridge, DecentralizedAverager):
             patience=self.next_chunk_timeout + self._line.seconds(busy, busy),
             longest=self._run.swarm.averaging_timeout,
             limits={
-                peer: min(self.max_weight, contribution.allowed.get(peer, 0.0) + spare) for peer in map(str, members)
+                peer: min(self.max_weight, contribution.allowed.get(peer, math.inf) + spare)
+                for peer in map(str, members)
             },
         )
         aggregation, usual = self.audits.rules.aggregation, self.audits.usual

@@ -92,14 +92,13 @@ class RoundPlan:
 def claim_limits(records: Iterable[PeerRecord], now: float) -> dict[str, float]:
     """Peer id → samples that it may claim in a round: those in its record, and what it can have computed since.
 
-    now: DHT time. Who has published no speed yet is taken to be as fast as the fastest.
+    now: DHT time. Who has published none yet, or no speed, is not in it.
     """
-    records = list(records)
-    fastest = max((record.samples_per_second for record in records), default=0.0)
     return {
         record.peer_id: SPARE
-        * (record.samples + (record.samples_per_second or fastest) * max(0.0, now - record.time) + record.micro_batch)
+        * (record.samples + record.samples_per_second * max(0.0, now - record.time) + record.micro_batch)
         for record in records
+        if record.samples and record.samples_per_second
     }
 
 
