@@ -126,7 +126,7 @@ class ComputingGpu(TorchDispatchMode):
         return tree_map(lambda x: self._placed(x, there, device), out)
 
     def counted(self, work: Callable[[], Any]) -> dict[str, Any]:
-        """What a piece of work returns, and its waits and copies."""
+        """Do a piece of work: its result (`out`), its waits and its copies."""
         self.waits.clear()
         self.copies.clear()
         out = work()

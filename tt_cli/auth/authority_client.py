@@ -45,7 +45,7 @@ class AuthorityUnreachable(TTError):
 
 
 class TooLarge(TTError):
-    """What is sent is too large for the authority, for a proxy before it or for this line: again is no use."""
+    """A request too large for the authority, for a proxy before it or for this line: sending it again is no use."""
 
 
 class AuthorityConnection:

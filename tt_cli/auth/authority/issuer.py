@@ -55,7 +55,7 @@ class RequestRefused(requests.Rejected):
 
 
 class AskedTooOften(RequestRefused):
-    """A 429."""
+    """A refusal for now, 429: wait is how many seconds until the next request counts."""
 
     def __init__(self, wait: float):
         super().__init__(429, f"asked too often: wait {math.ceil(wait)} s", wait)

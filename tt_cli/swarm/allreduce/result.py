@@ -87,7 +87,7 @@ def outcome_of(
 
 
 def _believed(said: dict[str, Any], most: float) -> dict[str, Any]:
-    """What a member said of its work, of no more samples than it may have: it would make the others' work nothing."""
+    """Bound a member's account to the samples that it may claim: more would make the others' share nothing."""
     if said.get("samples", 0) <= most:
         return said
     return {"samples": int(most), "loss": said["loss"] * int(most) / said["samples"]}
