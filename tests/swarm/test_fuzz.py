@@ -83,7 +83,7 @@ def a_part(large: bool) -> Callable[[bytes], object]:
 def read_of_dht(data: bytes) -> object:
     """As readers do with what lies under the subkeys of the run's records."""
     value = MSGPackSerializer.loads(data)
-    return list(_parse(dict.fromkeys((SIGNER.local_public_key, data, b"[owner:x]"), value), RUN, CLOSED))
+    return list(_parse(dict.fromkeys((SIGNER.local_public_key, data, b"[owner:x]"), value), RUN, CLOSED, 1000.0))
 
 
 def valid_record(**changes: object) -> bytes:
